@@ -100,7 +100,8 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
         _refuse_missing_axis(rule, mesh)
     # Gradients go to an optimizer of torch, which needs them placed as the parameters.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
-    layout = replace(layout, rules=rules)
+    # Torch differentiates what it is given as it stands: a batch goes through as one.
+    layout = replace(layout, rules=rules, schedule=None)
     written = made.written
     whole = with_loss(written) if written.goal is not None else written
     program = finish_named(replace(whole, goal=None), options.dtype, evaluate=False)

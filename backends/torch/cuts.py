@@ -31,8 +31,9 @@ class CutNetworks(Passes):
             self.out.statement("kept_weights = {}")
         with self._function("forward"):
             self._branches(node, "F", lines)
-        with self._function("inputs" if halves else "backward"):
-            self._branches(node, "I" if halves else "B", lines)
+        if not node.is_forward:
+            with self._function("inputs" if halves else "backward"):
+                self._branches(node, "I" if halves else "B", lines)
         if halves:
             with self._function("weights"):
                 self._branches(node, "W", lines)

@@ -121,7 +121,7 @@ def _groups(program: Program) -> list[tuple[str, ...]]:
         (line_group(node.axis, part, number, back),)
         for node in pipes
         if not node.homes
-        for part in (Part.LOOP, Part.LOOP_BACKWARD)
+        for part in node.staged
         for number in range(len(node.loop(part).carries))
         for back in ((False, True) if goes_back(node) else (False,))
     ]

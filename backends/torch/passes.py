@@ -69,7 +69,11 @@ class Passes(Loops):
         device, given = self.at[node.axis], self.arguments
         stage = "stage" if "," in given else "_"
         self.out.add()
-        self.out.add(f"for action, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
+        action = "_" if node.is_forward else "action"
+        self.out.add(f"for {action}, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
+        if node.is_forward:
+            self.out.add(f"{INDENT}forward({given})")
+            return
         if [*node.passes] == ["F", "B"]:
             self.out.add(f'{INDENT}forward({given}) if action == "F" else backward({given})')
             return

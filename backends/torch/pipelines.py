@@ -74,8 +74,7 @@ class Pipelines(CutNetworks):
         device, several = self.at[node.axis], bool(self._pipe.order or self._pipe.others)
         micro = self.begin(node, several)
         outside, self.fresh = self.fresh, set()
-        loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
-        lines = {part: self._lines(node, part, loop) for part, loop in loops.items()}
+        lines = {part: self._lines(node, part, node.loop(part)) for part in node.staged}
         kept = self._kept(node)
         if self._pipe.order:
             self.used.add("stages_of")
@@ -88,9 +87,20 @@ class Pipelines(CutNetworks):
         self._begin_versions(node)
         with self._function("forward"), self._reading(node, "stashed", "buffered"):
             self._forward_pass(node, lines[Part.LOOP], kept)
+        if not node.is_forward:
+            self._backward_passes(node, lines[Part.LOOP_BACKWARD], kept, halves)
+        if "U" in node.passes:
+            self._update(node)
+        self.end(node, micro, (name for found in lines.values() for name in found.values()))
+        self.fresh = outside | sums(node)
+
+    def _backward_passes(
+        self, node: Pipeline, lines: Lines, kept: Kept, halves: list[Var] | None
+    ) -> None:
+        """Write the backward pass, or its halves, between which some variables are kept."""
         back = self._reading(node, "stashed", "buffered", "corrected")
         with self._function("backward" if halves is None else "inputs"), back:
-            self._inputs_pass(node, lines[Part.LOOP_BACKWARD], kept)
+            self._inputs_pass(node, lines, kept)
             if halves is None:
                 self._weights_pass(node, kept)
             elif halves:
@@ -103,10 +113,6 @@ class Pipelines(CutNetworks):
                     names = ", ".join(self._names(halves))
                     self.out.statement(f"{names} = kept_weights.pop({self._key()})")
                 self._weights_pass(node, kept)
-        if "U" in node.passes:
-            self._update(node)
-        self.end(node, micro, (name for found in lines.values() for name in found.values()))
-        self.fresh = outside | sums(node)
 
     @contextmanager
     def elsewhere(self, node: Node) -> Iterator[None]:

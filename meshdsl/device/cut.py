@@ -7,7 +7,7 @@ micro-batch: a program in which the pass of one needs a sum over all of them is 
 Huang et al. 2019, calls for it and leaves batch normalisation to the user.)
 
 What leaves the loop is a sum of a step, added up in f32 at least, as where the optimizer
-accumulates.
+accumulates; or, of what is cut, the whole, in which each micro-batch has its place.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class _Cutting:
     def _inside(self, given: set[Var]) -> set[Node | Var]:
         """The nodes that depend on the batch, and what they make."""
         found: set[Node | Var] = set(given)
+        behind: set[Var] = set()
         for node in self.source.body:
-            if node.phase == "update" or (isinstance(node, Compute) and is_leaving(node)):
+            leaves = isinstance(node, Compute) and is_leaving(node)
+            if leaves or node.phase == "update" or not behind.isdisjoint(reads(node)):
+                behind.update(node.makes)
                 continue
             has = any(self._cut_dim(v) is not None for v in _every_var(node))
             if has or any(v in found for v in reads(node)):
@@ -374,7 +377,11 @@ class _Cutting:
             (var,) = node.ins
             part = self._component(var)
             if isinstance(part, Split):
-                self._refuse_output(node, part)
+                begun, carry = self._gathered(var, part, node)
+                zeros.append(begun)
+                carries.append(carry)
+                ends.append(replace(node, ins=(carry.result,)))
+                continue
             if isinstance(part, Partial) and part.op != "sum":
                 self._refuse_extreme(node, part)
             addend = self._read(var, Partial("sum"), node)
@@ -389,6 +396,22 @@ class _Cutting:
         dim = Dim(self.cut.axis, self.cut.micro)
         made = (tuple(carries), (), tuple(self.made), self.cut.span)
         return Loop(dim, *made, index=self.index), zeros, ends
+
+    def _gathered(self, var: Var, part: Split, node: Compute) -> tuple[Compute, Carry[Var]]:
+        """The zeros into which each micro-batch puts its block of a value, and their carry."""
+        if len(var.placement.axes_of(part.dim)) > len(self.given):
+            self._refuse_given(var, part.dim)
+        whole = replace(var, name=self.names.fresh(f"{var.name}_whole"))
+        about = (node.span, node.phase)
+        attrs = (("dims", var.value.type.dims), ("dtype", var.local.dtype))
+        zeros = _counted(Compute("zeros", (), (whole,), attrs, *about))
+        inside, block = replace(whole), self.new[var]
+        rows = replace(block, name=self.names.fresh(f"{var.name}_rows"))
+        step = Step("slice", (self.cut.axis,), whole.placement, rows.placement, dim=part.dim)
+        self.made.append(Move(step, inside, rows, 0, 0, 0, node.span, "", "", node.phase))
+        put = Compute("add", (rows, block), (replace(rows),), (), *about, onto=0)
+        self.made.append(_counted(put))
+        return zeros, Carry(whole, inside, inside, replace(whole))
 
     def _sum(self, addend: Var, var: Var, node: Compute) -> tuple[Compute, Carry[Var]]:
         """The zeros of a sum of a step, and its carry."""
@@ -424,22 +447,13 @@ class _Cutting:
             return f"{name} is read by the update"
         return f"{name} is returned"
 
-    def _refuse_output(self, node: Compute, part: Split) -> NoReturn:
-        fail(
-            "MD0333",
-            f"{self._left(node)} with `{part.dim}`, which is cut into {self.parts}",
-            node.ins[0].value.span,
-            Related(self.cut.span, "cut here"),
-            help=f"take a number: its mean over `{part.dim}`, for example",
-        )
-
     def _refuse_extreme(self, node: Compute, part: Partial) -> NoReturn:
         fail(
             "MD0333",
             f"{self._left(node)}, the {part.op} over micro-batches",
             node.ins[0].value.span,
             Related(self.cut.span, "cut here"),
-            help="take sums and means of a training step",
+            help="return what it is taken of, or a sum or a mean",
         )
 
 

@@ -42,7 +42,8 @@ class Positions:
         self.made: dict[Var, int | None] = dict.fromkeys(loop.enters)
         self.positions: dict[Node, int] = {}
         # Where what is the same on all stages is added to a sum.
-        self.joint = self.last + 1
+        alone = pipe.use is not None and pipe.use.forward
+        self.joint = self.last if alone else self.last + 1
 
     def of_all(self) -> dict[Node, int]:
         """The position of each statement; FREE of those that any stage can do."""
@@ -133,7 +134,7 @@ class Cuts:
                 )
                 for s in stages
             }
-            if any(v.name in self.totals for v in node.makes):
+            if isinstance(node, Compute) and node.outs[0].name in self.totals:
                 first = {self.found.last: self.found.joint}
             for stage, position in sorted(first.items()):
                 copy = node if len(first) == 1 else self._copy(node, stage, new)

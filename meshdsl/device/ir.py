@@ -454,6 +454,8 @@ class Pipeline(Loop):
     @property
     def passes(self) -> dict[str, tuple[Part, ...]]:
         """The parts of each pass by its action: those of B are in halves where the table has I."""
+        if self.is_forward:
+            return {"F": FORWARD}
         update = {"U": UPDATE} if self.table and self.table.schedule.updates else {}
         if self.table is not None and self.table.schedule.halves:
             return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS, **update}
@@ -494,6 +496,16 @@ class Pipeline(Loop):
         if not self.recomputes or self.homes:
             return frozenset()
         return frozenset(c.init for c in self.loop(Part.LOOP).carries)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether there is no backward pass."""
+        return self.table is not None and self.table.schedule.is_forward
+
+    @property
+    def staged(self) -> tuple[Part, ...]:
+        """The parts that are loops whose carries go from stage to stage."""
+        return tuple(p for p in (Part.LOOP, Part.LOOP_BACKWARD) if p in self.parts)
 
     def loop(self, part: Part) -> Loop:
         """The loop whose iterations are on the stages, of the forward or the backward pass."""

@@ -66,6 +66,7 @@ def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
 def sums(node: Loop) -> frozenset[Var]:
     """The sums that a loop adds up in place, in memory of their own."""
     rows = {v for s in node.stacked if isinstance(s, Rows) for v in (s.outer, s.other)}
+    rows.update(blocks(node).values())
     carried = (c for c in node.carries if c.next is not c.inside or c.inside in rows)
     return frozenset(c.result for c in carried if c.next.name == c.inside.name == c.init.name)
 
@@ -74,7 +75,16 @@ def totals(node: Loop) -> frozenset[str]:
     """The names of the sums that a loop over micro-batches carries, and of the rows of them."""
     carried = {c.inside: c.inside.name for c in node.carries}
     rows = (s.inside.name for s in node.stacked if isinstance(s, Rows) and s.outer in carried)
-    return frozenset((*carried.values(), *rows))
+    return frozenset((*carried.values(), *rows, *(v.name for v in blocks(node))))
+
+
+def blocks(node: Loop) -> dict[Var, Var]:
+    """The blocks of micro-batches, written in place, and the carry that each is cut from."""
+    carried = {c.inside for c in node.carries}
+    cut = (n for n in node.body if isinstance(n, Move) and n.step.kind == "slice")
+    found = {n.target: n.source for n in cut if n.source in carried}
+    onto = (n.ins[n.onto] for n in node.body if isinstance(n, Compute) and n.onto is not None)
+    return {v: found[v] for v in onto if v in found}
 
 
 def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:

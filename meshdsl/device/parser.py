@@ -36,8 +36,8 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
 from meshdsl.placed.parser import parse_mesh, parse_placed_type, parse_step
-from meshdsl.schedule.table import WEIGHTS, Weights, parsed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.table import WEIGHTS, Weights
+from meshdsl.schedule.verify import printed
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
 _COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
@@ -223,7 +223,7 @@ def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:
     said = [below.text.split(" ") for below in line.inner]
     written = (rule for rule in WEIGHTS if ["weights", rule] in said)
     weights: Weights = next(written, "latest")
-    table = verify(parsed("\n".join(row[1] for row in rows if row), weights))
+    table = printed("\n".join(row[1] for row in rows if row), weights)
     found = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
     each = [part for part, size in found if part for _ in range(size)]
     parts = tuple(Part[part[1]] for part in each)

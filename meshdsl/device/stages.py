@@ -120,12 +120,13 @@ def _of_loop(
 def _check_loops(micro: Loop, pipe: Piped) -> None:
     """Refuse a step whose micro-batches do not go once through the stages, and once back."""
     found = Counter(n.phase for n in micro.body if isinstance(n, Loop) and pipe.cuts(n))
-    if found == {"forward": 1, "backward": 1}:
+    alone = pipe.use is not None and pipe.use.forward
+    if found == {"forward": 1, **({} if alone else {"backward": 1})}:
         return
     if not found["forward"]:
         message = f"the loop over `{pipe.dim}` reads nothing of a micro-batch"
         help = f"store it so, without a pipeline: `params: {pipe.dim} -> {pipe.axis}`"
-    elif not found["backward"]:
+    elif not found["backward"] and not alone:
         message = f"no gradient of a micro-batch goes back through the loop over `{pipe.dim}`"
         help = f"store it so, without a pipeline: `params: {pipe.dim} -> {pipe.axis}`"
     else:

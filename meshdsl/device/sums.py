@@ -25,7 +25,7 @@ def summed_in_place(program: Program) -> Program:
 
     Only a training step: any other may be differentiated by torch's autograd.
     """
-    if not program.updates:
+    if not program.updates and program.placed.pipe is None:
         return program
     body = _Sums(program).block(program.body)
     return _without_unread_zeros(replace(program, body=body))

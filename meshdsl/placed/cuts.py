@@ -33,13 +33,14 @@ def active_cuts(layout: Layout) -> tuple[StageRule, ...]:
 
 
 def cut_apart(program: Program, layout: Layout, looped: Piped | None) -> Piped | None:
-    """The pipeline of a training step that rules cut into stages, if they do.
+    """The pipeline of a program that rules cut into stages, if they do.
 
     `looped` is that of a loop. Raises MD0339 and MD0340 for stages that there are not, or that
     would run backwards, MD0907 for what cannot be a pipeline.
     """
-    rules = active_cuts(layout)
-    if not rules or all(node.phase != "backward" for node in _every(program.body)):
+    rules, use = active_cuts(layout), layout.schedule
+    trains = any(node.phase == "backward" for node in _every(program.body))
+    if not rules or not (trains or (use and use.forward)):
         return None
     first = rules[0]
     if looped is not None:

@@ -383,6 +383,10 @@ class Placer:
         """Each stage has a part of what leaves the loop over micro-batches."""
         assert self.request.pipe is not None
         source = self._latest(op.ins[0])
+        if source.placement.op not in (None, "sum"):  # other stages have zeros
+            ask = why.Ask("storage", "it leaves its stage as a sum", op.span, phase=op.phase)
+            self._settle(op.ins[0], source.placement.reduced, ask)
+            source = self._latest(op.ins[0])
         here, pipe = source.placement, self.request.pipe
         placed = here
         if not here.axes_of(pipe.dim):

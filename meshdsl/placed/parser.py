@@ -22,9 +22,8 @@ from meshdsl.placed.ir import Apply, Loop, Parameter, Program, Reshard, Tensor
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement, Window, placement
 from meshdsl.placed.stages import Cut, Piped
-from meshdsl.schedule.table import parsed
 from meshdsl.schedule.use import ScheduleUse
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verify import printed
 
 _HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
 _MESH = re.compile(r"(\S+) \(([^)]*)\)(?: \((.*)\))?")
@@ -192,9 +191,13 @@ class _Placed(ir.Parser[Tensor]):
         return {self.numbered[n].value: stage for stage, numbers in found for n in numbers}
 
     def _use(self, line: Line) -> ScheduleUse:
-        """`with one_f_one_b of batch in 8 {chunks=2}`, and below it a row for each stage."""
+        """`with one_f_one_b of batch in 8 {chunks=2}`, and below it a row for each stage.
+
+        `forward` stands before it where there are no other passes.
+        """
         dims, micro = [], None
         with self.reading(line) as scan:
+            forward = scan.accept("forward")
             scan.expect("with")
             name = scan.next()
             if scan.accept("of"):
@@ -203,8 +206,8 @@ class _Placed(ir.Parser[Tensor]):
                 micro = int(scan.next())
             options = dict(self.attributes(scan))
         rows = "\n".join(row.text for row in line.inner)
-        table = verify(parsed(rows)) if rows else None
-        return ScheduleUse(name, tuple(dims), micro, line.span, options, table)
+        table = printed(rows) if rows else None
+        return ScheduleUse(name, tuple(dims), micro, line.span, options, table, forward=forward)
 
     def entry(self, scan: Scanner, line: Line, role: str) -> Tensor:
         """`state  %3 w.m : f32[a 2] on disk`."""

@@ -39,7 +39,7 @@ from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
-from meshdsl.placed.stages import of_batch, piped, stored, with_leaving
+from meshdsl.placed.stages import forward_only, of_batch, piped, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.workers import check_parts, is_per_worker, with_workers
 from meshdsl.syntax import ast
@@ -126,11 +126,10 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     if isinstance(asked, Annotations):
         layout = Layout(asked.name, (), asked.mesh)
         return BlockRequest(program, layout, annotations=asked)
-    trains = any(node.phase == "update" for node in program.body)
-    if not trains:
-        asked = stored(program, asked)
+    if all(node.phase != "update" for node in program.body):
+        asked = forward_only(program, asked)
     pipe = piped(program, asked)
-    pipe = (cut_apart(program, asked, pipe) if trains else None) or pipe
+    pipe = cut_apart(program, asked, pipe) or pipe
     if pipe is not None:
         program = with_leaving(in_stage_order(program, pipe), pipe)
         asked = replace(asked, mesh=pipe.on(asked.mesh))

@@ -100,7 +100,8 @@ def _pipeline(pipe: Piped) -> Iterator[str]:
     if use is None:
         return
     of = f" of {' '.join(use.dims)} in {use.micro}" if pipe.cut else ""
-    yield f"{INDENT}with {use.name}{of}{constants(use.options.items())}"
+    alone = "forward " if use.forward else ""
+    yield f"{INDENT}{alone}with {use.name}{of}{constants(use.options.items())}"
     if use.table is not None:
         yield from (f"{2 * INDENT}{line}" for line in use.table.schedule.text.splitlines())
 

@@ -143,8 +143,21 @@ def is_leaving(op: ir.Op[Any]) -> bool:
     return op.name == "identity" and op.attrs == LEAVING
 
 
+def forward_only(program: Program, layout: Layout) -> Layout:
+    """The layout for a program that is no training step: of its schedule the forward passes.
+
+    What has a backward pass or a state has no stages, nor does a layout that cuts no batch:
+    parameters are only `stored` by stage.
+    """
+    use = layout.schedule
+    passes = {node.phase for node in program.body} == {"forward"} and not program.updates
+    if use is None or use.micro is None or not passes:
+        return stored(program, layout)
+    return replace(layout, schedule=replace(use, forward=True))
+
+
 def stored(program: Program, layout: Layout) -> Layout:
-    """The layout for a program that is no training step: stages only store their iterations.
+    """The layout under which stages only store their iterations.
 
     Each iteration gathers its own parameters, and every stage does all of them. Rules for
     parameters take the axis from the loop, as in a training step.
@@ -158,7 +171,7 @@ def stored(program: Program, layout: Layout) -> Layout:
             rules.append(rule)
         elif rule.dim not in told and taken.isdisjoint(rule.axes):
             rules.append(replace(rule, selector=("params",)))
-    return replace(layout, rules=tuple(rules))
+    return replace(layout, rules=tuple(rules), schedule=None, cuts=())
 
 
 def piped(program: Program, layout: Layout) -> Piped | None:

@@ -27,9 +27,8 @@ from meshdsl.device.memory import walks
 from meshdsl.placed.sbp import Mesh
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
 from meshdsl.report.schedules import schedule_picture
-from meshdsl.schedule.table import parsed
 from meshdsl.schedule.times import Times, timed
-from meshdsl.schedule.verify import Verified, verify
+from meshdsl.schedule.verify import Verified, printed
 
 Json = dict[str, Any]
 
@@ -190,7 +189,7 @@ def by_stage(report: Json) -> Iterator[Block]:
 
 def _picture(pipeline: Json, time: Json | None) -> Picture:
     """The passes of each stage: as long as is predicted, without a cluster each half alike."""
-    table = verify(parsed("\n".join(pipeline["rows"])))
+    table = printed("\n".join(pipeline["rows"]))
     times = alike(pipeline.get("layers", ()), pipeline["early"])
     if time is not None:
         each = {name: tuple(map(Fraction, found)) for name, found in time["passes"].items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
@@ -86,6 +86,17 @@ class Schedule:
     def halves(self) -> bool:
         """Whether a backward pass is done in halves."""
         return any(action.kind == "I" for row in self.rows for action in row)
+
+    @property
+    def forward(self) -> Schedule:
+        """The forward passes alone, in their order."""
+        rows = tuple(tuple(a for a in row if a.kind == "F") for row in self.rows)
+        return replace(self, rows=rows, weights="latest")
+
+    @cached_property
+    def is_forward(self) -> bool:
+        """Whether there are forward passes alone."""
+        return all(action.kind == "F" for row in self.rows for action in row)
 
     @property
     def text(self) -> str:

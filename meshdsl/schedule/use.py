@@ -25,7 +25,8 @@ class ScheduleUse:
     that the optimizer accumulates. `options` are those written: `chunks` and the like of the
     schedule itself, `layers`, `recompute`, `reduce`. `table` is that of a schedule which the file
     declares. `apart` is a dim that has been cut into so many batches of their own, and
-    the axis along which they are, in time.
+    the axis along which they are, in time. `forward`: of a program without a backward pass, which
+    takes the forward passes of the table alone.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ScheduleUse:
     options: Mapping[str, Option] = field(default_factory=dict)
     table: Verified | None = None
     apart: tuple[str, int, str] | None = None
+    forward: bool = False
 
     def __str__(self) -> str:
         """What stands behind `with`; options as they are written."""
@@ -51,6 +53,8 @@ class ScheduleUse:
     @property
     def asynchronous(self) -> bool:
         """Whether parameters are updated on the way."""
+        if self.forward:
+            return False
         if self.table is not None:
             return self.table.schedule.updates
         return schedules()[self.name].asynchronous
@@ -63,7 +67,7 @@ class ScheduleUse:
     @property
     def recompute(self) -> bool:
         """Whether a stage keeps what it received alone, and computes the rest of it again."""
-        return self.options.get("recompute") == "stage"
+        return self.options.get("recompute") == "stage" and not self.forward
 
     @property
     def reduce(self) -> Reduce:
@@ -76,7 +80,10 @@ class ScheduleUse:
         Raises MD0529 for numbers that the schedule cannot be made for, MD0536 for those that a
         declared table is not of.
         """
-        micro = self.micro if micro is None else micro
+        found = self._verified(devices, self.micro if micro is None else micro)
+        return found.forward if self.forward else found
+
+    def _verified(self, devices: int, micro: int | None) -> Verified:
         if self.table is not None:
             return self._declared(self.table, devices, micro)
         assert micro is not None, "the micro-batches of a schedule over `accumulate` are counted"

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal, NoReturn
 
 from meshdsl.diagnostics import Related, Span, fail
-from meshdsl.schedule.table import MOST_PARTS, Action, Schedule
+from meshdsl.schedule.table import MOST_PARTS, Action, Schedule, Weights, parsed
 
 Place = tuple[int, int]
 """A device, and the position of an action in its row."""
@@ -71,6 +71,11 @@ class Verified:
     def action(self, place: Place) -> Action:
         """The action at a place."""
         return self.schedule.rows[place[0]][place[1]]
+
+    @cached_property
+    def forward(self) -> Verified:
+        """The forward passes alone, for a program that has no others."""
+        return verify(self.schedule.forward, forward=True)
 
     @cached_property
     def held(self) -> tuple[tuple[int, ...], ...]:
@@ -166,19 +171,27 @@ class Verified:
         return tuple(found[1:])
 
 
-def verify(schedule: Schedule, where: Where = lambda place: None) -> Verified:
-    """The facts of a schedule. Raises MD0521 to MD0526.
+def verify(
+    schedule: Schedule, where: Where = lambda place: None, forward: bool = False
+) -> Verified:
+    """The facts of a schedule, one of `forward` passes alone if asked. Raises MD0521 to MD0526.
 
     `where` gives the place of an action or a row in a file.
     """
     _check_sizes(schedule, where)
     places = _places(schedule, where)
-    device_of = _devices(schedule, places, where)
+    device_of = _devices(schedule, places, where, forward)
     order = tuple(_executed(schedule, places, where))
     found = Verified(schedule, device_of, order)
     if schedule.updates:
         _check_updates(found, where)
     return found
+
+
+def printed(text: str, weights: Weights = "latest") -> Verified:
+    """The facts of a table as a program is printed with it: it may be of forward passes alone."""
+    schedule = parsed(text, weights)
+    return verify(schedule, forward=schedule.is_forward)
 
 
 # --- each part once ------------------------------------------------------------------------------
@@ -219,13 +232,13 @@ def _places(schedule: Schedule, where: Where) -> dict[Action, Place]:
 
 
 def _devices(
-    schedule: Schedule, places: Mapping[Action, Place], where: Where
+    schedule: Schedule, places: Mapping[Action, Place], where: Where, alone: bool
 ) -> Mapping[Part, int]:
     """The device of every part. Refuses a part that is missing, doubled or divided."""
     found = {}
     for stage in range(schedule.stages):
         for micro in range(schedule.micro):
-            there = _passes(places, micro, stage, where)
+            there = _passes(places, micro, stage, where, alone)
             device, _ = places[there[0]]
             for action in there:
                 place = places[action]
@@ -238,9 +251,9 @@ def _devices(
 
 
 def _passes(
-    places: Mapping[Action, Place], micro: int, stage: int, where: Where
+    places: Mapping[Action, Place], micro: int, stage: int, where: Where, alone: bool
 ) -> tuple[Action, ...]:
-    """The forward pass of a part and its backward pass, in one piece or two."""
+    """The forward pass of a part, unless `alone` with its backward pass, in one piece or two."""
     forward, whole, inputs, weights = (
         Action(kind, micro, stage) for kind in ("F", "B", "I", "W")
     )  # fmt: skip
@@ -250,11 +263,12 @@ def _passes(
         message = f"{whole} and {half} are both there: B is I and W"
         fail("MD0523", message, where(places[half]), help=help)
     halves = inputs in places or weights in places
-    for action in (forward, *((inputs, weights) if halves else (whole,))):
+    back = (inputs, weights) if halves else () if alone else (whole,)
+    for action in (forward, *back):
         if action not in places:
             help = "every stage takes every micro-batch forward once, and backward once"
             fail("MD0522", f"{action} is missing", _row_of(action, places, where), help=help)
-    return (forward, inputs, weights) if halves else (forward, whole)
+    return (forward, *back)
 
 
 def _row_of(missing: Action, places: Mapping[Action, Place], where: Where) -> Span | None:
@@ -338,7 +352,13 @@ def _refuse_deadlock(
 
 
 def _peak(actions: Iterator[Action] | tuple[Action, ...]) -> int:
-    """The most micro-batches between their forward pass and the end of their backward pass."""
+    """The most micro-batches between their forward pass and the end of their backward pass.
+
+    Without backward passes, between the beginning of their forward pass and its end.
+    """
+    actions = tuple(actions)
+    if all(action.kind == "F" for action in actions):
+        return min(1, len(actions))
     steps = {"F": 1, "B": -1, "W": -1}
     return max(accumulate(steps.get(action.kind, 0) for action in actions), default=0)
 

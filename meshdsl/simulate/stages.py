@@ -84,7 +84,9 @@ def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
 
 
 def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
-    """How long the halves of a backward pass take; one in one sends in between."""
+    """How long the halves of a backward pass take, if there is one; in one it sends in between."""
+    if "B" not in passes and "I" not in passes:
+        return 0, 0
     if "B" in passes:
         return passes["B"].sent, passes["B"].duration - passes["B"].sent
     return passes["I"].duration, passes["W"].duration

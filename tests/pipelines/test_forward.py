@@ -1,0 +1,251 @@
+"""Programs that only go forward, in stages: the numbers of one device, by forward passes alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.device.ir import Move, Pipeline, walk
+from meshdsl.device.parser import parse_program
+from meshdsl.device.printer import print_program
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.explain import explain
+from meshdsl.schedule.registry import generate, schedules
+from meshdsl.schedule.verify import verify
+from tests.pipelines.test_programs import hold_bytes, hold_to
+from tests.ranks import Forks
+
+PLAIN = """
+dim batch = 16, model = 8, hidden = model, layers = 8
+program net(x[batch, model]) {
+  repeat layers {
+    param w[model, hidden]
+    x = tanh(einsum(x, w -> [batch, hidden]))[hidden -> model]
+  }
+  return x
+}
+"""
+MANY = """
+dim batch = 16, model = 8, hidden = 4, layers = 8, seq = 3, vocab = 4
+program net(x[seq, batch, model], ids[batch, seq]) {
+  param emb[vocab, model]
+  param scale[batch]
+  x = x + ids * 0.5
+  first = x * 2.0
+  repeat layers {
+    param w[model, hidden]
+    param v[hidden, model]
+    x = x + einsum(tanh(einsum(x, w -> [seq, hidden, batch])), v -> [seq, batch, model])
+    each = x * 0.5
+  }
+  logits = einsum(x, emb -> [vocab, batch, seq])
+  picked = argmax[vocab](logits)
+  positive = logits > 0.0
+  m = mean[seq, vocab](logits)
+  q = mean(logits)
+  s = emb * 2.0
+  given = mean(ids)
+  return logits, picked, positive, m, q, s, first, each, ids, scale, given
+}
+"""
+NETWORK = """
+dim batch = 16, io = 8, model = 8, out = 4, o = model
+program net(x[batch, io], target[batch, out]) {
+  param w1[io, model]
+  param w2[model, o]
+  param w3[model, out]
+  h1 = tanh(einsum(x, w1 -> [batch, model]))
+  h2 = tanh(einsum(h1, w2 -> [batch, o])[o -> model]) + h1
+  h3 = tanh(h2) + h1
+  h4 = h3 * 2.0
+  y = einsum(h4, w3 -> [out, batch])
+  loss = mean(square(y - target))
+  given = mean(target)
+  return loss, y, h1, target, given
+}
+"""
+LOOP = "layers -> pipe"
+MESHES = {
+    "pipe:2": "",
+    "pipe:4": "",
+    "data:2,pipe:2": ", batch -> data",
+    "pipe:2,tp:2": ", hidden -> tp, vocab -> tp",
+    "pipe:2,data:2,tp:2": ", batch -> data, hidden -> tp, vocab -> tp",
+}
+SCHEDULES = (
+    *(f"{name}[batch](4)" for name in schedules()),
+    'one_f_one_b[batch](4, layers="LAYERS")',
+    "zb_h1[batch](2, recompute=stage)",
+    "mine[batch]",
+)
+MINE = """
+schedule mine(stages=DEVICES, micro=2) {
+ROWS
+}
+"""
+
+
+def compiled(text: str, mesh: str, rules: str, use: str, **options: object) -> Compilation:
+    sizes = {"2": "3 5", "4": "1 2 4 1"}
+    devices = mesh.split("pipe:")[1][:1]
+    use = use.replace("LAYERS", sizes[devices])
+    rows = "\n".join(f"  {device}: F0 F1 B0 B1" for device in range(int(devices or 1)))
+    own = MINE.replace("DEVICES", devices).replace("ROWS", rows)
+    text += f"{own}\nlayout chosen {{ {rules} }} {use and f'with {use}'}\n"
+    made = Options(mesh=mesh, layout="chosen", **options)  # type: ignore[arg-type]
+    return Compilation(Source("net.mdsl", text), made)
+
+
+def hold(made: Compilation, text: str) -> None:
+    """Outputs are those of one device, bytes those that are told, passes forward ones alone."""
+    run = run_local(made.text, seed=3)
+    assert not run.disagreements()
+    alone = run_local(Compilation(Source("net.mdsl", text), Options(mesh="pipe:1")).text, seed=3)
+    assert {k: (v.dtype, v.shape) for k, v in run.outputs.items()} == {
+        k: (v.dtype, v.shape) for k, v in alone.outputs.items()
+    }
+    exact = {k for k, v in alone.outputs.items() if v.dtype.kind != "f"}
+    assert all((run.outputs[k] == alone.outputs[k]).all() for k in exact)
+    rest = [{k: v for k, v in o.outputs.items() if k not in exact} for o in (run, alone)]
+    hold_to(*rest, 1e-5)
+    hold_bytes(run, made)
+    (pipe,) = (node for node in made.device.body if isinstance(node, Pipeline))
+    assert {action.kind for row in pipe.rows for action in row} == {"F"}
+    moves = [n for n, _ in walk(made.device.body) if isinstance(n, Move)]
+    assert all(m.step.kind != "all_gather" for m in moves if "pipe" in m.step.axes)
+
+
+@pytest.mark.some_of(8)
+@pytest.mark.parametrize("use", SCHEDULES)
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("text", [PLAIN, MANY], ids=["plain", "many"])
+def test_the_numbers_of_one_device(text: str, mesh: str, use: str) -> None:
+    own = MESHES[mesh] if text is MANY else MESHES[mesh].replace(", vocab -> tp", "")
+    hold(compiled(text, mesh, LOOP + own, use), text)
+
+
+@pytest.mark.parametrize("use", ["gpipe", "one_f_one_b", "zb_h1", "eager"])
+@pytest.mark.parametrize(
+    ("mesh", "rules"),
+    [
+        ("pipe:2", "h2: pipe = 1"),
+        ("pipe:4", "h2: pipe = 1, h3: pipe = 2, h4: pipe = 3"),
+        ("data:2,pipe:2", "h3: pipe = 1, batch -> data"),
+        ("pipe:2,tp:2", "h2: pipe = 1, model -> tp"),
+    ],
+)
+def test_a_network_that_rules_cut(mesh: str, rules: str, use: str) -> None:
+    hold(compiled(NETWORK, mesh, rules, f"{use}[batch](4)"), NETWORK)
+
+
+def test_numpy_in_float64() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(16, 8)), rng.normal(size=(8, 8, 8)) / 3
+    made = compiled(PLAIN, "pipe:4", LOOP, "one_f_one_b[batch](8)", dtype="f64")
+    found = run_local(made.text, {"x": x}, {"w": w}).outputs["x"]
+    for each in w:
+        x = np.tanh(x @ each)
+    np.testing.assert_allclose(found, x, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", schedules())
+def test_every_table_has_its_forward_passes(name: str) -> None:
+    whole = verify(generate(name, 4, 8))
+    found = whole.forward
+    sent = [m for line in whole.lines if line.kind == "F" for m in line.messages]
+    assert sorted(m for line in found.lines for m in line.messages) == sorted(sent)
+    assert len(found.order) == found.schedule.stages * 8
+    assert found.device_of == whole.device_of
+    assert set(found.peaks) == {1}
+
+
+def test_what_is_told() -> None:
+    made = compiled(PLAIN, "pipe:4", LOOP, "one_f_one_b[batch](8)")
+    told = explain(made.device)["pipeline"]
+    assert Fraction(told["bubble"]) == Fraction(3, 11)
+    assert told["in_flight"] == [1] * 4
+    text = print_program(made.device)
+    assert print_program(parse_program(text)) == text
+
+
+STEP = (
+    PLAIN.replace("x[batch, model])", "x[batch, model], t[batch, model])")
+    .replace(
+        "  return x\n",
+        "  each = mean[model](square(x - t))\n  loss = mean(each)\n  seen := each\n"
+        "  return loss, x, each\n  minimize loss with adamw(lr=0.01)\n",
+    )
+    .replace("  repeat", "  param seen[batch] = zeros()\n  repeat")
+)
+
+
+@pytest.mark.parametrize("use", ["gpipe", "interleaved", "chimera", "zb_h2"])
+@pytest.mark.parametrize("mesh", ["pipe:2", "data:2,pipe:2"])
+def test_a_step_returns_the_whole_batch_and_is_evaluated(mesh: str, use: str) -> None:
+    rules = LOOP + MESHES[mesh]
+    made = compiled(STEP, mesh, rules, f"{use}[batch](4)")
+    alone = Compilation(Source("net.mdsl", STEP), Options(mesh="pipe:1"))
+    piped, one = (run_local(c.text, seed=3) for c in (made, alone))
+    hold_to(piped.outputs | piped.updated, one.outputs | one.updated)
+    made, alone = (
+        Compilation(Source("net.mdsl", c.source.text.replace("  seen := each\n", "")), c.options)
+        for c in (made, alone)
+    )
+    assert made.forward.placed.pipe is not None
+    piped, one = (run_local(c.forward.text, seed=3) for c in (made, alone))
+    hold_to(piped.outputs, one.outputs)
+
+
+def test_recomputed_steps_return_the_whole_batch() -> None:
+    made = compiled(STEP, "pipe:2", LOOP, "one_f_one_b[batch](4, recompute=stage)")
+    alone = Compilation(Source("net.mdsl", STEP), Options(mesh="pipe:1"))
+    piped, one = (run_local(c.text, seed=3) for c in (made, alone))
+    hold_to(piped.outputs | piped.updated, one.outputs | one.updated)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("x = x - mean[batch](x)", "MD0332"), ("x = max(x)", "MD0333"), ("x = prod(x)", "MD0333")],
+)
+def test_what_cannot_be_cut(line: str, code: str) -> None:
+    text = PLAIN.replace("  return", f"  {line}\n  return")
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(text, "pipe:2", LOOP, "gpipe[batch](4)").checked()
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+@pytest.mark.parametrize(
+    ("text", "use"),
+    [
+        (PLAIN, ""),
+        (PLAIN, "one_f_one_b"),
+        (PLAIN.replace("  repeat", "  param n[] = zeros()\n  n := n + 1.0\n  repeat"), "gpipe"),
+    ],
+    ids=["no schedule", "no cut", "a state"],
+)
+def test_only_stored(text: str, use: str) -> None:
+    made = compiled(text, "pipe:2", LOOP, f"{use}[batch](4)" if use == "gpipe" else use)
+    assert made.placed.pipe is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "rules"),
+    [(MANY, "data:2,pipe:2", f"{LOOP}, batch -> data"), (NETWORK, "pipe:2", "h2: pipe = 1")],
+    ids=["loop", "network"],
+)
+def test_real_processes(text: str, mesh: str, rules: str, forks: Forks, tmp_path: Path) -> None:
+    made = compiled(text, mesh, rules, "one_f_one_b[batch](4)")
+    threads = run_local(made.text, seed=2)
+    (tmp_path / "prog.py").write_text(made.text, encoding="utf-8")
+    command = ["prog.py", "--seed", "2", "--out", "out.npz"]
+    log = tmp_path / "log"
+    with forks.ranks(made.device.mesh.devices, command, tmp_path, log) as leader:
+        assert leader.wait() == 0, log.read_text(encoding="utf-8")
+    with np.load(tmp_path / "out.npz") as found:
+        for key, array in threads.outputs.items():
+            np.testing.assert_array_equal(found[key], array)
