@@ -111,8 +111,8 @@ def hold(made: Compilation, text: str) -> None:
     }
     exact = {k for k, v in alone.outputs.items() if v.dtype.kind != "f"}
     assert all((run.outputs[k] == alone.outputs[k]).all() for k in exact)
-    rest = [{k: v for k, v in o.outputs.items() if k not in exact} for o in (run, alone)]
-    hold_to(*rest, 1e-5)
+    found, one = ({k: v for k, v in o.outputs.items() if k not in exact} for o in (run, alone))
+    hold_to(found, one, 1e-5)
     hold_bytes(run, made)
     (pipe,) = (node for node in made.device.body if isinstance(node, Pipeline))
     assert {action.kind for row in pipe.rows for action in row} == {"F"}
