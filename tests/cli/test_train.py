@@ -213,7 +213,7 @@ def test_what_a_run_prints(points: str, cli: Cli) -> None:
     assert lines[0] == "classify under layout data on d 2: 2 devices, engine local"
     assert re.match(r"memory: [\d.]+ \w+ predicted per device; measured is the peak of ", lines[1])
     assert lines[2].startswith("step 1/20: loss ")
-    assert re.search(r", lr [\d.e-]+, grad norm [\d.]+, memory \d+ MiB, .* left$", lines[2])
+    assert re.search(r", lr [\d.e-]+, grad norm [\d.]+, memory [\d.,]+ [MG]iB, .* left$", lines[2])
     assert sum(line.startswith("step 10: held out: loss ") for line in lines) == 1
     assert "step 20: wrote ck/step-20" in lines
     assert lines[-1] == "wrote o.npz"
