@@ -129,7 +129,7 @@ def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:
     """Several moves of one kind as one, with the bytes of the flat buffer."""
     step, payload = moves[0].step, sum(m.payload for m in moves)
     wire = COLLECTIVES[step.kind].wire(mesh.size(*step.axes), payload)
-    return Bucket(moves, payload, wire, wire * mesh.devices)
+    return Bucket(moves, payload, wire)
 
 
 def _key(node: Move, late: bool) -> Key:

@@ -212,7 +212,7 @@ class _Pairs(_Chunks):
         step = exchange(source.placement, self.pipe.axis, self.pipe.others)
         remedy = "a schedule with each stage on one device, such as one_f_one_b"
         about = (source.value.span, why, remedy, phase)
-        return Move(step, source, target, 0, 0, 0, *about).counted(self.mesh)
+        return Move(step, source, target, 0, 0, *about).counted(self.mesh)
 
     def _other(self, var: Var, word: str = "other") -> Var:
         """A variable like another, of the other stage of the device."""

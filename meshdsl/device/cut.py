@@ -191,7 +191,7 @@ class _Cutting:
             step = Step(
                 "zero_fill", (self.cut.axis,), source.placement, target.placement, op=need.op
             )
-        self.made.append(Move(step, source, target, 0, 0, 0, node.span, "", "", node.phase))
+        self.made.append(Move(step, source, target, 0, 0, node.span, "", "", node.phase))
         return target
 
     # --- nodes -----------------------------------------------------------------------------------

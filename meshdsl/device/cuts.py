@@ -18,7 +18,6 @@ from meshdsl.ir.program import every
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.stages import Piped
-from meshdsl.schedule.verify import Verified
 
 Placed = tuple[Node, Part, Ends]
 
@@ -91,12 +90,11 @@ class Cuts:
         loop: Loop,
         pipe: Piped,
         mesh: Mesh,
-        table: Verified,
         names: Names,
         lists: set[Var],
     ) -> None:
         self.loop, self.pipe, self.mesh, self.lists = loop, pipe, mesh, lists
-        self.table, self.names = table, names
+        self.names = names
         self.found = Positions(loop, pipe)
         self.at = self.found.of_all()
         self.totals = self.found.totals
@@ -235,14 +233,11 @@ class Cuts:
         arrived = replace(var, name=self.names.fresh(f"{var.name}_in"))
         step = send(var.placement, self.pipe.axis)
         held, sent = step.payload(var.type, self.mesh), step.wire(var.type, self.mesh)
-        homes = self.table.device_of
-        apart = homes[0, source] != homes[0, target]
-        in_all = step.if_all_send(var.type, self.mesh) * apart // self.mesh.size(self.pipe.axis)
         why = f"stage {target} goes on with {name} of a micro-batch"
         remedy = f"another cut of `{self.pipe.axis}`, or a split of what is sent"
         phase = "forward" if position <= self.found.last else "backward"
         span = var.value.span
-        move = Move(step, var, arrived, held, sent, in_all, span, why, remedy, phase)
+        move = Move(step, var, arrived, held, sent, span, why, remedy, phase)
         return move, position, (source, target)
 
     # --- once more -------------------------------------------------------------------------------

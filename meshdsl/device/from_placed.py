@@ -157,7 +157,7 @@ class _Lowering:
             version = partial(self._version, node.target, step.after, source)
             made = placed.Tensor(value, step.after)
             target = self._var(made, step.after, version(source.name), version(source.hint))
-            move = Move(step, source, target, 0, 0, 0, node.span, *about)
+            move = Move(step, source, target, 0, 0, node.span, *about)
             moves.append(move.counted(self.mesh))
             source = target
         return moves

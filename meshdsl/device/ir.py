@@ -65,8 +65,8 @@ class Compute(ir.Op[Var]):
 class Move:
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
-    `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device,
-    `cluster` those sent by all together.
+    `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
+    (`sent.py`: those of each).
     """
 
     step: Step
@@ -74,7 +74,6 @@ class Move:
     target: Var
     payload: int
     wire: int
-    cluster: int
     span: Span
     why: str
     remedy: str
@@ -83,8 +82,7 @@ class Move:
     def counted(self, mesh: Mesh) -> Move:
         """The move with the bytes of its step on a mesh."""
         of = (self.source.value.type, mesh)
-        payload, wire = self.step.payload(*of), self.step.wire(*of)
-        return replace(self, payload=payload, wire=wire, cluster=self.step.cluster_wire(*of))
+        return replace(self, payload=self.step.payload(*of), wire=self.step.wire(*of))
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -106,13 +104,12 @@ class Move:
 class Bucket:
     """Moves of one kind, over the same axes, done by one collective on a flat buffer.
 
-    `payload`, `wire` and `cluster` are those of the buffer.
+    `payload` and `wire` are those of the buffer.
     """
 
     moves: tuple[Move, ...]
     payload: int
     wire: int
-    cluster: int
 
     @property
     def step(self) -> Step:
@@ -590,18 +587,43 @@ def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
     return with_vars(node, lambda var: new.get(var, var))
 
 
-def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
-    """The statements of one device of a pipeline for each that differs from others; else all."""
+def home_of(var: Var, device: int, program: Program, others: frozenset[str]) -> int:
+    """The device whose block a variable is that a device has outside of passes.
+
+    It is its own; of two stages in a pair, also that of the other (`others`: `of_other_stages`).
+    """
+    pipe = program.placed.pipe
+    return pipe.others[device] if pipe is not None and var.name in others else device
+
+
+def siblings(program: Program) -> tuple[tuple[int, ...], ...]:
+    """The devices along the axis of a pipeline, in groups of those that do the same.
+
+    Without a pipeline, the only one there is along none.
+    """
     found = next((node for node in program.body if isinstance(node, Pipeline)), None)
     if found is None:
-        return (program.body,)
-    alike: dict[tuple[int, ...], int] = {}
+        return ((0,),)
+    alike: dict[tuple[int, ...], list[int]] = {}
     for device, held in enumerate(found.known.held):
         own = found.on(*held, device=device)
         key = (device,) if found.homes else tuple(own.times(part) for part in Part)
         key += tuple(found.sizes[stage] for stage in held if found.sizes)
-        alike.setdefault(key, device)
-    return tuple(on_device(program, device) for device in alike.values())
+        alike.setdefault(key, []).append(device)
+    return tuple(map(tuple, alike.values()))
+
+
+def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
+    """The statements of one device of a pipeline for each that differs from others; else all."""
+    return tuple(on_device(program, group[0]) for group in siblings(program))
+
+
+def computed(program: Program) -> int:
+    """The floating-point operations of a device in a step: of that which has most."""
+    return max(
+        sum(node.flops * times for node, times in walk(body) if isinstance(node, Compute))
+        for body in devices(program)
+    )
 
 
 def on_device(program: Program, device: int) -> tuple[Node, ...]:

@@ -26,6 +26,7 @@ from meshdsl.device.ir import (
     Start,
     Var,
     Wait,
+    home_of,
     of_other_stages,
 )
 from meshdsl.device.liveness import (
@@ -215,8 +216,9 @@ class Walk:
         pipe = self.program.placed.pipe
         if pipe is None or not pipe.others:
             return self.device, self.chunk
-        stage = pipe.others[self.device] if var.name in self.others else self.device
-        return self.stage if self.passing else stage, 0
+        if self.passing:
+            return self.stage, 0
+        return home_of(var, self.device, self.program, self.others), 0
 
     def sized(self, node: Compute) -> Compute:
         """An operator with what it has on this device."""

@@ -151,7 +151,7 @@ class _Device(ir.Parser[Var]):
         with self.reading(replace(line, text=found[2])) as scan:
             step = parse_step(scan, self.mesh, source.placement)
         target = self.value(Scanner(found[1]), line)(fields)
-        made = Move(step, source, target, 0, 0, 0, line.span, "", "", phase)
+        made = Move(step, source, target, 0, 0, line.span, "", "", phase)
         return made.counted(self.mesh)
 
     def _moved(self, line: Line) -> Move:

@@ -8,7 +8,6 @@ of them apart: what leaves the loop is partial over the stages.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -88,7 +87,7 @@ def _pipeline(
     body = _sums_apart(node, pipe, program.mesh, names)
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     if pipe.count:
-        cuts = Cuts(replace(node, body=body), pipe, program.mesh, table, names, lists)
+        cuts = Cuts(replace(node, body=body), pipe, program.mesh, names, lists)
         nodes, parts, homes = zip(*cuts.placed(), strict=True)
         return Pipeline(
             **{**fields, "body": nodes}, axis=pipe.axis, parts=parts, table=table, homes=homes
@@ -106,7 +105,7 @@ def _of_loop(
     _check_loops(node, pipe)
     node = _handed_back(node, pipe, names)
     parts = _Parts(node, pipe).of_all()
-    sends = _sends(node.body, parts, pipe, program.mesh, table, names)
+    sends = _sends(node.body, parts, pipe, program.mesh, names)
     pairs = sorted([*zip(parts, node.body, strict=True), *sends], key=lambda pair: pair[0])
     if pipe.use is not None and pipe.use.recompute:
         pairs = recomputed(pairs, node, names, lists)
@@ -169,12 +168,9 @@ def _sends(
     parts: list[Part],
     pipe: Piped,
     mesh: Mesh,
-    table: Verified,
     names: Names,
 ) -> Iterator[tuple[Part, Move]]:
     """A message for each value that a loop carries from stage to stage, as the stage sends it."""
-    homes = [table.device_of[0, stage] for stage in range(table.schedule.stages)]
-    crossings = sum(one != other for one, other in itertools.pairwise(homes))
     for node, part in zip(body, parts, strict=True):
         if part not in RESULTS:
             continue
@@ -186,11 +182,9 @@ def _sends(
             target = replace(source, name=names.fresh(f"{source.name}_sent"))
             step = send(source.placement, pipe.axis)
             held, sent = step.payload(source.type, mesh), step.wire(source.type, mesh)
-            in_all = step.if_all_send(source.type, mesh) * crossings // mesh.size(pipe.axis)
             why = f"the {to} stage goes on with {name} of a micro-batch"
             remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
-            made = (step, source, target, held, sent, in_all, node.span, why, remedy)
-            yield behind, Move(*made, node.phase)
+            yield behind, Move(step, source, target, held, sent, node.span, why, remedy, node.phase)
 
 
 def _table(program: Program, pipe: Piped, micro: int) -> Verified:

@@ -98,7 +98,7 @@ def _slice(given: Var, item: Stacked[Var], axis: str, dim: str, loop: Loop) -> M
     splits[dim] = (*splits.get(dim, ()), axis)
     after = replace(given.placement, splits=tuple(sorted(splits.items())))
     step = Step("slice", (axis,), given.placement, after, dim=dim)
-    return Move(step, given, item.inside, 0, 0, 0, loop.span, "", "", "forward")
+    return Move(step, given, item.inside, 0, 0, loop.span, "", "", "forward")
 
 
 # --- updates -------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class _Updates:
         target = replace(var, name=self.names.fresh(f"{var.name}_new"), placement=step.after)
         why = f"stage {stage} alone updates it"
         remedy = f"declare it inside of the loop over `{self.pipe.dim}`"
-        about = (0, 0, 0, var.value.span, why, remedy, "update")
+        about = (0, 0, var.value.span, why, remedy, "update")
         for move in (Move(fill, var, part, *about), Move(step, part, target, *about)):
             ends.append(move.counted(mesh))
         return target

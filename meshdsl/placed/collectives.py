@@ -92,10 +92,8 @@ class Step:
 
     def wire(self, type_: TensorType, mesh: Mesh) -> int:
         """The most bytes that a device sends."""
-        if self.kind == "halo":
-            return max(_halo_bytes(self, type_, mesh))
-        if self.moves and self.is_uneven(type_, mesh):
-            return max(sent for sent, _ in _sent(self, type_, mesh))
+        if self.kind == "halo" or (self.moves and self.is_uneven(type_, mesh)):
+            return max(_sent_by(self, type_, mesh, self._unlike(type_, mesh)))
         sends = self.sends(mesh)
         return sends(self.payload(type_, mesh)) if sends else 0
 
@@ -103,37 +101,44 @@ class Step:
         """Whether blocks of the tensor differ in size, before or after."""
         return any(p.splits_unevenly(type_, mesh) for p in (self.before, self.after))
 
-    def turns(self, type_: TensorType, mesh: Mesh) -> int:
-        """Points in time at which a device has blocks of other sizes."""
-        return mesh.size(*_of_other_sizes(self, type_, mesh).difference(mesh.names))
-
     def sends(self, mesh: Mesh) -> Callable[[int], int] | None:
         """Bytes sent per device as a function of the local bytes; None for a local step."""
         if not self.moves:
             return None
         return functools.partial(COLLECTIVES[self.kind].wire, mesh.size(*self.axes))
 
-    def cluster_wire(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes all devices send together, at all `turns`; in a permute some send nothing."""
-        if self.kind == "halo":
-            return sum(_halo_bytes(self, type_, mesh))
-        found = self.if_all_send(type_, mesh)
-        if self.kind == "send":  # the stage at the end sends nothing
-            stages = mesh.size(*self.axes)
-            return found * (stages - 1) // stages
-        if self.kind != "permute" or self.is_uneven(type_, mesh):
-            return found
-        part = {a: mesh.size(a) for a in self.axes}
-        before, after = self.changed()
-        ranks = range(mesh.size(*self.axes))
-        moved = sum(source_rank(part, r, before, after) != r for r in ranks)
-        return moved * self.payload(type_, mesh) * (mesh.devices // len(ranks))
+    # --- device by device ------------------------------------------------------------------------
 
-    def if_all_send(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes all devices send together where each of them does; at all `turns`."""
-        if self.moves and self.is_uneven(type_, mesh):
-            return sum(sent * devices for sent, devices in _sent(self, type_, mesh))
-        return self.wire(type_, mesh) * mesh.devices
+    def unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
+        """The axes of devices along which some may send more than others."""
+        return mesh.sorted(frozenset(self._unlike(type_, mesh)))
+
+    def sent_at(self, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
+        """Bytes that the device at these coordinates sends, at a point in time."""
+        axes = self._unlike(type_, mesh)
+        if not axes:
+            return self.wire(type_, mesh)
+        place = 0
+        for axis in axes:
+            place = place * mesh.size(axis) + at.get(axis, 0)
+        return _sent_by(self, type_, mesh, axes)[place]
+
+    def by_device(self, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
+        """Bytes that each device sends, in the order of ranks."""
+        return tuple(
+            self.sent_at(type_, mesh, mesh.coordinates(rank)) for rank in range(mesh.devices)
+        )
+
+    def _unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
+        """As `unlike`, with the axes in time."""
+        if not self.moves:
+            return ()
+        found = set(_of_other_sizes(self, type_, mesh))
+        if self.kind == "halo":
+            found.update(axis for _, axes in self.before.splits for axis in axes)
+        elif self.kind == "permute" or found:
+            found.update(self.axes)
+        return tuple(axis for axis in mesh.every if axis in found)
 
     @property
     def window(self) -> Window:
@@ -154,20 +159,11 @@ class Step:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _sent(step: Step, type_: TensorType, mesh: Mesh) -> tuple[tuple[int, int], ...]:
-    """Bytes sent by a device, and how many devices do so, where blocks differ in size.
-
-    What a device sends at several points in time counts as of as many devices.
-    """
-    among = _of_other_sizes(step, type_, mesh) | set(step.axes)
-    axes = tuple(axis for axis in mesh.every if axis in among)
-    alike = mesh.devices * step.turns(type_, mesh) // mesh.size(*axes)
-    found = []
-    for at in itertools.product(*(range(mesh.size(a)) for a in axes)):
-        # Where the other axes split evenly, all their blocks are like the first.
-        here = dict.fromkeys(mesh.every, 0) | dict(zip(axes, at, strict=True))
-        found.append((_sent_at(step, type_, mesh, here), alike))
-    return tuple(found)
+def _sent_by(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Bytes sent by the devices along `axes`; where others split evenly, all are like the first."""
+    first = dict.fromkeys(mesh.every, 0)
+    sent = _halo_bytes if step.kind == "halo" else _sent_at
+    return tuple(sent(step, type_, mesh, first | at) for at in mesh.places(axes))
 
 
 def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]:
@@ -326,18 +322,22 @@ def _rows_sent(step: Step, mesh: Mesh) -> tuple[int, ...]:
     )
 
 
+def _halo_bytes(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
+    """The bytes that the device with the coordinates `at` sends in a halo."""
+    before, dim, sent = step.before, step.window.dim, 1
+    for other in type_.dims:
+        number = before.number(other.name, mesh, at)
+        if other.name == dim:
+            sent *= _rows_sent(step, mesh)[number]
+        else:
+            start, stop = _held(before, other.name, other.size, mesh)[number]
+            sent *= stop - start
+    return sent * type_.dtype.bytes
+
+
 @functools.lru_cache(maxsize=4096)
-def _halo_bytes(step: Step, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
-    """The bytes that each device sends in a halo; of an axis in time, at its beginning."""
-    sent, before = _rows_sent(step, mesh), step.before
-    held = {d.name: before.held(d.name, d.size, mesh) for d in type_.dims}
-    held[step.window.dim] = tuple((0, rows) for rows in sent)
-    found, begin = [], {axis: 0 for axis, _ in mesh.moments}
-    for rank in range(mesh.devices):
-        at = mesh.coordinates(rank) | begin
-        parts = (blocks[before.number(d, mesh, at)] for d, blocks in held.items())
-        found.append(math.prod(stop - start for start, stop in parts) * type_.dtype.bytes)
-    return tuple(found)
+def _held(p: Placement, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
+    return p.held(dim, size, mesh)
 
 
 def slice_(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:

@@ -266,5 +266,4 @@ class _Placed(ir.Parser[Tensor]):
             with self.reading(line) as scan:
                 steps.append(parse_step(scan, self.mesh, here))
             here = steps[-1].after
-        sent = sum(step.wire(source.type, self.mesh) for step in steps)
-        return Route(tuple(steps), sent, sum(step.moves for step in steps))
+        return Route.of(tuple(steps), source.type, self.mesh)

@@ -93,14 +93,26 @@ to start one."""
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The steps from one placement to another, and the bytes they send per device.
+    """The steps from one placement to another, and the most bytes that a device sends in each.
 
-    `collectives` of the steps send anything.
+    `collectives` of the steps send anything. `unlike`: devices may send other numbers of bytes.
     """
 
     steps: tuple[c.Step, ...]
     wire_bytes: int
     collectives: int
+    unlike: bool = False
+
+    @classmethod
+    def of(cls, steps: tuple[c.Step, ...], type_: TensorType, mesh: Mesh) -> Route:
+        """The route of some steps."""
+        sent = sum(step.wire(type_, mesh) for step in steps)
+        unlike = any(step.unlike(type_, mesh) for step in steps)
+        return cls(steps, sent, sum(step.moves for step in steps), unlike)
+
+    def by_device(self, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
+        """Bytes that each device sends, in the order of ranks."""
+        return tuple(map(sum, zip(*(s.by_device(type_, mesh) for s in self.steps), strict=True)))
 
     @property
     def kernels(self) -> int:
@@ -187,9 +199,7 @@ def _through(
     for window in target.windows:
         steps.append(c.halo(mesh, here, target.axes_of(window.dim), window))
         here = steps[-1].after
-    halos = steps[len(way.steps) :]
-    sent = way.wire_bytes + sum(step.wire(type_, mesh) for step in halos)
-    return Route(tuple(steps), sent, sum(step.moves for step in steps))
+    return Route.of(tuple(steps), type_, mesh)
 
 
 STEP, COLLECTIVE, BYTE = 1, 1 << 10, 1 << 20
@@ -204,8 +214,7 @@ def _route(
         found.append(came[goal].step)
         goal = space.numbers[came[goal].step.before]
     steps = _merged_slices(found[::-1])
-    sent = sum(step.wire(type_, space.mesh) for step in steps)
-    return Route(steps, sent, sum(step.moves for step in steps))
+    return Route.of(steps, type_, space.mesh)
 
 
 def _merged_slices(steps: list[c.Step]) -> tuple[c.Step, ...]:

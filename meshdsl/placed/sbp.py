@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshdsl.backends.runtime.values import Way, block
@@ -94,6 +94,12 @@ class Mesh:
         for name, size in reversed(self.axes):
             rank, found[name] = divmod(rank, size)
         return {name: found[name] for name in self.names}
+
+    def places(self, axes: Iterable[str]) -> Iterator[dict[str, int]]:
+        """The coordinates on some axes, row-major."""
+        names = tuple(axes)
+        every = itertools.product(*(range(self._sizes[axis]) for axis in names))
+        return (dict(zip(names, at, strict=True)) for at in every)
 
     def sorted(self, axes: tuple[str, ...] | frozenset[str] | set[str]) -> tuple[str, ...]:
         """`axes` in mesh order."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshdsl.device import ir as device
+from meshdsl.device.sent import Done, busiest
 from meshdsl.diagnostics import Source
 from meshdsl.named.ir import walk as named_walk
 from meshdsl.pipeline import Compilation
@@ -43,7 +44,6 @@ from meshdsl.report.document import (
     line,
 )
 from meshdsl.report.explain import explain
-from meshdsl.report.stages import busiest
 
 Json = dict[str, Any]
 Place = tuple[str, int]
@@ -103,7 +103,7 @@ def column_as_json(column: Column) -> Json:
     for entry, tensor in zip(report["tensors"], device.placed.tensors, strict=True):
         entry["named"] = tensor.placement.show(tensor.value.type)
         entry["sbp"] = positional(entry)
-    routes = [_route(moves, n) for moves, n in _chains(busiest(device))]
+    routes = [_route(moves) for moves in _chains(busiest(device).done)]
     annotations = count_annotations(column.wish, column.made)
     return {**report, **about, "annotations": annotations, "routes": routes}
 
@@ -167,33 +167,40 @@ def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
 # --- routes ----------------------------------------------------------------------------------
 
 
-def _chains(body: tuple[device.Node, ...]) -> list[tuple[list[device.Move], int]]:
-    """The steps of every reshard, local ones too, and how often they run.
+Leg = tuple[device.Move, Done]
+"""A step of a reshard, and what it sends in all."""
+
+
+def _chains(sent: Mapping[device.Collective, Done]) -> list[list[Leg]]:
+    """The steps of every reshard of a device, local ones too.
 
     Steps of one reshard may be apart, and those of several in one bucket.
     """
-    chains: list[tuple[list[device.Move], int]] = []
-    ends: dict[device.Var, list[device.Move]] = {}
-    for node, count in device.walk(body):
-        for move in () if isinstance(node, device.Compute) else _shared(node):
+    chains: list[list[Leg]] = []
+    ends: dict[device.Var, list[Leg]] = {}
+    for node, done in sent.items():
+        for move, own in _shared(node, done):
             chain = ends.get(move.source, [])
-            if not chain or not _continues(chain[-1], move):
+            if not chain or not _continues(chain[-1][0], move):
                 chain = []
-                chains.append((chain, count))
-            chain.append(move)
+                chains.append(chain)
+            chain.append((move, own))
             ends[move.target] = chain
     return chains
 
 
-def _shared(node: device.Collective) -> Iterator[device.Move]:
+def _shared(node: device.Collective, done: Done) -> Iterator[Leg]:
     """The moves of a collective, of a bucket each with its share of what that sends, rounded."""
+    if isinstance(node, device.Move):
+        yield node, done
+        return
     apart = sum(m.wire for m in node.moves)
     upto = sent = 0
     for move in node.moves:
         upto += move.wire
         share = node.wire * upto // max(apart, 1) - sent
         sent += share
-        yield replace(move, wire=share)
+        yield replace(move, wire=share), Done(done.count, share * done.count)
 
 
 def _continues(before: device.Move, node: device.Move) -> bool:
@@ -201,7 +208,8 @@ def _continues(before: device.Move, node: device.Move) -> bool:
     return one and node.source is before.target
 
 
-def _route(moves: Sequence[device.Move], count: int) -> Json:
+def _route(legs: Sequence[Leg]) -> Json:
+    moves = [move for move, _ in legs]
     first, last = moves[0], moves[-1]
     value = last.target.value
     return {
@@ -210,13 +218,13 @@ def _route(moves: Sequence[device.Move], count: int) -> Json:
         "file": last.span.file,
         "line": last.span.line,
         "phase": last.phase,
-        "count": count,
+        "count": legs[0][1].count,
         "dims": list(value.type.names),
         "shape": list(value.type.shape),
         "from": first.source.placement.show(value.type),
         "to": last.target.placement.show(value.type),
         "steps": [_step(m) for m in moves],
-        "wire_bytes": sum(m.wire for m in moves) * count,
+        "wire_bytes": sum(done.bytes for _, done in legs),
         "why": last.why,
     }
 

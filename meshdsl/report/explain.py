@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from itertools import product
 from typing import Any
 
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.disk import traffic
-from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, devices, walk
+from meshdsl.device.ir import Bucket, Collective, Move, Program, Wait, computed, walk
 from meshdsl.device.memory import memory, walks
+from meshdsl.device.sent import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Op, Value
@@ -47,12 +47,9 @@ from meshdsl.report.document import (
 from meshdsl.report.holding import Holding
 from meshdsl.report.pictures import small_picture
 from meshdsl.report.stages import (
-    busiest,
     by_stage,
     piped,
     pipeline_sentence,
-    sends_of,
-    shares,
 )
 from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
@@ -74,18 +71,15 @@ def explain(
     With a `timing` it has predicted times, too.
     """
     source = program.placed
-    moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
-    unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)
+    unnamed = any(m.target.value.name is None for n in moves for m in n.moves)
     names = identifiers(program) if unnamed else {}
-    share = shares(program)
-    collectives = [
-        _collective(n, k, program.mesh, n in hidden, names, share.get(n, Fraction(1)))
-        for n, k in moves
-    ]
+    every_device = senders(program)
+    collectives = [_collective(n, every_device, program.mesh, n in hidden, names) for n in moves]
     if timing is not None:
-        for entry, (node, count) in zip(collectives, moves, strict=True):
-            entry["seconds"] = timing.node(node).seconds * count
+        for entry, node in zip(collectives, moves, strict=True):
+            entry["seconds"] = timing.node(node).seconds * entry["count"]
     timed = {} if timing is None else {"time": times(program, timing)}
     return {
         "version": VERSION,
@@ -100,7 +94,7 @@ def explain(
         **_compressed(source),
         "tensors": _tensors(source),
         "collectives": collectives,
-        "totals": _totals(collectives, [n for n, _ in moves], program),
+        "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
         "memory": memory(program),
         **_on_disk(program),
         **piped(program),
@@ -258,16 +252,19 @@ def _role(value: Value, program: placed.Program) -> str:
 
 def _collective(
     node: Collective,
-    count: int,
+    every_device: Sequence[Sender],
     mesh: Mesh,
     overlapped: bool,
     names: Mapping[str, str],
-    share: Fraction,
 ) -> dict[str, Any]:
     """One executed collective; the tensors of a bucket are in `parts`.
 
-    Of a pipeline a `share` of the devices executes it.
+    `count` and `wire_bytes` are those of the device that sends most in it, `trip_bytes` the most
+    that it sends at once.
     """
+    done = [(sender.done.get(node, Done()), sender.alike) for sender in every_device]
+    most = max((each for each, _ in done), key=lambda each: (each.bytes, each.count))
+    count = most.count
     parts = [_part(move, count, names) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
     uneven = any(m.step.is_uneven(m.source.type, mesh) for m in node.moves)
@@ -283,8 +280,9 @@ def _collective(
         "count": count,
         "overlapped": overlapped,
         "payload_bytes": node.payload,
-        "wire_bytes": node.wire * count,
-        "cluster_wire_bytes": int(node.cluster * count * share),
+        "trip_bytes": node.wire,
+        "wire_bytes": most.bytes,
+        "cluster_wire_bytes": sum(each.bytes * alike for each, alike in done),
         "formula": COLLECTIVES[node.step.kind].formula,
         **({"uneven": True} if uneven else {}),
         "from": said["from"],
@@ -327,15 +325,18 @@ def show(p: Placement, node: Move) -> str:
 
 
 def _totals(
-    collectives: list[dict[str, Any]], moves: Iterable[Collective], program: Program
+    entries: Mapping[Collective, dict[str, Any]],
+    every_device: Sequence[Sender],
+    program: Program,
 ) -> dict[str, Any]:
-    """Sums of one device: of a pipeline, of the stage that sends most, or computes most."""
-    entries = dict(zip(moves, collectives, strict=True))
-    cluster = sum(c["cluster_wire_bytes"] for c in collectives if c["phase"] != "output")
-    # Another device may do one of them more often.
+    """Sums of one device: of that which sends most; `flops_per_device` of the busiest stage."""
+    cluster = sum(c["cluster_wire_bytes"] for c in entries.values() if c["phase"] != "output")
+    most = max(every_device, key=lambda sender: sender.bytes)
+    # Another device may do one of them more often, or of a larger block.
     collectives = [
-        entries[n] | {"count": count, "wire_bytes": sent}
-        for n, count, sent in sends_of(busiest(program))
+        entries[node] | {"count": done.count, "wire_bytes": done.bytes}
+        for node, done in most.done.items()
+        if node in entries
     ]
     by_kind: Counter[str] = Counter()
     by_axis: Counter[str] = Counter()
@@ -345,10 +346,6 @@ def _totals(
         by_axis["+".join(c["axes"])] += c["wire_bytes"]
         by_phase[c["phase"]] += c["wire_bytes"]
     counted = [c for c in collectives if c["phase"] != "output"]
-    computed = (
-        sum(n.flops * k for n, k in walk(body) if isinstance(n, Compute))
-        for body in devices(program)
-    )
     return {
         "wire_bytes": sum(c["wire_bytes"] for c in counted),
         "cluster_wire_bytes": cluster,
@@ -356,7 +353,7 @@ def _totals(
         "by_kind": dict(by_kind),
         "by_axis": dict(by_axis),
         "by_phase": dict(by_phase),
-        "flops_per_device": max(computed),
+        "flops_per_device": computed(program),
     }
 
 
@@ -588,7 +585,7 @@ def _place(rule: Json, file: str) -> str:
 
 def collective_note(c: Json, named: bool, indent: int) -> Note:
     """A collective: bytes, formula, change of placement, reason, and remedy."""
-    details = [("bytes", f"{_formula(c)}{c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
+    details = [("bytes", f"{_formula(c)}{c['trip_bytes']:,} B {_inputs(c)}")]
     if "seconds" in c:
         details.append(("time", duration(c["seconds"])))
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
@@ -642,8 +639,10 @@ def _sent(c: Json) -> str:
     whole = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
     if c["count"] == 1:
         return whole
-    each = human(c["wire_bytes"] // c["count"])
-    return f"{each} a trip × {c['count']} trips = {whole}"
+    each, trips = human(c["trip_bytes"]), f"{c['count']} trips"
+    if c["trip_bytes"] * c["count"] > c["wire_bytes"]:  # of a device with blocks of several sizes
+        return f"up to {each} a trip, in {trips} {whole}"
+    return f"{each} a trip × {trips} = {whole}"
 
 
 def _inputs(c: Json) -> str:

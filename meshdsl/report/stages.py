@@ -7,24 +7,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from meshdsl.device.ir import (
-    ENDS,
-    STAGED,
-    UPDATE,
-    Bucket,
-    Collective,
-    Compute,
-    Loop,
-    Move,
-    Node,
-    Part,
-    Pipeline,
-    Program,
-    devices,
-    walk,
-)
+from meshdsl.device.ir import Part, Pipeline, Program
 from meshdsl.device.memory import walks
-from meshdsl.placed.sbp import Mesh
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
 from meshdsl.report.schedules import schedule_picture
 from meshdsl.schedule.times import Times, timed
@@ -96,52 +80,6 @@ def alike(sizes: Sequence[int], early: bool) -> Times:
     """Times of stages of such numbers of iterations, or of as many each: one takes 1."""
     each = tuple(map(Fraction, sizes)) or (Fraction(1),)
     return Times(each, each, each, early=early)
-
-
-def busiest(program: Program) -> tuple[Node, ...]:
-    """What the device does that sends most; without a pipeline what every device does."""
-    return max(devices(program), key=lambda body: sum(sent for *_, sent in sends_of(body)))
-
-
-def shares(program: Program) -> dict[Compute | Collective, Fraction]:
-    """Of what not all devices along the axis of a pipeline do alike, the share that all do.
-
-    The first or the last stage alone does a part on one of them, and iterations are counted of the
-    device with most. What is sent from stage to stage has been counted for all of them, and blocks
-    of stages of other sizes on a device for each of its stages.
-    """
-    found: dict[Compute | Collective, Fraction] = {}
-    for pipe in (node for node in program.body if isinstance(node, Pipeline)):
-        for node, part, ends in pipe.places:
-            share = Fraction(1)
-            alone = part in ENDS or (ends and not part.sends)
-            if alone or part.sends:
-                times = max(1, pipe.times(part, ends))
-                share = Fraction(times if part in UPDATE else pipe.dim.size, times)
-                share /= len(pipe.rows) if alone else 1
-            elif part in STAGED and pipe.sizes:
-                assert isinstance(node, Loop), "the iterations of a stage are a loop"
-                all_trips = sum(pipe.sizes) * pipe.dim.size
-                share = Fraction(all_trips, len(pipe.rows) * pipe.trips(node, part))
-            for inner, _ in walk((node,)):
-                own = share / _turns(inner, program.mesh)
-                if own != 1:
-                    found[inner] = own
-    return found
-
-
-def _turns(node: Compute | Collective, mesh: Mesh) -> int:
-    """How many stages of a device the bytes of a collective are those of."""
-    if isinstance(node, Compute):
-        return 1
-    return max(move.step.turns(move.source.type, mesh) for move in node.moves)
-
-
-def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int, int]]:
-    """The collectives of a device that send: how often each runs, and all the bytes it sends."""
-    for node, count in walk(body):
-        if isinstance(node, Move | Bucket) and node.step.moves:
-            yield node, count, node.wire * count
 
 
 def pipeline_sentence(pipeline: Json) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Bucket, Collective, Compute, Move, devices
 from meshdsl.device.ir import Program as DeviceProgram
-from meshdsl.device.ir import walk as walk_device
+from meshdsl.device.ir import computed
 from meshdsl.device.memory import memory
+from meshdsl.device.sent import busiest
 from meshdsl.diagnostics import Source, Span
 from meshdsl.named import ir as named
 from meshdsl.pipeline import lower_placed
@@ -209,18 +209,13 @@ class Plan:
     @cached_property
     def sent(self) -> int:
         """Bytes sent in a step: the `wire_bytes` of `explain`, of the device that sends most."""
-        return self._most(lambda node: node.wire if isinstance(node, Move | Bucket) else 0)
-
-    def _most(self, count: Callable[[Compute | Collective], int]) -> int:
-        """What the nodes of a device come to in all: of the device that has most."""
-        every = (walk_device(body) for body in devices(self.device))
-        return max(sum(count(node) * times for node, times in nodes) for nodes in every)
+        return busiest(self.device).bytes
 
     @cached_property
     def flops(self) -> int:
         """Floating-point operations of a step, of the stage that has most."""
         if self.is_piped:
-            return self._most(lambda node: node.flops if isinstance(node, Compute) else 0)
+            return computed(self.device)
         operators = (
             (n, k) for n, k in placed.walk(self.placed.body) if not isinstance(n, _RESHARD)
         )

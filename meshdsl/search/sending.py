@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from meshdsl.cluster.timing import Timing
@@ -114,7 +114,8 @@ class _Part:
 class Sent:
     """What a walk sends: bytes, and with a cluster the seconds that each axis is busy, and exposed.
 
-    Of `bytes` there are no fewer, as buckets round up less often, and of `wire` no more.
+    Of `bytes`, of the device that sends most, there are no fewer, as buckets round up less often,
+    and of `wire` no more. `alike` are those that all devices send, `apart` those that each does.
 
     `computing` is what operators take at least, `whole` what those so far do, `kept` the part that
     no rules for storage change. Beyond `most` bytes, or seconds where a cluster is named, it ends
@@ -126,12 +127,18 @@ class Sent:
     computing: float = 0.0
     most: float = math.inf
     only_kept: bool = False
-    bytes: int = 0
+    alike: int = 0
+    apart: tuple[int, ...] = ()
     wire: int = 0
     busy: dict[str, float] = field(default_factory=dict)
     whole: _Part = field(default_factory=_Part)
     kept: _Part = field(default_factory=_Part)
     blocks: list[_Block] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What is sent at least."""
+        return self.alike + max(self.apart, default=0)
 
     @property
     def seconds(self) -> float:
@@ -142,13 +149,23 @@ class Sent:
     def passes(self, node: Node, depth: int, times: int) -> None:
         """A node at the end of a block; of a loop, after those of its body."""
         if isinstance(node, Reshard):
-            # Buckets round up less often.
-            self.bytes += max(0, node.route.wire_bytes - node.route.collectives) * times
-            self.wire += node.route.wire_bytes * times
+            self._adds(node, times)
         if self.timing is not None:
             self._timed(node, depth, times, self.timing)
         elif self.bytes > self.most:
             raise Beyond(self.bytes, self.kept.seconds)
+
+    def _adds(self, node: Reshard, times: int) -> None:
+        route = node.route
+        self.wire += route.wire_bytes * times
+        # Buckets round up less often.
+        if not route.unlike:
+            self.alike += max(0, route.wire_bytes - route.collectives) * times
+            return
+        type_ = replace(node.source.type, dtype=node.dtype or node.source.type.dtype)
+        each = (max(0, n - route.collectives) for n in _by_device(route, type_, self.mesh))
+        before = self.apart or (0,) * self.mesh.devices
+        self.apart = tuple(had + n * times for had, n in zip(before, each, strict=True))
 
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""
@@ -274,6 +291,11 @@ def _sent(timing: Timing, route: Route, type_: TensorType) -> tuple[Timed, ...]:
             busy = tuple((axis, seconds) for axis in step.axes)
             found.append(((step.kind, step.axes), busy, _is_bucketed(step, type_, timing.mesh)))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _by_device(route: Route, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
+    return route.by_device(type_, mesh)
 
 
 def _is_bucketed(step: Step, type_: TensorType, mesh: Mesh) -> bool:

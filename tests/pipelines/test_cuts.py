@@ -264,10 +264,7 @@ def test_a_step_is_that_of_one_device(
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text))
     assert not run.disagreements()
-    sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
-    totals = explain(made.device)["totals"]
-    assert sum(run.wire_bytes(r) for r in range(len(run.sent))) == totals["cluster_wire_bytes"]
-    assert sent == totals["wire_bytes"] or ("tp:4" in mesh and sent < totals["wire_bytes"])
+    hold_bytes(run, made)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -293,8 +290,7 @@ def test_several_stages_on_a_device(name: str, schedule: str) -> None:
     made = compiled(text, "pipe:2", rules_of(name, 4, "pipe:2"), f"with {schedule}")
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text))
-    sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
-    assert sent == explain(made.device)["totals"]["wire_bytes"]
+    hold_bytes(run, made)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

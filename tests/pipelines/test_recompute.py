@@ -15,7 +15,15 @@ from meshdsl.report.explain import explain
 from meshdsl.report.stages import pipeline_sentence
 from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements
-from tests.pipelines.test_programs import BY_ROWS, MESHES, OPTIMIZERS, PROGRAMS, compiled, results
+from tests.pipelines.test_programs import (
+    BY_ROWS,
+    MESHES,
+    OPTIMIZERS,
+    PROGRAMS,
+    compiled,
+    hold_bytes,
+    results,
+)
 
 USES = {
     "pipe:2": ("gpipe[b](4)", "zb_h1[b](4)", "interleaved[b](4)", "chimera[b](4)"),
@@ -50,8 +58,7 @@ def test_the_numbers_are_the_same_bits(name: str, mesh: str, optimizer: str, sch
     for key, array in results(run).items():
         np.testing.assert_array_equal(array, kept[key], key)
     assert not run.disagreements()
-    sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
-    assert sent == explain(made.device)["totals"]["wire_bytes"]
+    hold_bytes(run, made)
     device = read_again("device", made.device)
     assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
 

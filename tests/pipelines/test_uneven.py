@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.run import Given, run
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
+from meshdsl.placed.sbp import Mesh
 from meshdsl.report.explain import explain
+from meshdsl.report.running import run_as_json
+from meshdsl.search.plan import Plan, Rule
 from meshdsl.simulate.engine import simulate
 from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements
@@ -240,6 +244,27 @@ def test_what_a_device_holds_computes_and_takes_follows_its_iterations() -> None
     forward = [taken.times.forward for _, taken in (late, early)]
     assert forward[0][0] < forward[0][1]
     assert forward[1][0] > forward[1][1]
+
+
+@pytest.mark.parametrize("layers", ["3 5", "7 1"])
+def test_what_is_told_of_a_device_is_what_the_one_that_sends_most_sends(layers: str) -> None:
+    """Of two that have each other's stages: one sends the larger block and gives back the smaller.
+
+    Explain, search and a run say the same.
+    """
+    made = wide(f'with chimera[b](4, layers="{layers}")')
+    counted = run_as_json(made, "local", run(made, "local", Given(seed=4)), ())["devices"]
+    told, pipe = explain(made.device), made.placed.pipe
+    assert pipe is not None
+    layer, every = 2 * 256 * 1024 * 4, [*map(int, layers.split())]
+    assert told["totals"]["by_kind"]["exchange"] == sum(every) * layer
+    exchanges = [c for c in told["collectives"] if c["kind"] == "exchange"]
+    assert sum(c["wire_bytes"] for c in exchanges) == 2 * max(every) * layer
+    plan = Plan(
+        made.named, Mesh("m", (("pipe", 2),)), (Rule("l", ("pipe",)),), "deferred", None, pipe.use
+    )
+    most = max(device["wire_bytes"] for device in counted)
+    assert most == told["totals"]["wire_bytes"] == plan.sent
 
 
 def test_sizes_that_are_equal_are_those_of_no_option() -> None:

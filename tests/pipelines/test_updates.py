@@ -31,6 +31,7 @@ from meshdsl.schedule.table import row_text
 from meshdsl.schedule.verify import verify
 from tests.cli.command import Cli
 from tests.device.alone import allocated, first_device
+from tests.pipelines.test_programs import hold_bytes
 from tests.ranks import Forks
 
 pytest_plugins = ["tests.cli.conftest"]
@@ -156,8 +157,7 @@ def stepped(made: Compilation, seed: int = 3) -> Step:
 def holds(step: Step, close: float = CLOSE) -> None:
     assert step.worst < close
     assert not step.run.disagreements()
-    sent = [step.run.wire_bytes(rank) for rank in range(len(step.run.sent))]
-    assert explain(step.made.device)["totals"]["wire_bytes"] == max(sent)
+    hold_bytes(step.run, step.made)
 
 
 # --- the numbers ---------------------------------------------------------------------------------

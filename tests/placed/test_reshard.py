@@ -219,7 +219,7 @@ def check_route(way: Route, source: Placement, target: Placement, mesh: Mesh = S
         n = mesh.size(*step.axes)
         assert step.payload(TENSOR, mesh) == local
         assert step.wire(TENSOR, mesh) == wire(step, local, n)
-        assert step.cluster_wire(TENSOR, mesh) == cluster_wire(step, local, mesh)
+        assert sum(step.by_device(TENSOR, mesh)) == cluster_wire(step, local, mesh)
         total += wire(step, local, n)
         parts = apply(step, parts, mesh)
         assert is_held(parts, step.after, mesh), f"{source} -> {target}: {step}"
@@ -290,5 +290,5 @@ def named(text: str) -> Placement:
 def test_two_dimensional_reshards_send_the_least_there_is(source: str, target: str) -> None:
     way = route(TENSOR, named(source), named(target), SQUARE)
     assert way is not None
-    total = sum(step.cluster_wire(TENSOR, SQUARE) for step in way.steps)
+    total = sum(way.by_device(TENSOR, SQUARE))
     assert total == LEAST[source, target] * TENSOR.bytes

@@ -6,11 +6,10 @@ import pytest
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import on_device
+from meshdsl.device.ir import Bucket, Move, on_device, walk
 from meshdsl.report.document import duration
 from meshdsl.report.explain import explain, explanation
 from meshdsl.report.html import html
-from meshdsl.report.stages import sends_of
 from meshdsl.report.terminal import text
 from tests.report.golden import WHOLE, Case, made
 
@@ -24,8 +23,9 @@ def test_times_agree_with_each_other(case: Case) -> None:
     sent = [c.pop("seconds") for c in report["collectives"]]
     assert report == plain
     if "stage" in time:  # what its devices send, of what all stages do
-        own = {id(node) for node, *_ in sends_of(on_device(stages.device, time["stage"]))}
-        every = [node for node, *_ in sends_of(stages.device.body)]
+        own = {id(node) for node, _ in walk(on_device(stages.device, time["stage"]))}
+        moves = (n for n, _ in walk(stages.device.body) if isinstance(n, Move | Bucket))
+        every = [node for node in moves if node.step.moves]
         sent = [s for node, s in zip(every, sent, strict=True) if id(node) in own]
     assert time["seconds"] == pytest.approx(time["compute"] + time["waiting"])
     assert sum(time["sending"].values()) == pytest.approx(sum(sent), abs=1e-9)

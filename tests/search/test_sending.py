@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.plan import POLICIES, Plan
+from meshdsl.search.plan import POLICIES, Plan, Rule
 from meshdsl.search.problem import Problem
 from meshdsl.search.storage import stored
 
@@ -46,3 +49,39 @@ def test_a_walk_is_ended_for_a_reason(name: str, mesh: Mesh, objective: str, clu
         ended += beyond is not None
     # In time collectives as small as these count for nothing.
     assert ended or objective == "time"
+
+
+ODD = """
+dim batch = 10, io = 7, hidden = 9, out = 5
+program odd(x[batch, io], target[batch, out]) {
+  param w[io, hidden]
+  param v[hidden, out]
+  h = tanh(einsum(x, w -> [batch, hidden]))
+  y = einsum(h, v -> [batch, out])
+  loss = mean((y - target)^2)
+  return loss
+  minimize loss with adam(lr=0.1)
+}
+"""
+GRID = Mesh("grid", (("x", 3), ("y", 2), ("z", 2)))
+
+
+def test_bounds_hold_where_devices_send_unlike_numbers_of_bytes() -> None:
+    """Blocks of several sizes, and permutes: another device may send most in each collective."""
+    program = Compilation(Source("odd.mdsl", ODD), Options()).named
+    ways = [(), ("x",), ("y",), ("z",), ("y", "z"), ("x", "z")]
+    found = []
+    for axes in itertools.product(ways, repeat=4):
+        pairs = zip(("batch", "hidden", "io"), axes, strict=False)
+        rules = [Rule(dim, over) for dim, over in pairs if over]
+        rules += [Rule("hidden", axes[3], ("state",))] if axes[3] else []
+        found.append(Plan(program, GRID, tuple(rules), "deferred"))
+    unlike = 0
+    for plan in found[::STEP]:
+        try:
+            sent = plan.sent
+        except DiagnosticError:
+            continue
+        assert plan.sent_at_least <= sent <= plan.sent_at_most
+        unlike += sent < plan.sent_at_most
+    assert unlike
