@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.run import line_of, refuse_too_large
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fail
 
 if TYPE_CHECKING:
     from meshdsl.backends.engines.failures import RunError
@@ -125,7 +126,27 @@ def _about(plan: Plan) -> dict[str, Any]:
 
     placed, device = plan.asked.placed, plan.made.device
     said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}
-    return {"program": placed.named.name, **said, "plan": fingerprint(device)}
+    rule = {"plan": fingerprint(device), "rule": _rule(plan)}
+    return {"program": placed.named.name, **said, **rule}
+
+
+def _rule(plan: Plan) -> str:
+    """What the numbers of a step depend on beside the program, up to rounding.
+
+    Of a table that the file declares it has a hash: another one may have the same name.
+    """
+    from meshdsl.placed.workers import workers
+
+    found, placed = "one update a step", plan.asked.placed
+    if plan.asked.asynchronous and placed.pipe is not None and placed.pipe.use is not None:
+        use, stages = placed.pipe.use, placed.pipe.stages(placed.mesh)
+        found = f"updates on the way by {use} in {counted(stages, 'stage')}"
+        if use.table is not None:
+            rows = use.table.schedule.text.encode()
+            found += f", of the rows {sha256(rows).hexdigest()[:8]}"
+    if number := workers(plan.made.placed):
+        found += f", gradients compressed by {counted(number, 'worker')}"
+    return found
 
 
 def _resumed(job: Job, seed: int | None) -> Job:

@@ -83,7 +83,10 @@ class Held:
         saved, here = (", ".join(parts[k].format(meta[k]) for k in other) for meta in (before, now))
         message = f"{found.path.name} was saved under another plan"
         message += f": {saved}; now it is {here}" if other else ", of the same layout and mesh"
+        old, new = (meta.get("rule", "one update a step") for meta in (before, now))
         help = "the values are the same; sums in another order may differ in their last digits"
+        if old != new:
+            help = f"it goes on from the same values by other steps: {new}; before, {old}"
         yield Diagnostic("MD0519", message, severity="note", help=help)
 
     def _first(self) -> None:

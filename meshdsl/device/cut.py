@@ -408,7 +408,7 @@ class _Cutting:
         inside, block = replace(whole), self.new[var]
         rows = replace(block, name=self.names.fresh(f"{var.name}_rows"))
         step = Step("slice", (self.cut.axis,), whole.placement, rows.placement, dim=part.dim)
-        self.made.append(Move(step, inside, rows, 0, 0, 0, node.span, "", "", node.phase))
+        self.made.append(Move(step, inside, rows, 0, 0, node.span, "", "", node.phase))
         put = Compute("add", (rows, block), (replace(rows),), (), *about, onto=0)
         self.made.append(_counted(put))
         return zeros, Carry(whole, inside, inside, replace(whole))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
@@ -364,6 +365,40 @@ def test_the_rate_is_that_of_the_last_update_of_a_step(tmp_path: Path, cli: Cli)
     assert goal is not None
     wanted = [goal.optimizer.lr.at(update) for update in (7, 15)]
     assert [line["lr"] for line in lines if "lr" in line] == pytest.approx(wanted)
+
+
+LATER = {
+    ("pipedream[batch](8)", "pipedream[batch](8)", "data:2,pipe:2"): "sums in another order",
+    ("ampnet[batch](8)", "pipedream[batch](8)", "pipe:2"): (
+        "by other steps: updates on the way by pipedream[batch](8) in 2 stages; before, updates on "
+        "the way by ampnet[batch](8) in 2 stages"
+    ),
+    ("pipedream[batch](8)", "pipedream[batch](8)", "pipe:4"): "in 4 stages; before, ",
+    ("gpipe[batch](8)", "ampnet[batch](8)", "pipe:2"): "before, one update a step",
+    ("ampnet[batch](8)", "one_f_one_b[batch](4)", "pipe:2"): "other steps: one update a step; ",
+    ("gpipe[batch](8)", "one_f_one_b[batch](4)", "pipe:2"): "sums in another order",
+}
+
+
+@pytest.mark.parametrize(("before", "now", "mesh"), LATER)
+def test_a_run_that_goes_on_says_whether_its_steps_are_others(
+    before: str, now: str, mesh: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.mdsl").write_text(MLP.replace("OPT", "sgd(0.1)"), encoding="utf-8")
+    program = md.load(tmp_path / "p.mdsl")
+    data = {name: np.zeros((64, 4), "f4") for name in ("x", "t")}
+    notes: list[Any] = []
+    for steps, use, on in ((1, before, "pipe:2"), (2, now, mesh)):
+        rules = "l -> pipe" + (", batch -> data" if "data" in on else "")
+        schedule = md.scheduled(use.split("[")[0], "batch", micro=int(use[-2]))
+        plan = program.compile(on, md.layout(rules.split(", "), schedule=schedule))
+        done = plan.train(
+            data, steps, checkpoint=str(tmp_path / "run"), resume=steps > 1, progress=False
+        )
+        notes += done.notes
+    (note,) = notes
+    assert note.code == "MD0519"
+    assert LATER[before, now, mesh] in str(note.help)
 
 
 def _source(opt: str) -> str:
