@@ -178,6 +178,24 @@ def test_a_budget_that_is_over_still_answers() -> None:
     assert found.bound <= value(found)
 
 
+@pytest.mark.parametrize("objective", ["bytes", "memory"])
+def test_the_first_layouts_may_divide_too_little_where_the_time_is_over(objective: str) -> None:
+    asked = Problem(named("encdec"), Mesh("two", (("x", 2),)), objective, expired=lambda: True)
+    found = METHOD.solve(asked)
+    assert found.plans
+    assert all(asked.divides(plan) for plan in found.plans)
+    assert not found.proven
+
+
+def test_more_devices_are_never_slower_however_many_layouts_there_are() -> None:
+    """Three devices divide none of the large dims of alexnet; more are listed than are placed."""
+    one, three = (Mesh("m", (("x", size),)) for size in (1, 3))
+    timing = {mesh: Timing(load("cpu"), mesh) for mesh in (one, three)}
+    found = [METHOD.solve(Problem(named("alexnet"), m, "time", timing=t)) for m, t in timing.items()]
+    assert value(found[1]) <= value(found[0])
+    assert found[1].count.evaluated + found[1].count.bounded < found[1].count.valid
+
+
 def test_few_rules() -> None:
     found = METHOD.solve(problem("net", SQUARE, rules=1))
     assert all(len(plan.rules) <= 1 for plan in found.every)

@@ -70,7 +70,9 @@ def test_command(cli: Cli) -> None:
     told = json.loads(cli("search", path, "--from", "mine", "--json").out)
     assert {c["before"] for c in told["from"]["changes"]} >= {"batch -> x"}
     assert "nothing is changed" in cli("search", path, "--from", "best").out
-    assert cli("search", path, "--from", "other").codes == ["error[MD0108]"]
+    told = cli("search", path, "--from", "other")
+    assert told.codes == ["error[MD0108]"]
+    assert "--> --from:1:1" in told.err
     assert "error[MD0302]" in cli("search", path, "--from", "io:x,hidden:x").codes
 
 
