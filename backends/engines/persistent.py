@@ -128,7 +128,8 @@ class PersistentEngine:
         first = held[0][name]
         whole = torch.empty(tuple(self.program.OUTPUTS[name].dims.values()), dtype=first.dtype)
         for index, part in enumerate(cut.parts):
-            whole[part].copy_(held[cut.block_of.index(index)][name])
+            # Not `whole[part].copy_(…)`: where stages are in several ranges that is a copy itself.
+            whole[part] = held[cut.block_of.index(index)][name]
         return whole
 
 

@@ -96,6 +96,8 @@ class _Cutting:
             if leaves or node.phase == "update" or not behind.isdisjoint(reads(node)):
                 behind.update(node.makes)
                 continue
+            if isinstance(node, Move) and node.source not in found:
+                continue  # of a parameter: micro-batches take their part of what arrives
             has = any(self._cut_dim(v) is not None for v in _every_var(node))
             if has or any(v in found for v in reads(node)):
                 found |= {node, *node.makes}
@@ -300,6 +302,10 @@ class _Cutting:
 
     def _move(self, node: Move) -> None:
         part = self._component(node.source)
+        if node.step.kind == "halo" and part == Split(node.step.window.dim):
+            # What is beside the block is of other micro-batches: a reader needs all of them.
+            self.components[node.target] = part
+            return
         source = self.new.get(node.source, node.source)
         target = self._define(node.target, part)
         step = replace(node.step, before=source.placement, after=target.placement)

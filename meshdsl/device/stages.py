@@ -28,7 +28,7 @@ from meshdsl.device.ir import (
     Var,
     renamed,
 )
-from meshdsl.device.liveness import is_constant, reads, totals
+from meshdsl.device.liveness import blocks, is_constant, reads, totals
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import made_of_weights, recomputed
 from meshdsl.device.updates import loop_of, sunk, updated_on_the_way
@@ -429,12 +429,13 @@ class _Addends:
         self.parts: _Parts | Positions = (Positions if pipe.count else _Parts)(loop, pipe)
         for node in loop.body:
             self.parts.follow(node)
+        self.sums = self.parts.totals - {block.name for block in blocks(loop)}
         self.reads = uses(loop.body)
         self.makers = {v: node for node in loop.body for v in node.makes}
 
     def adds(self, node: Compute) -> bool:
-        """Whether an operator adds to a sum of the step."""
-        return node.onto == 0 and node.outs[0].name in self.parts.totals
+        """Whether an operator adds to a sum of the step, and does not put a block at its place."""
+        return node.onto == 0 and node.outs[0].name in self.sums
 
     def of(self, var: Var) -> _Found:
         """The addends in a value that are made on several stages; a move is one of each of them."""

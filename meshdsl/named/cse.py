@@ -94,7 +94,8 @@ class Merging:
     def op(self, op: Op) -> Op | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
         op = self.now(op)
-        if len(op.outs) != 1 or lookup(op.name).overwrites:
+        marks = op.name == "identity" and op.attrs  # what leaves stages does so by itself
+        if marks or len(op.outs) != 1 or lookup(op.name).overwrites:
             return op
         number, before = self._equal(op)
         self.numbers[op.out] = number

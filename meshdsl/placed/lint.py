@@ -26,7 +26,7 @@ from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
-from meshdsl.placed.stages import check_layers
+from meshdsl.placed.stages import check_layers, is_forward
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
@@ -136,9 +136,9 @@ def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
 def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report a schedule that does not fit the program or the mesh, or has nothing to do there.
 
-    Of a training step its micro-batches divide the dims that they cut (MD0534); without dims there
-    are batches that are accumulated (MD0535); its table can be made for the devices of the axis
-    (MD0529, MD0536), and `layers=` has a number for each stage (MD0538). Whatever else is not cut.
+    Where stages are run through, micro-batches divide the dims that they cut (MD0534); without dims
+    there are batches that are accumulated (MD0535); its table can be made for the devices of the
+    axis (MD0529, MD0536), and `layers=` has a number for each stage (MD0538).
     """
     use = layout.schedule
     if use is None:
@@ -154,9 +154,9 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     if not rules:
         diagnostics.add(_makes_no_pipeline(use, layout, sorted(known)))
         return
-    if program.goal is None:
+    if not _has_stages(program, layout):
         return
-    accumulated = program.goal.optimizer.accumulate
+    accumulated = program.goal.optimizer.accumulate if program.goal else 1
     diagnostics.add(*_lint_cuts(use, program, layout, accumulated, {r.dim for r in rules}))
     piped = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in rules}
     for dim, devices in piped.items():
@@ -171,9 +171,14 @@ def _cuts_of(program: Program, layout: Layout) -> list[StageRule]:
     return [r for r in layout.cuts if any(selects(r.selector, v) is not None for v in values)]
 
 
+def _has_stages(program: Program, layout: Layout) -> bool:
+    """Whether a program runs through stages, if its layout has any."""
+    return program.goal is not None or is_forward(program, layout.schedule)
+
+
 def _is_to_cut(rule: StageRule, program: Program, layout: Layout) -> bool:
-    """Whether a rule is to cut a training step on several devices."""
-    return program.goal is not None and layout.mesh.size_or_one(rule.axis) > 1
+    """Whether a rule is to cut a program on several devices."""
+    return _has_stages(program, layout) and layout.mesh.size_or_one(rule.axis) > 1
 
 
 def _lint_cut_network(
@@ -183,9 +188,9 @@ def _lint_cut_network(
     cuts: list[StageRule],
     diagnostics: Diagnostics,
 ) -> None:
-    if program.goal is None:
+    if not _has_stages(program, layout):
         return
-    accumulated = program.goal.optimizer.accumulate
+    accumulated = program.goal.optimizer.accumulate if program.goal else 1
     diagnostics.add(*_lint_cuts(use, program, layout, accumulated, set()))
     if use.layers:
         message = "`layers=` divides the iterations of a loop, and rules cut this network"

@@ -143,15 +143,22 @@ def is_leaving(op: ir.Op[Any]) -> bool:
     return op.name == "identity" and op.attrs == LEAVING
 
 
+def is_forward(program: Program, use: ScheduleUse | None) -> bool:
+    """Whether a program goes through the stages of a schedule that cuts a batch, and not back.
+
+    One that has a backward pass of its own (`grad`), or assigns a state, does not.
+    """
+    passes = {node.phase for node in program.body} == {"forward"} and not program.updates
+    return passes and use is not None and use.micro is not None
+
+
 def forward_only(program: Program, layout: Layout) -> Layout:
     """The layout for a program that is no training step: of its schedule the forward passes.
 
-    What has a backward pass or a state has no stages, nor does a layout that cuts no batch:
-    parameters are only `stored` by stage.
+    Where it has no stages, parameters are only `stored` by stage.
     """
     use = layout.schedule
-    passes = {node.phase for node in program.body} == {"forward"} and not program.updates
-    if use is None or use.micro is None or not passes:
+    if use is None or not is_forward(program, use):
         return stored(program, layout)
     return replace(layout, schedule=replace(use, forward=True))
 

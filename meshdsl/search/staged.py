@@ -93,7 +93,7 @@ def searched(problem: Problem, method: Method) -> Found:
 def check(program: named.Program, axis: str, meshes: Sequence[Mesh]) -> None:
     """Raise MD0647 where a program has no stages on this axis of any of the meshes."""
     if program.goal is None:
-        message = f"`{program.name}` is no training step: it runs in no pipeline"
+        message = f"`{program.name}` is no training step: pipelines are searched for these alone"
         fail("MD0647", message, program.span, help="search without `--pipeline`")
     dims = list(_loops(program))
     sizes = [mesh.size(axis) for mesh in meshes]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.ir import Move, Pipeline, walk
 from meshdsl.device.parser import parse_program
@@ -143,6 +144,60 @@ def test_a_network_that_rules_cut(mesh: str, rules: str, use: str) -> None:
     hold(compiled(NETWORK, mesh, rules, f"{use}[batch](4)"), NETWORK)
 
 
+MADE = {
+    "a sum of several stages": (
+        "h1 = tanh(x)\n h2 = tanh(h1)\n return h1 + h2, x * w1 + h2, h1 - target",
+        "pipe:2",
+        "h2: pipe = 1",
+    ),
+    "what is equal": (
+        "a = cumsum[io](x)\n b = cumsum[io](x)\n h2 = tanh(x)\n return b, h2, a, exp(x), exp(x)",
+        "pipe:2",
+        "h2: pipe = 1",
+    ),
+    "parameters with the batch": (
+        "param c[batch, io]\n h1 = tanh(x)\n h2 = h1 + c\n return h2, c, c * 2.0",
+        "pipe:2,tp:2",
+        "h2: pipe = 1, params: io -> tp",
+    ),
+    "neighbours in the batch": (
+        "b = shift[batch](exp(target), by=1)\n h1 = tanh(x)\n h2 = h1 + b\n return h2, b",
+        "data:2,pipe:2",
+        "h2: pipe = 1, batch -> data",
+    ),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_returned_of_what(name: str, trains: bool) -> None:
+    body, mesh, rules = MADE[name]
+    if trains:
+        loss = "loss = mean(square(h2))\n return loss,"
+        body = body.replace("return", loss) + "\n minimize loss with sgd(lr=0.1)"
+    text = (
+        "dim batch = 16, io = 8\nprogram p(x[batch, io], target[batch, io]) {\n param w1[io]\n "
+        f"x = x * w1\n {body}\n}}\n"
+    )
+    made = compiled(text, mesh, rules, "one_f_one_b[batch](4)")
+    alone = Compilation(Source("net.mdsl", text), Options(mesh="pipe:1"))
+    piped, one = (run_local(c.text, seed=3) for c in (made, alone))
+    hold_to(piped.outputs | piped.updated, one.outputs | one.updated)
+    hold_bytes(piped, made)
+
+
+@pytest.mark.parametrize("use", ["interleaved[batch](4)", "zb_v[batch](4)"])
+def test_outputs_with_the_dim_of_the_loop_in_python(use: str, tmp_path: Path) -> None:
+    """What is in several ranges of a device is put together: a matrix for each layer."""
+    text = PLAIN.replace("return x", "return x, w")
+    made = compiled(text, "pipe:2", LOOP, use)
+    weights = np.arange(8 * 8 * 8, dtype="f4").reshape(8, 8, 8) / 512
+    (tmp_path / "net.mdsl").write_text(made.source.text, encoding="utf-8")
+    plan = md.load(tmp_path / "net.mdsl").compile("pipe:2", "chosen")
+    plan.params = {"w": weights}
+    np.testing.assert_array_equal(plan(np.ones((16, 8), "f4"))["w"], weights)
+
+
 def test_numpy_in_float64() -> None:
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(16, 8)), rng.normal(size=(8, 8, 8)) / 3
@@ -216,6 +271,21 @@ def test_what_cannot_be_cut(line: str, code: str) -> None:
     text = PLAIN.replace("  return", f"  {line}\n  return")
     with pytest.raises(DiagnosticError) as caught:
         compiled(text, "pipe:2", LOOP, "gpipe[batch](4)").checked()
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+@pytest.mark.parametrize(
+    ("use", "code"),
+    [
+        ("gpipe[batch](3)", "MD0534"),
+        ("gpipe[layers](2)", "MD0534"),
+        ("chimera[batch](1)", "MD0529"),
+        ('gpipe[batch](4, layers="3 4")', "MD0538"),
+    ],
+)
+def test_a_schedule_that_does_not_fit(use: str, code: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(PLAIN, "pipe:2", LOOP, use).checked()
     assert [d.code for d in caught.value.diagnostics] == [code]
 
 

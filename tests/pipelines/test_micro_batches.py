@@ -78,6 +78,7 @@ NORMED = SUMMED.replace("out -> model])", "out -> model])\n    x = x - mean[batc
     [
         pytest.param(NORMED, "gpipe[batch](4)", "MD0332", id="batch norm"),
         pytest.param(SUMMED, "gpipe[batch](3)", "MD0534", id="does not divide"),
+        pytest.param(SUMMED, "gpipe[layers](2)", "MD0534", id="the dim of the loop"),
         pytest.param(SUMMED.replace("return loss", "return max(x)"), "gpipe[batch](4)", "MD0333"),
         pytest.param(SUMMED, "chimera[batch](1)", "MD0529", id="half a pair"),
         pytest.param(SUMMED, "interleaved[batch](4, chunks=3)", "MD0334", id="six stages"),

@@ -191,7 +191,9 @@ def test_more_devices_are_never_slower_however_many_layouts_there_are() -> None:
     """Three devices divide none of the large dims of alexnet; more are listed than are placed."""
     one, three = (Mesh("m", (("x", size),)) for size in (1, 3))
     timing = {mesh: Timing(load("cpu"), mesh) for mesh in (one, three)}
-    found = [METHOD.solve(Problem(named("alexnet"), m, "time", timing=t)) for m, t in timing.items()]
+    found = [
+        METHOD.solve(Problem(named("alexnet"), m, "time", timing=t)) for m, t in timing.items()
+    ]
     assert value(found[1]) <= value(found[0])
     assert found[1].count.evaluated + found[1].count.bounded < found[1].count.valid
 
