@@ -91,11 +91,11 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Ask
             graph = replace(graph, limit=asked.memory)
         try:
             best = solve(graph)
+            if not best.found:
+                _refuse_infeasible(top, graph, best)
         except TooWide as error:
-            message = f"the tables of an elimination would have {error.needed:,} entries or more"
-            top.refuse(message, "MD0663", "take `--method ilp`, or `--method mcmc` for a sample")
-        if not best.found:
-            _refuse_infeasible(top, graph, best)
+            help = "take another `--method`, such as `mcmc` for a sample"
+            top.refuse(str(error), "MD0663", help)
         held = graph.bytes(best.picks) if graph.memory else None
         return {
             "source": graph.source,

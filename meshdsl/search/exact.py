@@ -10,6 +10,8 @@ for factors of any width: bucket elimination (Dechter 1999). `integer_program` i
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.placed.zero_one import ALWAYS, NoPlan, Terms, ZeroOne, total
@@ -30,7 +32,7 @@ MOST_ENTRIES = 30_000_000
 FEW = 100_000
 """Choices of all variables that are visited rather than eliminated."""
 
-MOST_COEFFICIENTS = 4_000_000
+MOST_COEFFICIENTS = 150_000
 """Coefficients of a 0-1 program."""
 
 ROUNDS = 40
@@ -41,11 +43,7 @@ SCALE = 1e6
 
 
 class TooWide(Exception):
-    """The tables of an elimination would have more than MOST_ENTRIES entries."""
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(f"{needed:,} entries")
-        self.needed = needed
+    """The tables or the 0-1 program of a graph are larger than a method takes; it says which."""
 
 
 # --- branch and bound ----------------------------------------------------------------------------
@@ -165,7 +163,7 @@ def elimination_order(graph: CostGraph) -> Order:
         variable = min(near, key=lambda i: (_fill(near, i), entries([i, *near[i]], graph.sizes), i))
         needed += entries([variable, *near[variable]], graph.sizes)
         if needed > MOST_ENTRIES:
-            raise TooWide(needed)
+            raise TooWide(f"an elimination would make more than {MOST_ENTRIES:,} entries of tables")
         around = near.pop(variable)
         for i in around:
             near[i] |= around - {i}
@@ -186,24 +184,27 @@ def _fill(near: dict[int, set[int]], variable: int) -> int:
 def integer_program(graph: CostGraph) -> Solution:
     """The least choice within the memory limit, by the solver of 0-1 programs.
 
-    Unproven, with the bound of the relaxation, where the solver gives up.
+    Unproven if branching was left early. Raises TooWide, too, where nothing was found by then.
     """
     model = ZeroOne(MOST_COEFFICIENTS)
     scale = SCALE / (_typical(graph) or 1.0)
+    held: list[Terms] = []
     try:
         picks = [model.choice(size) for size in graph.sizes]
-        for factor in graph.factors:
-            for at, terms in _taken(model, picks, factor).items():
-                model.pay(terms, float(factor.cost[at]) * scale)
+        for scope, factors, memory in _largest(graph):
+            costs, bytes_ = (added(fs, scope, graph.sizes) for fs in (factors, memory))
+            for at, terms in _taken(model, picks, Factor(scope, costs)).items():
+                model.pay(terms, float(costs[at]) * scale)
+                held.append({i: c * float(bytes_[at]) / graph.limit for i, c in terms.items()})
         if math.isfinite(graph.limit):
-            _limit(model, picks, graph)
+            model.at_most(total(held), ALWAYS)
         answer = model.minimise()
     except NoPlan:
-        large = model.coefficients > model.most
-        bound = -math.inf if large else math.inf
-        return Solution("ilp", (), math.inf, bound, not large, model.coefficients)
+        if model.coefficients > model.most:
+            raise TooWide(f"the 0-1 program has more than {model.most:,} coefficients") from None
+        return Solution("ilp", (), math.inf, math.inf, True, model.coefficients)
     if answer is None:
-        return Solution("ilp", (), math.inf, -math.inf, False, model.coefficients)
+        raise TooWide("the 0-1 program was not solved within the limits of the solver")
     chosen = tuple(next(k for k, t in enumerate(ts) if answer.of(t)) for ts in picks)
     cost = graph.cost(chosen)
     bound = cost if answer.proven else -math.inf
@@ -219,56 +220,48 @@ def _typical(graph: CostGraph) -> float:
     return math.fsum(medians)
 
 
+def _largest(
+    graph: CostGraph,
+) -> Iterator[tuple[tuple[int, ...], list[Factor], list[Factor]]]:
+    """The scopes that no other one includes, each with the costs and the memory seen in it.
+
+    What a factor forbids is then forbidden of every larger one, and needs no variables of its own.
+    """
+    scopes = sorted({f.scope for f in (*graph.factors, *graph.memory)}, key=len, reverse=True)
+    homes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for scope in scopes:
+        homes[scope] = next((s for s in homes.values() if set(scope) <= set(s)), scope)
+    for home in dict.fromkeys(homes.values()):
+        both = (graph.factors, graph.memory)
+        factors, memory = ([f for f in fs if homes[f.scope] == home] for fs in both)
+        yield home, factors, memory
+
+
 def _taken(
     model: ZeroOne, picks: list[list[Terms]], factor: Factor
 ) -> dict[tuple[int, ...], Terms]:
     """The quantity of each combination of a factor that may be taken."""
     combinations = finite_combinations(factor)
-    if len(factor.scope) == 1:
-        (variable,) = factor.scope
-        for k, terms in enumerate(picks[variable]):
-            if (k,) not in combinations:
-                model.equal(terms, {})
-        return {at: picks[variable][at[0]] for at in combinations}
+    if not combinations:
+        raise NoPlan
     several = [i for i in range(len(factor.scope)) if factor.cost.shape[i] > 1]
-    if len(several) < 2:
-        return _of_one(model, picks, factor, several, combinations)
+    if not several:
+        return dict.fromkeys(combinations, ALWAYS)
+    if len(several) == 1:
+        (i,) = several
+        options = dict(enumerate(picks[factor.scope[i]]))
+        taken = {at: options.pop(at[i]) for at in combinations}
+        for forbidden in options.values():
+            model.equal(forbidden, {})
+        return taken
     taken = {at: model.variable(whole=False) for at in combinations}
     for i in several:
+        by_choice: dict[int, list[Terms]] = defaultdict(list)
+        for at, terms in taken.items():
+            by_choice[at[i]].append(terms)
         for k, terms in enumerate(picks[factor.scope[i]]):
-            model.equal(total(t for at, t in taken.items() if at[i] == k), terms)
+            model.equal(total(by_choice[k]), terms)
     return taken
-
-
-def _of_one(
-    model: ZeroOne,
-    picks: list[list[Terms]],
-    factor: Factor,
-    several: list[int],
-    combinations: list[tuple[int, ...]],
-) -> dict[tuple[int, ...], Terms]:
-    """A factor of which at most one variable has a choice."""
-    if not several:
-        if not combinations:
-            raise NoPlan
-        return {at: ALWAYS for at in combinations}
-    (i,) = several
-    options = picks[factor.scope[i]]
-    allowed = {at[i] for at in combinations}
-    for k, terms in enumerate(options):
-        if k not in allowed:
-            model.equal(terms, {})
-    return {at: options[at[i]] for at in combinations}
-
-
-def _limit(model: ZeroOne, picks: list[list[Terms]], graph: CostGraph) -> None:
-    """No more memory than the limit, counted in the limit."""
-    held = [
-        {i: c * float(factor.cost[at]) / graph.limit for i, c in terms.items()}
-        for factor in graph.memory
-        for at, terms in _taken(model, picks, factor).items()
-    ]
-    model.at_most(total(held), ALWAYS)
 
 
 # --- memory by a price ---------------------------------------------------------------------------

@@ -8,7 +8,6 @@ cost of one operator. A graph can be read from JSON, so that published ones can 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -153,5 +152,5 @@ def cheapest_of_each(graph: CostGraph) -> tuple[int, ...]:
 
 def finite_combinations(factor: Factor) -> list[tuple[int, ...]]:
     """The combinations of choices that a factor does not forbid."""
-    every = itertools.product(*(range(n) for n in factor.cost.shape))
-    return [at for at in every if math.isfinite(factor.cost[at])]
+    finite: list[list[int]] = np.argwhere(np.isfinite(factor.cost)).tolist()
+    return [tuple(at) for at in finite]

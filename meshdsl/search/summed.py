@@ -62,8 +62,7 @@ class Summed:
 
 def refuse_width(error: TooWide) -> NoReturn:
     """Raise MD0663."""
-    message = f"the tables of an elimination would have {error.needed:,} entries or more"
-    fail("MD0663", message, help="take `--method layouts`, or `--method ilp`")
+    fail("MD0663", str(error), help="take `--method layouts`")
 
 
 def placed(problem: Problem, space: Space, rules: Rules) -> Found:

@@ -17,11 +17,15 @@ from meshdsl.ir.types import TensorType
 from meshdsl.placed.choose import Choice, Chooser, Want
 from meshdsl.placed.rows import Call
 from meshdsl.placed.sbp import Placement, placement
-from meshdsl.search.graph import CostGraph, Factor, Solution, Variable
+from meshdsl.search.exact import TooWide
+from meshdsl.search.graph import CostGraph, Costs, Factor, Solution, Variable, entries
 from meshdsl.search.plan import Rules
 from meshdsl.search.space import Space
 
 Axes = tuple[str, ...]
+
+MOST_ENTRIES = 10_000_000
+"""Entries of the tables of all calls."""
 
 
 class Tables:
@@ -76,7 +80,7 @@ def table_graph(
 ) -> CostGraph:
     """The bytes of every call by the axes of its dims, and its FLOPs as what is limited.
 
-    `among` are the choices of each dim, where these are not all.
+    `among` are the choices of each dim, where these are not all. Raises TooWide.
     """
     tables = Tables(space)
     every = [tuple(choices_of(space, number)) for number in range(len(space.dims))]
@@ -84,10 +88,13 @@ def table_graph(
     names = zip(space.dims, choices, strict=True)
     variables = tuple(Variable(d.name, tuple(" ".join(a) for a in axes)) for d, axes in names)
     factors, work = list(_meetings(space, choices)), []
+    scopes = {call: _scope(space, call) for call in space.calls}
+    if sum(entries(scope, [*map(len, choices)]) for scope in scopes.values()) > MOST_ENTRIES:
+        raise TooWide(f"the tables of all calls would have more than {MOST_ENTRIES:,} entries")
     for call, trips in space.calls.items():
-        scope, cost, flops = _of_call(space, tables, choices, call)
-        factors.append(Factor(scope, cost * trips))
-        work.append(Factor(scope, flops * trips))
+        cost, flops = _of_call(space, tables, choices, call, scopes[call])
+        factors.append(Factor(scopes[call], cost * trips))
+        work.append(Factor(scopes[call], flops * trips))
     return CostGraph(variables, tuple(factors), tuple(work), most_work)
 
 
@@ -105,27 +112,42 @@ def _meetings(space: Space, choices: list[tuple[Axes, ...]]) -> Iterator[Factor]
             yield Factor((i, j), np.where(shared, math.inf, 0.0))
 
 
-def _of_call(
-    space: Space, tables: Tables, choices: list[tuple[Axes, ...]], call: Call
-) -> tuple[tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.float64]], np.ndarray]:
-    """The dims of a call that may be split, and its bytes and FLOPs by the axes of each."""
+def _scope(space: Space, call: Call) -> tuple[int, ...]:
+    """The dims of a call that may be split."""
     own = {d for t in (*call.ins, *call.outs) for d in t.names}
-    scope = tuple(i for i, dim in enumerate(space.dims) if dim.name in own)
+    return tuple(i for i, dim in enumerate(space.dims) if dim.name in own)
+
+
+def _of_call(
+    space: Space, tables: Tables, choices: list[tuple[Axes, ...]], call: Call, scope: Sequence[int]
+) -> tuple[Costs, Costs]:
+    """The bytes and FLOPs of a call by the axes of each dim: 0 where these are forbidden."""
     shape = [len(choices[i]) for i in scope]
     cost, flops = np.zeros(shape), np.zeros(shape)
-    for at in itertools.product(*map(range, shape)):
-        axes = {space.dims[i].name: choices[i][k] for i, k in zip(scope, at, strict=True)}
-        if not _may_stand(call, axes):
-            continue  # forbidden by the dims that meet
+    names = [space.dims[i].name for i in scope]
+    tensors = [{*t.names} for t in (*call.ins, *call.outs)]
+    near = [
+        [m for m in range(n) if any({names[m], name} <= dims for dims in tensors)]
+        for n, name in enumerate(names)
+    ]
+    for at in _apart([choices[i] for i in scope], near):
+        axes = {name: choices[i][k] for name, i, k in zip(names, scope, at, strict=True)}
         chosen = tables.chosen(call, axes)
         cost[at], flops[at] = chosen.cost, chosen.rank[-1]
-    return scope, cost, flops
+    return cost, flops
 
 
-def _may_stand(call: Call, axes: Mapping[str, Axes]) -> bool:
-    """Whether no axis splits two dims of one tensor."""
-    every = ([a for d in t.names for a in axes.get(d, ())] for t in (*call.ins, *call.outs))
-    return all(len(set(used)) == len(used) for used in every)
+def _apart(
+    options: Sequence[Sequence[Axes]], near: Sequence[Sequence[int]], at: tuple[int, ...] = ()
+) -> Iterator[tuple[int, ...]]:
+    """Every choice of one option each after `at` in which those near each other share no axis."""
+    if len(at) == len(options):
+        yield at
+        return
+    used = {axis for m in near[len(at)] for axis in options[m][at[m]]}
+    for k, axes in enumerate(options[len(at)]):
+        if used.isdisjoint(axes):
+            yield from _apart(options, near, (*at, k))
 
 
 def picked(space: Space, found: Solution) -> tuple[Axes, ...]:

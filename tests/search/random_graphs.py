@@ -20,12 +20,19 @@ def graphs(count: int, seed: int, memory: bool = False) -> Iterator[CostGraph]:
         held = tuple(
             Factor((i,), draw.integers(0, 9, n).astype(np.float64)) for i, n in enumerate(sizes)
         )
+        if memory and k % 2:
+            held = (*held, *(_held(draw, sizes) for _ in range(variables)))
         most = sum(float(f.cost.max()) for f in held)
         named = tuple(
             Variable(f"v{i}", tuple(f"c{j}" for j in range(n))) for i, n in enumerate(sizes)
         )
         limit = float(draw.uniform(0.2, 1.0)) * most if memory else math.inf
         yield CostGraph(named, tuple(factors), held if memory else (), limit)
+
+
+def _held(draw: np.random.Generator, sizes: np.ndarray) -> Factor:
+    factor = _factor(draw, sizes)
+    return Factor(factor.scope, np.where(np.isinf(factor.cost), 0.0, factor.cost))
 
 
 def _factor(draw: np.random.Generator, sizes: np.ndarray) -> Factor:

@@ -6,11 +6,12 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 
 from meshdsl.search.annealing import anneal, change
 from meshdsl.search.exact import branch_and_bound, eliminate, integer_program, priced_memory
-from meshdsl.search.graph import CostGraph
+from meshdsl.search.graph import CostGraph, Factor, Variable
 from tests.search.random_graphs import graphs
 
 CLOSE = 1e-9
@@ -37,6 +38,24 @@ def test_exact_methods_agree() -> None:
             assert bool(found.picks) == math.isfinite(expected)
             if found.picks:
                 assert graph.cost(found.picks) == found.cost
+
+
+def test_what_a_factor_forbids_costs_a_larger_one_no_variables() -> None:
+    """Seven dims that meet in one tensor: of 8 ** 7 combinations no two share an axis."""
+    pairs = list(itertools.combinations(range(7), 2))
+    choices = tuple(format(axes, "03b") for axes in range(8))
+    shared = np.array([[math.inf if i & j else 0.0 for j in range(8)] for i in range(8)])
+    split = np.full((8,) * 7, 9.0)
+    split[0, 0, 0, 7, 0, 0, 0] = 1.0
+    graph = CostGraph(
+        tuple(Variable(f"d{i}", choices) for i in range(7)),
+        (*(Factor(pair, shared) for pair in pairs), Factor(tuple(range(7)), split)),
+    )
+    found = integer_program(graph)
+    assert found.cost == 1.0
+    assert found.picks == (0, 0, 0, 7, 0, 0, 0)
+    # Each of three axes at one of seven dims or at none; `work` counts coefficients.
+    assert found.work < 10 * 8**3 * 7
 
 
 def test_the_bound_leaves_branches_out() -> None:

@@ -165,6 +165,24 @@ def test_mistakes_have_their_message(code: str, graph: object, said: str, tmp_pa
     assert found.span is not None
 
 
+@pytest.mark.parametrize("method", ["ilp", "elimination"])
+def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) -> None:
+    """Three nodes of 320 choices: 614,400 coefficients, or 32,768,000 entries to eliminate one."""
+    names = ["a", "b", "c"]
+    choices = [f"p{i}" for i in range(320)]
+    nodes = [{"name": name, "choices": choices, "cost": [0] * 320} for name in names]
+    table = [[(i * j) % 7 for j in range(320)] for i in range(320)]
+    edges = [{"between": pair, "cost": table} for pair in (["a", "b"], ["b", "c"], ["a", "c"])]
+    path = written(tmp_path, {"kind": "placement", "nodes": nodes, "edges": edges})
+    with pytest.raises(DiagnosticError) as caught:
+        solved(path, Asked(method))
+    (found,) = caught.value.diagnostics
+    assert found.code == "MD0663", found.message
+    assert "more than" in found.message
+    assert "`mcmc`" in (found.help or "")
+    assert solved(path, Asked("mcmc"))["cost"] >= 0
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "code", "said"),
     [
