@@ -13,13 +13,15 @@ import re
 
 import pytest
 
-from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.device.ir import Part, Pipeline
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation
+from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import Action, of_rows, row_text
 from meshdsl.schedule.verify import verify
+from tests.pipelines.in_flight import counted
 from tests.pipelines.test_cuts import PROGRAMS as NETWORKS
 from tests.pipelines.test_cuts import rules_of
 from tests.pipelines.test_programs import (
@@ -193,7 +195,10 @@ def test_stages_may_be_on_two_devices_each(seed: int) -> None:
     text = text.replace("b = 8", f"b = {4 * micro}")
     text += declared(rows, stages, micro)
     made = compiled(text, f"pipe:{stages}", "l -> pipe", "with mine[b]")
-    hold_messages(made)
+    run, most = counted(made)
+    hold_messages(made, run)
+    assert most == pipeline_of(made).known.peaks
+    hold_to(results(run), on_one_device(text), 2e-5)
 
 
 REFUSED = {
@@ -214,17 +219,35 @@ def test_stages_on_several_devices_in_other_ways_are_refused(message: str) -> No
     assert all(d.span and d.help for d in caught.value.diagnostics)
 
 
-def hold_messages(made: Compilation) -> None:
-    """A step is that of one device, and its messages are those of the table."""
-    run = run_local(made.text, seed=4)
-    alone = compiled(made.source.text.partition("layout chosen")[0], "pipe:1", "l -> pipe", "")
-    hold_to(results(run), results(run_local(alone.text, seed=4)), 2e-5)
-    hold_bytes(run, made)
+def pipeline_of(made: Compilation) -> Pipeline:
     (pipe,) = (node for node in made.device.body if isinstance(node, Pipeline))
+    return pipe
+
+
+def hold_messages(made: Compilation, run: LocalRun) -> None:
+    """What a step sends are the messages of the table, and the bytes that were said."""
+    hold_bytes(run, made)
+    pipe = pipeline_of(made)
     carried = {kind: len(pipe.loop(part).carries) for kind, part in LOOPS.items()}
     told = sum(len(line.messages) * carried[line.kind] for line in pipe.known.lines)
     sent = sum(n for device in run.sent for one, n in device.items() if one.kind == "send")
     assert sent == told
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", schedules())
+def test_what_is_known_by_name_runs_as_it_is_verified(name: str, devices: int) -> None:
+    """Micro-batches in flight on each device, and messages, as they are counted while it runs."""
+    micro = 2 * devices
+    text = PROGRAMS["two carries"].replace("OPT", "momentum(lr=0.1)")
+    text = text.replace("b = 8", f"b = {2 * micro}").replace("l = 4", "l = 8")
+    text = text.replace(" + 0.1 * aux", "")
+    made = compiled(text, f"pipe:{devices}", "l -> pipe", f"with {name}[b]({micro})")
+    run, most = counted(made)
+    hold_messages(made, run)
+    assert most == pipeline_of(made).known.peaks
+    if not schedules()[name].asynchronous:
+        hold_to(results(run), on_one_device(text), 2e-5)
 
 
 def apart(stages: int, micro: int, random_: random.Random) -> list[list[int]]:
