@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.pipeline import Compilation
@@ -15,8 +15,8 @@ KEPT = re.compile(r"^    (kept|kept_weights) = \{\}$", re.MULTILINE)
 class Kept(dict[Any, Any]):
     """What passes keep for later ones; it counts for its device, with others of the same."""
 
-    now: Counter[int] = Counter()
-    most: Counter[int] = Counter()
+    now: ClassVar[Counter[int]] = Counter()
+    most: ClassVar[Counter[int]] = Counter()
 
     def __init__(self, rank: int) -> None:
         super().__init__()
