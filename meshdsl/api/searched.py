@@ -110,7 +110,7 @@ def searched(
         problems = asked.problems(made)
         found = solve(problems, METHODS[method])
         if not found.plans:
-            refuse_limit(problems, METHODS[method])
+            refuse_limit(problems, method, METHODS[method])
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
     return Searched(program, found, method)

@@ -107,15 +107,19 @@ def command(file: File, given: SearchLayouts) -> None:
         if given.expect and not given.write:
             fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
         made = common.compiled(file, pipeline_options(given), diagnostics, "named")
+        if given.write:
+            from meshdsl.search.written import refuse_name
+
+            refuse_name(given.write, made.tree, given.force)
         problems = asked(given).problems(made)
         with common.patience(f"searching layouts of {made.source.name}"):
             found = solve(problems, method)
+        if not found.plans:
+            refuse_limit(problems, name, method)
         if given.json:
             from meshdsl.report.search import searched
 
             common.print_json(searched(found, made.source.name, name))
-        if not found.plans:
-            refuse_limit(problems, method)
         if given.write:
             _write(file, made, found, given)
         if not given.json:

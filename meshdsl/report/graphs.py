@@ -31,7 +31,7 @@ from meshdsl.search.graph_file import (
 )
 from meshdsl.search.grid import Division, Plan, Uncut, near_stages, ranked
 from meshdsl.search.pipelines import best_pipeline, transformer_ways
-from meshdsl.search.stages import MOST_SETS, TooBranched, cut
+from meshdsl.search.stages import TooLarge, cut
 from meshdsl.search.transformer import Transformer
 
 Json = dict[str, Any]
@@ -75,6 +75,13 @@ def solved(path: Path, asked: Asked) -> Json:
     return {"version": 1, "graph": str(path), "kind": kind, "method": name, **found}
 
 
+def _refuse_unread(what: str, **options: object) -> None:
+    """Raise MD0665 for an option that would change nothing."""
+    for name, value in options.items():
+        if value is not None:
+            fail("MD0665", f"{what}: `--{name}` means nothing there", help=f"leave `--{name}` out")
+
+
 # --- placements ----------------------------------------------------------------------------------
 
 
@@ -87,6 +94,12 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Ask
 
     def found(top: Written, asked: Asked) -> Json:
         graph = costs_of(top)
+        _refuse_unread(
+            "a graph of placements",
+            devices=asked.devices,
+            bandwidth=asked.bandwidth,
+            cluster=asked.cluster,
+        )
         if asked.memory is not None:
             graph = replace(graph, limit=asked.memory)
         try:
@@ -136,11 +149,12 @@ def _stages(single: bool) -> Callable[[Written, Asked], Json]:
         graph = layers_of(top)
         if asked.devices is None or asked.bandwidth is None:
             fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
+        _refuse_unread("a graph of layers", memory=asked.memory, cluster=asked.cluster)
         try:
             best = cut(graph, asked.devices, asked.bandwidth, single)
-        except TooBranched:
-            message = f"the layers have more than {MOST_SETS:,} down-sets"
-            top.field("edges").refuse(message, "MD0663", "merge layers that run side by side")
+        except TooLarge as error:
+            help = "merge layers, those that run side by side first, or take fewer devices"
+            top.field("layers").refuse(str(error), "MD0663", help)
         alone = math.fsum(layer.seconds for layer in graph.layers)
         stages = [
             {
@@ -173,6 +187,7 @@ def _grid(top: Written, asked: Asked) -> Json:
     model = transformer_of(top)
     if asked.devices is None or asked.cluster is None:
         fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
+    _refuse_unread("a transformer", bandwidth=asked.bandwidth)
     cluster = load(asked.cluster)
     try:
         plans = ranked(model, cluster, asked.devices, True, asked.memory, asked.stages)
@@ -226,6 +241,7 @@ def _alpa(top: Written, asked: Asked) -> Json:
     model = transformer_of(top)
     if asked.devices is None or asked.cluster is None:
         fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
+    _refuse_unread("a transformer", bandwidth=asked.bandwidth)
     cluster = load(asked.cluster)
     micros = top.field("micro_batches").count()
     groups = top.field("groups", model.layers).count()
@@ -271,6 +287,7 @@ def _devices(learned: bool) -> Callable[[Written, Asked], Json]:
         groups, operators = operators_of(top)
         if asked.devices is None or asked.bandwidth is None:
             fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)
+        _refuse_unread("operators on devices", memory=asked.memory, cluster=asked.cluster)
         transfer = top.field("transfer", 0).cost()
         devices = Devices(asked.devices, transfer, asked.bandwidth)
         if not learned and asked.devices ** len(groups) > MOST_PLACEMENTS:
@@ -337,12 +354,16 @@ def _unproven(found: Json) -> str:
     return f"within {above:.2%} of the least"
 
 
+def _times(found: Json) -> float:
+    """How much faster than on one device; what takes no time is no faster."""
+    return float(found["one_device_seconds"] / found["seconds"]) if found["seconds"] else 1.0
+
+
 def _stages_text(found: Json) -> list[str]:
-    times = found["one_device_seconds"] / found["seconds"]
     head = (
         f"{found['graph']} on {found['devices']} devices at {found['bandwidth'] / 1e9:g} GB/s: "
         f"{found['replicas']}, a micro-batch every {found['seconds'] * 1e3:.4g} ms, "
-        f"{times:.3g} times one device"
+        f"{_times(found):.3g} times one device"
     )
     rows = [["stage", "devices", "ms", "layers"]]
     for number, stage in enumerate(found["stages"]):
@@ -354,11 +375,10 @@ def _stages_text(found: Json) -> list[str]:
 
 
 def _devices_text(found: Json) -> list[str]:
-    times = found["one_device_seconds"] / found["seconds"]
     known = "the best of all" if found["proven"] else "the best of those"
     head = (
         f"{found['graph']} on {found['devices']} devices: {found['seconds']:.4g} s, "
-        f"{times:.3g} times one device; {known} {found['work']:,} tried"
+        f"{_times(found):.3g} times one device; {known} {found['work']:,} tried"
     )
     rows = [[group, f"device {place}"] for group, place in found["places"].items()]
     return [head, *(f"  {line}" for line in aligned(rows))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.diagnostics import Diagnostics, Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostics, Source, Span, counted, did_you_mean, fail
 from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
 from meshdsl.placed.lint import lint, lint_demands
@@ -77,6 +77,10 @@ class Asked:
             tensors=self.per_tensor,
             pipeline=self.pipeline,
         )
+        if limits.rules is not None and len(limits.fixed) > limits.rules:
+            fixed = counted(len(limits.fixed), "rule")
+            help = f"`--max-rules {len(limits.fixed)}` or more, or fewer rules by `--fix`"
+            fail("MD0601", f"`--fix` has {fixed}, `--max-rules` allows {limits.rules}", help=help)
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)
         # By time few tensors are waited for: their bound takes no time to speak of.

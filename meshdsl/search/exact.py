@@ -32,6 +32,9 @@ MOST_ENTRIES = 30_000_000
 FEW = 100_000
 """Choices of all variables that are visited rather than eliminated."""
 
+MOST_VISITED = 5_000_000
+"""Choices that a search in depth visits."""
+
 MOST_COEFFICIENTS = 150_000
 """Coefficients of a 0-1 program."""
 
@@ -50,7 +53,12 @@ class TooWide(Exception):
 
 
 def branch_and_bound(graph: CostGraph, bounded: bool = True) -> Solution:
-    """The least choice within the memory limit; every choice is visited unless `bounded`."""
+    """The least choice within the memory limit; every choice is visited unless `bounded`.
+
+    Raises TooWide.
+    """
+    if not bounded and math.prod(graph.sizes) > MOST_VISITED:
+        raise TooWide(f"there are {math.prod(graph.sizes):,} combinations of choices to visit")
     search = _Branches(graph, bounded)
     search.descend(0, *search.constant)
     name = "branch and bound" if bounded else "exhaustive"
@@ -84,6 +92,8 @@ class _Branches:
             return
         for choice in range(self.graph.sizes[at]):
             self.visited += 1
+            if self.visited > MOST_VISITED:
+                raise TooWide(f"more than {MOST_VISITED:,} choices would be visited")
             self.picks[at] = choice
             now = cost + sum(f.of(self.picks) for f in self.closed[at])
             bytes_ = held + sum(f.of(self.picks) for f in self.held[at])

@@ -28,7 +28,13 @@ from meshdsl.syntax.parse import read_source
 MOST = 1e100
 """The greatest number of a graph: sums and products of such are numbers still."""
 
-KINDS = ("placement", "stages", "transformer", "devices")
+FIELDS = {
+    "placement": ("nodes", "edges", "memory_limit"),
+    "stages": ("layers", "edges"),
+    "transformer": (*(f.name for f in fields(Transformer)), "micro_batches", "groups"),
+    "devices": ("operators", "transfer"),
+}
+"""The kinds of graphs, and the fields of each beside `version`, `kind` and `source`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,14 @@ class Written:
             near = did_you_mean(name, list(self.value))
             self.refuse(f"the field `{name}` is missing", help=near or f'write `"{name}": …`')
         return Written(self.source, path, self.value.get(name, default))
+
+    def only(self, *names: str) -> Written:
+        """This object, of which no other fields are read. Raises MD0660 where it has others."""
+        for name in self.value if isinstance(self.value, dict) else ():
+            if name not in names:
+                near = did_you_mean(name, list(names))
+                self.refuse(f"there is no field `{name}`", help=near or f"{', '.join(names)}")
+        return self
 
     def items(self) -> list[Written]:
         """The elements of a list."""
@@ -98,10 +112,12 @@ def read_graph(path: Path) -> Written:
         fail("MD0660", message, Span(source, 0, 1))
     top = Written(source, "", value)
     kind = top.field("kind")
-    if kind.value not in KINDS:
-        near = did_you_mean(str(kind.value), list(KINDS))
-        kind.refuse(f"there is no graph of kind {kind.value!r}", help=near or ", ".join(KINDS))
-    return top
+    if kind.value not in FIELDS:
+        near = did_you_mean(str(kind.value), list(FIELDS))
+        kind.refuse(f"there is no graph of kind {kind.value!r}", help=near or ", ".join(FIELDS))
+    if (version := top.field("version", 1)).value != 1:
+        version.refuse(f"version {version.value} of graphs is not known", help="write version 1")
+    return top.only("version", "kind", "source", *FIELDS[kind.value])
 
 
 # --- graphs of placements ------------------------------------------------------------------------
@@ -114,6 +130,7 @@ def costs_of(top: Written) -> CostGraph:
         top.field("nodes").refuse("there is no node")
     variables, factors, memory = [], [], []
     for i, node in enumerate(nodes):
+        node.only("name", "choices", "cost", "memory")
         choices = tuple(c.text() for c in node.field("choices").items())
         if not choices:
             node.field("choices").refuse("there is nothing to choose from")
@@ -123,11 +140,13 @@ def costs_of(top: Written) -> CostGraph:
         sizes = [len(choices)]
         factors.append(Factor((i,), _table(node.field("cost"), sizes)))
         if (held := node.field("memory", None)).value is not None:
-            memory.append(Factor((i,), _table(held, sizes)))
+            memory.append(Factor((i,), _table(held, sizes, infinite=False)))
     places = _places(nodes, [v.name for v in variables])
     for edge in top.field("edges", []).items():
         factors.append(_edge(edge, places, variables))
     limit = top.field("memory_limit", None)
+    if limit.value is not None and not memory:
+        limit.refuse("no node says how much memory its choices take", help='write `"memory": […]`')
     most = math.inf if limit.value is None else limit.cost()
     source = top.field("source", "").value
     return CostGraph(tuple(variables), tuple(factors), tuple(memory), most, source)
@@ -135,7 +154,7 @@ def costs_of(top: Written) -> CostGraph:
 
 def _edge(edge: Written, places: Mapping[str, int], variables: Sequence[Variable]) -> Factor:
     """The table of an edge, its axes in the order of the nodes."""
-    between = edge.field("between").items()
+    between = edge.only("between", "cost").field("between").items()
     at = [_place(name, places) for name in between]
     if len(set(at)) < max(2, len(at)):
         edge.field("between").refuse("an edge is between two nodes or more, each once")
@@ -144,14 +163,16 @@ def _edge(edge: Written, places: Mapping[str, int], variables: Sequence[Variable
     return Factor(tuple(sorted(at)), table.transpose(order))
 
 
-def _table(written: Written, sizes: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A table of costs, one list within another for each size."""
+def _table(
+    written: Written, sizes: Sequence[int], infinite: bool = True
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A table of costs, one list within another for each size; null forbids if `infinite`."""
     rows = written.items()
     if len(rows) != sizes[0]:
         written.refuse(f"{len(rows)} values for {sizes[0]} choices")
     if len(sizes) == 1:
-        return np.array([row.cost(infinite=True) for row in rows])
-    return np.stack([_table(row, sizes[1:]) for row in rows])
+        return np.array([row.cost(infinite) for row in rows])
+    return np.stack([_table(row, sizes[1:], infinite) for row in rows])
 
 
 def _places(written: Iterable[Written], names: Sequence[str]) -> dict[str, int]:
@@ -173,6 +194,9 @@ def _place(name: Written, places: Mapping[str, int]) -> int:
 
 # --- graphs of layers ----------------------------------------------------------------------------
 
+LAYER = ("forward", "backward", "output", "parameters")
+"""The numbers of a layer."""
+
 
 def layers_of(top: Written) -> LayerGraph:
     """The graph of `"kind": "stages"`, its layers in topological order."""
@@ -181,8 +205,8 @@ def layers_of(top: Written) -> LayerGraph:
         top.field("layers").refuse("there is no layer")
     layers = [
         Layer(
-            layer.field("name").text(),
-            *(layer.field(f).cost() for f in ("forward", "backward", "output", "parameters")),
+            layer.only("name", *LAYER).field("name").text(),
+            *(layer.field(f).cost() for f in LAYER),
         )
         for layer in written
     ]
@@ -253,6 +277,7 @@ def operators_of(top: Written) -> tuple[tuple[str, ...], list[Operator]]:
     places: dict[str, int] = {}
     made = []
     for operator in written:
+        operator.only("name", "group", "reads", "seconds", "output")
         group = groups.setdefault(operator.field("group").text(), len(groups))
         reads = [_place(name, places) for name in operator.field("reads", []).items()]
         seconds, output = (operator.field(name).cost() for name in ("seconds", "output"))

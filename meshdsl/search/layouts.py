@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
@@ -382,11 +383,15 @@ class Layouts:
         if self.bounds and space.least(weigh) * (1 - ROUNDING) > problem.below:
             run.valid = run.bounded = space.count
             return []
-        weight = 1 / min(level.bandwidth for level in problem.timing.cluster.levels)
+        slow = min(problem.timing.cluster.levels, key=lambda level: level.bandwidth)
 
         def expected(rules: Rules) -> float:
-            """About how long it takes: good layouts first, so that others end soon."""
-            return problem.computing(rules) + run.tables.sent(rules) * weight
+            """About how long it takes, if buckets join all collectives."""
+            return problem.computing(rules) + run.tables.sent(rules) / slow.bandwidth
+
+        def at_most(rules: Rules) -> float:
+            """About how long it takes, if none are joined."""
+            return expected(rules) + run.tables.collectives(rules) * slow.alpha
 
         seen, _ = self._divided(run, space, expected)
         placed = run.general(seen[:FIRST])
@@ -399,8 +404,10 @@ class Layouts:
         if not whole:
             run.cut = True
             bounds = {rules: space.of(rules, weigh) for rules in [*seen, alone]}
-        ordered = run.ordered(bounds, expected) if whole else [*bounds]
-        for rules in sorted(ordered, key=lambda rules: rules != alone):
+        # Good layouts come first, so that others end soon.
+        orders = run.ordered(bounds, expected) if whole else [*bounds], run.ordered(bounds, at_most)
+        ordered = (rules for both in zip_longest(*orders) for rules in both if rules is not None)
+        for rules in sorted(dict.fromkeys(ordered), key=lambda rules: rules != alone):
             bound = bounds[rules]
             if rules in first or not _is_short(rules, problem):
                 continue

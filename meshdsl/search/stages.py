@@ -22,9 +22,12 @@ from functools import cached_property
 MOST_SETS = 3_000
 """Down-sets of a graph that may be cut: the pairs of them are what is searched."""
 
+MOST_STATES = 20_000_000
+"""Stages on some devices, times the devices that earlier ones may be on, that are looked at."""
 
-class TooBranched(Exception):
-    """The graph has more than MOST_SETS down-sets."""
+
+class TooLarge(Exception):
+    """The graph has more down-sets, or with its devices more states, than are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class LayerGraph:
     def down_sets(self) -> tuple[int, ...]:
         """The sets that hold with each layer all that it reads, small ones first.
 
-        Raises TooBranched.
+        Raises TooLarge.
         """
         found = {0}
         last = [0]
@@ -84,7 +87,7 @@ class LayerGraph:
             }
             found |= grown
             if len(found) > MOST_SETS:
-                raise TooBranched
+                raise TooLarge(f"the layers have more than {MOST_SETS:,} down-sets")
             last = sorted(grown)
         return tuple(sorted(found, key=lambda s: (s.bit_count(), s)))
 
@@ -158,8 +161,12 @@ class Pace:
 def cut(graph: LayerGraph, devices: int, bandwidth: float, single: bool = False) -> Cut:
     """The stages on at most `devices` devices with the shortest time between micro-batches.
 
-    Of equal ones, that in which a micro-batch passes all stages soonest. Raises TooBranched.
+    Of equal ones, that in which a micro-batch passes all stages soonest. Raises TooLarge.
     """
+    sets = graph.down_sets
+    pairs = sum(not before & ~after for after in sets for before in sets) - len(sets)
+    if pairs * devices * (2 if single else devices + 1) > 2 * MOST_STATES:
+        raise TooLarge(f"{pairs:,} stages on {devices:,} devices are too many to try")
     pace = Pace(graph, bandwidth, single)
     parts = list(_parts(pace, 1 if single else devices))
     slowest = _best(parts, devices, lambda done, part: max(done, part.slowest))

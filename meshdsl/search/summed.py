@@ -8,6 +8,7 @@ estimate, so these methods prove nothing of the walks; they are here to be compa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -37,8 +38,10 @@ class Summed:
         """The plan. Raises MD0641 where none divides the work as asked, MD0663 if too wide."""
         limits = problem.limits
         space = problem.space
+        timed = problem.objective == "time"  # what is done on every device takes its time
+        most = math.inf if timed else problem.least_work * (1 + limits.replicated)
         try:
-            graph = table_graph(space, problem.least_work * (1 + limits.replicated))
+            graph = table_graph(space, most)
             best = self.search(graph, *self._starts(problem, space))
         except TooWide as error:
             refuse_width(error)

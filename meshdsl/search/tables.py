@@ -42,6 +42,12 @@ class Tables:
         calls = self.space.calls.items()
         return sum(self.chosen(call, axes).cost * trips for call, trips in calls)
 
+    def collectives(self, rules: Rules) -> int:
+        """The collectives under general rules, at most."""
+        axes = {rule.dim: rule.axes for rule in rules}
+        calls = self.space.calls.items()
+        return sum(self.chosen(call, axes).rank[0] * trips for call, trips in calls)
+
     def chosen(self, call: Call, axes: Mapping[str, Axes]) -> Choice:
         """The placements of a call alone, with its bytes, and its FLOPs last in their rank."""
         key = call, tuple([axes.get(dim, ()) for dim in self._dims(call)])

@@ -12,7 +12,7 @@ from meshdsl.search.problem import Method, Problem
 from meshdsl.search.shapes import solve
 
 
-def refuse_limit(problems: Sequence[Problem], method: Method) -> NoReturn:
+def refuse_limit(problems: Sequence[Problem], name: str, method: Method) -> NoReturn:
     """Raise MD0642: the least memory of all plans, and meshes on which their layout would fit."""
     limit = problems[0].limits.memory
     assert limit is not None
@@ -26,6 +26,8 @@ def refuse_limit(problems: Sequence[Problem], method: Method) -> NoReturn:
     )
     larger = [f"`{mesh}`: {peak:,} B" for mesh, peak in _larger(least) if peak <= limit]
     needed = f"`--memory {least.peak}B` is the least limit"
+    if name != "layouts":
+        needed += f" of `--method {name}`; `layouts` may find less"
     help = f"this layout would fit on {' or '.join(larger)}" if larger else needed
     fail("MD0642", message, help=help)
 

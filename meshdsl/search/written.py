@@ -12,6 +12,7 @@ from meshdsl.search.plan import Plan
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import apply, without_line
 from meshdsl.syntax.format import format_source
+from meshdsl.syntax.tokens import is_name
 
 
 def written(mesh: Mesh) -> str:
@@ -52,16 +53,31 @@ def expectation(name: str, mesh: str, plan: Plan) -> str:
     return f"\nexpect {name} on {mesh} with {plan.policy} {{\n{text}\n}}\n"
 
 
+def refuse_name(name: str, tree: ast.File, force: bool) -> None:
+    """Raise MD0601 for what is no name of a layout, MD0643 for one that is taken."""
+    if not is_name(name):
+        span = Span(Source("--write", name), 0, len(name))
+        fail("MD0601", "this cannot be the name of a layout", span, help="as in `--write best`")
+    if not force:
+        _refuse_taken(tree, {name})
+
+
+def _refuse_taken(tree: ast.File, names: set[str]) -> None:
+    taken = next((d for d in tree.declarations if _name(d) in names), None)
+    if taken is not None:
+        help = "choose another name, or replace it by `--force`"
+        fail("MD0643", f"`{_name(taken)}` is declared already", taken.span, help=help)
+
+
 def inserted(source: Source, tree: ast.File, names: set[str], text: str, force: bool) -> str:
     """A file with declarations of these names, in canonical form.
 
     They stand behind the last layout or mesh. With `force` they replace those that are there, and
     what is expected of those. Raises MD0643 for a name that is taken.
     """
+    if not force:
+        _refuse_taken(tree, names)
     taken = [d for d in tree.declarations if _name(d) in names]
-    if taken and not force:
-        help = "choose another name, or replace it by `--force`"
-        fail("MD0643", f"`{_name(taken[0])}` is declared already", taken[0].span, help=help)
     edits = [Edit(without_line(d.span), "") for d in taken]
     heads = [d for d in tree.declarations if isinstance(d, ast.Dim | ast.Mesh | ast.Layout)]
     end = max((d.span.end for d in heads), default=0)

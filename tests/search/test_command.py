@@ -125,6 +125,9 @@ REFUSED = {
     "--fix io:x,io:none": ("MD0303", 2),
     "--fix io:none,io:x": ("MD0303", 2),
     "--expect": ("MD0601", 2),
+    "--write 9bad": ("MD0601", 2),
+    "--write layout": ("MD0601", 2),
+    "--fix batch:x,io:y --max-rules 1": ("MD0601", 2),
     "--certificate --objective memory": ("MD0646", 2),
     "--memory 80GB/s": ("MD0601", 2),
     "--bandwidth 1GB/s": ("MD0601", 2),
@@ -143,6 +146,8 @@ def test_refused(options: str, cli: Cli) -> None:
     assert f"error[{code}]" in done.codes
     assert done.code == exit_code
     assert done.err.count("\nhelp: ") >= 1
+    told = json.loads(cli("search", write(TEXT), *options.split(), "--json").out)
+    assert code in [d["code"] for d in told["diagnostics"]]
 
 
 @pytest.mark.parametrize("amount", ["0GB/s", "0.1B/s", "9" * 400 + "B/s"])

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from meshdsl.search import exact
 from meshdsl.search.annealing import anneal, change
 from meshdsl.search.exact import branch_and_bound, eliminate, integer_program, priced_memory
 from meshdsl.search.graph import CostGraph, Factor, Variable
@@ -62,6 +63,14 @@ def test_the_bound_leaves_branches_out() -> None:
     pairs = [(branch_and_bound(g), branch_and_bound(g, bounded=False)) for g in graphs(50, 2)]
     assert all(a.work <= b.work for a, b in pairs)
     assert sum(a.work for a, _ in pairs) < 0.7 * sum(b.work for _, b in pairs)
+
+
+def test_a_search_that_visits_too_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = max(graphs(20, 2), key=lambda graph: math.prod(graph.sizes))
+    monkeypatch.setattr(exact, "MOST_VISITED", 10)
+    for bounded in (True, False):
+        with pytest.raises(exact.TooWide):
+            branch_and_bound(graph, bounded)
 
 
 def test_memory_limits_are_kept() -> None:
