@@ -70,7 +70,8 @@ def chimera(devices: int, micro: int) -> Rows:
     """
     needs(devices % 2 == 0, f"{devices} devices", f"take {devices + 1}: the directions meet")
     fits = micro % 2 == 0 if micro <= devices else micro % devices == 0
-    help = f"take a multiple of {devices}, or an even number below"
+    below = ", or an even number below" if devices > 2 else ""
+    help = f"take a multiple of {devices}{below}"
     needs(fits, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
     unit = min(micro, devices)
     for device in range(devices):

@@ -102,7 +102,10 @@ class ScheduleUse:
         if micro is not None and found.micro != micro:
             own = counted(found.micro, "micro-batch")
             message = f"schedule `{self.name}` is of {own}, not of {micro}"
-            fail("MD0536", message, self.span, help=f"cut the batch into {found.micro}")
+            help = f"cut the batch into {found.micro}: `with {self.name}[batch]`"
+            if self.micro is None and not self.dims:
+                help = f"write `accumulate={found.micro}` to the optimizer, or {help}"
+            fail("MD0536", message, self.span, help=help)
         return table
 
 
