@@ -9,7 +9,7 @@ with what elimination finds (OptCNN, Jia et al. 2018), where the tables are not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from meshdsl.search.exact import TooWide, priced_memory
 from meshdsl.search.plan import Rules
@@ -30,10 +30,14 @@ def climbed(
     key: Callable[[Rules], Key],
     in_time: Callable[[Iterable[Rules]], Iterable[Rules]],
     most_work: float = math.inf,
+    known: Iterable[Rules] = (),
 ) -> list[Rules]:
-    """The layouts seen while there was time: those it began with, then others, good ones first."""
-    fixed: Chosen = tuple(space.fixed.get(dim.name, ()) for dim in space.dims)
-    starts = (fixed, *_by_elimination(space, most_work))
+    """The layouts seen while there was time: those it began with, then others, good ones first.
+
+    It begins with those that are `known`, too.
+    """
+    starts = [_chosen(space, space.fixed), *_by_elimination(space, most_work)]
+    starts += [_chosen(space, {rule.dim: rule.axes for rule in rules}) for rules in known]
     seen = {start: (key(space.rules(start)), i) for i, start in enumerate(starts)}
     done: set[Chosen] = set()
     while True:
@@ -50,6 +54,10 @@ def climbed(
             break
     others = sorted(set(seen).difference(starts), key=seen.__getitem__)
     return [*dict.fromkeys(map(space.rules, starts)), *varied(map(space.rules, others))]
+
+
+def _chosen(space: Space, axes: Mapping[str, tuple[str, ...]]) -> Chosen:
+    return tuple(axes.get(dim.name, ()) for dim in space.dims)
 
 
 def _by_elimination(space: Space, most_work: float) -> Iterator[Chosen]:

@@ -349,10 +349,12 @@ class Layouts:
 
         Of a large space they are those that the key leads to.
         """
-        within = (r for _, r in space.within(run.most_work) if _is_short(r, run.problem))
+        within = (w for w in space.within(run.most_work) if _is_short(w[1], run.problem))
         found, whole = self._listed(run, within)
         if whole:
-            return run.ordered(found, key), True
+            return run.ordered((rules for _, rules in found), key), True
+        # What a search without time would take, and what divides the work furthest.
+        known = [found[0][1]] if run.cut else [found[0][1], min(found, key=lambda w: w[0])[1]]
 
         def beyond(rules: Rules) -> float:
             """The work that a layout leaves a device beyond what is asked."""
@@ -361,7 +363,7 @@ class Layouts:
         def by(rules: Rules) -> tuple[float, float]:
             return max(0.0, beyond(rules)), key(rules)
 
-        seen = climbed(space, by, run.in_time, run.most_work)
+        seen = climbed(space, by, run.in_time, run.most_work, known)
         return [r for r in seen if beyond(r) <= 0 and _is_short(r, run.problem)], False
 
     def _listed(self, run: _Run, items: Iterator[T]) -> tuple[list[T], bool]:
