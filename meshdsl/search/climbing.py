@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from meshdsl.search.exact import TooWide, priced_memory
 from meshdsl.search.plan import Rules
@@ -22,7 +23,7 @@ BEAM = 8
 Chosen = tuple[tuple[str, ...], ...]
 """The axes of each dim of a space."""
 
-Key = tuple[float, ...]
+Key = tuple[Any, ...]
 
 
 def climbed(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.named.ir import walk
@@ -46,6 +46,9 @@ FIRST = 4
 """The layouts that are placed to know a time that others have to stay below."""
 
 T = TypeVar("T")
+
+Key = Callable[[Rules], Any]
+"""What layouts are ordered by: a number, or several, the first of them first."""
 
 Placed = list[tuple[Rules, list[Plan]]]
 """Layouts of general rules, with their plans; none of one that was not placed to its end."""
@@ -88,7 +91,12 @@ class _Run:
                 self.cut = True
                 return
 
-    def ordered(self, layouts: Iterable[Rules], key: Callable[[Rules], float]) -> list[Rules]:
+    def held(self, rules: Rules) -> tuple[int, int]:
+        """What a layout holds on a device at least, then what it sends at most."""
+        plan = self.problem.plan(rules, self.problem.policies[0])
+        return plan.held_at_least, self.tables.sent(rules)
+
+    def ordered(self, layouts: Iterable[Rules], key: Key) -> list[Rules]:
         """Layouts by a key, as far as there is time to compute it."""
         keyed = [(key(rules), number, rules) for number, rules in enumerate(self.in_time(layouts))]
         return [rules for _, _, rules in sorted(keyed)]
@@ -320,10 +328,11 @@ class Layouts:
         tables, most = Tables(space), MOST if self.bounds else math.inf
         run = _Run(problem, tables, least * (1 + limits.replicated), most)
         storage = limits.storage and bool(problem.program.params)
+        by_memory = problem.objective == "memory"
         if problem.objective == "time":
             placed = self._by_time(run, space, storage)
         else:
-            found, whole = self._divided(run, space, tables.sent)
+            found, whole = self._divided(run, space, run.held if by_memory else tables.sent)
             run.cut = run.cut or not whole
             placed = run.general(found)
             if storage:
@@ -342,9 +351,7 @@ class Layouts:
             bound = min([problem.below, *map(problem.value, plans[:1])])
         return Found(problem, plans, tuple(run.plans), count, bound)
 
-    def _divided(
-        self, run: _Run, space: Space, key: Callable[[Rules], float]
-    ) -> tuple[list[Rules], bool]:
+    def _divided(self, run: _Run, space: Space, key: Key) -> tuple[list[Rules], bool]:
         """The layouts that divide the work, by a key, and whether these are all.
 
         Of a large space they are those that the key leads to.
@@ -360,7 +367,7 @@ class Layouts:
             """The work that a layout leaves a device beyond what is asked."""
             return 0.0 if run.most_work == math.inf else space.of(rules) - run.most_work
 
-        def by(rules: Rules) -> tuple[float, float]:
+        def by(rules: Rules) -> tuple[float, Any]:
             return max(0.0, beyond(rules)), key(rules)
 
         seen = climbed(space, by, run.in_time, run.most_work, known)
