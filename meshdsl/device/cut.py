@@ -213,7 +213,7 @@ class _Cutting:
         row, ins = self._row(node)
         ins = tuple(self._read(v, need, node) for v, need in zip(ins, row.ins, strict=True))
         outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
-        self.made.append(_counted(replace(node, ins=ins, outs=outs)))
+        self.made.append(with_flops(replace(node, ins=ins, outs=outs)))
 
     def _row(self, node: Compute) -> tuple[Row, tuple[Var, ...]]:
         """The row along the axis of micro-batches, and the operands.
@@ -410,13 +410,13 @@ class _Cutting:
         whole = replace(var, name=self.names.fresh(f"{var.name}_whole"))
         about = (node.span, node.phase)
         attrs = (("dims", var.value.type.dims), ("dtype", var.local.dtype))
-        zeros = _counted(Compute("zeros", (), (whole,), attrs, *about))
+        zeros = with_flops(Compute("zeros", (), (whole,), attrs, *about))
         inside, block = replace(whole), self.new[var]
         rows = replace(block, name=self.names.fresh(f"{var.name}_rows"))
         step = Step("slice", (self.cut.axis,), whole.placement, rows.placement, dim=part.dim)
         self.made.append(Move(step, inside, rows, 0, 0, node.span, "", "", node.phase))
         put = Compute("add", (rows, block), (replace(rows),), (), *about, onto=0)
-        self.made.append(_counted(put))
+        self.made.append(with_flops(put))
         return zeros, Carry(whole, inside, inside, replace(whole))
 
     def _sum(self, addend: Var, var: Var, node: Compute) -> tuple[Compute, Carry[Var]]:
@@ -436,14 +436,14 @@ class _Cutting:
             self.made.append(self._cast(addend, wide, node))
             addend = wide
         attrs = (("dims", value.type.dims), ("dtype", dtype))
-        zeros = _counted(Compute("zeros", (), (init,), attrs, *about))
-        add = _counted(Compute("add", (inside, addend), (added,), (), *about))
+        zeros = with_flops(Compute("zeros", (), (init,), attrs, *about))
+        add = with_flops(Compute("add", (inside, addend), (added,), (), *about))
         self.made.append(add)
         return zeros, Carry(init, inside, added, replace(inside))
 
     def _cast(self, source: Var, target: Var, node: Compute) -> Compute:
         attrs = (("dtype", target.local.dtype),)
-        return _counted(Compute("cast", (source,), (target,), attrs, node.span, node.phase))
+        return with_flops(Compute("cast", (source,), (target,), attrs, node.span, node.phase))
 
     def _left(self, node: Compute) -> str:
         """What leaves the loop, by its name, and where it goes."""
@@ -463,7 +463,7 @@ class _Cutting:
         )
 
 
-def _counted(op: Compute) -> Compute:
+def with_flops(op: Compute) -> Compute:
     """An operator with the FLOPs of its local blocks."""
     return replace(op, flops=flops(lookup(op.name), op.local))
 

@@ -74,7 +74,7 @@ def sums(node: Loop) -> frozenset[Var]:
 def totals(node: Loop) -> frozenset[str]:
     """The names of the sums that a loop over micro-batches carries, and of the rows of them."""
     carried = {c.inside: c.inside.name for c in node.carries}
-    rows = (s.inside.name for s in node.stacked if isinstance(s, Rows) and s.outer in carried)
+    rows = (s.inside.name for s in node.stacked if s.outer in carried)
     return frozenset((*carried.values(), *rows, *(v.name for v in blocks(node))))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.chunks import in_chunks, in_pairs
+from meshdsl.device.cut import with_flops
 from meshdsl.device.cuts import Cuts, Positions
 from meshdsl.device.halves import halves
 from meshdsl.device.ir import (
@@ -33,7 +34,7 @@ from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import made_of_weights, recomputed
 from meshdsl.device.updates import loop_of, sunk, updated_on_the_way
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, every, uses
+from meshdsl.ir.program import Carry, Stacked, every, uses
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
@@ -65,6 +66,7 @@ def pipelined(program: Program) -> Program:
     pipe = program.placed.pipe
     if pipe is None:
         return program
+    program = _kept_in_sums(program, pipe)
     at, loop = loop_of(program, pipe)
     table = _table(program, pipe, loop.dim.size)
     if table.schedule.updates:
@@ -78,6 +80,35 @@ def pipelined(program: Program) -> Program:
     found = replace(program, body=tuple(body), lists=frozenset(lists))
     at += len(before)
     return updated_on_the_way(found, at) if table.schedule.updates else found
+
+
+def _kept_in_sums(program: Program, pipe: Piped) -> Program:
+    """What the loop over micro-batches collects, as rows of zeros that each of them is added to.
+
+    The stage that makes it has it then, as it has sums; on others it is 0.
+    """
+    at, loop = loop_of(program, pipe)
+    names = Names(names_of(program))
+    zeros, puts = list[Node](), list[Node]()
+    carries, rows = list[Carry[Var]](), list[Stacked[Var]]()
+    for item in loop.collected:
+        outer, made = item.outer, item.inside
+        attrs = (("dims", outer.value.type.dims), ("dtype", outer.local.dtype))
+        about = (loop.span, loop.phase)
+        inside, row = replace(outer), replace(made, name=names.fresh(f"{made.name}_row"))
+        begun = with_flops(Compute("zeros", (), (replace(outer),), attrs, *about))
+        zeros.append(begun)
+        carries.append(Carry(begun.outs[0], inside, inside, outer))
+        rows.append(Stacked(inside, row))
+        puts.append(with_flops(Compute("add", (row, made), (replace(row),), (), *about, onto=0)))
+    kept = replace(
+        loop,
+        carries=(*loop.carries, *carries),
+        stacked=(*loop.stacked, *rows),
+        body=(*loop.body, *puts),
+        collected=(),
+    )
+    return replace(program, body=(*program.body[:at], *zeros, kept, *program.body[at + 1 :]))
 
 
 def _pipeline(

@@ -354,7 +354,7 @@ def hold_to(found: dict[str, Array], alone: dict[str, Array], part: float = 5e-5
     assert found.keys() == alone.keys()
     for key, array in alone.items():
         most = max(float(np.abs(array).max(initial=0)), 1e-30)
-        assert np.abs(found[key] - array).max(initial=0) < part * most, key
+        assert np.abs(found[key].astype(float) - array).max(initial=0) < part * most, key
 
 
 def hold_bytes(run: LocalRun, made: Compilation) -> None:

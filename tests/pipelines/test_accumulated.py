@@ -1,0 +1,76 @@
+"""Micro-batches of `accumulate`: what is returned of each is kept, whatever stage makes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.schedule.registry import schedules
+from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, results
+
+MICRO = 4
+LOOP = """
+dim batch = 4, model = 4, layers = 8, out = model
+program net(x[batch, model], target[batch, model]) {
+  a = x * 0.5
+  x = a
+  repeat layers {
+    param w[model, out]
+    x = tanh(einsum(x, w -> [batch, out]))[out -> model]
+  }
+  y = x * 2.0
+  large = y > 0.1
+  both = y + a
+  loss = mean(square(both - target))
+  return RETURNED
+  minimize loss with OPT
+}
+"""
+CUT = """
+dim batch = 4, model = 4, hidden = 6, low = 5, out = 4
+program net(x[batch, model], target[batch, out]) {
+  param w1[model, hidden]
+  param w2[hidden, low]
+  param w3[low, hidden]
+  param w4[hidden, out]
+  a = tanh(einsum(x, w1 -> [batch, hidden]))
+  x = tanh(einsum(a, w2 -> [batch, low]))
+  y = tanh(einsum(x, w3 -> [batch, hidden]))
+  both = y + a
+  large = einsum(both, w4 -> [batch, out])
+  loss = mean(square(large - target))
+  return RETURNED
+  minimize loss with OPT
+}
+"""
+PROGRAMS = {
+    "loop": (LOOP, "layers -> pipe"),
+    "cut": (CUT, "x: pipe = 1, y: pipe = 2, large: pipe = 3"),
+}
+RETURNED = ("loss, y", "a, loss", "x, large, loss, both")
+MESHES = {"pipe:4": "", "pipe:2": "", "data:2,pipe:2": ", batch -> data"}
+
+
+@pytest.mark.parametrize("name", [n for n, s in schedules().items() if not s.asynchronous])
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("returned", RETURNED)
+def test_what_is_returned_of_each(returned: str, program: str, mesh: str, name: str) -> None:
+    """Loss, parameters and every tensor that has the batch are those of one device."""
+    text, rules = PROGRAMS[program]
+    several = schedules()[name].make.__module__.endswith("chunks") and name != "chimera"
+    stages = (2 if several else 1) * int(mesh[-1])
+    if program == "cut" and stages != 4:
+        pytest.skip("the network is cut into four stages")
+    micro = 8 if name == "dualpipe_v" else MICRO
+    optimizer = f"momentum(lr=0.1, accumulate={micro})"
+    text = text.replace("RETURNED", returned).replace("OPT", optimizer)
+    made = compiled(text, mesh, rules + MESHES[mesh], f"with {name}")
+    run = run_local(made.text, seed=4)
+    alone = run_local(compiled(text, "pipe:1", "", "").text, seed=4)
+    hold_to(results(run), results(alone), 2e-5)
+    assert {v.shape[:1] for v in run.outputs.values() if v.ndim} == {(micro,)}
+    assert all(np.isfinite(v).all() for v in run.outputs.values())
+    hold_bytes(run, made)
+    assert not run.disagreements()
