@@ -359,7 +359,12 @@ class Layouts:
         within = (w for w in space.within(run.most_work) if _is_short(w[1], run.problem))
         found, whole = self._listed(run, within)
         if whole:
-            return run.ordered((rules for _, rules in found), key), True
+            ordered = run.ordered((rules for _, rules in found), key)
+            if len(ordered) > MOST:  # with what a search without time would take
+                first = found[0][1]
+                at = ordered.index(first)
+                ordered.insert(min(at, MOST - 1), ordered.pop(at))
+            return ordered, True
         # What a search without time would take, and what divides the work furthest.
         known = [found[0][1]] if run.cut else [found[0][1], min(found, key=lambda w: w[0])[1]]
 
