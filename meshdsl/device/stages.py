@@ -88,6 +88,8 @@ def _kept_in_sums(program: Program, pipe: Piped) -> Program:
     The stage that makes it has it then, as it has sums; on others it is 0.
     """
     at, loop = loop_of(program, pipe)
+    if not loop.collected:
+        return program
     names = Names(names_of(program))
     zeros, puts = list[Node](), list[Node]()
     carries, rows = list[Carry[Var]](), list[Stacked[Var]]()

@@ -182,15 +182,20 @@ def _stages(single: bool) -> Callable[[Written, Asked], Json]:
 # --- equal layers --------------------------------------------------------------------------------
 
 
-def _grid(top: Written, asked: Asked) -> Json:
-    """The divisions of a cluster for a transformer, the fastest first."""
-    model = transformer_of(top)
+def _machines(asked: Asked) -> tuple[int, Cluster]:
+    """The devices that a transformer is divided over, and their cluster. Raises MD0665."""
     if asked.devices is None or asked.cluster is None:
         fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
     _refuse_unread("a transformer", bandwidth=asked.bandwidth)
-    cluster = load(asked.cluster)
+    return asked.devices, load(asked.cluster)
+
+
+def _grid(top: Written, asked: Asked) -> Json:
+    """The divisions of a cluster for a transformer, the fastest first."""
+    model = transformer_of(top)
+    devices, cluster = _machines(asked)
     try:
-        plans = ranked(model, cluster, asked.devices, True, asked.memory, asked.stages)
+        plans = ranked(model, cluster, devices, True, asked.memory, asked.stages)
     except Uncut:
         near = " and ".join(map(str, near_stages(model, asked.stages or 1)))
         message = f"{model.layers} layers do not cut into {asked.stages} stages"
@@ -199,7 +204,7 @@ def _grid(top: Written, asked: Asked) -> Json:
         _refuse_division(top, model, cluster, asked)
     return {
         "source": top.field("source", "").value,
-        "devices": asked.devices,
+        "devices": devices,
         "cluster": cluster.name,
         "parameters": model.parameters,
         "plans": [_division(plan) for plan in plans],
@@ -239,10 +244,7 @@ def _said(division: Division) -> str:
 def _alpa(top: Written, asked: Asked) -> Json:
     """Stages of a transformer on submeshes of a cluster."""
     model = transformer_of(top)
-    if asked.devices is None or asked.cluster is None:
-        fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
-    _refuse_unread("a transformer", bandwidth=asked.bandwidth)
-    cluster = load(asked.cluster)
+    devices, cluster = _machines(asked)
     micros = top.field("micro_batches").count()
     groups = top.field("groups", model.layers).count()
     for name, whole, parts in (
@@ -252,11 +254,11 @@ def _alpa(top: Written, asked: Asked) -> Json:
         if whole % parts:
             top.field(name).refuse(f"{parts} does not divide {whole}", "MD0666")
     limit = cluster.device.memory if asked.memory is None else asked.memory
-    ways = transformer_ways(model, cluster, groups, model.batch // micros, asked.devices)
-    best = best_pipeline(groups, asked.devices, micros, limit, ways)
+    ways = transformer_ways(model, cluster, groups, model.batch // micros, devices)
+    best = best_pipeline(groups, devices, micros, limit, ways)
     if best is None:
         help = "use more devices or more micro-batches"
-        message = f"no pipeline on {asked.devices} devices fits in {human(int(limit))} a device"
+        message = f"no pipeline on {devices} devices fits in {human(int(limit))} a device"
         top.refuse(message, "MD0664", help)
     ends = (*best.starts[1:], groups)
     stages = [
@@ -265,7 +267,7 @@ def _alpa(top: Written, asked: Asked) -> Json:
     ]
     return {
         "source": top.field("source", "").value,
-        "devices": asked.devices,
+        "devices": devices,
         "cluster": cluster.name,
         "parameters": model.parameters,
         "micro_batches": micros,

@@ -38,18 +38,18 @@ class Tables:
 
     def sent(self, rules: Rules) -> int:
         """The bytes sent under general rules, at most."""
-        axes = {rule.dim: rule.axes for rule in rules}
-        calls = self.space.calls.items()
-        return sum(self.chosen(call, axes).cost * trips for call, trips in calls)
+        return sum(choice.cost * trips for choice, trips in self._choices(rules))
 
     def collectives(self, rules: Rules) -> int:
         """The collectives under general rules, at most."""
+        return sum(choice.rank[0] * trips for choice, trips in self._choices(rules))
+
+    def _choices(self, rules: Rules) -> Iterator[tuple[Choice, int]]:
         axes = {rule.dim: rule.axes for rule in rules}
-        calls = self.space.calls.items()
-        return sum(self.chosen(call, axes).rank[0] * trips for call, trips in calls)
+        return ((self.chosen(call, axes), trips) for call, trips in self.space.calls.items())
 
     def chosen(self, call: Call, axes: Mapping[str, Axes]) -> Choice:
-        """The placements of a call alone, with its bytes, and its FLOPs last in their rank."""
+        """The placements of a call alone, with its bytes; in their rank collectives, FLOPs last."""
         key = call, tuple([axes.get(dim, ()) for dim in self._dims(call)])
         found = self.known.get(key)
         if found is None:
