@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.analysis import analyse
@@ -30,6 +30,7 @@ from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.backends.torch.text import ProgramText
+    from meshdsl.device.owned import Stored
     from meshdsl.placed.sbp import Mesh
 
 DEFAULT_POLICY = "optimal"
@@ -96,13 +97,15 @@ class Known:
 class Compilation:
     """One program on its way from text to text. A stage is made when it is first read.
 
-    Messages go to `diagnostics`. A stage that finds errors raises DiagnosticError.
+    Messages go to `diagnostics`. A stage that finds errors raises DiagnosticError. A forward pass
+    of a training has its parameters where the `step` has them.
     """
 
     source: Source
     options: Options = field(default_factory=Options)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     known: Known = field(default_factory=Known)
+    step: Compilation | None = None
 
     @cached_property
     def tree(self) -> ast.File:
@@ -189,7 +192,12 @@ class Compilation:
     @cached_property
     def device(self) -> DeviceProgram:
         """The statements of each device, collectives among them."""
-        return lower_placed(self._apart if self.asynchronous else self.placed)
+        from meshdsl.device.owned import stored_on
+
+        placed = self._apart if self.asynchronous else self.placed
+        if self.step is None or placed.pipe is None:
+            return lower_placed(placed)
+        return lower_placed(placed, stored=stored_on(self.step.device))
 
     @cached_property
     def _apart(self) -> PlacedProgram:
@@ -271,6 +279,11 @@ class Compilation:
     @cached_property
     def _forward(self) -> Compilation:
         return self.under(replace(self.options, evaluate=True, measured=False), Diagnostics())
+
+    @property
+    def evaluation(self) -> Compilation:
+        """The forward pass on the parameters of the training step, where that has them."""
+        return replace(self.forward, step=self)
 
     @cached_property
     def measured(self) -> Compilation:
@@ -406,23 +419,28 @@ def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timin
     return Timing(cluster, mesh)
 
 
-def lower_placed(program: PlacedProgram, told: bool = True) -> DeviceProgram:
+def lower_placed(
+    program: PlacedProgram, told: bool = True, stored: Stored | None = None
+) -> DeviceProgram:
     """The device program, verified: small collectives in buckets, others in flight early.
 
     One of many that are only compared is not `told`: without causes of collectives, and as lowered.
+    `stored` says which parameters single devices have, where another program decides that.
     """
     from meshdsl.device.buckets import in_buckets
     from meshdsl.device.cut import in_micro_batches
     from meshdsl.device.from_placed import lower
     from meshdsl.device.overlap import overlapped
+    from meshdsl.device.owned import on_one_device
     from meshdsl.device.stages import pipelined
     from meshdsl.device.sums import summed_in_place
     from meshdsl.device.updates import given_whole
     from meshdsl.device.verify import verify
 
     result = lower(program, told=told)
-    steps = (in_micro_batches, given_whole, summed_in_place, pipelined, in_buckets, overlapped)
-    for made in (None, *steps):
+    owned = partial(on_one_device, stored=stored)
+    steps = (in_micro_batches, given_whole, summed_in_place, pipelined, owned)
+    for made in (None, *steps, in_buckets, overlapped):
         result = made(result) if made else result
         if told:
             verify(result)

@@ -62,7 +62,8 @@ def spec_of(text: str) -> Spec:
     found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", at)
     sizes = {dim: int(size) for dim, size, _, _ in found}
     split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
-    blocks = {d: [[*map(int, b.split("."))] for b in at.split("|")] for d, _, at, _ in found if at}
+    lying = ((dim, at.split("|")) for dim, _, at, _ in found if at)
+    blocks = {dim: [[int(n) for n in b.split(".") if n] for b in each] for dim, each in lying}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
     return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, bool(disk))
 

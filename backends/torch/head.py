@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted, statement
-from meshdsl.device.ir import Bucket, Ends, Move, Part, Pipeline, Program, Var, walk
+from meshdsl.device.ir import Bucket, Ends, Move, Part, Pipeline, Program, Var, lying, walk
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.named.training import loss_name
@@ -17,8 +17,6 @@ from meshdsl.schedule.table import row_text
 from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
-Lying = Callable[[TensorType, Placement], Mapping[str, list[list[int]]]]
-"""What lies where of dims of a tensor, where it is not in order (`Spec.blocks`)."""
 PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")
 RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 """The line between the program and the functions it calls."""
@@ -26,12 +24,11 @@ RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 
 def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = False) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
-    lying = program.placed.blocks
     tables = [
-        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws, lying),
-        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws, lying),
+        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws, program),
+        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws, program),
         *_states(program, draws),
-        *_table("OUTPUTS", list(program.outputs), {}, lying),
+        *_table("OUTPUTS", list(program.outputs), {}, program),
         *_loss(program),
         *_assigned(program),
         *_schedule(program),
@@ -48,7 +45,7 @@ def module_head(
 ) -> list[str]:
     """The lines above the functions of a module; `named` are its tables of variables."""
     source = program.placed
-    of = (_table(name, items, draws, source.blocks) for name, items in named.items())
+    of = (_table(name, items, draws, program) for name, items in named.items())
     tables = [line for lines in of for line in lines]
     about = [
         f"# {inert(source.named.span.file)}, program {source.named.name}: its forward and backward "
@@ -177,8 +174,8 @@ def _states(program: Program, draws: Draws) -> list[str]:
         copied = copies[var.value]
         draw = ("zeros",) if copied is None else draws.get(copied)
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
-    lying, away = program.placed.blocks, program.on_disk
-    texts = [(k, _spec(v, draw, lying, under, v in away)) for k, v, draw, under in rows]
+    away = program.on_disk
+    texts = [(k, _spec(v, draw, program, under, v in away)) for k, v, draw, under in rows]
     return _rows("STATES", texts)
 
 
@@ -217,9 +214,9 @@ def _schedule(program: Program) -> list[str]:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _table(name: str, items: list[tuple[str, Var]], draws: Draws, lying: Lying) -> list[str]:
+def _table(name: str, items: list[tuple[str, Var]], draws: Draws, program: Program) -> list[str]:
     """A dict of `Spec`s of variables."""
-    return _rows(name, [(key, _spec(var, draws.get(var.value), lying)) for key, var in items])
+    return _rows(name, [(key, _spec(var, draws.get(var.value), program)) for key, var in items])
 
 
 def _rows(name: str, items: list[tuple[str, str]]) -> list[str]:
@@ -241,14 +238,13 @@ def _row(line: str) -> list[str]:
 def _spec(
     var: Var,
     draw: tuple[object, ...] | None,
-    lying: Lying,
+    program: Program,
     under: str | None = None,
     disk: bool = False,
 ) -> str:
     """The text of a variable's `Spec`, the same for all devices."""
-    type_, split = var.value.type, dict(var.placement.splits)
-    dims = {dim.name: dim.size for dim in type_.dims}
-    parts, own = var.placement.partial, dict(lying(type_, var.placement))
+    type_, (split, own) = var.value.type, lying(var, program)
+    dims, parts = {dim.name: dim.size for dim in type_.dims}, var.placement.partial
     about = (dims, split, draw, under or "", parts, own, disk)
     return quoted(spec_text(Spec(str(type_.dtype), *about)))
 

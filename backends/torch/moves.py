@@ -262,6 +262,9 @@ class Moves(Walk):
             number = f"{self.constants[node.source]} if {keeps} else 0"
             return scalar(number, node.source.local.dtype)
         x = self.name(node.source)
+        if node.source.on is not None:
+            zero = f"torch.zeros((), dtype={node.source.local.dtype.torch})"
+            return f"{x} if {keeps} else {zero}"
         return f"{x} if {keeps} else torch.zeros_like({x})"
 
     def _embed(self, node: Move) -> str:

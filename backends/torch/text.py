@@ -11,6 +11,7 @@ import itertools
 import re
 import symtable
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from meshdsl.backends.torch.call import TorchText
@@ -20,15 +21,17 @@ from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.pipelines import Pipelines
+from meshdsl.backends.walk import NOWHERE
 from meshdsl.device import disk
 from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.disk import Streamed, streamed
-from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var, only_on
 from meshdsl.device.liveness import (
     LARGE,
     deaths,
     entered,
     given_up,
+    is_constant,
     kept_after,
     kept_inside,
     overwrites,
@@ -91,6 +94,8 @@ class Emitter(Pipelines):
         self.checked: set[tuple[Var, str]] = set()
         # The helper variables of the last statement, if they may be large.
         self.helpers: list[str] = []
+        # The device along the axis of the stages that alone does what is written, if one does.
+        self.device_alone: int | None = None
 
     def whole(self, draws: dict[Value, tuple[object, ...]], bare: bool) -> ProgramText:
         """The text; `bare` is the function `device` alone."""
@@ -153,12 +158,32 @@ class Emitter(Pipelines):
         """Write the line of a given tensor, if it is read."""
         key = var.value.label if kind == "inputs" else var.value.name or ""
         if self.uses[var] and var not in self.away:
-            self._let(var, f"{kind}[{quoted(key)}]")
+            alone = "" if var.on is None else f" where {self.at[self._pipe.axis]} == {var.on}"
+            text = f"{self.variables.assign(var)} = {kind}[{quoted(key)}]"
+            self.out.statement(text, typed(var) + alone)
 
     def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
         """Write the statements of a function; `kept` are read after them."""
         self._mark(nodes, kept, frozenset())
-        self.nodes(nodes)
+        for device, group in _by_device(nodes):
+            with self.alone(device):
+                self.nodes(group)
+
+    @contextmanager
+    def alone(self, device: int | None) -> Iterator[None]:
+        """Write what a device along the axis of the stages does alone; None: what all do."""
+        if device is None:
+            yield
+            return
+        self.last, self.device_alone, before = None, device, len(self.out.lines)
+        self.out.add(f"if {self.at[self._pipe.axis]} == {device}:")
+        self.out.depth += 1
+        yield
+        self.out.depth -= 1
+        self.last = self.device_alone = None
+        if self.out.only_comments(before + 1):
+            del self.out.lines[before:]
+            self.shown = NOWHERE
 
     def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:
         """Note which large tensors are deleted after each statement, and in loops."""
@@ -183,7 +208,11 @@ class Emitter(Pipelines):
         self._let_go(tuple(v for v in dead if v not in gone))
 
     def _let_go(self, dead: tuple[Var, ...]) -> None:
-        """Delete variables, in as many statements as fit a line."""
+        """Delete variables, in as many statements as fit a line; each where there is one."""
+        for device in dict.fromkeys(v.on for v in dead if v.on not in (None, self.device_alone)):
+            with self.alone(device):
+                self._let_go(tuple(v for v in dead if v.on == device))
+        dead = tuple(v for v in dead if v.on in (None, self.device_alone))
         gone = (self.variables.let_go(v) for v in dead if v not in self.renamed)
         names = [*self.helpers, *(name for name in gone if name)]
         self.helpers = []
@@ -424,15 +453,16 @@ class Emitter(Pipelines):
         params = set(program.params)
         given = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
         away = program.on_disk
-        for old, new in program.updates:
-            if old in away:
-                continue
-            where = "params" if old in params else "states"
-            owner = owners.get(new, new)
-            # What is stored has memory of its own, or that of the tensor it replaces.
-            copy = ".clone()" if owner in given and owner is not owners.get(old, old) else ""
-            text = f"{self._tensor(new)}{copy}"
-            self.out.statement(f"{where}[{quoted(old.value.name or '')}] = {text}")
+        stored = (pair for pair in program.updates if pair[0] not in away)
+        for device, pairs in itertools.groupby(stored, lambda pair: pair[0].on):
+            with self.alone(device):
+                for old, new in pairs:
+                    where = "params" if old in params else "states"
+                    owner = owners.get(new, new)
+                    # What is stored has memory of its own, or that of the tensor it replaces.
+                    shared_with = owner in given and owner is not owners.get(old, old)
+                    text = f"{self._tensor(new)}{'.clone()' if shared_with else ''}"
+                    self.out.statement(f"{where}[{quoted(old.value.name or '')}] = {text}")
 
     def _return(self) -> None:
         self.out.place = ""
@@ -446,6 +476,18 @@ class Emitter(Pipelines):
             copy = ".clone()" if owners.get(var, var) in stored else ""
             items.append(f"{quoted(name)}: {self._tensor(var)}{copy}")
         self.out.statement(f"return {{{', '.join(items)}}}")
+
+
+def _by_device(nodes: tuple[Node, ...]) -> Iterator[tuple[int | None, tuple[Node, ...]]]:
+    """Statements that follow each other on one device; numbers, which have no text, join any."""
+    group: list[Node] = []
+    device: int | None = None
+    for node in nodes:
+        if not is_constant(node) and (found := only_on(node)) != device:
+            yield device, tuple(group)
+            group, device = [], found
+        group.append(node)
+    yield device, tuple(group)
 
 
 def _stored(state: Var) -> str:

@@ -170,7 +170,7 @@ def emit_both(made: Compilation, evaluated: bool) -> Emitted:
     """The texts of the program that trains and, if wanted, of the one that evaluates."""
     from meshdsl.backends.train.local import Emitted
 
-    return Emitted(made.emitted, made.forward.emitted if evaluated else None)
+    return Emitted(made.emitted, made.evaluation.emitted if evaluated else None)
 
 
 def train(

@@ -135,7 +135,7 @@ def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:
 def _key(node: Move, late: bool) -> Key:
     """The properties that moves of one bucket share."""
     step = node.step
-    same = (step.kind, step.axes, step.op, node.source.local.dtype)
+    same = (step.kind, step.axes, step.op, node.source.local.dtype, node.source.on)
     return (*same, node.phase) if late else same
 
 

@@ -8,7 +8,7 @@ pass of a stage first makes what others wait for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshdsl.device.ir import Compute, Ends, Loop, Move, Node, Part, Var, renamed, with_vars
@@ -40,9 +40,16 @@ class Positions:
         self.totals = totals(loop)
         self.made: dict[Var, int | None] = dict.fromkeys(loop.enters)
         self.positions: dict[Node, int] = {}
-        # Where what is the same on all stages is added to a sum.
-        alone = pipe.use is not None and pipe.use.forward
-        self.joint = self.last if alone else self.last + 1
+        self.alone = pipe.use is not None and pipe.use.forward
+
+    def joint_with(self, others: Iterable[int]) -> int:
+        """Where what is the same on all stages is added to a sum, with the places of its addends.
+
+        On their stage, or on the last one.
+        """
+        stages = {self.stage(other) for other in others}
+        stage = stages.pop() if len(stages) == 1 else self.last
+        return stage if self.alone else self.backward(stage)
 
     def of_all(self) -> dict[Node, int]:
         """The position of each statement; FREE of those that any stage can do."""
@@ -132,8 +139,10 @@ class Cuts:
                 )
                 for s in stages
             }
-            if isinstance(node, Compute) and node.outs[0].name in self.totals:
-                first = {self.found.last: self.found.joint}
+            if isinstance(node, Compute) and (name := node.outs[0].name) in self.totals:
+                adders = (n for n in self.loop.body if any(v.name == name for v in n.makes))
+                joint = self.found.joint_with(self.at[n] for n in adders if self.at[n] != FREE)
+                first = {self.found.stage(joint): joint}
             for stage, position in sorted(first.items()):
                 copy = node if len(first) == 1 else self._copy(node, stage, new)
                 self.at[copy] = position

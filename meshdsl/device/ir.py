@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
+from typing import Any
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -29,7 +30,8 @@ class Var:
     """One local tensor, compared by identity.
 
     `name` is its own in the device program, but variables that share one piece of memory in turn
-    share one name. `hint` is the word a reader knows it by.
+    share one name. `hint` is the word a reader knows it by. Of those along the axis of a pipeline's
+    stages, device number `on` alone has it; None: each has one (`owned.py`).
     """
 
     name: str
@@ -37,6 +39,7 @@ class Var:
     placement: Placement
     local: TensorType
     hint: str = ""
+    on: int | None = None
 
     @property
     def type(self) -> TensorType:
@@ -548,6 +551,22 @@ class Program:
         return frozenset(v for v in self.states if v.value in away)
 
 
+def lying(var: Var, program: Program) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+    """The axes that split dims of a stored variable, and what lies where of them (`Spec.blocks`).
+
+    Of what one device along the axis of the stages has alone, that has all of a dim, others none.
+    """
+    split, pipe = dict(var.placement.splits), program.placed.pipe
+    blocks: dict[str, Any] = program.placed.blocks(var.type, var.placement)
+    if var.on is not None and pipe is not None:
+        # The smallest dim, of those that nothing else splits if there are such.
+        dim = min(var.type.dims, key=lambda d: (d.name in split, d.size))
+        split[dim.name] = (pipe.axis, *split.get(dim.name, ()))
+        devices = range(program.mesh.size(pipe.axis))
+        blocks[dim.name] = [[*range(dim.size)] if d == var.on else [] for d in devices]
+    return split, blocks
+
+
 def of_other_stages(program: Program) -> frozenset[str]:
     """The names of variables that a device has of the other stage of its pair."""
     pipes = (node for node in program.body if isinstance(node, Pipeline))
@@ -572,7 +591,7 @@ def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
             return replace(
                 node,
                 carries=tuple(ir.Carry(*variables) for variables in ends),
-                stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
+                stacked=tuple(_sliced(s, of) for s in node.stacked),
                 collected=tuple(
                     replace(c, inside=inside, outer=outer, stack=stack)
                     for c, inside, outer, stack in lists
@@ -580,6 +599,11 @@ def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
                 body=tuple(with_vars(n, of) for n in node.body),
             )
     raise AssertionError(f"{node} is issued ahead, or in a bucket: that comes later")
+
+
+def _sliced(item: Stacked[Var], of: Callable[[Var], Var]) -> Stacked[Var]:
+    made = replace(item, outer=of(item.outer), inside=of(item.inside))
+    return replace(made, other=made.other and of(made.other)) if isinstance(made, Rows) else made
 
 
 def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
@@ -631,7 +655,20 @@ def on_device(program: Program, device: int) -> tuple[Node, ...]:
     return tuple(
         node.on(*node.known.held[device], device=device) if isinstance(node, Pipeline) else node
         for node in program.body
+        if is_on(node, device)
     )
+
+
+def only_on(node: Node) -> int | None:
+    """The device along the axis of a pipeline's stages that alone does a statement, if one does."""
+    if isinstance(node, Pipeline):
+        return None
+    return next((var.on for var in node.makes if var.on is not None), None)
+
+
+def is_on(node: Node, device: int) -> bool:
+    """Whether a device along the axis of a pipeline's stages does a statement."""
+    return only_on(node) in (None, device)
 
 
 def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Collective, int]]:

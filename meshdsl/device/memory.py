@@ -27,6 +27,7 @@ from meshdsl.device.ir import (
     Var,
     Wait,
     home_of,
+    is_on,
     of_other_stages,
 )
 from meshdsl.device.liveness import (
@@ -204,6 +205,8 @@ class Walk:
 
     def local(self, var: Var) -> TensorType:
         """The local type of a variable: of this device, where stages have blocks of their own."""
+        if var.on not in (None, self.device):
+            return var.local.resized(dict.fromkeys(var.local.names, 0))
         if not self.program.mesh.given:
             return var.local
         key = var, self._place(var)
@@ -240,6 +243,8 @@ class Walk:
 
     def _nodes(self, nodes: tuple[Node, ...], dying: tuple[tuple[Var, ...], ...]) -> None:
         for node, dead in zip(nodes, dying, strict=True):
+            if not is_on(node, self.device):
+                continue
             if isinstance(node, Pipeline):
                 self._pipeline(node)
                 self._drop(dead)

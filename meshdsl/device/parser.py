@@ -99,17 +99,21 @@ class _Device(ir.Parser[Var]):
                 fields["type"], line.span, name, role=fields.get("role", "activation")
             )
             value, where = fields.get("value", plain), fields["placement"]
-            return self._known(Var(name, value, where, where.local(value.type, self.mesh), name))
+            local = where.local(value.type, self.mesh)
+            return self._known(Var(name, value, where, local, name, fields.get("on")))
 
         return make
 
     def type(self, scan: Scanner) -> Fields:
         local, where = parse_placed_type(self, scan, self.mesh)
         sizes = {d: self.dims[d] for d, _ in where.splits}
-        return {"type": local.resized(sizes), "placement": where}
+        found: Fields = {"type": local.resized(sizes), "placement": where}
+        if scan.accept("only", "on"):
+            found["on"] = int(scan.next())
+        return found
 
     def type_of(self, value: Var) -> Fields:
-        return {"type": value.type, "placement": value.placement}
+        return {"type": value.type, "placement": value.placement, "on": value.on}
 
     def make_op(self, op: generic.Op[Var]) -> Compute:
         ins, outs = (tuple(v.local for v in vs) for vs in (op.ins, op.outs))

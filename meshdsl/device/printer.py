@@ -78,7 +78,8 @@ class _Device(Printer[Var]):
     def type(self, value: Var) -> str:
         type_, p = value.type, value.placement
         wholes = {d.name: d.size for d in type_.dims if p.is_uneven(d.name, d.size, self.mesh)}
-        return placed_type_text(p.plain.local(type_, self.mesh), p, wholes)
+        alone = "" if value.on is None else f" only on {value.on}"
+        return placed_type_text(p.plain.local(type_, self.mesh), p, wholes) + alone
 
     def after(self, op: Op[Var]) -> str:
         assert isinstance(op, Compute)

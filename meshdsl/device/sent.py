@@ -19,6 +19,7 @@ from meshdsl.device.ir import (
     Pipeline,
     Program,
     home_of,
+    is_on,
     of_other_stages,
     siblings,
     walk,
@@ -99,7 +100,7 @@ class _Senders:
         """The collectives of a device along the stages, how often each, and whose block it is."""
         for node in self.program.body:
             if not isinstance(node, Pipeline) or self.pipe is None:
-                for one, count in _collectives(node):
+                for one, count in _collectives(node) if is_on(node, device) else ():
                     yield one, count, self._outside(one, device)
                 continue
             for number, stage in enumerate(node.known.held[device]):

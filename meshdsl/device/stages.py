@@ -9,7 +9,7 @@ of them apart: what leaves the loop is partial over the stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.chunks import in_chunks, in_pairs
@@ -266,9 +266,6 @@ def _handed_back(micro: Loop, pipe: Piped, names: Names) -> Loop:
 class _Parts:
     """The part of each statement of an iteration."""
 
-    joint = Part.LAST
-    """The part that adds what is the same on all stages to a sum."""
-
     def __init__(self, loop: Loop, pipe: Piped) -> None:
         self.loop, self.pipe = loop, pipe
         self.parts: dict[Node, Part | None] = {}
@@ -280,6 +277,11 @@ class _Parts:
         for node in loop.body:
             for var in reads(node):
                 self.readers.setdefault(var, []).append(node)
+
+    def joint_with(self, others: Iterable[int]) -> Part:
+        """The part that adds what is the same on all stages to a sum, with those of its addends."""
+        stages = {Part(other).stages for other in others}
+        return Part.FIRST_BACKWARD if stages == {"first"} else Part.LAST
 
     def of_all(self) -> list[Part]:
         """The parts of all statements, each of which has its operands there."""
@@ -361,7 +363,10 @@ class _Parts:
             # update may come between the passes; else it does not matter.
             use = self.pipe.use
             late = use is not None and use.asynchronous and node.phase == "backward"
-            return Part.LAST_BACKWARD if late else Part.LAST
+            names = {v.name for v in node.makes}
+            adders = (n for n in self.loop.body if any(v.name in names for v in n.makes))
+            joint = self.joint_with(p for n in adders if (p := self.parts[n]) is not None)
+            return Part.LAST_BACKWARD if late and joint is Part.LAST else joint
         found = {self._read_in(r, v) for v in node.makes for r in self.readers.get(v, ())}
         stages = {part.stages for part in found}
         if not found:
@@ -429,7 +434,8 @@ def _sums_apart(loop: Loop, pipe: Piped, mesh: Mesh, names: Names) -> tuple[Node
         if len(found.vars) < 2:
             continue
         body = [n for n in body if n not in (node, *found.gone)] + found.new
-        in_order = sorted(found.vars, key=lambda v: found.part(v, addends.parts))
+        parts = found.parts(addends.parts)
+        in_order = sorted(found.vars, key=parts.__getitem__)
         for addend in in_order:
             made = node.outs[0] if addend is in_order[-1] else replace(node.outs[0])
             body.append(replace(node, ins=(total, addend), outs=(made,)))
@@ -445,13 +451,18 @@ class _Found:
     gone: list[Node] = field(default_factory=list)
     new: list[Node] = field(default_factory=list)
 
-    def part(self, var: Var, parts: _Parts | Positions) -> int:
-        """The part in which an addend is made: a new node stands where its operand is made."""
+    def parts(self, of: _Parts | Positions) -> dict[Var, int]:
+        """The part in which each addend is made."""
+        known = {var: self._part(var, of) for var in self.vars}
+        joint = of.joint_with(part for part in known.values() if part is not None)
+        return {var: joint if part is None else part for var, part in known.items()}
+
+    def _part(self, var: Var, of: _Parts | Positions) -> int | None:
+        """None of what is on all stages; a new node stands where its operand is made."""
         for node in self.new:
             if var in node.makes:
-                return self.part(next(iter(reads(node))), parts)
-        found = parts.made.get(var)
-        return parts.joint if found is None else found
+                return self._part(next(iter(reads(node))), of)
+        return of.made.get(var)
 
 
 class _Addends:
@@ -480,7 +491,7 @@ class _Addends:
                 one, other = map(self.of, maker.ins)
                 gone = [maker, *one.gone, *other.gone]
                 found = _Found(one.vars + other.vars, gone, one.new + other.new)
-                if len({found.part(v, self.parts) for v in found.vars}) > 1:
+                if len({*found.parts(self.parts).values()}) > 1:
                     return found
             case Move() if maker.step.op in (None, "sum"):
                 inner = self.of(maker.source)

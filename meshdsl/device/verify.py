@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from meshdsl.device.ir import Bucket, Collective, Compute, Loop, Move, Program, Start, Var, Wait
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Pipeline,
+    Program,
+    Start,
+    Var,
+    Wait,
+    only_on,
+)
+from meshdsl.device.owned import read_in_passes
 from meshdsl.ir.verify import Verifier
 
 
@@ -34,6 +47,7 @@ class _Device(Verifier[Var]):
         self.program = program
         self.names: set[str] = set(program.coordinates.values())
         self.works: dict[str, Collective] = {}
+        self.passing = False
 
     def label(self, value: Var) -> str:
         return value.name
@@ -60,6 +74,7 @@ class _Device(Verifier[Var]):
         assert self.works == before, f"nobody waits for {missing}"
 
     def node(self, node: Compute | Move | Bucket | Start | Wait) -> None:
+        self._there(node)
         match node:
             case Compute():
                 self.need(node.ins, node.name)
@@ -74,6 +89,14 @@ class _Device(Verifier[Var]):
                 self.define(node.makes)
             case _:
                 super().node(node)
+
+    def _there(self, node: Compute | Move | Bucket | Start | Wait) -> None:
+        """Check that what one device of a pipeline has alone is read there alone."""
+        filled = isinstance(node, Move) and node.step.kind == "zero_fill"
+        if not (self.passing or filled):
+            device = only_on(node)
+            for var in node.reads:
+                assert var.on in (None, device), f"{var.name} is only on {var.on}"
 
     def check(self, node: Collective) -> None:
         if isinstance(node, Bucket):
@@ -93,6 +116,10 @@ class _Device(Verifier[Var]):
 
     def loop(self, node: Loop) -> None:  # type: ignore[override]
         self.need(node.reads, node.index)
+        if isinstance(node, Pipeline):
+            self.passing = True
+            for var, devices in read_in_passes(node):
+                assert var.on is None or devices == {var.on}, f"{var.name} is only on {var.on}"
         taken = {c.init for c in node.carries if c.init.name == c.inside.name}
         outside = self.known - taken
         for carry in node.carries:
@@ -102,7 +129,7 @@ class _Device(Verifier[Var]):
         for ahead in node.ahead:
             self._ahead(ahead.collective, ahead.work, tuple(s.inside for s in ahead.slices))
         self.nodes(node.body)
-        self.works = under_way
+        self.works, self.passing = under_way, self.passing and not isinstance(node, Pipeline)
         self.need(node.ends, node.index)
         self.known = outside
         for carry in node.carries:

@@ -36,7 +36,7 @@ from meshdsl.placed.ir import (
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import Plan, solve
 from meshdsl.placed.request import BlockRequest, Request
-from meshdsl.placed.reshard import MESSAGE_BYTES, Price
+from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stages import forward_only, of_batch, piped, with_leaving
@@ -249,8 +249,21 @@ def cost(program: Program, price: Price) -> tuple[int, int, int]:
     moves = [(n, k * each.get(n.source.value, 1)) for n, k in every]
     collectives = sum(n.route.collectives * k for n, k in moves)
     local = sum(n.route.kernels * k for n, k in moves)
-    sent = sum(price.of(n.route, n.source.type) * k for n, k in moves)
+    sent = sum(price.of(_within(n, program, price), n.source.type) * k for n, k in moves)
     return sent + _computing(program, price), collectives, local
+
+
+def _within(node: Reshard, program: Program, price: Price) -> Route:
+    """The route without a sum over the stages of a tensor, of which mostly one has all.
+
+    Where several have parts (`device/owned.py` tells), they are added up under any plan.
+    """
+    pipe, source, target = program.pipe, node.source.placement, node.target.placement
+    if pipe is None or not node.source.type.dims or pipe.axis not in source.partial:
+        return node.route
+    ends = (p.less(pipe.axis, program.mesh) for p in (source, target))
+    found = route(node.source.type, *ends, program.mesh, price)
+    return found or node.route
 
 
 def _in_each_batch(program: Program) -> dict[Value, int]:

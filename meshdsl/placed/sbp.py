@@ -296,6 +296,11 @@ class Placement:
         """The same splits with nothing partial."""
         return Placement(self.splits)
 
+    def less(self, axis: str, mesh: Mesh) -> Placement:
+        """The same placement, not partial over an axis."""
+        partial = [other for other in self.partial if other != axis]
+        return placement(mesh, dict(self.splits), partial, self.op)
+
     def without_dim(self, dim: str) -> Placement:
         """The same placement for the tensor less `dim`."""
         return Placement(tuple(s for s in self.splits if s[0] != dim), self.partial, self.op)

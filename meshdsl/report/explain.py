@@ -92,7 +92,7 @@ def explain(
         "proven": source.plan.proven if source.plan else None,
         "plan": _plan(source.plan),
         **_compressed(source),
-        "tensors": _tensors(source),
+        "tensors": _tensors(source, _alone(program)),
         "collectives": collectives,
         "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
         "memory": memory(program),
@@ -138,10 +138,30 @@ def _plan(found: placed.Found | None) -> dict[str, Any] | None:
     }
 
 
-def _tensors(program: placed.Program) -> list[dict[str, Any]]:
+def _alone(program: Program) -> dict[Value, dict[str, Any]]:
+    """What is said otherwise of tensors that one device along the axis of the stages has alone."""
+    pipe = program.placed.pipe
+    every_var = (*program.params, *program.states, *(v for n in program.body for v in n.makes))
+    found: dict[Value, dict[str, Any]] = {}
+    for var in every_var:
+        if var.on is not None and pipe is not None:
+            placed = {a: str(var.placement.component(a)) for a in program.mesh.names}
+            at, shape = {pipe.axis: var.on}, list(var.local.shape)
+            none = [0] * len(shape)
+            places = map(program.mesh.coordinates, range(program.mesh.devices))
+            shapes = [shape if place[pipe.axis] == var.on else none for place in places]
+            own = {"placement": placed | {pipe.axis: f"A({var.on})"}, "on": at}
+            found.setdefault(var.value, {"local_shapes": shapes, **own})
+    return found
+
+
+def _tensors(
+    program: placed.Program, alone: Mapping[Value, dict[str, Any]]
+) -> list[dict[str, Any]]:
     loops = _loop_values(program)
     between = _between(program)
-    found = [_tensor(t, i, program) for i, t in enumerate(program.tensors)]
+    tensors = enumerate(program.tensors)
+    found = [_tensor(t, i, program) | alone.get(t.value, {}) for i, t in tensors]
     for entry, tensor in zip(found, program.tensors, strict=True):
         entry["loop"] = loops.get(tensor.value)
         if entry["loop"] is not None and entry["loop"]["as"] == "stacked":
@@ -539,7 +559,9 @@ def typed(tensor: Json) -> Text:
     partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
     kind = next(iter(partial.values()), "")[2:-1] or "sum"
     over = ", ".join(partial)
-    tail = (Piece(f", a partial {kind} over {over}", "code"),) if partial else ()
+    tail = [Piece(f", a partial {kind} over {over}", "code")] if partial else []
+    alone = tensor.get("on", {}).items()
+    tail += [Piece(f", only where {axis} = {device}", "code") for axis, device in alone]
     return (Piece(f"{tensor['dtype']}[", "code"), *separated, Piece("]", "code"), *tail)
 
 

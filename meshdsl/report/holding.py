@@ -37,16 +37,22 @@ class Holding:
     def of(cls, tensor: Json, mesh: Mapping[str, int]) -> Holding:
         """The tensor of an entry of `tensors` in the JSON of `explain`, on its `mesh`."""
         partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
+        order = {dim: tuple(axes) for dim, axes in tensor["order"].items()}
+        lying = dict(tensor.get("blocks", {}))
+        for axis, device in tensor.get("on", {}).items():
+            dim, size = tensor["dims"][0], tensor["shape"][0]
+            order[dim] = (axis, *order.get(dim, ()))
+            lying[dim] = [[*range(size)] if n == device else [] for n in range(mesh[axis])]
         return cls(
             tensor["name"] or "a subexpression",
             tensor["dtype"],
             tuple(tensor["dims"]),
             tuple(tensor["shape"]),
-            {dim: tuple(axes) for dim, axes in tensor["order"].items()},
+            order,
             tuple(partial),
             next(iter(partial.values()), "")[2:-1] or "sum",
             Mesh("mesh", tuple(mesh.items())),
-            tensor.get("blocks", {}),
+            lying,
         )
 
     # --- blocks ------------------------------------------------------------------------------

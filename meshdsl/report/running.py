@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
@@ -12,7 +12,7 @@ from meshdsl.report.document import Block, Grid, line
 if TYPE_CHECKING:
     from meshdsl.backends.engines.run import Result
     from meshdsl.backends.engines.verify import Comparison
-    from meshdsl.device.ir import Var
+    from meshdsl.device.ir import Program, Var
     from meshdsl.pipeline import Compilation
 
 MOST_ROWS = 16
@@ -88,16 +88,23 @@ def headline(made: Compilation, engine: str) -> str:
 def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
     kept = {*program.inputs, *program.params, *program.states} - program.on_disk
-    held = sum(v.local.bytes for v in kept)
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
     lines = []
     for rank in range(min(program.mesh.devices, MOST_ROWS)):
-        at = ", ".join(f"{a} {i}" for a, i in program.mesh.coordinates(rank).items())
+        place = program.mesh.coordinates(rank)
+        at = ", ".join(f"{a} {i}" for a, i in place.items())
+        held = sum(v.local.bytes for v in kept if _has(v, place, program))
         sent = _sent(*result.sent[rank]) if result.sent else "not counted"
         lines.append((str(rank), at or "-", f"{held:,} B of {what}", sent))
     if program.mesh.devices > MOST_ROWS:
         lines.append(("…", f"{program.mesh.devices:,} in all", "the same", ""))
     return Grid("what each device did", ("device", "at", "holds", "sent"), tuple(lines))
+
+
+def _has(var: Var, place: Mapping[str, int], program: Program) -> bool:
+    """Whether a device has a variable, which one along the axis of the stages may have alone."""
+    pipe = program.placed.pipe
+    return var.on is None or pipe is None or place[pipe.axis] == var.on
 
 
 def _sent(calls: int, sent: int) -> str:
@@ -108,14 +115,17 @@ def _outputs(made: Compilation, result: Result, checked: Sequence[Comparison]) -
     errors = {c.name: c for c in checked if c.role == "output"}
     head = ("name", "whole", "per device", "value", *(("error",) if checked else ()))
     lines = (
-        (*_described(name, var, result.outputs[name]), *_error(errors.get(name)))
+        (*_described(name, var, result.outputs[name], made), *_error(errors.get(name)))
         for name, var in made.device.outputs
     )
     return Grid("outputs", head, tuple(lines))
 
 
-def _described(name: str, var: Var, value: Any) -> tuple[str, ...]:
-    return name, _shape(var.value.type), _shape(var.local), _summary(value)
+def _described(name: str, var: Var, value: Any, made: Compilation) -> tuple[str, ...]:
+    pipe, local = made.device.placed.pipe, _shape(var.local)
+    if var.on is not None and pipe is not None:
+        local += f" where {pipe.axis} = {var.on}"
+    return name, _shape(var.value.type), local, _summary(value)
 
 
 def _error(found: Comparison | None) -> tuple[str, ...]:
@@ -133,7 +143,7 @@ def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -
     errors = {c.name: c for c in checked if c.role == "param"}
     updates = [old for old, _ in made.device.updates]
     named = ((v.value.name or "", v) for v in updates if v.value.role == "param")
-    lines = [(*_described(n, v, result.updated[n]), *_error(errors.get(n))) for n, v in named]
+    lines = [(*_described(n, v, result.updated[n], made), *_error(errors.get(n))) for n, v in named]
     head = ("parameter", "whole", "per device", "value", *(("error",) if checked else ()))
     states = sum(v.value.role == "state" for v in updates)
     if not states:
