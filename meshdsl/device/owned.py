@@ -25,10 +25,10 @@ from meshdsl.device.ir import (
     Var,
     with_vars,
 )
-from meshdsl.device.liveness import reads
+from meshdsl.device.liveness import reads, uses
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.stages import read_in
-from meshdsl.ir.program import every, uses
+from meshdsl.ir.program import every
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.sbp import Placement
 
@@ -156,7 +156,7 @@ class _Owned:
         self.source, self.pipe, self.on = program, pipe, on
         self.mesh, self.axis = program.mesh, pipe.axis
         self.names = Names(names_of(program))
-        self.uses = uses(program.body)
+        self.uses = uses(program)
         # The devices on which passes read what is made outside of them.
         self.read: dict[Var, set[int]] = {}
         for var, devices in read_in_passes(pipe):
@@ -211,7 +211,7 @@ class _Owned:
                 self.sums[node.target] = self.sums[node.source]
             case Move() | Loop():
                 for var in reads(node):
-                    if self.read.get(var) != {self.on.get(var)}:
+                    if node is not self.pipe or self.read.get(var) != {self.on.get(var)}:
                         self._whole(var, node)
                 self.made.append(with_vars(node, self._now))
             case _:
@@ -252,11 +252,12 @@ class _Owned:
     # --- numbers ---------------------------------------------------------------------------------
 
     def _is_sum(self, node: Compute) -> bool:
-        """Whether an operator adds numbers of several devices, or of one and of all."""
+        """Whether an operator adds numbers of several devices, or of one to parts of a sum."""
         if node.name != "add" or node.out.local.dims:
             return False
-        devices = {self.on.get(v) for v in node.ins}
-        return any(v in self.sums for v in node.ins) or len(devices) > 1
+        devices = {self.on[v] for v in node.ins if v in self.on}
+        in_parts = any(self._parts_of(v) is not None for v in node.ins if v not in self.on)
+        return any(v in self.sums for v in node.ins) or len(devices) + in_parts > 1
 
     def _sum(self, node: Compute) -> _Sum:
         found = _Sum()
@@ -269,17 +270,25 @@ class _Owned:
         return found
 
     def _addend(self, var: Var) -> _Sum:
-        """A number as a sum; what has been added up over the stages for it alone is in parts."""
+        """A number as a sum."""
         if var in self.on:
             return _Sum({self.on[var]: [self.new[var]]})
+        part = self._parts_of(var)
+        if part is None:
+            return _Sum(whole=[self._now(var)])
+        if part is not self._now(var):
+            self.made = [node for node in self.made if var not in node.makes]
+        return _Sum(parts=[part])
+
+    def _parts_of(self, var: Var) -> Var | None:
+        """Parts of a number: it is in parts, or they are added up over the stages for it alone."""
         if self.axis in var.placement.partial:
-            return _Sum(parts=[self._now(var)])
-        for at, node in enumerate(self.made):
-            if isinstance(node, Move) and node.target is var and self.uses[var] == 1:
-                if node.step.kind == "all_reduce" and node.step.axes == (self.axis,):
-                    del self.made[at]
-                    return _Sum(parts=[node.source])
-        return _Sum(whole=[self._now(var)])
+            return self._now(var)
+        maker = next((node for node in self.made if var in node.makes), None)
+        if isinstance(maker, Move) and self.uses[var] == 1:
+            if maker.step.kind == "all_reduce" and maker.step.axes == (self.axis,):
+                return maker.source
+        return None
 
     def _whole(self, var: Var, reader: Node) -> None:
         """Let all devices have a number that is added up over them, or parts of it."""

@@ -14,7 +14,16 @@ from typing import Any
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.disk import traffic
-from meshdsl.device.ir import Bucket, Collective, Move, Program, Wait, computed, walk
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Move,
+    Program,
+    Wait,
+    computed,
+    only_on,
+    walk,
+)
 from meshdsl.device.memory import memory, walks
 from meshdsl.device.sent import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic, Source
@@ -76,7 +85,7 @@ def explain(
     unnamed = any(m.target.value.name is None for n in moves for m in n.moves)
     names = identifiers(program) if unnamed else {}
     every_device = senders(program)
-    collectives = [_collective(n, every_device, program.mesh, n in hidden, names) for n in moves]
+    collectives = [_collective(n, every_device, program, n in hidden, names) for n in moves]
     if timing is not None:
         for entry, node in zip(collectives, moves, strict=True):
             entry["seconds"] = timing.node(node).seconds * entry["count"]
@@ -273,7 +282,7 @@ def _role(value: Value, program: placed.Program) -> str:
 def _collective(
     node: Collective,
     every_device: Sequence[Sender],
-    mesh: Mesh,
+    program: Program,
     overlapped: bool,
     names: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -287,7 +296,9 @@ def _collective(
     count = most.count
     parts = [_part(move, count, names) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
+    mesh, pipe, device = program.mesh, program.placed.pipe, only_on(node)
     uneven = any(m.step.is_uneven(m.source.type, mesh) for m in node.moves)
+    alone = {"on": {pipe.axis: device}} if pipe and device is not None else {}
     return {
         "kind": node.step.kind,
         "op": node.step.op,
@@ -305,6 +316,7 @@ def _collective(
         "cluster_wire_bytes": sum(each.bytes * alike for each, alike in done),
         "formula": COLLECTIVES[node.step.kind].formula,
         **({"uneven": True} if uneven else {}),
+        **alone,
         "from": said["from"],
         "to": said["to"],
         "why": said["why"],
@@ -610,6 +622,7 @@ def collective_note(c: Json, named: bool, indent: int) -> Note:
     details = [("bytes", f"{_formula(c)}{c['trip_bytes']:,} B {_inputs(c)}")]
     if "seconds" in c:
         details.append(("time", duration(c["seconds"])))
+    details += [("only", f"where {axis} = {device}") for axis, device in c.get("on", {}).items()]
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     for label, key in (("why", "why"), ("remove it", "remedy")):
         details += [(label, text) for text in _reasons(c, key)]

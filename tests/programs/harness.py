@@ -23,6 +23,7 @@ from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
+from meshdsl.placed.sbp import Mesh
 from meshdsl.report.explain import explain
 
 TOLERANCE = 1e-5
@@ -321,17 +322,15 @@ def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
     """Every device did just the collectives, and sent just the bytes, that `explain` predicted.
 
     Of one permute or halo the prediction is the most that a device sends: some send less. What a
-    stage sends is its own. Of all of them, and of the device that sends most, it is exact.
+    stage sends, or does alone, is its own. Of all of them, and of the device that sends most, it
+    is exact.
     """
-    predicted: Counter[object] = Counter()
-    for c in (c for c in report["collectives"] if c["kind"] != "send"):
-        payload = None if c["kind"] in UNEVEN else c["payload_bytes"]
-        key = (c["kind"], c["op"] or "", tuple(c["axes"]), c["group_size"], payload)
-        predicted[key] += c["count"]
+    mesh = Mesh("mesh", tuple(report["mesh"].items()))
     wire = sum(c["wire_bytes"] for c in report["collectives"])
-    own = (*UNEVEN, "send")
-    uneven = sum(c["wire_bytes"] for c in report["collectives"] if c["kind"] in own)
+    own = (c for c in report["collectives"] if c["kind"] in (*UNEVEN, "send") or "on" in c)
+    uneven = sum(c["wire_bytes"] for c in own)
     for rank, sent in enumerate(run.sent):
+        predicted = _predicted(report, mesh.coordinates(rank))
         counted: Counter[object] = Counter()
         for s, count in ((s, count) for s, count in sent.items() if s.kind != "send"):
             payload = None if s.kind in UNEVEN else s.payload
@@ -348,6 +347,17 @@ def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
     most = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
     assert sum(by_phase.values()) == most
     assert report["totals"]["wire_bytes"] == most - by_phase.get("output", 0)
+
+
+def _predicted(report: dict[str, Any], at: Mapping[str, int]) -> Counter[object]:
+    """The collectives of the device at some coordinates, but for messages."""
+    found: Counter[object] = Counter()
+    for c in (c for c in report["collectives"] if c["kind"] != "send"):
+        payload = None if c["kind"] in UNEVEN else c["payload_bytes"]
+        key = (c["kind"], c["op"] or "", tuple(c["axes"]), c["group_size"], payload)
+        if c.get("on", {}).items() <= at.items():
+            found[key] += c["count"]
+    return found
 
 
 def counts(report: dict[str, Any]) -> Counter[str]:
