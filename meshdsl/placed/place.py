@@ -249,12 +249,13 @@ def cost(program: Program, price: Price) -> tuple[int, int, int]:
     moves = [(n, k * each.get(n.source.value, 1)) for n, k in every]
     collectives = sum(n.route.collectives * k for n, k in moves)
     local = sum(n.route.kernels * k for n, k in moves)
-    sent = sum(price.of(_within(n, program, price), n.source.type) * k for n, k in moves)
+    routes = [n.route if n.source.value in each else _within(n, program, price) for n, _ in every]
+    sent = sum(price.of(r, n.source.type) * k for r, (n, k) in zip(routes, moves, strict=True))
     return sent + _computing(program, price), collectives, local
 
 
 def _within(node: Reshard, program: Program, price: Price) -> Route:
-    """The route without a sum over the stages of a tensor, of which mostly one has all.
+    """The route of a step without a sum over the stages of a tensor, of which mostly one has all.
 
     Where several have parts (`device/owned.py` tells), they are added up under any plan.
     """

@@ -94,7 +94,13 @@ def test_the_table_of_a_program(mesh: str, schedule: str) -> None:
         own = {d for n, d in found.items() if n == name or n.startswith(f"{name}.")}
         assert own == {wanted}, name
     run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
+    step, alone = results(run), on_one_device(text)
+    # What compression leaves is a small difference of large numbers: it is as exact as those.
+    left = {name for name in alone if name.endswith(".error")}
+    for name in left:
+        most = np.abs(alone[name.replace(".error", ".factor2")]).max()
+        assert np.abs(step[name] - alone[name]).max() < 5e-5 * most, name
+    hold_to(*({n: a for n, a in every.items() if n not in left} for every in (step, alone)))
     assert not run.disagreements()
     hold_bytes(run, made)
     read_again("device", made.device)
