@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
@@ -81,6 +81,7 @@ class _Run:
     stored: int = 0
     kept: dict[tuple[Rules, str], float] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
+    listed: list[tuple[float, Rules]] = field(default_factory=list)
     cut: bool = False
 
     def in_time(self, items: Iterable[T]) -> Iterator[T]:
@@ -215,19 +216,24 @@ class _Run:
                 found.append((rules, made))
         return sorted(found, key=self.least)
 
-    def by_work(self, space: Space, but: set[Rules]) -> None:
-        """Place the layouts that divide the work furthest, until one does so as far as asked.
+    def by_work(
+        self, listed: list[tuple[float, Rules]], counted: Collection[Rules], placed: Placed
+    ) -> Placed:
+        """Place the first layout listed, then by work, until one divides it as far as asked.
 
-        The time is over, and those that were placed in order do not: there is to be an answer.
+        A search whose time is over at once answers with that one; a longer one is never worse.
+        Those `counted` are known to be valid; those `placed` are not placed again.
         """
-        self.cut = True
-        within = itertools.islice(space.within(self.most_work), LISTED)
-        for _, rules in sorted(within, key=lambda found: found[0]):
-            if self.plans:
-                return
-            if rules not in but and _is_short(rules, self.problem):
-                self.valid += 1
-                self.consider(rules)
+        known, more = dict(placed), Placed()
+        first = [rules for _, rules in listed[:1]]
+        for rules in (*first, *(rules for _, rules in sorted(listed, key=lambda w: w[0]))):
+            if rules not in known:
+                self.valid += rules not in counted
+                known[rules] = self.consider(rules) or []
+                more.append((rules, known[rules]))
+            if rules in self.ended or any(map(self._divides, known[rules])):
+                break
+        return more
 
     def least(self, found: tuple[Rules, list[Plan]]) -> float:
         """What is known of the value of a layout: in bytes, a lower bound."""
@@ -335,10 +341,15 @@ class Layouts:
             found, whole = self._divided(run, space, run.held if by_memory else tables.sent)
             run.cut = run.cut or not whole
             placed = run.general(found)
+            if not whole or len(found) > most:
+                placed += run.by_work(run.listed, {*found}, placed)
+                placed.sort(key=run.least)
             if storage:
                 run.storage(placed, space)
         if not run.plans and not run.bounded and problem.expired():
-            run.by_work(space, {rules for rules, _ in placed})
+            run.cut = True
+            within = (w for w in space.within(run.most_work) if _is_short(w[1], problem))
+            run.by_work([*itertools.islice(within, LISTED)], [rules for rules, _ in placed], placed)
         if not run.plans and not run.bounded:
             _refuse(run, placed, least)
         level = "L1" if limits.storage else "L0"
@@ -358,14 +369,10 @@ class Layouts:
         """
         within = (w for w in space.within(run.most_work) if _is_short(w[1], run.problem))
         found, whole = self._listed(run, within)
+        run.listed = found
         if whole:
-            ordered = run.ordered((rules for _, rules in found), key)
-            if len(ordered) > MOST:  # with what a search without time would take
-                first = found[0][1]
-                at = ordered.index(first)
-                ordered.insert(min(at, MOST - 1), ordered.pop(at))
-            return ordered, True
-        # What a search without time would take, and what divides the work furthest.
+            return run.ordered((rules for _, rules in found), key), True
+        # What a search without time would take first, and what divides the work furthest.
         known = [found[0][1]] if run.cut else [found[0][1], min(found, key=lambda w: w[0])[1]]
 
         def beyond(rules: Rules) -> float:
