@@ -90,7 +90,8 @@ def _by_autograd(
     with torch.inference_mode(False), torch.enable_grad():
         q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
         made = _public(q, k, v, mask if mask is None else mask.clone(), causal, scale)
-        dq, dk, dv = torch.autograd.grad(made, (q, k, v), do.clone())
+        # In bf16 the kernel of cuDNN reads `do` as if it lay in memory as `made` does (torch 2.11).
+        dq, dk, dv = torch.autograd.grad(made, (q, k, v), torch.empty_like(made).copy_(do))
     return dq, dk, dv
 
 

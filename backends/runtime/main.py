@@ -147,6 +147,7 @@ def start(rank: int, world: int) -> torch.device:
     if on_gpu:
         torch.cuda.set_device(where)
         torch.set_default_device(where)
+        torch.backends.cudnn.allow_tf32 = False  # f32 has 24 bits here, as on a CPU
     store = None if "MASTER_ADDR" in os.environ else dist.HashStore()  # type: ignore[attr-defined]
     about: Any = {"backend": "nccl", "device_id": where} if on_gpu else {"backend": "gloo"}
     dist.init_process_group(store=store, rank=rank, world_size=world, **about)

@@ -20,7 +20,7 @@ def stream_key(stream: int, *numbers: Any) -> Any:
     GPU, which nothing waits for.
     """
     for number in numbers:
-        number = number if getattr(number, "is_cuda", False) else int(number)
+        number = number.long() if getattr(number, "is_cuda", False) else int(number)
         stream = hashed(wrapped(stream + wrapped((number + 1) * GOLDEN)))
     return stream
 

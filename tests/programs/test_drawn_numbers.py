@@ -14,7 +14,7 @@ import meshdsl as md
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
-from meshdsl.backends.runtime.random import normal_of, uniform_of
+from meshdsl.backends.runtime.random import normal_of, stream_key, uniform_of
 from meshdsl.backends.runtime.random_blocks import CHUNK, dropped, random_numbers
 from meshdsl.named.ir import walk
 from tests.compiling import compile_text, named, run_text
@@ -63,6 +63,20 @@ def test_every_layout_and_engine_draws_the_same_bits() -> None:
     assert first is not None
     for name in ("d", "g", "u", "s"):
         np.testing.assert_array_equal(first[name], expected[name])
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, where its value is not read."""
+
+    is_cuda = property(lambda _: True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_key_of_numbers_on_a_gpu_is_the_same(dtype: torch.dtype) -> None:
+    """Numbers of loops are i32 there: the key has 64 bits all the same."""
+    for numbers in ((0,), (3, 1), (2**31 - 1, 7), (-5, 0)):
+        there = [torch.tensor(n, dtype=dtype).as_subclass(OnGpu) for n in numbers]
+        assert int(stream_key(-77, *there)) == stream_key(-77, *numbers)
 
 
 def test_processes_draw_the_same_bits(forks: Forks, tmp_path) -> None:
