@@ -205,7 +205,7 @@ class Compilation:
         pipe = self.placed.pipe
         assert pipe is not None, "updates on the way are those of stages"
         assert pipe.use is not None, "updates on the way are those of a schedule"
-        batches.check_built(pipe, bool(self.placed.on_disk))
+        batches.check_built(pipe, next(iter(self.placed.away.values()), ""))
         micro, cut = batches.count_of(self.named, pipe), pipe.cut
         table = pipe.use.verified(self.placed.mesh.size(pipe.axis), micro)
         batches.check_apart(self.of_batches(pipe), pipe, table)

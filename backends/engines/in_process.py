@@ -36,7 +36,7 @@ from meshdsl.backends.torch.head import RUNTIME
 if TYPE_CHECKING:
     import torch
 
-    from meshdsl.backends.runtime.disk import Disk
+    from meshdsl.backends.runtime.away import Store
 
 MOST_DEVICES = 1024
 """The most threads of one process; a bigger mesh is refused."""
@@ -48,8 +48,8 @@ class LocalRun:
 
     `outputs` are whole arrays, `device_outputs` the local blocks of each device. `sent` counts the
     collectives of each device. `updated` are parameters and states after a step that has new ones,
-    laid out by `kept`, `device_updated` their local blocks. bf16 values are float32. `disk` are the
-    bytes of states that each device read and wrote, where they lie there.
+    laid out by `kept`, `device_updated` their local blocks. bf16 values are float32. `away` are the
+    bytes of states that each device read and wrote, where they lie elsewhere.
     """
 
     outputs: dict[str, Array]
@@ -61,7 +61,7 @@ class LocalRun:
     updated: dict[str, Array] = field(default_factory=dict)
     device_updated: tuple[dict[str, Array], ...] = ()
     kept: dict[str, Spec] = field(default_factory=dict)
-    disk: tuple[tuple[int, int], ...] = ()
+    away: tuple[tuple[int, int], ...] = ()
 
     def wire_bytes(self, rank: int) -> int:
         """Bytes that device `rank` sends by ring algorithms."""
@@ -122,7 +122,7 @@ def run_local(
     learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
     states = getattr(program, "STATES", None)
     kept = local_tensors(program.MESH, states or {}, params or {}, seed, range(devices))
-    disks = on_disk(states or {}, kept)
+    stores = moved_away(states or {}, kept)
     dist = LocalDist(program.MESH, program.GROUPS, lines)
     program.dist = dist
     started = time.monotonic()
@@ -140,7 +140,7 @@ def run_local(
     made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
     if states is None:
         return made
-    made = replace(made, disk=tuple((disk.read, disk.written) for disk in disks))
+    made = replace(made, away=tuple((store.read, store.written) for store in stores))
     return _with_updates(made, {**program.PARAMS, **states}, learned, kept)
 
 
@@ -224,23 +224,29 @@ def local_tensors(
     return found
 
 
-def on_disk(specs: Mapping[str, Spec], tables: Sequence[dict[str, Any]]) -> list[Disk]:
-    """Move the tensors that lie on disk there: a file for each device, whose counts begin at 0.
+def moved_away(specs: Mapping[str, Spec], tables: Sequence[dict[str, Any]]) -> list[Store]:
+    """Move the tensors that lie elsewhere there: a store for each device, whose counts begin at 0.
 
     Raises MD0545 where they cannot be written.
     """
-    from meshdsl.backends.runtime.disk import Disk
-
-    names = [name for name, spec in specs.items() if spec.disk]
-    disks = []
+    names = [name for name, spec in specs.items() if spec.away]
+    stores = []
     try:
         for table in tables if names else ():
-            disks.append(disk := Disk())
-            table.update({name: disk.keep(table.pop(name)) for name in names})
-            disk.written = 0
+            stores.append(store := store_of(specs))
+            table.update({name: store.keep(table.pop(name)) for name in names})
+            store.written = 0
     except OSError as error:
         raise LocalRunError("MD0545", full_disk(error)) from None
-    return disks
+    return stores
+
+
+def store_of(specs: Mapping[str, Spec]) -> Store:
+    """What keeps the tensors of a device that lie elsewhere: all of them in one place."""
+    from meshdsl.backends.runtime.disk import Disk
+    from meshdsl.backends.runtime.host import Host
+
+    return Disk() if any(spec.away == "disk" for spec in specs.values()) else Host()
 
 
 def full_disk(error: OSError) -> str:

@@ -22,7 +22,7 @@ from meshdsl.backends.engines.in_process import (
     check_given,
     load,
     local_tensors,
-    on_disk,
+    moved_away,
 )
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.engines.ranks import Ranks
@@ -70,7 +70,7 @@ def run(folder: Path, rank: int, world: int) -> None:
     check_given(params, program.PARAMS, "parameters")
     sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states or {}, params)]
     blocks = [local_tensors(mesh, *side, job["seed"], [rank])[0] for side in sides]
-    on_disk(states or {}, blocks[2:])
+    moved_away(states or {}, blocks[2:])
     where = start(rank, world)
     held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
     groups = make_groups(mesh, program.GROUPS, rank)
@@ -83,7 +83,7 @@ def run(folder: Path, rank: int, world: int) -> None:
     ranks = Ranks(mesh, rank, dist, groups, where)
     _write(folder / "out.npz", program.OUTPUTS, ranks, outputs)
     if states is not None:
-        now = {name: x.cpu().to(where) if states[name].disk else x for name, x in held[2].items()}
+        now = {name: x.cpu().to(where) if states[name].away else x for name, x in held[2].items()}
         _write(folder / "updated.npz", {**program.PARAMS, **states}, ranks, {**held[1], **now})
 
 

@@ -61,7 +61,7 @@ def replay_of(made: Compilation) -> Replay | None:
     pipe = made.placed.pipe
     if pipe is None or pipe.use is None or not made.asynchronous:
         return None
-    check_built(pipe, on_disk=False)
+    check_built(pipe, away="")
     table = pipe.use.verified(made.placed.mesh.size(pipe.axis), count_of(made.named, pipe))
     return Replay(made, pipe, table)
 

@@ -57,7 +57,7 @@ def main(
 
     `tables` are inputs and parameters; with states, be it none, `device` yields new values of them.
     Parameters that the program has `assigned` begin anew where a file lacks them. Where
-    states lie on disk, `local` keeps those there.
+    states lie elsewhere, `local` keeps those there.
     """
     sys.stdout = open(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no output of the program

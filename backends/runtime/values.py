@@ -32,7 +32,7 @@ class Spec(NamedTuple):
     whose values it begins with. Along the axes of `parts` every device has a part of a sum.
     `blocks` says of a dim which indices of it lie in each block along its outer axis, in their
     order; a single block is in which order all of it lies, before it is split alike. Between steps
-    one on `disk` lies there.
+    it lies on the `disk` or `host` that `away` names, if any.
     """
 
     dtype: str
@@ -42,7 +42,7 @@ class Spec(NamedTuple):
     key: str = ""
     parts: tuple[str, ...] = ()
     blocks: dict[str, list[list[int]]] | None = None
-    disk: bool = False
+    away: str = ""
 
 
 Part = tuple[slice | list[int], ...]
@@ -54,10 +54,10 @@ def spec_of(text: str) -> Spec:
 
     Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
     size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0-2|3@pipe`. Of a
-    state that lies there, ` on disk` stands before how it begins.
+    state that lies elsewhere, ` on disk` or ` on host` stands before how it begins.
     """
-    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?( on disk)?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
-    dtype, at, parts, disk, how, numbers, key = re.findall(form, text)[0]
+    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: on (\w+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
+    dtype, at, parts, away, how, numbers, key = re.findall(form, text)[0]
     at = re.sub(r"(\d+)-(\d+)", lambda m: ".".join(map(str, range(int(m[1]), int(m[2]) + 1))), at)
     found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", at)
     sizes = {dim: int(size) for dim, size, _, _ in found}
@@ -65,7 +65,7 @@ def spec_of(text: str) -> Spec:
     lying = ((dim, at.split("|")) for dim, _, at, _ in found if at)
     blocks = {dim: [[int(n) for n in b.split(".") if n] for b in each] for dim, each in lying}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
-    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, bool(disk))
+    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, away)
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:

@@ -174,8 +174,8 @@ def _states(program: Program, draws: Draws) -> list[str]:
         copied = copies[var.value]
         draw = ("zeros",) if copied is None else draws.get(copied)
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
-    away = program.on_disk
-    texts = [(k, _spec(v, draw, program, under, v in away)) for k, v, draw, under in rows]
+    away = program.away
+    texts = [(k, _spec(v, draw, program, under, away.get(v, ""))) for k, v, draw, under in rows]
     return _rows("STATES", texts)
 
 
@@ -240,12 +240,12 @@ def _spec(
     draw: tuple[object, ...] | None,
     program: Program,
     under: str | None = None,
-    disk: bool = False,
+    away: str = "",
 ) -> str:
     """The text of a variable's `Spec`, the same for all devices."""
     type_, (split, own) = var.value.type, lying(var, program)
     dims, parts = {dim.name: dim.size for dim in type_.dims}, var.placement.partial
-    about = (dims, split, draw, under or "", parts, own, disk)
+    about = (dims, split, draw, under or "", parts, own, away)
     return quoted(spec_text(Spec(str(type_.dtype), *about)))
 
 
@@ -258,7 +258,7 @@ def spec_text(spec: Spec) -> str:
     how, *numbers = spec.draw or ("",)
     drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
     parts = f" over {' '.join(spec.parts)}" if spec.parts else ""
-    parts += " on disk" if spec.disk else ""
+    parts += f" on {spec.away}" if spec.away else ""
     return f"{spec.dtype}[{dims}]{parts}{drawn}{f' as {spec.key}' if spec.key else ''}"
 
 

@@ -22,9 +22,9 @@ from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.pipelines import Pipelines
 from meshdsl.backends.walk import NOWHERE
-from meshdsl.device import disk
+from meshdsl.device import away
 from meshdsl.device.aliases import copied_first, shared
-from meshdsl.device.disk import Streamed, streamed
+from meshdsl.device.away import Streamed, streamed
 from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var, only_on
 from meshdsl.device.liveness import (
     LARGE,
@@ -85,7 +85,7 @@ class Emitter(Pipelines):
         super().__init__(program, taken)
         self.used = {"main"}
         self.copied_first = copied_first(program)
-        self.away = program.on_disk
+        self.away = program.away
         self.streamed = streamed(program)
         self.rounded = {found.cast for found in self.streamed.values()}
         # The last assignment: the first and last of its lines, the variable, the text.
@@ -102,7 +102,7 @@ class Emitter(Pipelines):
         pasted = paste(self.used)
         states = ", STATES" if self.program.updates else ""
         begun = ", assigned=ASSIGNED" if assigned(self.program) else ""
-        begun += ", local=Disk().local_value" if self.away else ""
+        begun += f", local={_store(self.away)}().local_value" if self.away else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
         below = [] if bare else foot(pasted.texts, call)
         return self.under(head(self.program, draws, pasted.imports, bare), below)
@@ -247,7 +247,7 @@ class Emitter(Pipelines):
         self._has_memory(node)
 
     def _in_chunks(self, found: Streamed) -> None:
-        """Write an update of states on disk as a loop over chunks of them."""
+        """Write an update of states that lie elsewhere as a loop over chunks of them."""
         node, call = found.update, self._call(found.update)
         first, dims = self._updated(found), call.ins[0].dims
         gradient = call.tensor(1) if call.is_constant(1) else call.aligned(1, dims)
@@ -258,8 +258,8 @@ class Emitter(Pipelines):
         hints = (first, "gradient" if call.is_constant(1) else call.args[1])
         pieces = [self.variables.names.fresh(f"{hint}_chunk") for hint in hints]
         self.helpers = [*pieces, *states.values()]
-        self.used.update(("chunks", "Disk"))
-        of = f"[{first}, {gradient}], [{stored}], {disk.CHUNK:_}"
+        self.used.update(("chunks", _store(self.away)))
+        of = f"[{first}, {gradient}], [{stored}], {away.CHUNK:_}"
         self.out.statement(f"for {', '.join(self.helpers)} in chunks({of}):")
         self.out.depth += 1
         args = tuple(states.get(i, text) for i, text in enumerate((*pieces, *call.args[2:])))
@@ -452,7 +452,7 @@ class Emitter(Pipelines):
         program, owners = self.program, shared(self.program)
         params = set(program.params)
         given = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
-        away = program.on_disk
+        away = program.away
         stored = (pair for pair in program.updates if pair[0] not in away)
         for device, pairs in itertools.groupby(stored, lambda pair: pair[0].on):
             with self.alone(device):
@@ -488,6 +488,11 @@ def _by_device(nodes: tuple[Node, ...]) -> Iterator[tuple[int | None, tuple[Node
             group, device = [], found
         group.append(node)
     yield device, tuple(group)
+
+
+def _store(away: Mapping[Var, str]) -> str:
+    """The class of the runtime that keeps the states that lie elsewhere."""
+    return next(iter(away.values())).title()
 
 
 def _stored(state: Var) -> str:

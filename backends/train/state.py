@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.failures import HELP
-from meshdsl.backends.engines.in_process import full_disk
+from meshdsl.backends.engines.in_process import full_disk, store_of
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.checkpoint import Checkpoints, Found
 from meshdsl.diagnostics import Diagnostic, fail
@@ -105,16 +105,14 @@ class Held:
         self.step, self.path = 0, ""
 
     def _take(self, blocks: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Hold these blocks; those that lie on disk are moved there one by one. Raises MD0545."""
-        from meshdsl.backends.runtime.disk import Disk
-
+        """Hold these blocks; those that lie elsewhere are moved there one by one. Raises MD0545."""
         self.params, self.states = {}, {}
 
         def place() -> None:
-            disk = Disk() if any(spec.disk for spec in self.specs.values()) else None
+            store = store_of(self.specs)
             for name, block in blocks:
                 table = self.params if name in self.param_specs else self.states
-                held: Any = disk.keep(block) if disk and self.specs[name].disk else block
+                held: Any = store.keep(block) if self.specs[name].away else block
                 table[name] = held.to(self.ranks.where)
 
         try:
@@ -132,7 +130,7 @@ class Held:
     def values(self) -> Mapping[str, torch.Tensor]:
         """The parameters in the widest dtype that is kept, as in `value_specs`.
 
-        Those on disk are read when they are asked for.
+        Those that lie elsewhere are read when they are asked for.
         """
         return _Values(self)
 
@@ -153,7 +151,7 @@ class _Values(Mapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         held, kept = self.held, self.held.finest.get(name, name)
-        if held.specs[kept].disk:
+        if held.specs[kept].away:
             return held.states[kept].cpu().to(held.ranks.where)
         return {**held.params, **held.states}[kept]
 

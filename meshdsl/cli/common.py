@@ -195,6 +195,8 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
     """
     if source is not None and path.is_file() and source.is_file() and path.samefile(source):
         fail("MD0502", f"{path} is the program itself", help="name another file")
+    if str(path) == "-":
+        fail("MD0502", "`-` names no file to write", help="name a file")
     if path.is_dir():
         fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -97,8 +97,13 @@ def _table(name: str, given: Draw) -> Verified:
             if value is not None:
                 help = "the table says what it is of: leave the option out"
                 fail("MD0532", f"`--{field}` goes with the name of a schedule", help=help)
-        refuse_unknown("weights", given.weights or "latest", WEIGHTS, "there is no such rule")
-        return read(read_source(name), next(w for w in WEIGHTS if w == (given.weights or "latest")))
+        weights = given.weights or "latest"
+        refuse_unknown("weights", weights, WEIGHTS, "there is no such rule")
+        found = read(read_source(name), next(w for w in WEIGHTS if w == weights))
+        if given.weights is not None and not found.schedule.updates:
+            help = "leave the option out, or write where stages update: `U0`"
+            fail("MD0532", "`--weights` goes with a table that has updates", help=help)
+        return found
     lookup(name)
     if given.weights is not None:
         help = f"`{name}` has its own: leave the option out"

@@ -545,10 +545,10 @@ class Program:
     lists: frozenset[Var] = frozenset()
 
     @property
-    def on_disk(self) -> frozenset[Var]:
-        """The states that lie on disk between steps: updates read and write them in chunks."""
-        away = {s.value for s in self.placed.named.states if s.on_disk}
-        return frozenset(v for v in self.states if v.value in away)
+    def away(self) -> Mapping[Var, str]:
+        """The states that lie elsewhere between steps: updates read and write them in chunks."""
+        away = {s.value: s.away for s in self.placed.named.states if s.away}
+        return {v: away[v.value] for v in self.states if v.value in away}
 
 
 def lying(var: Var, program: Program) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:

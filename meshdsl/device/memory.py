@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.device.disk import streamed
+from meshdsl.device.away import streamed
 from meshdsl.device.ir import (
     INPUTS,
     Bucket,
@@ -190,7 +190,7 @@ class Walk:
     @property
     def states(self) -> tuple[Var, ...]:
         """The states that are in memory between steps."""
-        away = self.program.on_disk
+        away = self.program.away
         return tuple(v for v in self.program.states if v not in away)
 
     @property

@@ -81,8 +81,8 @@ class _Device(ir.Parser[Var]):
             var = self.entry(scan, line, role)
             scan.expect("=")
             found = replace(var, value=replace(var.value, name=scan.next()))
-            if scan.accept("on", "disk"):
-                self.states.append(named.State(found.value, on_disk=True))
+            if scan.accept("on"):
+                self.states.append(named.State(found.value, away=scan.next()))
             return self._known(found)
 
     def _known(self, var: Var) -> Var:

@@ -62,9 +62,9 @@ class _Device(Printer[Var]):
             yield f"{INDENT}input  {self.typed(var)} = {var.value.name}"
         for var in program.params:
             yield f"{INDENT}param  {self.typed(var)} = {var.value.name}"
-        away = program.on_disk
+        away = program.away
         for var in program.states:
-            where = " on disk" if var in away else ""
+            where = f" on {away[var]}" if var in away else ""
             yield f"{INDENT}state  {self.typed(var)} = {var.value.name}{where}"
         yield from self.nodes(program.body, 1)
         for name, var in program.outputs:

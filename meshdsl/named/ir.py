@@ -127,13 +127,13 @@ class State:
 
     It begins with zeros, or `copies` its parameter: the same initial values, in its own dtype. Of
     one kept in `parts` only the sum over devices counts: it is partial where what is added to it
-    is. Between steps one `on_disk` lies there, where a layout says so.
+    is. Between steps one that is `away` lies on `disk` or on the `host`, where a layout says so.
     """
 
     value: Value
     copies: Value | None = None
     parts: bool = False
-    on_disk: bool = False
+    away: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,12 +57,13 @@ def _check_size(whole: Value, part: Value, dim: str) -> None:
         fail("MD0337", message, whole.span, help="give it a dim of its own size")
 
 
-def check_built(pipe: Piped, on_disk: bool) -> None:
-    """Refuse updates on the way in a network that rules cut, or of states on disk (MD0335)."""
+def check_built(pipe: Piped, away: str) -> None:
+    """Refuse updates on the way in a network that rules cut, or of states elsewhere (MD0335)."""
     assert pipe.use is not None, "updates on the way are those of a schedule"
-    if on_disk:
-        message = f"`{pipe.use.name}` updates states several times in a step, and they lie on disk"
-        help = "leave out the rule `state: memory = disk`, or take a schedule like `one_f_one_b`"
+    if away:
+        where = {"disk": "on disk", "host": "in the host's memory"}[away]
+        message = f"`{pipe.use.name}` updates states several times in a step, and they lie {where}"
+        help = f"leave out the rule `state: memory = {away}`, or take a schedule like `one_f_one_b`"
         fail("MD0335", message, pipe.use.span, help=help)
     if pipe.count:
         message = f"`{pipe.use.name}` updates stages on the way, and rules cut this network"

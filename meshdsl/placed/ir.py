@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Span
@@ -174,10 +174,10 @@ class Program:
         return next(v.type.size(dim) for v in self.named.inputs if v.type.has(dim))
 
     @property
-    def on_disk(self) -> frozenset[Tensor]:
-        """The states that lie on disk between steps."""
-        away = {s.value for s in self.named.states if s.on_disk}
-        return frozenset(t for t in self.states if t.value in away)
+    def away(self) -> Mapping[Tensor, str]:
+        """The states that lie elsewhere between steps, and where."""
+        away = {s.value: s.away for s in self.named.states if s.away}
+        return {t: away[t.value] for t in self.states if t.value in away}
 
     @property
     def rewritten(self) -> names.Program:

@@ -138,7 +138,7 @@ class _Placed(ir.Parser[Tensor]):
         self.mesh = parse_mesh(found[2])
         self.made: list[Tensor] = []
         self.numbered: dict[str, Tensor] = {}
-        self.on_disk: set[Tensor] = set()
+        self.away: dict[Tensor, str] = {}
 
     def program(self) -> Program:
         pipe, on_stages = self._pipeline(), self._on_stages()
@@ -151,7 +151,7 @@ class _Placed(ir.Parser[Tensor]):
             (),
             tuple(named.Output(name, t.value, self.top.span) for name, t in outputs),
             self.top.span,
-            tuple(named.State(t.value, on_disk=t in self.on_disk) for t in states),
+            tuple(named.State(t.value, away=self.away.get(t, "")) for t in states),
             tuple(named.Update(old.value, new.value) for old, new in updates),
         )
         made = Program(
@@ -212,8 +212,8 @@ class _Placed(ir.Parser[Tensor]):
     def entry(self, scan: Scanner, line: Line, role: str) -> Tensor:
         """`state  %3 w.m : f32[a 2] on disk`."""
         found = super().entry(scan, line, role)
-        if scan.accept("on", "disk"):
-            self.on_disk.add(found)
+        if scan.accept("on"):
+            self.away[found] = scan.next()
         return found
 
     # --- values and nodes ---------------------------------------------------------------------

@@ -18,9 +18,9 @@ from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
+from meshdsl.placed.away import with_states_away
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.cuts import cut_apart, with_homes
-from meshdsl.placed.disk import with_states_on_disk
 from meshdsl.placed.from_named import Placer, Walk, Watch
 from meshdsl.placed.ir import (
     EVERY,
@@ -105,7 +105,7 @@ def place(
     what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
-    program = with_states_on_disk(program, asked) if isinstance(asked, Layout) else program
+    program = with_states_away(program, asked) if isinstance(asked, Layout) else program
     request = with_workers(_with_parts(_request(program, asked)))
     if policy != "optimal":
         return _in_stages(check_parts(_walked(request, policy, watch)[0]))

@@ -120,9 +120,10 @@ class _Placed(Printer[Tensor]):
             yield f"{INDENT}input  {self.typed(tensor)}"
         for param in program.params:
             yield f"{INDENT}param  {self.typed(param.tensor)}"
-        away = program.on_disk
+        away = program.away
         for state in program.states:
-            yield f"{INDENT}state  {self.typed(state)}{' on disk' if state in away else ''}"
+            where = f" on {away[state]}" if state in away else ""
+            yield f"{INDENT}state  {self.typed(state)}{where}"
         yield from self.nodes(program.body, 1)
         for name, tensor in program.outputs:
             yield f"{INDENT}return {name} = {self.numbers[tensor]}"

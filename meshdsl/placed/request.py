@@ -212,15 +212,15 @@ class Request:
     def pins(self, op: Op) -> Pins:
         """The placements in which `op` must read its operands; rules do not tell readers apart.
 
-        States on disk are read where they lie: only pieces of them are ever in memory.
+        States elsewhere are read where they lie: only pieces of them are ever in memory.
         """
-        if not self._on_disk:
+        if not self._away:
             return (None,) * len(op.ins)
-        return tuple([self.stored(v) if v in self._on_disk else None for v in op.ins])
+        return tuple([self.stored(v) if v in self._away else None for v in op.ins])
 
     @cached_property
-    def _on_disk(self) -> frozenset[Value]:
-        return frozenset(s.value for s in self.program.states if s.on_disk)
+    def _away(self) -> frozenset[Value]:
+        return frozenset(s.value for s in self.program.states if s.away)
 
     def refuse(self, op: Op) -> NoReturn:
         """Raise MD0309: no row of `op` has its operands as `pins` demand."""

@@ -27,14 +27,9 @@ from meshdsl.syntax.symbols import ROLES
 
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
-    ("state", "memory"): ("disk",),
+    ("state", "memory"): ("disk", "host"),
 }
 """The values of every setting, by its selector and name."""
-
-NOT_BUILT: Mapping[tuple[str, str, str], str] = {
-    ("state", "memory", "host"): "states lie in the memory of their device, or on disk",
-}
-"""Values that settings are to have one day, with what there is instead."""
 
 NAMES = list(dict.fromkeys(name for _, name in SETTINGS))
 
@@ -153,10 +148,6 @@ def _wrong_value(node: ast.Setting, selector: str) -> Diagnostic | None:
     if isinstance(value, ast.Ref) and value.name.text in legal:
         return None
     text = value.name.text if isinstance(value, ast.Ref) else ""
-    if (selector, name, text) in NOT_BUILT:
-        message = f"`{selector}: {name} = {text}` is not built yet"
-        help = f"{NOT_BUILT[selector, name, text]}: write `{selector}: {name} = {legal[0]}`"
-        return Diagnostic("MD0314", message, value.span, help=f"{help}, or leave the setting out")
     meant = closest(text, list(legal))
     said = " or ".join(f"`{selector}: {name} = {v}`" for v in ((meant,) if meant else legal))
     message = f"`{selector}: {name}` is {' or '.join(f'`{v}`' for v in legal)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.disk import traffic
+from meshdsl.device.away import traffic
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -105,7 +105,7 @@ def explain(
         "collectives": collectives,
         "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
         "memory": memory(program),
-        **_on_disk(program),
+        **_away(program),
         **piped(program),
         **timed,
         "warnings": [
@@ -128,12 +128,13 @@ def _compressed(program: placed.Program) -> dict[str, Any]:
     return {"compress": str(found)} | ({"workers": n} if (n := workers(program)) else {})
 
 
-def _on_disk(program: Program) -> dict[str, Any]:
-    """What lies on the disk of the device that has most there; nothing where nothing does."""
-    if not program.on_disk:
+def _away(program: Program) -> dict[str, Any]:
+    """What lies on disk or on the host, of the device that has most there; else nothing."""
+    if not program.away:
         return {}
     each = (traffic(walk.bytes, program) for walk in walks(program))
-    return {"disk": max(each, key=lambda found: found["bytes"])}
+    where = next(iter(program.away.values()))
+    return {where: max(each, key=lambda found: found["bytes"])}
 
 
 def _plan(found: placed.Found | None) -> dict[str, Any] | None:
@@ -707,7 +708,7 @@ def _totals_of(report: Json) -> Iterator[Block]:
         yield from timed_in_all(report["time"])
         yield Gap()
     yield from held(report["memory"])
-    yield from on_disk(report)
+    yield from away(report)
     yield from by_stage(report)
     if report["warnings"]:
         yield Gap()
@@ -757,14 +758,20 @@ def held(memory: Json) -> Iterator[Item]:
     yield from _amounts([*rows, ("", where, memory["activations"])])
 
 
-def on_disk(report: Json) -> Iterator[Block]:
-    """What a device has on disk, and what a step reads and writes there."""
-    if "disk" not in report:
-        return
-    found = report["disk"]
-    text = f"{exact(found['bytes'])} of states; each step reads {exact(found['read'])} and writes "
-    text += f"{exact(found['written'])}, in chunks of at most {human(found['chunk'])}"
-    yield _headed("On disk per device:", text)
+AWAY = {
+    "disk": ("On disk per device:", ""),
+    "host": ("In the memory of the host, of each GPU:", "; on a CPU nothing moves"),
+}
+"""What states that lie elsewhere are headed by, and what is to be said behind them."""
+
+
+def away(report: Json) -> Iterator[Block]:
+    """What a device has on disk or on the host, and what a step reads and writes there."""
+    for where in AWAY.keys() & report.keys():
+        (head, more), found = AWAY[where], report[where]
+        text = f"{exact(found['bytes'])} of states; each step reads {exact(found['read'])} and "
+        text += f"writes {exact(found['written'])}, in chunks of at most {human(found['chunk'])}"
+        yield _headed(head, text + more)
 
 
 def _warnings(warnings: list[Json]) -> Iterator[Block]:

@@ -25,11 +25,11 @@ from meshdsl.report.document import (
     line,
 )
 from meshdsl.report.explain import (
+    away,
     explanation,
     held,
     listed,
     listing,
-    on_disk,
     place_of,
     planned,
     section,
@@ -106,7 +106,7 @@ def _excerpt(report: Json, sources: Mapping[str, Source], top: int, rest: str) -
     yield from planned(report)
     yield Gap()
     yield from held(report["memory"])
-    yield from on_disk(report)
+    yield from away(report)
     yield from by_stage(report)
     yield Gap()
     yield line(rest, "muted")

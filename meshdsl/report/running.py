@@ -87,7 +87,7 @@ def headline(made: Compilation, engine: str) -> str:
 
 def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
-    kept = {*program.inputs, *program.params, *program.states} - program.on_disk
+    kept = {*program.inputs, *program.params, *program.states} - program.away.keys()
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
     lines = []
     for rank in range(min(program.mesh.devices, MOST_ROWS)):

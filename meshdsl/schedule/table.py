@@ -114,6 +114,8 @@ def parse_action(text: str, device: int, span: Span | None = None) -> Action:
     found = _ACTION.fullmatch(text)
     if found is None:
         help = "write F, B, I, W or U, the micro-batch, and `@` and the stage: `F3`, `B0@5`"
+        if all(map(_ACTION.fullmatch, text.split())):
+            help = "a cell has one action: separate them by commas"
         fail("MD0520", f"`{text}` is no action of a schedule", span, help=help)
     kind, micro, stage = found.groups()
     return Action(

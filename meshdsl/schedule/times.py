@@ -69,7 +69,7 @@ def parse_times(text: str, stages: int, early: bool = True) -> Times:
     """The times of `F=1,I=1,W=1,send=0`, with `F=1:2:1` for three stages. Raises MD0530."""
     source = Source("--times", text)
     found: dict[str, Each] = {name: (Fraction(value),) for name, value in PARTS.items()}
-    at = 0
+    at, given = 0, set[str]()
     for entry in text.split(","):
         span = Span(source, at, at + len(entry))
         at += len(entry) + 1
@@ -79,6 +79,10 @@ def parse_times(text: str, stages: int, early: bool = True) -> Times:
             near = closest(name, list(PARTS))
             help = f"did you mean `{near}`?" if near and equals else "write F=1,I=1,W=1,send=0"
             fail("MD0530", f"`{entry.strip()}` is no time of a part", span, help=help)
+        if name in given:
+            help = "write it once; `:` separates the times of stages"
+            fail("MD0530", f"the time of `{name}` is given twice", span, help=help)
+        given.add(name)
         each = tuple(_time(value, span) for value in values.split(":"))
         wanted = stages - (name == "send")
         if len(each) not in (1, wanted):

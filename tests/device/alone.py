@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from meshdsl.backends.engines.in_process import load, local_tensors, on_disk
+from meshdsl.backends.engines.in_process import load, local_tensors, moved_away
 from meshdsl.pipeline import Compilation
 
 
@@ -81,7 +81,7 @@ def first_device(made: Compilation) -> tuple[int, Callable[[], Any]]:
     tables = [program.INPUTS, program.PARAMS]
     tables += [program.STATES] if hasattr(program, "STATES") else []
     held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
-    on_disk(getattr(program, "STATES", {}), held[-1:])
+    moved_away(getattr(program, "STATES", {}), held[-1:])
     kept = (t for kind in held for t in kind.values() if isinstance(t, torch.Tensor))
     size = sum(t.untyped_storage().nbytes() for t in kept)
     return size, lambda: program.device(0, groups, *held)

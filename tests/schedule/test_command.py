@@ -139,12 +139,16 @@ REFUSED = {
     "gpipe --stages 100000 --micro 100000": "MD0529",
     "interleaved --stages 4 --micro 8 --chunks 1000000000": "MD0529",
     f"gpipe {SIZE} --times F=1:2": "MD0530",
+    f"gpipe {SIZE} --times F=1,F=2": "MD0530",
     f"gpipe {SIZE} --torch-csv none/t.csv": "MD0502",
+    f"gpipe {SIZE} --csv -": "MD0502",
     f"pipedream {SIZE} --torch-csv t.csv": "MD0531",
     f"chimera {SIZE} --torch-csv t.csv": "MD0531",
     "bad.csv": "MD0525",
     "bad.csv --stages 2": "MD0532",
     "bad.csv --weights old": "MD0602",
+    "good.csv --weights stashed": "MD0532",
+    "spaces.csv": "MD0520",
     "none.csv": "MD0010",
 }
 
@@ -152,8 +156,11 @@ REFUSED = {
 @pytest.mark.parametrize("command", REFUSED)
 def test_what_is_refused(command: str, cli: Cli) -> None:
     write("F0,B0,F1,B1\nF0,F1,B0,B1\n", "bad.csv")
+    write("F0,F1,B0,B1\nF0,B0,F1,B1\n", "good.csv")
+    write("F0 F1 B0 B1\nF0 B0 F1 B1\n", "spaces.csv")
     done = cli("schedule", *command.split())
-    code = 1 if REFUSED[command] < "MD0527" and command.startswith("bad") else 2
+    in_file = command.startswith(("bad", "spaces"))
+    code = 1 if REFUSED[command] < "MD0527" and in_file else 2
     assert (done.code, done.codes) == (code, [f"error[{REFUSED[command]}]"])
     assert "help: " in done.err
     assert not done.out

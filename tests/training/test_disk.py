@@ -1,4 +1,4 @@
-"""`state: memory = disk`: the same bits, the bytes that are predicted, the memory of torch."""
+"""`state: memory = disk` and `host`: the same bits, the bytes predicted, the memory of torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from meshdsl.backends.engines.in_process import (
     assemble,
     load,
     local_tensors,
-    on_disk,
+    moved_away,
     run_local,
 )
 from meshdsl.backends.engines.local_devices import Devices
 from meshdsl.backends.engines.local_dist import LocalDist
-from meshdsl.backends.runtime.disk import Disk, chunks
+from meshdsl.backends.runtime.away import Store, chunks
+from meshdsl.backends.runtime.disk import Disk
+from meshdsl.backends.runtime.host import Host
 from meshdsl.backends.runtime.values import Array
-from meshdsl.device import disk
+from meshdsl.device import away
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
@@ -56,6 +58,7 @@ program p(x[b, m], t[b, m]) {
 }
 """
 DISK = "state: memory = disk"
+HOST = "state: memory = host"
 
 OPTIMIZERS = (
     "momentum(lr=0.1)",
@@ -111,13 +114,13 @@ def compiled(
     return Compilation(Source("disk.mdsl", text), options).checked()
 
 
-def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[Disk]]:
-    """Parameters and states after some steps, whole, and the disk of each device."""
+def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[Store]]:
+    """Parameters and states after some steps, whole, and what each device has elsewhere."""
     program = load(made.text)
     mesh, ranks = program.MESH, range(math.prod(program.MESH.values()))
     tables = (program.PARAMS, program.STATES)
     params, states = (local_tensors(mesh, table, {}, 5, ranks) for table in tables)
-    disks = on_disk(program.STATES, states)
+    stores = moved_away(program.STATES, states)
     for step in range(steps):
         inputs = local_tensors(mesh, program.INPUTS, {}, step, ranks)
         program.dist = dist = LocalDist(mesh, program.GROUPS, {})
@@ -126,30 +129,35 @@ def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[D
             return program.device(rank, dist.groups(rank), inputs[rank], params[rank], states[rank])
 
         Devices(len(ranks), dist, call, made.text).run().check()
-    counted = [(each.read // steps, each.written // steps) for each in disks]
+    counted = [(each.read // steps, each.written // steps) for each in stores]
     held = tuple(
         {n: as_array(t) for n, t in {**p, **s}.items()} for p, s in zip(params, states, strict=True)
     )
-    for each, (read, written) in zip(disks, counted, strict=True):
+    for each, (read, written) in zip(stores, counted, strict=True):
         each.read, each.written = read, written
     specs = {**program.PARAMS, **program.STATES}
-    return {n: assemble(n, spec, mesh, held) for n, spec in specs.items()}, disks
+    return {n: assemble(n, spec, mesh, held) for n, spec in specs.items()}, stores
 
 
 def check(
     optimizer: str, dtype: str, mesh: str, rules: str, schedule: str = "", **how: str
 ) -> None:
-    """Compare a program with its states on disk and in memory: bits, bytes, texts."""
+    """Compare a program with its states elsewhere and in memory: bits, bytes, texts."""
     kept, _ = trained(compiled(optimizer, dtype, mesh, rules, schedule, **how))
-    away_too = f"{rules}, {DISK}" if rules else DISK
+    where = "host" if sum(map(ord, f"{optimizer}{rules}")) % 4 == 0 else "disk"
+    setting = f"state: memory = {where}"
+    away_too = f"{rules}, {setting}" if rules else setting
     made = compiled(optimizer, dtype, mesh, away_too, schedule, **how)
-    away, disks = trained(made)
+    found, stores = trained(made)
     for name, array in kept.items():
-        np.testing.assert_array_equal(away[name], array, name)
-    said = explain(made.device)["disk"]
-    assert said["bytes"] == max(each.size for each in disks) > 0
-    assert said["read"] == max(each.read for each in disks)
-    assert said["written"] == max(each.written for each in disks)
+        np.testing.assert_array_equal(found[name], array, name)
+    said = explain(made.device)[where]
+    assert said["bytes"] == max(each.size for each in stores) > 0
+    # Between the memory of a host and a CPU nothing moves.
+    assert {each.read for each in stores} == {0} or where == "disk"
+    if where == "disk":
+        assert said["read"] == max(each.read for each in stores)
+        assert said["written"] == max(each.written for each in stores)
     device = read_again("device", made.device)
     assert statements(device) == statements(made.device)
     assert statements(lower_placed(read_again("placed", made.placed))) == statements(made.device)
@@ -158,7 +166,7 @@ def check(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 numbers in f32, the fewest that vectors fill."""
-    monkeypatch.setattr(disk, "CHUNK", 64)
+    monkeypatch.setattr(away, "CHUNK", 64)
 
 
 def turns(cases: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -229,7 +237,7 @@ def test_large_tensors_have_the_same_bits(
     optimizer: str, dtype: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the threads of a kernel nor the ends of its vectors round otherwise in a chunk."""
-    monkeypatch.setattr(disk, "CHUNK", 1 << 16)
+    monkeypatch.setattr(away, "CHUNK", 1 << 16)
     check(optimizer, dtype, *SPLIT[split], text=LARGE)
 
 
@@ -255,7 +263,7 @@ MEASURED = [
 def test_the_memory_that_is_reported_is_what_torch_allocates(
     optimizer: str, dtype: str, layout: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "CHUNK", chunk)
+    monkeypatch.setattr(away, "CHUNK", chunk)
     mesh, rules = SPLIT[layout]
     made = compiled(optimizer, dtype, mesh, f"{rules}, {DISK}" if rules else DISK, text=WIDE)
     report = explain(made.device)["memory"]
@@ -284,10 +292,10 @@ def test_memory_falls_by_the_states_and_rises_by_a_chunk_of_each() -> None:
         made = compiled("adam(lr=0.1)", "f32", "d:1", rules, text=WIDE)
         held, run = first_device(made)
         found.append((explain(made.device), held + allocated(run)))
-    (kept, before), (away, after) = found
+    (kept, before), (less, after) = found
     states = 2 * 4 * (512 * 2048 * 2 + 2048)
-    assert away["disk"] == {"bytes": states, "read": states, "written": states, "chunk": 1 << 22}
-    assert kept["memory"]["state"] - away["memory"]["state"] == states
+    assert less["disk"] == {"bytes": states, "read": states, "written": states, "chunk": 1 << 22}
+    assert kept["memory"]["state"] - less["memory"]["state"] == states
     assert states - 2 * (1 << 22) <= before - after <= states
 
 
@@ -299,10 +307,11 @@ def test_pieces_are_all_elements_in_their_order() -> None:
     whole = torch.arange(2 * 3 * 5 * 7.0).view(2, 3, 5, 7)
     views = [whole, whole.permute(3, 1, 0, 2), whole[:, 1:2], whole[..., ::2], whole[:, :, 1:1]]
     views += [torch.ones(3, 1).expand(3, 4), torch.tensor(2.0), torch.tensor([1.0])]
-    for view, other, most in itertools.product(views, (False, True), (1, 4, 16, 1000)):
+    cases = itertools.product(views, (False, True), (1, 4, 16, 1000), (Disk, Host))
+    for view, other, most, kind in cases:
         base = view.contiguous() if other else view
-        file = Disk()
-        state, kept = file.keep(view), base.clone()
+        store = kind()
+        state, kept = store.keep(view), base.clone()
         before = [view.clone().reshape(-1), base.clone().reshape(-1)]
         target = base.clone(memory_format=torch.preserve_format)
         for mine, its, own in chunks([target, view], [state], 4 * most):
@@ -377,6 +386,17 @@ def test_the_report_says_what_is_on_disk() -> None:
     assert "disk" not in explain(compiled("adam(lr=0.1)", "f32", "d:2", "b -> d").device)
 
 
+def test_the_report_says_what_is_on_the_host() -> None:
+    kept = explain(compiled("adam(lr=0.1)", "f32", "d:2", f"b -> d, {DISK}").device)
+    made = compiled("adam(lr=0.1)", "f32", "d:2", f"b -> d, {HOST}")
+    report = explain(made.device)
+    text = as_text(explanation(report, {"disk.mdsl": made.source}))
+    assert "In the memory of the host, of each GPU: 4.08 KiB (4,176 B) of states" in text
+    assert "on a CPU nothing moves" in text
+    assert report["host"] == kept["disk"]
+    assert report["memory"] == kept["memory"]
+
+
 REFUSED = {
     "sgd(lr=0.1)": "the optimizer keeps no state of a parameter",
     "adafactor(lr=0.1)": "the update reads `first.row` as a whole",
@@ -397,4 +417,4 @@ def test_what_is_only_evaluated_has_no_states() -> None:
     made = compiled("sgd(lr=0.1)", "bf16", "d:2", f"b -> d, {DISK}")
     assert not made.forward.device.states
     assert made.forward.text
-    assert run_local(made.text).disk == ((made.report["disk"]["read"],) * 2,) * 2
+    assert run_local(made.text).away == ((made.report["disk"]["read"],) * 2,) * 2

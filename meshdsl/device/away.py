@@ -1,4 +1,4 @@
-"""States on disk: which updates read and write them, in chunks, and how many bytes that is."""
+"""States elsewhere: which updates read and write them, in chunks, and how many bytes that is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A multiple of what a processor's vectors hold, so that a kernel rounds each elem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """An update that takes its states from disk, chunk by chunk, and puts them back.
+    """An update that takes its states from elsewhere, chunk by chunk, and puts them back.
 
     `states` are the operands that lie there. `cast` is what makes the parameter of its copy in a
     wider dtype, where that copy is among them: it is done chunk by chunk, too. The gradient may be
@@ -48,8 +48,8 @@ class Streamed:
 
 
 def streamed(program: Program) -> Mapping[Compute, Streamed]:
-    """The updates that take states from disk."""
-    away = program.on_disk
+    """The updates that take states from elsewhere."""
+    away = program.away.keys()
     if not away:
         return {}
     nodes = [node for node in every(program.body) if isinstance(node, Compute)]
@@ -92,11 +92,11 @@ def _of_a_chunk(sig: Signature) -> Signature:
 
 
 def traffic(sizes: Callable[[Iterable[Var]], int], program: Program) -> dict[str, int]:
-    """Bytes on the disk of a device, and those that it reads and writes in a step.
+    """Bytes that a device has elsewhere, and those that it reads and writes in a step.
 
     `sizes` are the bytes of variables on the device.
     """
     found = streamed(program).values()
     read = sum(sizes(s.update.ins[i] for i in s.states) for s in found)
     written = sum(sizes(s.new) for s in found)
-    return {"bytes": sizes(program.on_disk), "read": read, "written": written, "chunk": CHUNK}
+    return {"bytes": sizes(program.away), "read": read, "written": written, "chunk": CHUNK}

@@ -1,4 +1,4 @@
-"""`state: memory = disk`: the states of an optimizer lie on disk between steps.
+"""`state: memory = disk`, or `host`: where the states of an optimizer lie between steps.
 
 Around the update of each parameter a device reads its states in chunks and writes them back. So
 only an update that goes element by element can have its states there: what reads a whole one, as
@@ -18,8 +18,8 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.settings import Setting
 
 
-def with_states_on_disk(program: Program, layout: Layout) -> Program:
-    """The program with the states marked that lie on disk, where the layout has them there.
+def with_states_away(program: Program, layout: Layout) -> Program:
+    """The program with the states marked that lie elsewhere, where the layout has them there.
 
     The counter of steps stays in memory. Raises MD0317 where there is none, or one cannot.
     """
@@ -33,7 +33,9 @@ def with_states_on_disk(program: Program, layout: Layout) -> Program:
     whole = next((v for v in away if not _is_in_chunks(v, readers[v])), None)
     if whole is not None:
         _refuse(program, setting, f"the update reads `{whole.name}` as a whole")
-    states = tuple(replace(s, on_disk=s.value in away) for s in program.states)
+    states = tuple(
+        replace(s, away=setting.value if s.value in away else "") for s in program.states
+    )
     return replace(program, states=states)
 
 
