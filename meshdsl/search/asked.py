@@ -131,10 +131,12 @@ class Asked:
         lint(made.named, layout, found)
         lint_demands(made.named, layout, found)
         found.raise_errors()
+        made.diagnostics.add(*found)
         if made.named.goal is not None:  # stages are asked for by `--pipeline` alone
             free = tuple(r for r in layout.rules if r.axes != (self.pipeline,))
             piped(made.named, replace(layout, rules=free))
-        return tuple(Rule(r.dim, r.axes, r.selector) for r in layout.rules)
+        on_mesh = (r for r in layout.rules if set(r.axes) <= set(mesh.names))
+        return tuple(Rule(r.dim, r.axes, r.selector) for r in on_mesh)
 
 
 # --- numbers -------------------------------------------------------------------------------------

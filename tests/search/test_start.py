@@ -79,3 +79,10 @@ def test_command(cli: Cli) -> None:
 def test_on_one_axis() -> None:
     found = solve([begin("data", "bytes", "", LINE)], METHODS["layouts"])
     assert [str(c) for c in changes(found)]
+
+
+def test_a_rule_for_an_axis_that_is_not_there_is_told(cli: Cli) -> None:
+    more = "\nlayout other { batch -> x, hidden -> tp }\n"
+    done = cli("search", write(TEXT + more), "--mesh", "x:2", "--from", "other")
+    assert (done.code, done.codes) == (0, ["warning[MD0304]"])
+    assert "hidden -> tp" not in done.out
