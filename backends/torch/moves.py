@@ -263,7 +263,7 @@ class Moves(Walk):
             return scalar(number, node.source.local.dtype)
         x = self.name(node.source)
         if node.source.on is not None:
-            zero = f"torch.zeros((), dtype={node.source.local.dtype.torch})"
+            zero = f"torch.zeros({self.shape(node.source)}, dtype={node.source.local.dtype.torch})"
             return f"{x} if {keeps} else {zero}"
         return f"{x} if {keeps} else torch.zeros_like({x})"
 

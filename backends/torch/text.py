@@ -452,6 +452,9 @@ class Emitter(Pipelines):
         program, owners = self.program, shared(self.program)
         params = set(program.params)
         given = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
+        largest: dict[Var, int] = {}
+        for var, owner in owners.items():
+            largest[owner] = max(largest.get(owner, 0), var.local.bytes, owner.local.bytes)
         away = program.away
         stored = (pair for pair in program.updates if pair[0] not in away)
         for device, pairs in itertools.groupby(stored, lambda pair: pair[0].on):
@@ -459,9 +462,11 @@ class Emitter(Pipelines):
                 for old, new in pairs:
                     where = "params" if old in params else "states"
                     owner = owners.get(new, new)
-                    # What is stored has memory of its own, or that of the tensor it replaces.
-                    shared_with = owner in given and owner is not owners.get(old, old)
-                    text = f"{self._tensor(new)}{'.clone()' if shared_with else ''}"
+                    # What is stored has memory of its own, or that of the tensor it replaces; a
+                    # part of a larger one would keep all of that.
+                    copied = owner in given or largest.get(owner, 0) > new.local.bytes
+                    copied = copied and owner is not owners.get(old, old)
+                    text = f"{self._tensor(new)}{'.clone()' if copied else ''}"
                     self.out.statement(f"{where}[{quoted(old.value.name or '')}] = {text}")
 
     def _return(self) -> None:

@@ -473,14 +473,27 @@ def write_blocks(
     """
     found = {}
     for rank, held in blocks.items():
-        parts = {name: _part(name, held[name], spec, mesh, rank) for name, spec in specs.items()}
-        first = (name for name in parts if rank in first_replicas(specs[name], mesh))
-        every = [(name, *piece) for name in first for piece in enumerate(pieces(parts[name]))]
+        for name, spec in specs.items():
+            _check(name, held[name], spec, mesh, rank)
+        first = [name for name, spec in specs.items() if rank in first_replicas(spec, mesh)]
+        every = [(n, *piece) for n in first for piece in enumerate(_kept(specs[n], mesh, rank))]
         for number in sorted({number for _, number, _ in every}):
             mine = {name: piece for name, n, piece in every if n == number}
             file = file_of(rank, number)
             found[file] = write(folder / file, _file(held, specs, mine))
     return found
+
+
+def _kept(spec: Spec, mesh: dict[str, int], rank: int) -> list[tuple[Piece, Piece]]:
+    """The pieces of a device's block that its files have.
+
+    One without elements is in none, unless the tensor has none: torch would take it for another
+    one that begins at the same place.
+    """
+    found = pieces(local_part(spec, mesh, rank))
+    if not math.prod(spec.dims.values()):
+        return found
+    return [(piece, own) for piece, own in found if math.prod(shape_of(piece))]
 
 
 def pieces(part: Part) -> list[tuple[Piece, Piece]]:
@@ -509,15 +522,13 @@ def _slices(part: Part) -> Piece:
     return tuple(p for p in part if isinstance(p, slice))
 
 
-def _part(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank: int) -> Part:
-    """The part of a tensor that a block is; asserts its dtype and shape."""
+def _check(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank: int) -> None:
+    """Assert that a block has the dtype and shape of the device's part of a tensor."""
     from meshdsl.backends.engines.in_process import torch_dtype
 
-    part = local_part(spec, mesh, rank)
-    expected = (torch_dtype(spec.dtype), shape_of(part))
+    expected = (torch_dtype(spec.dtype), shape_of(local_part(spec, mesh, rank)))
     shown = f"device {rank} holds {block.dtype}{list(block.shape)} of {name}"
     assert (block.dtype, list(block.shape)) == expected, f"{shown}, not {expected}"
-    return part
 
 
 def _file(
@@ -603,7 +614,7 @@ def _stored(found: Found, name: str) -> Iterator[Stored]:
     """The devices whose files have the blocks of a tensor, and the pieces that they are."""
     spec = found.tensors[name]
     for rank in first_replicas(spec, found.mesh):
-        for number, (piece, _) in enumerate(pieces(local_part(spec, found.mesh, rank))):
+        for number, (piece, _) in enumerate(_kept(spec, found.mesh, rank)):
             yield rank, file_of(rank, number), piece
 
 

@@ -51,7 +51,8 @@ def given_whole(program: Program) -> Program:
     dim, count, axis = pipe.use.apart
     at, loop = loop_of(program, pipe)
     mesh = replace(program.mesh, moments=((axis, count),))
-    whole = {item.outer: _whole(item.outer, pipe, program) for item in loop.stacked}
+    given = (*program.inputs, *(item.outer for item in loop.stacked))  # some may not be read
+    whole = {v: _whole(v, pipe, program) for v in given}
     cut = [item for item in loop.stacked if whole[item.outer].type.has(dim)]
     slices = (_slice(whole[item.outer], item, axis, dim, loop) for item in cut)
     new = {item.inside: whole[item.outer] for item in loop.stacked if item not in cut}

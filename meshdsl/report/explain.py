@@ -28,6 +28,7 @@ from meshdsl.device.memory import memory, walks
 from meshdsl.device.sent import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
+from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
@@ -155,11 +156,12 @@ def _alone(program: Program) -> dict[Value, dict[str, Any]]:
     found: dict[Value, dict[str, Any]] = {}
     for var in every_var:
         if var.on is not None and pipe is not None:
-            placed = {a: str(var.placement.component(a)) for a in program.mesh.names}
+            mesh, devices = program.mesh, range(program.mesh.devices)
+            placed = {a: str(var.placement.component(a)) for a in mesh.names}
             at, shape = {pipe.axis: var.on}, list(var.local.shape)
-            none = [0] * len(shape)
-            places = map(program.mesh.coordinates, range(program.mesh.devices))
-            shapes = [shape if place[pipe.axis] == var.on else none for place in places]
+            blocks = _local_shapes(var.type, var.placement, mesh) or [shape for _ in devices]
+            there = (mesh.coordinates(rank)[pipe.axis] == var.on for rank in devices)
+            shapes = [b if d else [0 for _ in b] for b, d in zip(blocks, there, strict=True)]
             own = {"placement": placed | {pipe.axis: f"A({var.on})"}, "on": at}
             found.setdefault(var.value, {"local_shapes": shapes, **own})
     return found
@@ -236,7 +238,7 @@ def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
 def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
     value, p = tensor.value, tensor.placement
     local = tensor.local(program.mesh)
-    every = _local_shapes(tensor, program.mesh)
+    every = _local_shapes(value.type, p, program.mesh)
     causes = program.causes.get(value, {})
     lying = program.blocks(value.type, p)
     return {
@@ -261,9 +263,8 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
     }
 
 
-def _local_shapes(tensor: placed.Tensor, mesh: Mesh) -> list[list[int]]:
+def _local_shapes(type_: TensorType, p: Placement, mesh: Mesh) -> list[list[int]]:
     """The local shape on each device, in the order of ranks; none where all are the same."""
-    type_, p = tensor.value.type, tensor.placement
     if not p.splits_unevenly(type_, mesh):
         return []
     blocks = {d.name: p.blocks(d.name, d.size, mesh) for d in type_.dims}

@@ -75,6 +75,13 @@ class Alone:
 
 def first_device(made: Compilation) -> tuple[int, Callable[[], Any]]:
     """Bytes of inputs, parameters and states of device 0, and its program as a call."""
+    held, run = tables_of(made)
+    kept = (t for kind in held for t in kind.values() if isinstance(t, torch.Tensor))
+    return sum(t.untyped_storage().nbytes() for t in kept), run
+
+
+def tables_of(made: Compilation) -> tuple[list[dict[str, Any]], Callable[[], Any]]:
+    """Inputs, parameters and states of device 0, and its program as a call on them."""
     program = load(made.text)
     program.dist = Alone(program.MESH)
     groups = {name: name for name in ("+".join(axes) for axes in program.GROUPS)}
@@ -82,9 +89,7 @@ def first_device(made: Compilation) -> tuple[int, Callable[[], Any]]:
     tables += [program.STATES] if hasattr(program, "STATES") else []
     held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
     moved_away(getattr(program, "STATES", {}), held[-1:])
-    kept = (t for kind in held for t in kind.values() if isinstance(t, torch.Tensor))
-    size = sum(t.untyped_storage().nbytes() for t in kept)
-    return size, lambda: program.device(0, groups, *held)
+    return held, lambda: program.device(0, groups, *held)
 
 
 def allocated(run: Callable[[], Any]) -> int:

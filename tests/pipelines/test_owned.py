@@ -7,6 +7,7 @@ programs in `test_cuts.py` and `test_programs.py`.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from meshdsl.backends.engines.in_process import load, local_tensors, run_local
 from meshdsl.backends.runtime.values import coordinates, local_part, shape_of
 from meshdsl.device.ir import Bucket, Move, Pipeline, Program, Wait
 from meshdsl.pipeline import Compilation
+from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain, type_text
 from tests.ir.test_text import read_again
 from tests.pipelines import test_cuts as cuts
@@ -115,6 +117,9 @@ def test_it_is_told() -> None:
     tensors = {t["name"]: t for t in report["tensors"]}
     assert tensors["scale"]["placement"] == {"pipe": "A(1)"}
     assert tensors["scale"]["local_shapes"] == [[0], [6]]
+    uneven = compiled(text, "pipe:2,d:4", "l -> pipe, b -> d, params: m -> d", "with gpipe[b](2)")
+    told = {t["name"]: t for t in explain(uneven.device)["tensors"]}
+    assert told["scale"]["local_shapes"] == [*[[0]] * 4, [2], [2], [2], [0]]
     assert tensors["tied"]["placement"] == {"pipe": "B"}
     assert type_text(tensors["scale"]) == "f32[m 6], only where pipe = 1"
     assert 'scale = params["scale"]  # f32[m] where pipe == 1' in made.text
@@ -199,3 +204,71 @@ def test_what_two_stages_read_together_stays_on_all() -> None:
     text = cuts.PROGRAMS["penalties"].replace("OPT", "sgd(lr=0.1)")
     made = compiled(text, "pipe:2", "h3: pipe = 1", "with gpipe[b](4)")
     assert {*on(made.device).values()} == {None}
+
+
+# --- weights that are read as a whole ------------------------------------------------------------
+
+READ_TWICE = """
+dim b = 8, m = 4, o = m
+program p(x[b, m], t[b, m]) {
+  param w1[m, o]
+  param w2[m, o]
+  param s[]
+  h1 = FIRST
+  h2 = SECOND
+  loss = mean(square(h2 - t)) + PENALTY + 0.1 * s * s
+  return loss
+  minimize loss with OPT
+}
+"""
+LAYERS = (
+    "tanh(einsum(X, W -> [b, o])[o -> m])",
+    "X * mean[o](W)",
+    "X * mean[m](W)[o -> m]",
+    "X * sum(W) * mean[o](W)",
+    "X * W[o = 1]",
+    "X * sum(W) + tanh(X) * mean(W)",
+)
+PENALTIES = (
+    "0.01 * sum(W * W)",
+    "0.02 * sum(abs(W))",
+    "0.3 * mean(W) * s",
+    "0.02 * sum(square(mean[o](W)))",
+    "0.1 * sum(W) * sum(W)",
+)
+USED_BY = (
+    "sgd(lr=0.1)", "sgd(lr=0.1, clip=0.2)", "adamw(lr=0.01)", "adafactor(lr=0.01)",
+    "sgd(lr=0.1, compress=powersgd(1))",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_weights_in_layers_and_penalties(seed: int) -> None:
+    """A gradient with all dims, added to one of fewer: where nothing is added, zeros are as many.
+
+    Of a generator by somebody else, which found shapes that differ between devices.
+    """
+    rng = random.Random(seed)
+    text = READ_TWICE.replace("OPT", rng.choice(USED_BY))
+    text = text.replace("FIRST", rng.choice(LAYERS).replace("X", "x").replace("W", "w1"))
+    text = text.replace("SECOND", rng.choice(LAYERS).replace("X", "h1").replace("W", "w2"))
+    penalties = rng.sample(PENALTIES, rng.choice((1, 2)))
+    used = " + ".join(p.replace("W", rng.choice(("w1", "w2"))) for p in penalties)
+    text = text.replace("PENALTY", used)
+    mesh = rng.choice(("pipe:2", "d:2,pipe:2", "pipe:2,tp:2", "d:2,pipe:2,tp:2"))
+    rules = ["h2: pipe = 1"]
+    rules += ["b -> d"] if "d:2" in mesh else []
+    rules += [rng.choice(("o -> tp", "m -> tp"))] if "tp" in mesh else []
+    if "d:2" in mesh:
+        dim = rng.choice("mo")
+        rules += [f"{r}: {dim} -> d" for r in ("params", "grads", "state") if rng.random() < 0.5]
+    schedule = rng.choice(("one_f_one_b", "gpipe", "zb_h1"))
+    use = f"with {schedule}[b](4{rng.choice((', reduce=each', ''))})"
+    made = compiled(text, mesh, ", ".join(rules), use, rng.choice(POLICIES))
+    run = run_local(made.text, seed=4)
+    alone = results(run_local(compiled(text, "one:1", "", "").text, seed=4))
+    names = [n for n in alone if not n.endswith((".error", ".factor1", ".factor2"))]
+    step = results(run)
+    hold_to({n: step[n] for n in names}, {n: alone[n] for n in names})
+    assert not run.disagreements()
+    hold_bytes(run, made)

@@ -164,6 +164,15 @@ def holds(step: Step, close: float = CLOSE) -> None:
 # --- the numbers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mesh", LAYOUTS)
+def test_an_input_may_be_left_unread(mesh: str) -> None:
+    """It is given whole, as the others are."""
+    text = MLP.replace("t[batch, model])", "t[batch, model], u[batch], v[model])")
+    made = compiled(text, "pipedream[batch](8)", "sgd(0.1)", mesh)
+    assert "accumulate" not in made.text.partition("PARAMS")[0]
+    holds(stepped(made))
+
+
 @pytest.mark.some_of(4)
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 @pytest.mark.parametrize("mesh", LAYOUTS)
