@@ -93,7 +93,7 @@ def _devices(made: Compilation, result: Result) -> Grid:
     for rank in range(min(program.mesh.devices, MOST_ROWS)):
         place = program.mesh.coordinates(rank)
         at = ", ".join(f"{a} {i}" for a, i in place.items())
-        held = sum(v.local.bytes for v in kept if _has(v, place, program))
+        held = sum(_bytes(v, place, program) for v in kept)
         sent = _sent(*result.sent[rank]) if result.sent else "not counted"
         lines.append((str(rank), at or "-", f"{held:,} B of {what}", sent))
     if program.mesh.devices > MOST_ROWS:
@@ -101,10 +101,16 @@ def _devices(made: Compilation, result: Result) -> Grid:
     return Grid("what each device did", ("device", "at", "holds", "sent"), tuple(lines))
 
 
-def _has(var: Var, place: Mapping[str, int], program: Program) -> bool:
-    """Whether a device has a variable, which one along the axis of the stages may have alone."""
-    pipe = program.placed.pipe
-    return var.on is None or pipe is None or place[pipe.axis] == var.on
+def _bytes(var: Var, place: Mapping[str, int], program: Program) -> int:
+    """What a device has of a variable, which one along the axis of the stages may have alone."""
+    pipe, mesh, p = program.placed.pipe, program.mesh, var.placement
+    if var.on is not None and pipe is not None and place[pipe.axis] != var.on:
+        return 0
+    if not p.splits_unevenly(var.type, mesh):
+        return var.local.bytes
+    blocks = {d.name: p.blocks(d.name, d.size, mesh) for d in var.type.dims}
+    own = {dim: every[p.number(dim, mesh, place)] for dim, every in blocks.items()}
+    return var.local.resized({dim: stop - start for dim, (start, stop) in own.items()}).bytes
 
 
 def _sent(calls: int, sent: int) -> str:

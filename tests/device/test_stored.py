@@ -30,7 +30,9 @@ program p(x[b, d], t[b, d]) {
 
 
 @pytest.mark.parametrize("optimizer", ["sgd(lr=0.1)", "adamw(lr=0.1, clip=0.5)"])
-@pytest.mark.parametrize("rules", ["", "params: d -> z", "grads: d -> z", "params: l -> z", "d -> z"])
+@pytest.mark.parametrize(
+    "rules", ["", "params: d -> z", "grads: d -> z", "params: l -> z", "d -> z"]
+)
 def test_it_is_no_part_of_a_larger_tensor(rules: str, optimizer: str) -> None:
     text = TEXT.replace("OPT", optimizer) + f"layout chosen {{ {rules} }}\n"
     made = Compilation(Source("p.mdsl", text), Options(mesh="z:2", layout="chosen"))

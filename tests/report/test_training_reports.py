@@ -114,6 +114,34 @@ def test_a_run_tells_what_was_updated(file: str) -> None:
     assert "of inputs, parameters and states" in shown.output
 
 
+def test_a_run_tells_what_each_device_holds(file: str) -> None:
+    """Of blocks of several sizes each its own; of what one stage has alone others nothing."""
+    text = """
+dim b = 8, d = 5
+layout rows { b -> z, params: d -> z, state: d -> z }
+layout cut { y: z = 1 } with gpipe[b](2)
+program p(x[b, d], t[b, d]) {
+  param w[d]
+  param v[d]
+  h = tanh(x * w)
+  y = h * v
+  loss = mean(square(y - t))
+  return loss
+  minimize loss with momentum(lr=0.1)
+}
+"""
+    Path(file).write_text(text, encoding="utf-8")
+    given, own = 2 * 4 * 4 * 5, 4 * 4  # two inputs of four rows, w and v with a state each
+    for layout, held in (
+        ("rows", (given + 3 * own, given + 2 * own)),
+        ("cut", (2 * given + 40,) * 2),
+    ):
+        command = ["run", file, "--step", "--mesh", "z:2", "--layout", layout]
+        shown = CliRunner().invoke(app, command, env={"COLUMNS": "160"})
+        for size in held:
+            assert f"{size + 4:,} B of inputs" in shown.output, shown.output  # and the step
+
+
 def test_a_run_without_training_updates_nothing(file: str) -> None:
     Path(file).write_text(TEXT.replace("  minimize loss with adam(lr=0.1)\n", ""), encoding="utf-8")
     shown = CliRunner().invoke(app, ["run", file])
