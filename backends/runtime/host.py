@@ -22,9 +22,13 @@ class OnHost(Away):
 
     def __init__(self, host: Host, like: torch.Tensor) -> None:
         super().__init__(host, like)
-        pinned = torch.cuda.is_available()
-        self.values = torch.empty(self.shape, dtype=self.dtype, device="cpu", pin_memory=pinned)
-        self.values.copy_(like)
+        self.values = torch.empty(self.shape, dtype=self.dtype, device="cpu").copy_(like)
+
+    def to(self, where: torch.device) -> "OnHost":
+        """Itself, which stays where it is; pinned from here on, if that is a GPU."""
+        if where.type == "cuda" and not self.values.is_pinned():
+            self.values = self.values.pin_memory()
+        return self
 
     def cpu(self) -> torch.Tensor:
         """All of it, which is there."""

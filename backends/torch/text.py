@@ -91,7 +91,7 @@ class Emitter(Pipelines):
         # The last assignment: the first and last of its lines, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
-        self.checked: set[tuple[Var, str]] = set()
+        self.checked: set[tuple[Var, str, int | None]] = set()
         # The helper variables of the last statement, if they may be large.
         self.helpers: list[str] = []
         # The device along the axis of the stages that alone does what is written, if one does.
@@ -379,9 +379,12 @@ class Emitter(Pipelines):
         )
 
     def _seen(self, var: Var, dim: str) -> bool:
-        """Whether a variable has been checked to be indices of a dim; from now on, it is."""
-        known = (var, dim) in self.checked
-        self.checked.add((var, dim))
+        """Whether a variable has been checked to be indices of a dim; from now on, it is.
+
+        What one device checks alone is known there alone.
+        """
+        known = not self.checked.isdisjoint(((var, dim, None), (var, dim, self.device_alone)))
+        self.checked.add((var, dim, self.device_alone))
         return known
 
     def _argument(self, var: Var, index: int, node: Compute) -> str:
@@ -484,7 +487,7 @@ class Emitter(Pipelines):
 
 
 def _by_device(nodes: tuple[Node, ...]) -> Iterator[tuple[int | None, tuple[Node, ...]]]:
-    """Statements that follow each other on one device; numbers, which have no text, join any."""
+    """Statements that follow each other on one device; constants, which have no text, join any."""
     group: list[Node] = []
     device: int | None = None
     for node in nodes:

@@ -559,12 +559,27 @@ def lying(var: Var, program: Program) -> tuple[dict[str, tuple[str, ...]], dict[
     split, pipe = dict(var.placement.splits), program.placed.pipe
     blocks: dict[str, Any] = program.placed.blocks(var.type, var.placement)
     if var.on is not None and pipe is not None:
-        # The smallest dim, of those that nothing else splits if there are such.
-        dim = min(var.type.dims, key=lambda d: (d.name in split, d.size))
-        split[dim.name] = (pipe.axis, *split.get(dim.name, ()))
-        devices = range(program.mesh.size(pipe.axis))
-        blocks[dim.name] = [[*range(dim.size)] if d == var.on else [] for d in devices]
+        sizes = {dim.name: dim.size for dim in var.type.dims}
+        lie_alone(sizes, split, blocks, pipe.axis, range(program.mesh.size(pipe.axis)), var.on)
     return split, blocks
+
+
+def lie_alone(
+    sizes: Mapping[str, int],
+    split: dict[str, tuple[str, ...]],
+    blocks: dict[str, Any],
+    axis: str,
+    devices: range,
+    on: int,
+) -> None:
+    """Add to splits and blocks of a tensor that one of the devices along an axis has all of it.
+
+    Its smallest dim lies so, of those that nothing else splits if there are such.
+    """
+    if sizes:
+        dim = min(sizes, key=lambda name: (name in split, sizes[name]))
+        split[dim] = (axis, *split.get(dim, ()))
+        blocks[dim] = [[*range(sizes[dim])] if device == on else [] for device in devices]
 
 
 def of_other_stages(program: Program) -> frozenset[str]:

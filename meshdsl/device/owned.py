@@ -36,7 +36,7 @@ Stored = Mapping[str, int | None]
 """The device along the axis of the stages that alone stores a parameter, by its name."""
 
 JOINED = ("all_reduce", "zero_fill")
-"""The steps over the axis of the stages that a tensor of one device needs not."""
+"""The steps over the axis of the stages that a tensor of one device does not need."""
 
 
 def on_one_device(program: Program, stored: Stored | None = None) -> Program:
@@ -73,11 +73,14 @@ class _Groups:
             if isinstance(node, Compute) and node.onto is not None:
                 total = node.ins[node.onto]
                 self._join((total, *node.outs) if total in self.roots else ())
-        for node in program.body:
-            read = [v for v in reads(node) if v in self.roots]
-            self._join((*read, *node.makes) if read and node is not pipe else ())
         for pair in program.updates:
             self._join(pair)
+        known = 0
+        while known < len(self.roots):  # what joins a group later joins others to it
+            known = len(self.roots)
+            for node in program.body:
+                read = [v for v in reads(node) if v in self.roots]
+                self._join((*read, *node.makes) if read and node is not pipe else ())
 
     def _join(self, joined: Iterable[Var]) -> None:
         tensors = [v for v in joined if v.local.dims]
@@ -118,9 +121,17 @@ class _Groups:
         for node in program.body:
             if isinstance(node, Loop) and node is not self.pipe:
                 yield from (v for v in (*reads(node), *node.makes) if v in self.roots)
+            elif isinstance(node, Compute) and any(v.placement.op != "sum" for v in _parts(node)):
+                # Numbers of single devices are added up over them: a maximum has to be whole.
+                yield from (v for v in node.ins if v in self.roots)
             elif isinstance(node, Move) and axis in node.step.axes:
                 if node.step.kind not in JOINED or node.step.op != "sum":
                     yield from (v for v in (node.source, node.target) if v in self.roots)
+
+
+def _parts(node: Compute) -> tuple[Var, ...]:
+    """The numbers that an operator makes parts of."""
+    return tuple(v for v in node.outs if v.placement.partial and not v.local.dims)
 
 
 def read_in_passes(pipe: Pipeline) -> Iterator[tuple[Var, set[int]]]:
@@ -238,7 +249,8 @@ class _Owned:
         if self._is_sum(node):
             self.sums[node.out] = self._sum(node)
             return
-        tensors = {self.on[v] for v in node.ins if v in self.on and v.local.dims}
+        both = (*node.ins, *node.outs)
+        tensors = {self.on[v] for v in both if v in self.on and v.local.dims}
         devices = tensors or {self.on[v] for v in node.ins if v in self.on}
         alone = len(devices) == 1 and all(v in self.on or not v.local.dims for v in node.outs)
         for var in node.ins:

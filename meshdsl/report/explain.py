@@ -761,14 +761,14 @@ def held(memory: Json) -> Iterator[Item]:
 
 AWAY = {
     "disk": ("On disk per device:", ""),
-    "host": ("In the memory of the host, of each GPU:", "; on a CPU nothing moves"),
+    "host": ("In the memory of the host, of each GPU:", "; a CPU holds them, too, and moves none"),
 }
 """What states that lie elsewhere are headed by, and what is to be said behind them."""
 
 
 def away(report: Json) -> Iterator[Block]:
     """What a device has on disk or on the host, and what a step reads and writes there."""
-    for where in AWAY.keys() & report.keys():
+    for where in (w for w in AWAY if w in report):
         (head, more), found = AWAY[where], report[where]
         text = f"{exact(found['bytes'])} of states; each step reads {exact(found['read'])} and "
         text += f"writes {exact(found['written'])}, in chunks of at most {human(found['chunk'])}"

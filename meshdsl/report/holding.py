@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshdsl.backends.runtime.values import block
+from meshdsl.device.ir import lie_alone
 from meshdsl.placed.sbp import Mesh
 
 Json = dict[str, Any]
@@ -39,10 +40,9 @@ class Holding:
         partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
         order = {dim: tuple(axes) for dim, axes in tensor["order"].items()}
         lying = dict(tensor.get("blocks", {}))
+        sizes = dict(zip(tensor["dims"], tensor["shape"], strict=True))
         for axis, device in tensor.get("on", {}).items():
-            dim, size = tensor["dims"][0], tensor["shape"][0]
-            order[dim] = (axis, *order.get(dim, ()))
-            lying[dim] = [[*range(size)] if n == device else [] for n in range(mesh[axis])]
+            lie_alone(sizes, order, lying, axis, range(mesh[axis]), device)
         return cls(
             tensor["name"] or "a subexpression",
             tensor["dtype"],

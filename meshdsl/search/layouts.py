@@ -42,6 +42,9 @@ On lm, nmt, dlrm, mlp and moe, four devices, two meshes and two clusters, the fi
 what 64 do.
 """
 
+BY_WORK = 500
+"""The layouts that are placed by work at most, to find one that divides it as far as asked."""
+
 FIRST = 4
 """The layouts that are placed to know a time that others have to stay below."""
 
@@ -225,13 +228,16 @@ class _Run:
         Those `counted` are known to be valid; those `placed` are not placed again.
         """
         known, more = dict(placed), Placed()
-        first = [rules for _, rules in listed[:1]]
-        for rules in (*first, *(rules for _, rules in sorted(listed, key=lambda w: w[0]))):
+        ordered = [*listed[:1], *sorted(listed, key=lambda w: w[0])[:BY_WORK]]
+        for _, rules in ordered:
             if rules not in known:
                 self.valid += rules not in counted
-                known[rules] = self.consider(rules) or []
-                more.append((rules, known[rules]))
+                made = self.consider(rules)
+                more += [] if made is None else [(rules, made)]
+                known[rules] = made or []
             if rules in self.ended or any(map(self._divides, known[rules])):
+                break
+            if self.plans and self.problem.expired():
                 break
         return more
 
@@ -349,7 +355,8 @@ class Layouts:
         if not run.plans and not run.bounded and problem.expired():
             run.cut = True
             within = (w for w in space.within(run.most_work) if _is_short(w[1], problem))
-            run.by_work([*itertools.islice(within, LISTED)], [rules for rules, _ in placed], placed)
+            listed = [*itertools.islice(within, LISTED)]
+            placed += run.by_work(listed, [rules for rules, _ in placed], placed)
         if not run.plans and not run.bounded:
             _refuse(run, placed, least)
         level = "L1" if limits.storage else "L0"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from meshdsl.backends.runtime.values import coordinates, local_part, shape_of
 from meshdsl.device.ir import Bucket, Move, Pipeline, Program, Wait
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explain import explain, type_text
+from meshdsl.report.explain import explain, explanation, type_text
 from tests.ir.test_text import read_again
 from tests.pipelines import test_cuts as cuts
 from tests.pipelines import test_programs as programs
@@ -85,10 +86,10 @@ def on(program: Program) -> dict[str, int | None]:
 def test_the_table_of_a_program(mesh: str, schedule: str) -> None:
     """Each parameter is where it is read, its states with it; a step is that of one device."""
     devices = int(mesh.partition("pipe:")[2][0])
-    if schedule.startswith("interleaved") and devices == 4:
-        schedule = "one_f_one_b[b](8)"
-    at = [*MESHES].index(mesh) + SCHEDULES.index(schedule) if schedule in SCHEDULES else 0
+    at = [*MESHES].index(mesh) + SCHEDULES.index(schedule)
     text = SHARED.replace("OPT", OPTIMIZERS[at % len(OPTIMIZERS)])
+    if schedule.startswith("interleaved") and devices == 4:  # there are four layers
+        schedule = "one_f_one_b[b](8)"
     made = compiled(text, mesh, MESHES[mesh], f"with {schedule}")
     found = on(made.device)
     for name, home in HOMES.items():
@@ -176,6 +177,9 @@ def test_laws(name: str) -> None:
             if pipe.axis in move.step.axes and move.step.moves:
                 assert move.source.on is None, f"{move.source.name} is on one device"
     assert load(made.evaluation.text).PARAMS == module.PARAMS
+    alone = Compilation(made.source, replace(made.options, mesh="one:1", layout=""))
+    forward, wanted = (run_local(m.evaluation.text, seed=4) for m in (made, alone))
+    hold_to(forward.outputs, wanted.outputs)
 
 
 def _moves(node: object) -> tuple[Move, ...]:
@@ -244,10 +248,7 @@ USED_BY = (
 
 @pytest.mark.parametrize("seed", range(40))
 def test_weights_in_layers_and_penalties(seed: int) -> None:
-    """A gradient with all dims, added to one of fewer: where nothing is added, zeros are as many.
-
-    Of a generator by somebody else, which found shapes that differ between devices.
-    """
+    """Gradients with all dims are added to others: where there is none, zeros are as many."""
     rng = random.Random(seed)
     text = READ_TWICE.replace("OPT", rng.choice(USED_BY))
     text = text.replace("FIRST", rng.choice(LAYERS).replace("X", "x").replace("W", "w1"))
@@ -272,3 +273,52 @@ def test_weights_in_layers_and_penalties(seed: int) -> None:
     hold_to({n: step[n] for n in names}, {n: alone[n] for n in names})
     assert not run.disagreements()
     hold_bytes(run, made)
+
+
+# --- parameters that the program assigns ---------------------------------------------------------
+
+ASSIGNED = """
+dim b = 8, m = 6
+program p(x[b, m], t[b, m]) {
+  param w[m]
+  param v[m]
+  param u[m]
+  param r[m]
+  param k[]
+  h = tanh(x * w * stop_gradient(r))
+  y = h * v * stop_gradient(u)
+  LINES
+  loss = mean(square(y - t)) + PENALTY
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+LINES = {
+    "a number of one stage fills a tensor of another": "u := broadcast[m](sum(w))",
+    "it is where a condition says": "r := where(iota[m] > 2, 1.0, sum(u))",
+    "both have the same new value": "u := broadcast[m](k * 2 + 1)\n  r := broadcast[m](k * 2 + 1)",
+    "one of numbers alone": "q = broadcast[m](k * 2)\n  u := q + 1.0\n  r := q * r",
+    "a number has a name": "n = sum(square(w))\n  u := u * n",
+    "a maximum of both": "u := u * maximum(max(w), max(v))",
+    "a minimum of one": "r := r * min(abs(u))",
+}
+MEETING = {
+    "nothing": "0.0 * k",
+    "maxima": "0.1 * maximum(max(abs(w)), max(abs(v)))",
+    "a maximum and a sum": "0.1 * max(abs(w)) * sum(v)",
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("penalty", MEETING)
+@pytest.mark.parametrize("lines", LINES)
+def test_what_is_assigned_or_meets(lines: str, penalty: str, policy: str) -> None:
+    text = ASSIGNED.replace("LINES", LINES[lines]).replace("PENALTY", MEETING[penalty])
+    alone = results(run_local(compiled(text, "one:1", "", "").text, seed=4))
+    for mesh, more in (("pipe:2", ""), ("pipe:2,q:2", ", m -> q")):
+        made = compiled(text, mesh, f"y: pipe = 1{more}", "with gpipe[b](2)", policy)
+        run = run_local(made.text, seed=4)
+        hold_to(results(run), alone)
+        assert not run.disagreements()
+        hold_bytes(run, made)
+        explanation(explain(made.device), {"p.mdsl": made.source})

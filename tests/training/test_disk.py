@@ -392,7 +392,7 @@ def test_the_report_says_what_is_on_the_host() -> None:
     report = explain(made.device)
     text = as_text(explanation(report, {"disk.mdsl": made.source}))
     assert "In the memory of the host, of each GPU: 4.08 KiB (4,176 B) of states" in text
-    assert "on a CPU nothing moves" in text
+    assert "a CPU holds them, too, and moves none" in text
     assert report["host"] == kept["disk"]
     assert report["memory"] == kept["memory"]
 
