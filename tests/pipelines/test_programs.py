@@ -5,6 +5,7 @@ Each is compared with the same step on one device, and one of them with torch's 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from fractions import Fraction
 
@@ -344,6 +345,7 @@ def results(run: LocalRun) -> dict[str, Array]:
     return {**run.outputs, **run.updated}
 
 
+@functools.cache
 def on_one_device(text: str) -> dict[str, Array]:
     """What a step of a program returns and updates without a pipeline."""
     return results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
