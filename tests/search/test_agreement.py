@@ -77,6 +77,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
     return problem, found
 
 
+@pytest.mark.timeout(3_600)  # all layouts of the largest space take 10 minutes on a busy core
 @pytest.mark.some_of(2)
 def test_methods_agree(case: tuple[Problem, Found]) -> None:
     problem, found = case
