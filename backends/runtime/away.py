@@ -1,5 +1,6 @@
 """States of an optimizer that lie elsewhere: read, worked on and written back in chunks."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from meshdsl.backends.runtime.main import local_value
 from meshdsl.backends.runtime.values import Spec
 
 
-class Store:
+class Store(ABC):
     """Where one device keeps tensors beside its own memory.
 
     `size` are the bytes kept; `read` and `written` count what is moved to the device and back.
@@ -23,12 +24,12 @@ class Store:
         found = local_value(name, spec, *given)
         return self.keep(found) if spec.away else found
 
+    @abstractmethod
     def keep(self, tensor: torch.Tensor) -> "Away":
         """Keep a tensor; what stands for it from here on."""
-        raise NotImplementedError
 
 
-class Away:
+class Away(ABC):
     """A tensor that a store keeps, of `shape` and `dtype`.
 
     It stands for the tensor where that is kept, moved to a device, or copied to the CPU.
@@ -37,21 +38,21 @@ class Away:
     def __init__(self, store: Store, like: torch.Tensor) -> None:
         self.store, self.shape, self.dtype = store, like.shape, like.dtype
 
+    @abstractmethod
     def cpu(self) -> torch.Tensor:
         """All of it, in memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def room(self, count: int) -> torch.Tensor:
         """Memory for a chunk of `count` elements."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, room: torch.Tensor, like: torch.Tensor, at: int) -> torch.Tensor:
         """The elements from number `at` on, as many and where those of `like` are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, part: torch.Tensor, at: int) -> None:
         """Write what was taken back, worked on."""
-        raise NotImplementedError
 
     def __getitem__(self, part: Any) -> torch.Tensor:
         """A part of it, in memory."""

@@ -458,8 +458,7 @@ class Emitter(Pipelines):
         largest: dict[Var, int] = {}
         for var, owner in owners.items():
             largest[owner] = max(largest.get(owner, 0), var.local.bytes, owner.local.bytes)
-        away = program.away
-        stored = (pair for pair in program.updates if pair[0] not in away)
+        stored = (pair for pair in program.updates if pair[0] not in self.away)
         for device, pairs in itertools.groupby(stored, lambda pair: pair[0].on):
             with self.alone(device):
                 for old, new in pairs:

@@ -61,8 +61,9 @@ def check_built(pipe: Piped, away: str) -> None:
     """Refuse updates on the way in a network that rules cut, or of states elsewhere (MD0335)."""
     assert pipe.use is not None, "updates on the way are those of a schedule"
     if away:
-        where = {"disk": "on disk", "host": "in the host's memory"}[away]
-        message = f"`{pipe.use.name}` updates states several times in a step, and they lie {where}"
+        message = (
+            f"`{pipe.use.name}` updates states several times in a step, and they lie on {away}"
+        )
         help = f"leave out the rule `state: memory = {away}`, or take a schedule like `one_f_one_b`"
         fail("MD0335", message, pipe.use.span, help=help)
     if pipe.count:

@@ -277,6 +277,15 @@ class Placement:
             found = found * mesh.size(axis) + at[axis]
         return found
 
+    def shapes(self, type_: TensorType, mesh: Mesh, ranks: Iterable[int]) -> list[list[int]]:
+        """The shape that each of some devices has of a tensor."""
+        blocks = {d.name: self.blocks(d.name, d.size, mesh) for d in type_.dims}
+        found = []
+        for at in map(mesh.coordinates, ranks):
+            own = (every[self.number(dim, mesh, at)] for dim, every in blocks.items())
+            found.append([stop - start for start, stop in own])
+        return found
+
     @property
     def plain(self) -> Placement:
         """The same placement with blocks for windows."""

@@ -28,11 +28,10 @@ from meshdsl.device.memory import memory, walks
 from meshdsl.device.sent import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
-from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.sbp import Placement
 from meshdsl.placed.workers import workers
 from meshdsl.report.document import (
     Block,
@@ -158,8 +157,7 @@ def _alone(program: Program) -> dict[Value, dict[str, Any]]:
         if var.on is not None and pipe is not None:
             mesh, devices = program.mesh, range(program.mesh.devices)
             placed = {a: str(var.placement.component(a)) for a in mesh.names}
-            at, shape = {pipe.axis: var.on}, list(var.local.shape)
-            blocks = _local_shapes(var.type, var.placement, mesh) or [shape for _ in devices]
+            at, blocks = {pipe.axis: var.on}, var.placement.shapes(var.type, mesh, devices)
             there = (mesh.coordinates(rank)[pipe.axis] == var.on for rank in devices)
             shapes = [b if d else [0 for _ in b] for b, d in zip(blocks, there, strict=True)]
             own = {"placement": placed | {pipe.axis: f"A({var.on})"}, "on": at}
@@ -238,7 +236,7 @@ def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
 def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
     value, p = tensor.value, tensor.placement
     local = tensor.local(program.mesh)
-    every = _local_shapes(value.type, p, program.mesh)
+    uneven, ranks = p.splits_unevenly(value.type, program.mesh), range(program.mesh.devices)
     causes = program.causes.get(value, {})
     lying = program.blocks(value.type, p)
     return {
@@ -251,7 +249,7 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         "declared": list(value.positions),
         "shape": list(value.type.shape),
         "local_shape": list(local.shape),
-        **({"local_shapes": every} if every else {}),
+        **({"local_shapes": p.shapes(value.type, program.mesh, ranks)} if uneven else {}),
         "placement": {a: str(p.component(a)) for a in program.mesh.names},
         "order": {d: list(axes) for d, axes in p.splits},
         **({"blocks": lying} if lying else {}),
@@ -261,19 +259,6 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
             for dim, (rule, span) in causes.items()
         },
     }
-
-
-def _local_shapes(type_: TensorType, p: Placement, mesh: Mesh) -> list[list[int]]:
-    """The local shape on each device, in the order of ranks; none where all are the same."""
-    if not p.splits_unevenly(type_, mesh):
-        return []
-    blocks = {d.name: p.blocks(d.name, d.size, mesh) for d in type_.dims}
-    found = []
-    for rank in range(mesh.devices):
-        at = mesh.coordinates(rank)
-        own = (every[p.number(dim, mesh, at)] for dim, every in blocks.items())
-        found.append([stop - start for start, stop in own])
-    return found
 
 
 def _role(value: Value, program: placed.Program) -> str:

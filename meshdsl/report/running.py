@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
@@ -88,12 +89,13 @@ def headline(made: Compilation, engine: str) -> str:
 def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
     kept = {*program.inputs, *program.params, *program.states} - program.away.keys()
+    ranks = range(min(program.mesh.devices, MOST_ROWS))
+    sizes = [_bytes(v, program, ranks) for v in kept]
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
     lines = []
-    for rank in range(min(program.mesh.devices, MOST_ROWS)):
-        place = program.mesh.coordinates(rank)
-        at = ", ".join(f"{a} {i}" for a, i in place.items())
-        held = sum(_bytes(v, place, program) for v in kept)
+    for rank in ranks:
+        at = ", ".join(f"{a} {i}" for a, i in program.mesh.coordinates(rank).items())
+        held = sum(each[rank] for each in sizes)
         sent = _sent(*result.sent[rank]) if result.sent else "not counted"
         lines.append((str(rank), at or "-", f"{held:,} B of {what}", sent))
     if program.mesh.devices > MOST_ROWS:
@@ -101,16 +103,16 @@ def _devices(made: Compilation, result: Result) -> Grid:
     return Grid("what each device did", ("device", "at", "holds", "sent"), tuple(lines))
 
 
-def _bytes(var: Var, place: Mapping[str, int], program: Program) -> int:
-    """What a device has of a variable, which one along the axis of the stages may have alone."""
-    pipe, mesh, p = program.placed.pipe, program.mesh, var.placement
-    if var.on is not None and pipe is not None and place[pipe.axis] != var.on:
-        return 0
-    if not p.splits_unevenly(var.type, mesh):
-        return var.local.bytes
-    blocks = {d.name: p.blocks(d.name, d.size, mesh) for d in var.type.dims}
-    own = {dim: every[p.number(dim, mesh, place)] for dim, every in blocks.items()}
-    return var.local.resized({dim: stop - start for dim, (start, stop) in own.items()}).bytes
+def _bytes(var: Var, program: Program, ranks: range) -> list[int]:
+    """What devices have of a variable, which one along the axis of the stages may have alone."""
+    pipe, mesh = program.placed.pipe, program.mesh
+    shapes = var.placement.shapes(var.type, mesh, ranks)
+    there = (
+        var.on is None or pipe is None or mesh.coordinates(rank)[pipe.axis] == var.on
+        for rank in ranks
+    )
+    each = (math.prod(shape) * var.local.dtype.bytes for shape in shapes)
+    return [size if here else 0 for size, here in zip(each, there, strict=True)]
 
 
 def _sent(calls: int, sent: int) -> str:

@@ -135,8 +135,8 @@ class Asked:
         if made.named.goal is not None:  # stages are asked for by `--pipeline` alone
             free = tuple(r for r in layout.rules if r.axes != (self.pipeline,))
             piped(made.named, replace(layout, rules=free))
-        on_mesh = (r for r in layout.rules if set(r.axes) <= set(mesh.names))
-        return tuple(Rule(r.dim, r.axes, r.selector) for r in on_mesh)
+        known = ((r, mesh.known(r.axes)) for r in layout.rules)
+        return tuple(Rule(r.dim, axes, r.selector) for r, axes in known if axes or not r.axes)
 
 
 # --- numbers -------------------------------------------------------------------------------------

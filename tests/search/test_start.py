@@ -82,7 +82,8 @@ def test_on_one_axis() -> None:
 
 
 def test_a_rule_for_an_axis_that_is_not_there_is_told(cli: Cli) -> None:
-    more = "\nlayout other { batch -> x, hidden -> tp }\n"
-    done = cli("search", write(TEXT + more), "--mesh", "x:2", "--from", "other")
-    assert (done.code, done.codes) == (0, ["warning[MD0304]"])
-    assert "hidden -> tp" not in done.out
+    text = f"{TEXT}\nlayout other {{ batch -> (x, tp), hidden -> tp }}\n"
+    done = cli("search", write(text), "--mesh", "x:2", "--from", "other", "--fix", "other")
+    assert (done.code, {*done.codes}) == (0, {"warning[MD0304]"})
+    assert "tp" not in done.out
+    assert "nothing is changed" in done.out
