@@ -18,6 +18,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explain import explain
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.verify import verify
+from tests.covering import covered
 from tests.pipelines.test_programs import hold_bytes, hold_to
 from tests.ranks import Forks
 
@@ -121,11 +122,9 @@ def hold(made: Compilation, text: str) -> None:
     assert all(m.step.kind != "all_gather" for m in moves if "pipe" in m.step.axes)
 
 
-@pytest.mark.some_of(8)
-@pytest.mark.parametrize("use", SCHEDULES)
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("text", [PLAIN, MANY], ids=["plain", "many"])
-def test_the_numbers_of_one_device(text: str, mesh: str, use: str) -> None:
+@covered(use=SCHEDULES, mesh=MESHES, name=("plain", "many"))
+def test_the_numbers_of_one_device(use: str, mesh: str, name: str) -> None:
+    text = MANY if name == "many" else PLAIN
     own = MESHES[mesh] if text is MANY else MESHES[mesh].replace(", vocab -> tp", "")
     hold(compiled(text, mesh, LOOP + own, use), text)
 

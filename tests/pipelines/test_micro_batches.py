@@ -15,6 +15,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.document import Grid, Picture
 from meshdsl.report.explain import explain
 from meshdsl.report.stages import by_stage
+from tests.covering import covered
 from tests.pipelines.test_numbers import PROGRAMS
 from tests.pipelines.test_programs import hold_to
 
@@ -56,13 +57,11 @@ MESHES = {
 }
 
 
-@pytest.mark.some_of(3)
-@pytest.mark.parametrize(
-    "schedule",
-    ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)", "chimera[batch](4)"],
+@covered(
+    name=CUT,
+    mesh=MESHES,
+    schedule=("gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)", "chimera[batch](4)"),
 )
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", CUT)
 def test_the_numbers_of_the_whole_batch(name: str, mesh: str, schedule: str) -> None:
     text = CUT[name].replace("OPTIMIZER", OPTIMIZER)
     alone = step(text, "pipe:1", "layers -> pipe", "with gpipe[batch](1)")

@@ -19,6 +19,7 @@ from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explain import explain
+from tests.covering import covered
 from tests.project import ROOT
 
 MLP = """
@@ -124,15 +125,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.some_of(3)
-@pytest.mark.parametrize("policy", ["optimal", "immediate", "deferred"])
-@pytest.mark.parametrize("mesh", LAYOUTS)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_numbers_of_one_device(program: str, mesh: str, policy: str) -> None:
+@covered(program=PROGRAMS, mesh=LAYOUTS, policy=("optimal", "immediate", "deferred"))
+def test_numbers_of_one_device_with_the_bytes_that_were_said(
+    program: str, mesh: str, policy: str
+) -> None:
     alone = run(program, CLIPPED, "pipe:1", "layers -> pipe")
     piped = run(program, CLIPPED, mesh, LAYOUTS[mesh], policy)
     assert worst(piped, alone) < 2e-5
     assert not piped.made.disagreements()
+    sent = [piped.made.wire_bytes(rank) for rank in range(len(piped.made.sent))]
+    assert max(sent) == piped.predicted
 
 
 @pytest.mark.parametrize("mesh", ["pipe:2", "data:2,pipe:2", "pipe:2,tp:2"])
@@ -140,14 +142,6 @@ def test_narrow_numbers(mesh: str) -> None:
     alone = run("headed", NARROW, "pipe:1", "layers -> pipe")
     piped = run("headed", NARROW, mesh, LAYOUTS[mesh])
     assert abs(piped.arrays["loss"] - alone.arrays["loss"]) < 0.02
-
-
-@pytest.mark.parametrize("mesh", LAYOUTS)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_bytes_that_were_said(program: str, mesh: str) -> None:
-    piped = run(program, CLIPPED, mesh, LAYOUTS[mesh])
-    sent = [piped.made.wire_bytes(rank) for rank in range(len(piped.made.sent))]
-    assert max(sent) == piped.predicted
 
 
 def test_the_example_trains_in_stages() -> None:

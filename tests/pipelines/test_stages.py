@@ -11,6 +11,7 @@ import pytest
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.report.check import check_source
+from tests.covering import covered
 from tests.pipelines.test_programs import compiled, hold_to, on_one_device, results
 
 TEXT = """
@@ -142,12 +143,11 @@ def written(parts: tuple[str, str, str]) -> str:
     return text
 
 
-@pytest.mark.some_of(4)
-@pytest.mark.parametrize(
-    "use", ["with one_f_one_b[b](4)", "with gpipe[b](2)", "with chimera[b](4)", ""]
+@covered(
+    name=RIGHT,
+    mesh=("pipe:2", "d:2,pipe:4"),
+    use=("with one_f_one_b[b](4)", "with chimera[b](4)", ""),
 )
-@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
-@pytest.mark.parametrize("name", RIGHT)
 def test_it_counts_once(name: str, mesh: str, use: str) -> None:
     text = written(RIGHT[name])
     if not use:  # batches that the optimizer accumulates are the micro-batches

@@ -17,7 +17,7 @@ from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
-from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, on_one_device, results
+from tests.pipelines.test_programs import compiled, on_one_device, results
 
 TEXT = """
 dim b = 12, m = 4, h = H, l = 4, o = m
@@ -84,34 +84,6 @@ Gradients cannot be placed by these behind each pass."""
 def is_refused(rules: str, use: str) -> bool:
     """Whether gradients are to lie in blocks that stages do not have, behind each pass."""
     return "grads: l -> (pipe" in rules and use in SEVERAL
-
-
-def cases() -> list[tuple[str, int, str, str, str]]:
-    """Rules x sizes x schedules; without dims the optimizer accumulates. Others take turns."""
-    found = []
-    for i, name in enumerate(RULES):
-        for j, use in enumerate(USES):
-            optimizer = OPTIMIZERS[(i + j) % 3] + ("" if "[" in use else ", accumulate=3") + ")"
-            found.append((name, (8, 5)[(i + j) % 2], optimizer, use, POLICIES[(i + 2 * j) % 4]))
-    return found
-
-
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize(("name", "hidden", "optimizer", "use", "policy"), cases())
-def test_a_step_is_that_of_one_device(
-    name: str, hidden: int, optimizer: str, use: str, policy: str
-) -> None:
-    text = TEXT.replace("OPT", optimizer).replace("H,", f"{hidden},")
-    piped = compiled(text, "d:2,pipe:2", f"l -> pipe, {RULES[name]}", use, policy)
-    if is_refused(RULES[name], use):
-        with pytest.raises(DiagnosticError, match="MD0335"):
-            piped.checked()
-        return
-    run = run_local(piped.text, seed=4)
-    alone = on_one_device(text)
-    hold_to(results(run), alone)
-    assert not run.disagreements()
-    hold_bytes(run, piped)
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "accumulated"])
@@ -196,28 +168,6 @@ KEPT = {
     "kept over the stages": "params: m -> pipe keep",
     "kept over data, gradients over layers": "params: m -> d keep, grads: l -> d",
 }
-
-
-def others() -> list[tuple[str, str, int]]:
-    """Rules x schedules; optimizers take turns."""
-    uses = [use for use in USES if "[" in use] + ["with one_f_one_b[b](3, recompute=stage)"]
-    return [
-        (name, use, i + j) for i, name in enumerate((*RULES, *KEPT)) for j, use in enumerate(uses)
-    ]
-
-
-@pytest.mark.parametrize(("name", "use", "turn"), others())
-def test_stacks_in_other_orders(name: str, use: str, turn: int) -> None:
-    text = OTHERS.replace("OPT", OPTIMIZERS[turn % 3] + ")").replace("H,", f"{(8, 5)[turn % 2]},")
-    rules = (RULES | KEPT)[name]
-    made = compiled(text, "d:2,pipe:2", f"l -> pipe, {rules}", use, POLICIES[turn % 4])
-    if is_refused(rules, use):
-        with pytest.raises(DiagnosticError, match="MD0335"):
-            made.checked()
-        return
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    hold_bytes(run, made)
 
 
 NAMES = ("forward", "backward", "inputs", "weights", "kept", "kept_first", "kept_last", "action")

@@ -5,7 +5,6 @@ Programs, meshes and schedules are those of equal stages; the sizes of the stage
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,10 +28,6 @@ from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_numbers import ONE_SUM
 from tests.pipelines.test_numbers import PROGRAMS as ONCE
 from tests.pipelines.test_programs import (
-    BY_ROWS,
-    MESHES,
-    OPTIMIZERS,
-    PROGRAMS,
     compiled,
     hold_bytes,
     hold_to,
@@ -40,7 +35,6 @@ from tests.pipelines.test_programs import (
     results,
 )
 from tests.pipelines.test_recompute import CLOSE, wide
-from tests.pipelines.test_storage import RULES, TEXT
 
 SIZES = {
     1: ("8",),
@@ -96,52 +90,6 @@ def hold(case: Case) -> None:
     assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
 
 
-def programs() -> list[tuple[str, str, int]]:
-    """Each program on each mesh; schedules, optimizers, sizes and policies take turns."""
-    pairs = itertools.product(enumerate(PROGRAMS), enumerate(MESHES))
-    return [
-        (name, mesh, i + 5 * j)
-        for (i, name), (j, mesh) in pairs
-        if mesh not in BY_ROWS.get(name, ())
-    ]
-
-
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize(("name", "mesh", "turn"), programs())
-def test_a_step_is_that_of_one_device(name: str, mesh: str, turn: int) -> None:
-    text = PROGRAMS[name].replace("OPT", OPTIMIZERS[turn % 4])
-    use = USES[turn % len(USES)]
-    if "dualpipe_v" in use and "d:2" in mesh:
-        use = "zb_v[b](4)"  # each device has one sample of eight micro-batches
-    hold(uneven(text, mesh, MESHES[mesh], use, turn))
-
-
-@pytest.mark.parametrize(
-    "use",
-    ["one_f_one_b[b](3)", "zb_h2[b](3)", "interleaved[b](2)", "gpipe", "chimera[b](6)"],
-)
-@pytest.mark.parametrize("name", [*RULES, "parameters over data and stages"])
-def test_parameters_stored_otherwise(name: str, use: str) -> None:
-    rules = {**RULES, "parameters over data and stages": "params: l -> (d, pipe), state: l -> d"}
-    turn = [*rules].index(name)
-    accumulate = "" if "[" in use else ", accumulate=3"
-    text = TEXT.replace("OPT", f"adamw(lr=0.01, clip=0.3{accumulate})")
-    text = text.replace("H,", f"{5 + turn % 2},")
-    hold(uneven(text, "d:2,pipe:2", f"l -> pipe, {rules[name]}", use, turn))
-
-
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("mesh", ["pipe:2", "pipe:4", "d:2,pipe:2,tp:2"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_stages_on_two_devices(name: str, mesh: str) -> None:
-    """A device gets a block of the size that its partner's stage has, and sends as much back."""
-    turn = [*PROGRAMS].index(name)
-    text = PROGRAMS[name].replace("OPT", OPTIMIZERS[turn % 4])
-    use = ("chimera[b](4)", "chimera[b](2, recompute=stage)")[turn % 2]
-    if mesh not in BY_ROWS.get(name, ()):
-        hold(uneven(text, mesh, MESHES[mesh], use, turn))
-
-
 STACKS = {
     "layers last": """
 dim b = 8, m = 6, l = 4
@@ -171,25 +119,6 @@ program p(x[b, m]) {
 """,
 }
 """Programs whose gradients are reduced once a pass, of all layers of a stage."""
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        "interleaved[b](2)",
-        "zb_v[b](4)",
-        "breadth_first[b](2)",
-        "one_f_one_b[b](4)",
-        "gpipe[b](1)",
-        "chimera[b](4)",
-    ],
-)
-@pytest.mark.parametrize("rules", ["b -> d, grads: m -> d", "m -> d", "b -> d, params: m -> d"])
-@pytest.mark.parametrize("name", STACKS)
-def test_stacks_of_stages_are_sent_each_in_its_own_size(name: str, rules: str, use: str) -> None:
-    for turn, optimizer in enumerate(("sgd(lr=0.1)", "adamw(lr=0.01, clip=0.3)")):
-        text = STACKS[name].replace("OPT", optimizer)
-        hold(uneven(text, "d:2,pipe:2", f"l -> pipe, {rules}", use, turn))
 
 
 @pytest.mark.parametrize("layers", ["1 3", "3 1", "1 1 2", "2 1 1"])

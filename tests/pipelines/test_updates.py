@@ -31,6 +31,7 @@ from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import row_text
 from meshdsl.schedule.verify import verify
 from tests.cli.command import Cli
+from tests.covering import covered
 from tests.device.alone import allocated, first_device
 from tests.pipelines.test_programs import hold_bytes
 from tests.ranks import Forks
@@ -173,11 +174,7 @@ def test_an_input_may_be_left_unread(mesh: str) -> None:
     holds(stepped(made))
 
 
-@pytest.mark.some_of(4)
-@pytest.mark.parametrize("opt", OPTIMIZERS)
-@pytest.mark.parametrize("mesh", LAYOUTS)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@covered(name=PROGRAMS, rule=RULES, mesh=LAYOUTS, opt=OPTIMIZERS)
 def test_devices_make_the_numbers_of_the_table(name: str, rule: str, mesh: str, opt: str) -> None:
     anneal = ", anneal=5" if rule == "pipemare" else ""
     holds(stepped(compiled(PROGRAMS[name], f"{rule}[batch](8{anneal})", opt, mesh)))

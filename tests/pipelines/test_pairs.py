@@ -1,0 +1,147 @@
+"""Pipelines with any two options together: the step of one device, and the bytes that are told."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.pipeline import lower_placed
+from meshdsl.placed.place import POLICIES
+from meshdsl.schedule.registry import generate, schedules
+from tests.covering import Case, covering
+from tests.ir.test_text import read_again, statements
+from tests.pipelines.test_programs import (
+    BY_BATCH,
+    BY_ROWS,
+    compiled,
+    hold_bytes,
+    hold_to,
+    on_one_device,
+    results,
+)
+from tests.pipelines.test_programs import PROGRAMS as SEVERAL
+from tests.pipelines.test_storage import KEPT, OTHERS, TEXT
+from tests.pipelines.test_storage import RULES as STORED
+from tests.pipelines.test_uneven import STACKS
+
+PROGRAMS = {**SEVERAL, "stored": TEXT, "other orders": OTHERS, **STACKS}
+MESHES = {
+    "pipe:2": "l -> pipe",
+    "pipe:4": "l -> pipe",
+    "d:2,pipe:2": "l -> pipe, b -> d",
+    "pipe:2,tp:2": "l -> pipe, m -> tp",
+    "d:2,pipe:2,tp:2": "l -> pipe, b -> d, m -> tp",
+}
+STORAGES = {"where it is read": "", **STORED, **KEPT}
+LAYERS = {
+    2: ("2 2", "3 5", "7 1"),
+    4: ("1 1 1 1", "1 3 2 2", "1 1 1 2"),
+    8: ("1 1 1 1 1 1 1 1", "1 2 1 1 3 1 1 2", "2 1 1 1 1 1 1 1"),
+}
+"""Iterations of as many stages: equal ones first."""
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "storage": tuple(STORAGES),
+    "program": tuple(PROGRAMS),
+    "schedule": tuple(name for name, made in schedules().items() if not made.asynchronous),
+    "mesh": tuple(MESHES),
+    "optimizer": ("sgd(lr=0.1", "momentum(lr=0.1", "adamw(lr=0.01, clip=0.3", "adafactor(lr=0.01"),
+    "policy": POLICIES,
+    "micro": (1, 2, 4, 8),
+    "accumulate": (False, True),
+    "layers": (0, 1, 2),
+    "reduce": ("last", "each"),
+    "recompute": (False, True),
+}
+
+
+def declared(text: str) -> set[str]:
+    """The dims of a program."""
+    return set(re.findall(r"(\w+) =", text.strip().partition("\n")[0]))
+
+
+@functools.cache
+def stages_of(mesh: str, schedule: str) -> int:
+    return generate(schedule, int(re.findall(r"pipe:(\d)", mesh)[0]), 8).stages
+
+
+def has_dims(case: Case) -> bool:
+    """The dims that the storage speaks of are those of the program."""
+    rules = re.findall(r"(\w+) ->", STORAGES[case["storage"]])
+    return {*rules} <= declared(PROGRAMS[case["program"]])
+
+
+def has_axes(case: Case) -> bool:
+    return not re.search(r"\bd\b", STORAGES[case["storage"]]) or "d:" in case["mesh"]
+
+
+def is_made(case: Case) -> bool:
+    """Micro-batches go both ways in pairs; a schedule of two of a kind fills all its devices."""
+    micro: int = case["micro"]
+    if case["schedule"] == "dualpipe_v":
+        return micro >= stages_of(case["mesh"], "dualpipe_v")
+    return case["schedule"] != "chimera" or micro % 2 == 0
+
+
+def has_blocks(case: Case) -> bool:
+    """Gradients cannot lie in blocks that stages do not have, behind each pass (MD0335)."""
+    stored, mesh = STORAGES[case["storage"]], case["mesh"]
+    several = stages_of(mesh, case["schedule"]) > stages_of(mesh, "gpipe")
+    return not (several and case["reduce"] == "each" and "grads: l -> (pipe" in stored)
+
+
+RULES: dict[tuple[str, ...], Callable[[Case], bool]] = {
+    ("storage", "program"): has_dims,
+    ("storage", "mesh"): has_axes,
+    ("program", "mesh"): lambda case: case["mesh"] not in BY_ROWS.get(case["program"], ()),
+    ("program", "accumulate"): lambda case: (
+        not case["accumulate"] or case["program"] not in (*BY_BATCH, "other orders")
+    ),
+    ("accumulate", "micro"): lambda case: not case["accumulate"] or case["micro"] > 1,
+    ("schedule", "micro", "mesh"): is_made,
+    ("storage", "schedule", "mesh", "reduce"): has_blocks,
+}
+"""What is refused is no case here: that it is, is tested where it is refused."""
+
+
+def layout_of(case: Case) -> str:
+    """The rules of a mesh, and of a storage; one that splits all tensors takes the batch's axis."""
+    rules, stored = MESHES[case["mesh"]], STORAGES[case["storage"]]
+    if re.search(r"(^|, )\w+ -> d\b", stored):
+        rules = rules.replace(", b -> d", "")
+    return f"{rules}, {stored}" if stored else rules
+
+
+def program_of(case: Case) -> tuple[str, str]:
+    """The text of a case, with the layers of its stages, and its schedule."""
+    layers = LAYERS[stages_of(case["mesh"], case["schedule"])][case["layers"]]
+    options = [f'layers="{layers}"', f"reduce={case['reduce']}"]
+    options += ["recompute=stage"] if case["recompute"] else []
+    options = options if case["layers"] else options[1:]
+    more = f", accumulate={case['micro']})" if case["accumulate"] else ")"
+    text = PROGRAMS[case["program"]].replace("OPT", case["optimizer"] + more).replace("H,", "5,")
+    text = text.replace("l = 4", f"l = {sum(map(int, layers.split()))}")
+    text = re.sub(r"\bb = \d+", "b = 16", text)
+    if case["accumulate"]:
+        return text, f"with {case['schedule']}({', '.join(options)})"
+    return text, f"with {case['schedule']}[b]({case['micro']}, {', '.join(options)})"
+
+
+@pytest.mark.parametrize(
+    "case", covering(FACTORS, RULES), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_a_step_is_that_of_one_device(case: Case) -> None:
+    """What is printed of its device program is read back, and lowered alike."""
+    text, use = program_of(case)
+    made = compiled(text, case["mesh"], layout_of(case), use, case["policy"])
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    assert not run.disagreements()
+    hold_bytes(run, made)
+    device = read_again("device", made.device)
+    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
