@@ -70,11 +70,17 @@ class _Chunks:
         """The loop over micro-batches."""
         body = tuple(map(self._node, self.micro.body))
         carries = tuple(
-            replace(c, next=c.inside) if c.inside in self.rows else c for c in self.micro.carries
+            self._in_rows(c) if c.inside in self.rows else c for c in self.micro.carries
         )
         rows = tuple(Rows(outer, inside) for outer, inside in self.rows.items())
         stacked = (*self.micro.stacked, *rows)
         return replace(self.micro, body=body, carries=carries, stacked=stacked)
+
+    def _in_rows(self, carry: Carry[Var]) -> Carry[Var]:
+        """A sum that passes add to row by row: its memory is the same in all of them."""
+        name = carry.inside.name
+        assert carry.next.name == name, f"{name} is not added up in place, so its rows are lost"
+        return replace(carry, next=carry.inside)
 
     # --- variables -------------------------------------------------------------------------------
 

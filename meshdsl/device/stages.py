@@ -18,6 +18,8 @@ from meshdsl.device.cuts import Cuts, Positions
 from meshdsl.device.halves import halves
 from meshdsl.device.ir import (
     ENDS,
+    FORWARD,
+    WEIGHTS,
     Bucket,
     Compute,
     Loop,
@@ -72,6 +74,7 @@ def pipelined(program: Program) -> Program:
     if table.schedule.updates:
         program = sunk(program, pipe)
         at, loop = loop_of(program, pipe)
+    _check_sums(loop)
     names = Names(names_of(program))
     program, loop = in_chunks(program, loop, pipe, names)
     before, loop, behind = in_pairs(program, loop, pipe, names)
@@ -116,7 +119,6 @@ def _kept_in_sums(program: Program, pipe: Piped) -> Program:
 def _pipeline(
     node: Loop, pipe: Piped, program: Program, table: Verified, names: Names, lists: set[Var]
 ) -> Pipeline:
-    _check_sums(node)
     body = _sums_apart(node, pipe, program.mesh, names)
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     if pipe.count:
@@ -146,7 +148,8 @@ def _of_loop(
         stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
         pairs = made_of_weights(pairs, node, stored, names, lists)
     program = replace(program, lists=frozenset(lists))
-    return sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
+    found = sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
+    return _blocks_by_pass(found, names, table.schedule.halves)
 
 
 def _check_loops(micro: Loop, pipe: Piped) -> None:
@@ -194,6 +197,45 @@ def _in_halves(
         lists |= found.lists
         yield part, found.inputs
         yield Part.WEIGHTS, found.weights
+
+
+def _blocks_by_pass(
+    pairs: list[tuple[Part, Node]], names: Names, halves: bool
+) -> list[tuple[Part, Node]]:
+    """The statements with the block of a sum that a micro-batch adds to cut in the pass that adds.
+
+    Where several passes add to it, each cuts it anew: between them nothing is kept, and other
+    micro-batches are under way.
+    """
+    cuts = {n.target: (p, n) for p, n in pairs if isinstance(n, Move) and n.step.kind == "slice"}
+    root: dict[Var, Var] = {v: v for v in cuts}
+    adders: dict[Var, dict[Part, list[Node]]] = {}
+    for part, node in pairs:
+        if isinstance(node, Compute) and node.onto is not None and node.ins[node.onto] in root:
+            cut = root[node.out] = root[node.ins[node.onto]]
+            adders.setdefault(cut, {}).setdefault(_begins(part, halves), []).append(node)
+    new: dict[Node, Node] = {}
+    anew, gone = list[tuple[Part, Node]](), set[Node]()
+    for var, passes in adders.items():
+        part, cut_here = cuts[var]
+        for begins, nodes in passes.items():
+            if begins is _begins(part, halves):
+                continue
+            name = names.fresh(var.name)
+            versions = {v: replace(v, name=name) for v, r in root.items() if r is var}
+            new.update((node, renamed(node, versions)) for node in nodes)
+            anew.append((begins, renamed(cut_here, versions)))
+        if _begins(part, halves) not in passes:
+            gone.add(cut_here)
+    rest = ((part, new.get(node, node)) for part, node in pairs if node not in gone)
+    return sorted([*anew, *rest], key=lambda pair: pair[0])
+
+
+def _begins(part: Part, halves: bool) -> Part:
+    """The part that every stage does first in the pass of a part, once its loops are done."""
+    if part in FORWARD:
+        return Part.EVERY
+    return Part.COLLECTED_BACKWARD if halves and part in WEIGHTS else Part.EVERY_BACKWARD
 
 
 def _sends(

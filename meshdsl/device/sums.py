@@ -50,7 +50,9 @@ class _Sums:
     def _loop(self, loop: Loop, makers: Mapping[Var, Node]) -> tuple[Loop, list[Compute]]:
         body, carries, zeros = self.block(loop.body), [], []
         for carry in loop.carries:
-            begun, add = _zeros(carry, makers), self._addition(carry, body)
+            begun = _zeros(carry, makers)
+            body = self._where_it_lies(carry, body) if begun is not None else body
+            add = self._addition(carry, body)
             if begun is not None and add is not None:
                 next_ = _renamed(carry.next, carry.inside.name)
                 body = self._added(body, add, carry.inside, next_)
@@ -68,6 +70,56 @@ class _Sums:
             return None
         fits = carry.inside in add.ins and carry.inside.local == carry.next.local
         return add if fits else None
+
+    def _where_it_lies(self, carry: Carry[Var], body: Nodes) -> Nodes:
+        """The body with an addend moved to where the sum is carried, in place of the sum.
+
+        A rule for the sum may place it otherwise than what is added to it: then the sum is moved
+        to its addend and back in every iteration. Moves are linear, so to move what is added is
+        the same, and the sum stays in its memory.
+        """
+        back, made = self._moved_from(carry.next, body)
+        add = _maker(made, body)
+        if not isinstance(add, Compute) or add.name != "add" or self.uses[made] != 1:
+            return body
+        ways = [self._moved_from(v, body) for v in add.ins]
+        index = next((i for i, (_, v) in enumerate(ways) if v is carry.inside), None)
+        if index is None or self.uses[carry.inside] != 1:
+            return body
+        part, (forth, _) = add.ins[1 - index], ways[index]
+        alike = part.local == made.local and part.placement == made.placement
+        if not (back or forth) or not alike or carry.inside.local != carry.next.local:
+            return body
+        moves, moved = self._of_addend(part, tuple(reversed(back)))
+        local = Signature((carry.inside.local, moved.local), (carry.next.local,), dict(add.attrs))
+        ins, cost = (carry.inside, moved), flops(lookup("add"), local)
+        adds = replace(add, ins=ins, outs=(carry.next,), flops=cost)
+        rest = tuple(n for n in body if n not in back and n not in forth)
+        return _swapped(rest, add, *moves, adds)
+
+    def _moved_from(self, var: Var, body: Nodes) -> tuple[list[Move], Var]:
+        """The linear moves that only a variable is made by, the last one first, and their source.
+
+        Nothing else reads what is made between them.
+        """
+        found: list[Move] = []
+        while isinstance(maker := _maker(var, body), Move) and self.uses[var] == 1:
+            if maker.step.op not in (None, "sum"):
+                break
+            found.append(maker)
+            var = maker.source
+        return found, var
+
+    def _of_addend(self, part: Var, moves: tuple[Move, ...]) -> tuple[list[Move], Var]:
+        """The same moves of another variable, and what they make of it."""
+        made, var = list[Move](), part
+        for move in moves:
+            there = replace(part, placement=move.target.placement, local=move.target.local)
+            target = replace(there, name=self.names.fresh(part.name))
+            made.append(replace(move, source=var, target=target))
+            self.uses[target] = 1
+            var = target
+        return made, var
 
     def _added(self, body: Nodes, add: Compute, total: Var, next_: Var) -> Nodes:
         """The body with the addend of `add` added to `total` in place, right where it is made."""

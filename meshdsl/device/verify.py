@@ -1,4 +1,4 @@
-"""Verifier of a device program: names, shapes, and collectives in flight.
+"""Verifier of a device program: names, shapes, collectives in flight, and nothing made in vain.
 
 A violation is our mistake, hence an assert with a message.
 """
@@ -16,12 +16,15 @@ from meshdsl.device.ir import (
     Move,
     Pipeline,
     Program,
+    Rows,
     Start,
     Var,
     Wait,
     only_on,
 )
+from meshdsl.device.liveness import uses
 from meshdsl.device.owned import read_in_passes
+from meshdsl.ir.program import Stacked, every
 from meshdsl.ir.verify import Verifier
 
 
@@ -37,6 +40,59 @@ def verify(program: Program) -> None:
     check.need((new for _, new in program.updates), "an update")
     for old, new in program.updates:
         assert new.local == old.local, f"{old.name} changes its shape"
+    _check_collectives_read(program)
+    for node in program.body:
+        if isinstance(node, Pipeline):
+            _check_sums_written(node)
+
+
+def _check_collectives_read(program: Program) -> None:
+    """Check that what a collective makes is read; a stage reads what it is sent from its line."""
+    read = uses(program)
+    for node in every(program.body):
+        for move in node.moves if isinstance(node, Move | Bucket) else ():
+            assert read[move.target] or not move.step.moves or move.step.kind == "send", (
+                f"nothing reads {move.target.name}, {_made_of(move)}"
+            )
+        for target in node.makes if isinstance(node, Wait) else ():
+            move = next(m for m in node.collective.moves if m.target is target)
+            assert read[target], f"nothing reads {target.name}, {_made_of(move)}"
+
+
+def _made_of(move: Move) -> str:
+    """A collective in a message: its kind, its operand and its source line."""
+    return f"the {move.step.kind} of {move.source.name} of line {move.span.line}"
+
+
+def _check_sums_written(node: Pipeline) -> None:
+    """Check that passes add to every sum that they carry, in its own memory or in rows of it.
+
+    Passes of several micro-batches are under way at once, so nothing else reaches the next one.
+    """
+    written, memory = set[Var](), dict[Var, tuple[Var, ...]]()
+    for inner in every((node,)):
+        if isinstance(inner, Loop):
+            memory.update((s.inside, (s.outer, *_other(s))) for s in inner.stacked)
+            written.update(c.stack for c in inner.collected if c.stack is not None)
+        elif isinstance(inner, Move) and inner.step.kind == "slice":
+            memory[inner.target] = (inner.source,)
+        elif isinstance(inner, Compute) and inner.onto is not None:
+            memory.update((var, (inner.ins[inner.onto],)) for var in inner.outs)
+            written.update(inner.outs)
+    reached = list(written)
+    for var in reached:
+        new = [v for v in memory.get(var, ()) if v not in written]
+        written.update(new)
+        reached += new
+    for carry in node.carries:
+        line, name = carry.next.value.span.line, carry.inside.name
+        assert carry.next.name == name, f"{name} of line {line} goes on as {carry.next.name}"
+        assert carry.inside in written, f"no pass writes {name} of line {line}, which it carries"
+
+
+def _other(item: Stacked[Var]) -> tuple[Var, ...]:
+    """Of rows, those of the other stage of a device."""
+    return (item.other,) if isinstance(item, Rows) and item.other is not None else ()
 
 
 class _Device(Verifier[Var]):

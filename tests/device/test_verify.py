@@ -1,4 +1,4 @@
-"""Refusals of `verify` of buckets and collectives in flight: each is a mistake of a pass."""
+"""Refusals of `verify`: collectives in flight, sums and results in vain; each a pass's mistake."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshdsl.device.ir import Bucket, Loop, Node, Program, Start, Wait
+from meshdsl.device.parser import parse_program
 from meshdsl.device.verify import verify
 from tests.device.steps import passed, plain, with_overlap
 
@@ -67,3 +68,59 @@ def test_a_trip_has_to_issue_what_the_next_one_waits_for() -> None:
     nodes = tuple(replace(loop, body=body) if n is loop else n for n in program.body)
     with pytest.raises(AssertionError):
         verify(replace(program, body=nodes))
+
+
+# --- what is made in vain -----------------------------------------------------------------------
+
+PIPELINE = """
+program q on each of 2 devices, mesh m (p 2)
+  input  x_stack : f32[accumulate 2, a 4] = x
+  param  w : f32[a 4] = w
+  d_w = zeros {dims=(a), dtype=f32} : f32[a 4]
+  repeat accumulate 2 as accumulate over p
+    slice x : f32[a 4] = x_stack[accumulate]
+    carry d_w : f32[a 4] = d_w
+    stage 0: F0 F1
+    stage 1: F0 F1
+    part EVERY
+      PASS
+    next  d_w = NEXT; at the end d_w
+  w_new = sub w d_w [update] : f32[a 4]
+  update w = w_new
+"""
+COLLECTIVE = """
+program q on each of 2 devices, mesh m (p 2)
+  input  x : f32[a 4] partial sum over p = x
+  y = all_reduce sum over p: x : f32[a 4]
+  z = all_reduce sum over p: x : f32[a 4]
+  return y = y
+"""
+BUFFER = {"PASS": "d_w = add d_w x : f32[a 4]", "NEXT": "d_w"}
+READ = {"return y = y": "return y = y\n  return z = z"}
+TEXTS = {
+    "a sum that is added to": (PIPELINE, BUFFER, None),
+    "a sum that nothing adds to": (
+        PIPELINE, {"PASS": "y = add d_w x : f32[a 4]", "NEXT": "d_w"}, "no pass writes d_w of line",
+    ),
+    "a sum that goes on elsewhere": (
+        PIPELINE, {"PASS": "y = add d_w x : f32[a 4]", "NEXT": "y"}, "d_w of line .* goes on as y",
+    ),
+    "collectives that are read": (COLLECTIVE, READ, None),
+    "a collective that nothing reads": (
+        COLLECTIVE, {}, "nothing reads z, the all_reduce of x of line",
+    ),
+}  # fmt: skip
+"""By name: a text, what stands in it, and what the verifier says; None: nothing."""
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_nothing_is_made_in_vain(name: str) -> None:
+    text, words, message = TEXTS[name]
+    for word, written in words.items():
+        text = text.replace(word, written)
+    program = parse_program(text.strip())
+    if message is None:
+        verify(program)
+        return
+    with pytest.raises(AssertionError, match=message):
+        verify(program)
