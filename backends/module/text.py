@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from meshdsl.backends.module.split import Halves
 from meshdsl.backends.torch.format import quoted
-from meshdsl.backends.torch.head import foot, module_head
+from meshdsl.backends.torch.head import Table, foot, module_head
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.text import Emitter, ProgramText
 from meshdsl.backends.walk import NOWHERE
@@ -50,18 +50,20 @@ class _ModuleEmitter(Emitter):
         self._forward()
         self._backward()
         pasted = paste(self.used)
-        return self.under(self._head(pasted.imports), foot(pasted.texts))
+        above = self._head(pasted.imports)
+        self.check_names(above, pasted.names)
+        return self.under(above, foot(pasted.texts))
 
     def _head(self, imports: Iterable[str]) -> list[str]:
         cut, program = self.cut, self.program
         given = program.inputs[: len(program.inputs) - len(cut.cotangents)]
         tables = {
-            "INPUTS": [(v.value.label, v) for v in given],
-            "PARAMS": [(v.value.name or "", v) for v in program.params],
-            "OUTPUTS": list(cut.outputs),
-            "COTANGENTS": list(cut.cotangents),
-            "PARAM_GRADS": list(cut.params),
-            "INPUT_GRADS": list(cut.inputs),
+            Table.INPUTS: [(v.value.label, v) for v in given],
+            Table.PARAMS: [(v.value.name or "", v) for v in program.params],
+            Table.OUTPUTS: list(cut.outputs),
+            Table.COTANGENTS: list(cut.cotangents),
+            Table.PARAM_GRADS: list(cut.params),
+            Table.INPUT_GRADS: list(cut.inputs),
         }
         draws = {v: draw for v, draw in self.draws.items() if v.role in ("input", "seed", "param")}
         return module_head(program, draws, imports, tables)

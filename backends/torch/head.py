@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted, statement
@@ -18,6 +19,26 @@ from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
 PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")
+
+
+class Table(StrEnum):
+    """The names that the top of a text assigns; nothing else is assigned there."""
+
+    MESH = "MESH"
+    GROUPS = "GROUPS"
+    INPUTS = "INPUTS"
+    PARAMS = "PARAMS"
+    STATES = "STATES"
+    OUTPUTS = "OUTPUTS"
+    LOSS = "LOSS"
+    NORM = "NORM"
+    ASSIGNED = "ASSIGNED"
+    SCHEDULE = "SCHEDULE"
+    COTANGENTS = "COTANGENTS"
+    PARAM_GRADS = "PARAM_GRADS"
+    INPUT_GRADS = "INPUT_GRADS"
+
+
 RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 """The line between the program and the functions it calls."""
 
@@ -25,10 +46,10 @@ RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = False) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
     tables = [
-        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws, program),
-        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws, program),
+        *_table(Table.INPUTS, [(v.value.label, v) for v in program.inputs], draws, program),
+        *_table(Table.PARAMS, [(p.value.name or "", p) for p in program.params], draws, program),
         *_states(program, draws),
-        *_table("OUTPUTS", list(program.outputs), {}, program),
+        *_table(Table.OUTPUTS, list(program.outputs), {}, program),
         *_loss(program),
         *_assigned(program),
         *_schedule(program),
@@ -41,7 +62,7 @@ def module_head(
     program: Program,
     draws: Draws,
     imports: Iterable[str],
-    named: Mapping[str, list[tuple[str, Var]]],
+    named: Mapping[Table, list[tuple[str, Var]]],
 ) -> list[str]:
     """The lines above the functions of a module; `named` are its tables of variables."""
     source = program.placed
@@ -69,7 +90,7 @@ def _top(
     """Comments, imports and tables."""
     mesh = _dict((a, str(n)) for a, n in program.mesh.axes)
     groups = _tuple(_strings(axes) for axes in _groups(program))
-    tables = [*statement(f"MESH = {mesh}"), *statement(f"GROUPS = {groups}"), *tables]
+    tables = [*_set(Table.MESH, mesh), *_set(Table.GROUPS, groups), *tables]
     return [*about, "", *imports, *[""][: bool(imports)], *PROVIDED, "", *tables, "", ""]
 
 
@@ -176,7 +197,7 @@ def _states(program: Program, draws: Draws) -> list[str]:
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
     away = program.away
     texts = [(k, _spec(v, draw, program, under, away.get(v, ""))) for k, v, draw, under in rows]
-    return _rows("STATES", texts)
+    return _rows(Table.STATES, texts)
 
 
 def _loss(program: Program) -> list[str]:
@@ -184,8 +205,8 @@ def _loss(program: Program) -> list[str]:
     goal = program.placed.named.goal
     if goal is None:
         return []
-    norm = statement(f"NORM = {quoted(goal.norm)}") if goal.norm else []
-    return [*statement(f"LOSS = {quoted(loss_name(program.placed.named))}"), *norm]
+    norm = _set(Table.NORM, quoted(goal.norm)) if goal.norm else []
+    return [*_set(Table.LOSS, quoted(loss_name(program.placed.named))), *norm]
 
 
 def assigned(program: Program) -> tuple[str, ...]:
@@ -197,7 +218,7 @@ def assigned(program: Program) -> tuple[str, ...]:
 
 def _assigned(program: Program) -> list[str]:
     names = assigned(program)
-    return [*statement(f"ASSIGNED = {_strings(names)}")] if names else []
+    return _set(Table.ASSIGNED, _strings(names)) if names else []
 
 
 def _schedule(program: Program) -> list[str]:
@@ -208,18 +229,22 @@ def _schedule(program: Program) -> list[str]:
     schedule = found.schedule
     about = f"{schedule.name}, {schedule.stages} stages, {schedule.micro} micro-batches"
     rows = (f"{INDENT}{quoted(row_text(n, row))}," for n, row in enumerate(schedule.rows))
-    return [f"SCHEDULE = (  # {about}", *rows, ")"]
+    return [f"{Table.SCHEDULE} = (  # {about}", *rows, ")"]
+
+
+def _set(name: Table, text: str) -> list[str]:
+    return statement(f"{name} = {text}")
 
 
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _table(name: str, items: list[tuple[str, Var]], draws: Draws, program: Program) -> list[str]:
+def _table(name: Table, items: list[tuple[str, Var]], draws: Draws, program: Program) -> list[str]:
     """A dict of `Spec`s of variables."""
     return _rows(name, [(key, _spec(var, draws.get(var.value), program)) for key, var in items])
 
 
-def _rows(name: str, items: list[tuple[str, str]]) -> list[str]:
+def _rows(name: Table, items: list[tuple[str, str]]) -> list[str]:
     """A dict of texts, one entry a line."""
     if not items:
         return [f"{name} = {{}}"]

@@ -9,7 +9,6 @@ from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.format import quoted
 from meshdsl.backends.torch.head import inert, type_text
 from meshdsl.backends.torch.names import Variables
-from meshdsl.backends.torch.paste import defined
 from meshdsl.backends.walk import Walk
 from meshdsl.device.ir import (
     Bucket,
@@ -38,7 +37,7 @@ class Moves(Walk):
 
     def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
         super().__init__(program)
-        self.variables = Variables(program, defined() | taken)
+        self.variables = Variables(program, taken)
         self.at = {a: self.variables.word(name, a) for a, name in program.coordinates.items()}
         self.used: set[str] = set()
         self.uses = uses(program)

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import keyword
 import math
 import re
 from collections import Counter
+from collections.abc import Collection
 
+from meshdsl.backends.torch.head import PROVIDED, Table
+from meshdsl.backends.torch.paste import bound_names, defined, imported
 from meshdsl.device.ir import Loop, Node, Program, Var
 from meshdsl.ir.program import every
 
-MODULE_NAMES = frozenset(
-    """np torch dist main device rank groups inputs params states argparse os sys math json struct
-    pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS NORM Spec F""".split()
-)
-"""Names with a meaning in the emitted module."""
+FRAME = frozenset("device rank groups inputs params states".split())
+"""The function of a device, and its arguments."""
+
+
+@functools.cache
+def reserved() -> frozenset[str]:
+    """The names that no variable has: of the module, of the function of a device, of Python."""
+    return module_names() | FRAME | {*dir(builtins)}
+
+
+@functools.cache
+def module_names() -> frozenset[str]:
+    """The names that a text may define beside its functions: whatever writes one is listed here."""
+    return frozenset((*Table, *bound_names("\n".join(PROVIDED)), *defined(), *imported()))
 
 
 class Names:
     """Allocates identifiers: no keyword, no builtin, no name of the module, none twice."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
-        self._used = set(taken) | MODULE_NAMES | set(dir(builtins))
+        self._used = {*taken, *reserved()}
         self._last: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
@@ -44,6 +57,11 @@ class Names:
         """`hint` itself, which is taken from now on."""
         self._used.add(safe(hint))
         return safe(hint)
+
+    @property
+    def known(self) -> Collection[str]:
+        """All names that are allocated or reserved."""
+        return self._used
 
     def free(self, name: str, hint: str) -> None:
         """Free `name`, which was made of `hint`."""

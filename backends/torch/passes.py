@@ -14,12 +14,15 @@ from meshdsl.device.liveness import totals
 KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 """By stages, where they keep what a backward pass needs of its forward pass."""
 
+STAGE = "stage"
+"""The argument of a pass that says which of its device's stages it is of."""
 
 OWN_NAMES = frozenset(
     (
-        *"forward backward inputs weights update action kept_weights stage stages".split(),
+        *"forward backward inputs weights update action kept_weights stages".split(),
         *"versions versions_first versions_last".split(),
         *KEEPERS.values(),
+        STAGE,
     )
 )
 """What is defined for a pipeline, under no name of the source."""
@@ -45,8 +48,8 @@ class Passes(Loops):
         self.used.update(("Line", "actions"))
         micro = self.variables.word(node.index, "micro")
         self.home = self.at[node.axis]
-        self.stage = "stage" if several else self.home
-        self.arguments = f"{micro}, stage" if several else micro
+        self.stage = STAGE if several else self.home
+        self.arguments = f"{micro}, {STAGE}" if several else micro
         self.enter(node)
         self.totals = frozenset(self.name(v) for v in _summed(node))
         self.loops.append(node)
@@ -67,7 +70,7 @@ class Passes(Loops):
     def _row(self, node: Pipeline, micro: str) -> None:
         """Write the loop over the actions of the device."""
         device, given = self.at[node.axis], self.arguments
-        stage = "stage" if "," in given else "_"
+        stage = STAGE if "," in given else "_"
         self.out.add()
         action = "_" if node.is_forward else "action"
         self.out.add(f"for {action}, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")

@@ -148,6 +148,21 @@ def defined() -> frozenset[str]:
 
 
 @functools.cache
+def imported() -> frozenset[str]:
+    """The names that a text may import for the support library."""
+    pairs = (pair for *_, tree in _modules() for pair in _imported(tree))
+    return frozenset(name for name, line in pairs if line)
+
+
+def bound_names(text: str) -> Iterator[str]:
+    """The names that imports, definitions and assignments of a module bind."""
+    tree = ast.parse(text)
+    for node in tree.body:
+        yield from _defined(node)
+    yield from (name for name, _ in _imported(tree))
+
+
+@functools.cache
 def library() -> dict[str, Definition]:
     """Every definition of the support library by name."""
     made = (_definitions(*module, defined()) for module in _modules())

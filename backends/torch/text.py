@@ -14,18 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from meshdsl.backends.torch.bindings import Devices, check_bindings
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
 from meshdsl.backends.torch.head import assigned, foot, head
 from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.moves import typed
-from meshdsl.backends.torch.paste import paste
+from meshdsl.backends.torch.names import module_names
+from meshdsl.backends.torch.passes import STAGE
+from meshdsl.backends.torch.paste import bound_names, paste
 from meshdsl.backends.torch.pipelines import Pipelines
 from meshdsl.backends.walk import NOWHERE
 from meshdsl.device import away
 from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.away import Streamed, streamed
-from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var, only_on
+from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Pipeline, Program, Var, only_on
 from meshdsl.device.liveness import (
     LARGE,
     deaths,
@@ -104,8 +107,30 @@ class Emitter(Pipelines):
         begun = ", assigned=ASSIGNED" if assigned(self.program) else ""
         begun += f", local={_store(self.away)}().local_value" if self.away else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
-        below = [] if bare else foot(pasted.texts, call)
-        return self.under(head(self.program, draws, pasted.imports, bare), below)
+        above = head(self.program, draws, pasted.imports)
+        self.check_names(above, pasted.names)
+        if bare:
+            return self.under(head(self.program, draws, pasted.imports, bare), [])
+        return self.under(above, foot(pasted.texts, call))
+
+    def check_names(self, above: list[str], pasted: tuple[str, ...]) -> None:
+        """Check that functions read what is bound, under lines `above` and beside what is pasted.
+
+        The check is of the text itself: a mistake here would be a crash of a device, or worse.
+        """
+        module = {*bound_names("\n".join(above)), *pasted}
+        unlisted = ", ".join(sorted(module - module_names()))
+        assert not unlisted, f"the text defines {unlisted}, which variables may have as names"
+        lines = [line.text for line in self.out.lines]
+        check_bindings(lines, len(above) + 1, module, self._devices(), self.variables.names.known)
+
+    def _devices(self) -> Devices:
+        """The coordinates that the text tests, and the stages of a device."""
+        sizes = {self.at[axis]: size for axis, size in self.mesh.axes if axis in self.at}
+        pipe = next((n for n in self.program.body if isinstance(n, Pipeline)), None)
+        if pipe is None:
+            return Devices(sizes)
+        return Devices(sizes, self.at[pipe.axis], STAGE, pipe.known.held)
 
     def under(self, above: list[str], below: list[str]) -> ProgramText:
         """The text of the functions written so far, with lines `above` and `below`."""

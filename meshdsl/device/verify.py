@@ -50,18 +50,12 @@ def _check_collectives_read(program: Program) -> None:
     """Check that what a collective makes is read; a stage reads what it is sent from its line."""
     read = uses(program)
     for node in every(program.body):
-        for move in node.moves if isinstance(node, Move | Bucket) else ():
-            assert read[move.target] or not move.step.moves or move.step.kind == "send", (
-                f"nothing reads {move.target.name}, {_made_of(move)}"
-            )
-        for target in node.makes if isinstance(node, Wait) else ():
-            move = next(m for m in node.collective.moves if m.target is target)
-            assert read[target], f"nothing reads {target.name}, {_made_of(move)}"
-
-
-def _made_of(move: Move) -> str:
-    """A collective in a message: its kind, its operand and its source line."""
-    return f"the {move.step.kind} of {move.source.name} of line {move.span.line}"
+        found = node.collective if isinstance(node, Wait) else node
+        for move in found.moves if isinstance(found, Move | Bucket) else ():
+            name, step = move.target.name, move.step
+            made = f"the {step.kind} of {move.source.name} of line {move.span.line}"
+            used = read[move.target] or not step.moves or step.kind == "send"
+            assert used, f"nothing reads {name}, {made}"
 
 
 def _check_sums_written(node: Pipeline) -> None:
