@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshdsl.device.ir import (
+    UPDATE,
     Bucket,
     Collective,
     Compute,
@@ -78,7 +79,10 @@ def _check_sums_written(node: Pipeline) -> None:
         new = [v for v in memory.get(var, ()) if v not in written]
         written.update(new)
         reached += new
+    stored = {var for inner in node.of(*UPDATE) for var in inner.makes}
     for carry in node.carries:
+        if carry.next in stored:  # an update puts it where the old value was
+            continue
         line, name = carry.next.value.span.line, carry.inside.name
         assert carry.next.name == name, f"{name} of line {line} goes on as {carry.next.name}"
         assert carry.inside in written, f"no pass writes {name} of line {line}, which it carries"
