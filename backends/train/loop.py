@@ -18,6 +18,7 @@ from meshdsl.backends.train.log import MetricsLog
 from meshdsl.backends.train.measure import Memory, rate_of
 from meshdsl.backends.train.state import Held
 from meshdsl.backends.train.watch import search
+from meshdsl.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +101,7 @@ class Trainer:
         self.evaluated: dict[str, float] = {}
         self.seconds = 0.0
         self.trouble: Trouble | None = None
+        self.is_zero_known = False
         self._asked = 0
         self._log: MetricsLog | None = None
 
@@ -108,8 +110,7 @@ class Trainer:
         if self.ranks.rank == 0 and self.job.log is not None:
             self._log = MetricsLog(self.job.log, self.start)
         for note in self.notes:
-            known = {"code": note.code, "severity": note.severity, "help": note.help}
-            self._tell(kind="note", text=note.message, **known)
+            self._tell(**_note(note))
         measure = {"amount": self.amount, "unit": self.unit}
         measure |= {"predicted": self.job.predicted, "memory_of": self.memory.of}
         self._tell(kind="begin", start=self.start, steps=self.job.steps, **measure)
@@ -156,6 +157,7 @@ class Trainer:
         self.step += 1
         found = {"values": self.values, "measured": self.measured}
         self._tell(kind="step", step=self.step, seconds=self.seconds, **found)
+        self._check_gradient()
         loss = self.values[self.program.LOSS]
         evaluated = math.isfinite(loss) and self._evaluate()
         self._write(seconds, evaluated)
@@ -173,6 +175,19 @@ class Trainer:
         if self.norm is not None:
             found["grad_norm"] = outputs[self.norm].item()
         return {**found, "memory": self.memory.peak}
+
+    def _check_gradient(self) -> None:
+        """Note the first step of a run whose gradients are all 0, if there is one."""
+        if self.is_zero_known or self.measured.get("grad_norm") != 0:
+            return
+        self.is_zero_known = True
+        note = Diagnostic(
+            "MD0507",
+            f"every gradient of step {self.step} is 0: no parameter learns from it",
+            severity="note",
+            help="see that the loss depends on parameters, and that its gradients do not underflow",
+        )
+        self._tell(**_note(note))
 
     def forward(self, device: Callable[..., Any], step: int) -> dict[str, torch.Tensor]:
         """Call `device` on the batch of `step`; parameters and states are updated."""
@@ -287,6 +302,12 @@ class Trainer:
         answer = self.ranks.first(answer)
         self._asked = self.step + answer
         return answer == 0
+
+
+def _note(note: Diagnostic) -> Event:
+    """The event of a note."""
+    known = {"code": note.code, "severity": note.severity, "help": note.help}
+    return {"kind": "note", "text": note.message, **known}
 
 
 __all__ = ["Control", "Event", "Feed", "Texts", "Trainer"]

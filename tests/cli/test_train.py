@@ -236,6 +236,30 @@ def test_json_is_all_that_is_printed(points: str, cli: Cli) -> None:
     assert json.loads(wrong.out)["diagnostics"][0]["code"] == "MD0505"
 
 
+FLAT = """\
+dim batch = 4, m = 2
+program flat(x[batch, m]) {
+  param w[m]
+  loss = mean(relu(x * w - SHIFT))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+@pytest.mark.parametrize(("shift", "steps"), [("100.0", [1]), ("-100.0", [])])
+def test_a_gradient_that_is_zero_is_said_once(shift: str, steps: list[int], cli: Cli) -> None:
+    write(FLAT.replace("SHIFT", shift), "flat.mdsl")
+    np.savez("flat.npz", x=np.random.default_rng(0).standard_normal((8, 2)).astype("f4"))
+    done = cli("train", "flat.mdsl", "--data", "flat.npz", "--steps", "3")
+    assert done.code == 0, done.err
+    notes = [line for line in done.err.splitlines() if "MD0507" in line]
+    assert notes == [
+        f"note[MD0507]: every gradient of step {step} is 0: no parameter learns from it"
+        for step in steps
+    ]
+
+
 MEMORY = {"predicted": 5 << 20, "memory_of": "GPU 0"}
 MEASURED = {"measured": {"lr": 3e-4, "grad_norm": 1.25, "memory": 3 << 30}}
 EVENTS: list[dict[str, Any]] = [
