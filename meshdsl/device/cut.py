@@ -400,7 +400,7 @@ class _Cutting:
                 ends.append(self._cast(carry.result, total, node))
             ends.append(replace(node, ins=(total,)))
         dim = Dim(self.cut.axis, self.cut.micro)
-        made = (tuple(carries), (), tuple(self.made), self.cut.span)
+        made = (tuple(carries), (), _read(self.made, {c.next for c in carries}), self.cut.span)
         return Loop(dim, *made, index=self.index), zeros, ends
 
     def _gathered(self, var: Var, part: Split, node: Compute) -> tuple[Compute, Carry[Var]]:
@@ -461,6 +461,20 @@ class _Cutting:
             Related(self.cut.span, "cut here"),
             help="return what it is taken of, or a sum or a mean",
         )
+
+
+def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
+    """The statements that make what is needed, or write into it.
+
+    Others have made a value for what then reads one of the whole batch, from before the loop.
+    """
+    found: list[Node] = []
+    for node in reversed(nodes):
+        written = isinstance(node, Compute) and node.onto is not None
+        if written or not needed.isdisjoint(node.makes):
+            needed.update(reads(node))
+            found.append(node)
+    return tuple(reversed(found))
 
 
 def with_flops(op: Compute) -> Compute:
