@@ -3,20 +3,18 @@
 Nothing here can run code from a file: pickled objects are refused.
 """
 
-import errno
 import json
 import math
 import os
-import stat
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from meshdsl.backends.runtime.user_files import regular, replacing
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec
 
 PARSING = threading.Lock()
@@ -33,21 +31,6 @@ PICKLED = "is pickled Python objects; unpickling can run code hidden in a file, 
 
 class Refused(Exception):
     """What the user asked for cannot be done; nothing has run yet. The message says why."""
-
-
-def regular(path: str, flags: int) -> int:
-    """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
-
-    Opening a named pipe would wait for its other end, perhaps for ever.
-    """
-    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # no difference to a file
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return handle
-    os.close(handle)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 class ArraysRefused(Refused):
@@ -335,15 +318,12 @@ def show_table(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def write_npz(path: str, arrays: Mapping[str, Array]) -> None:
-    """Write a .npz file, whole or not at all; the same arrays give the same bytes."""
-    partial = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-    try:
-        with zipfile.ZipFile(partial, "w") as archive:
-            for name, array in arrays.items():
-                info = zipfile.ZipInfo(f"{name}.npy")
-                with archive.open(info, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+def write_npz(path: str, arrays: Mapping[str, Array], durable: bool = True) -> None:
+    """Write a .npz file, whole or not at all; the same arrays give the same bytes.
+
+    `durable` is as of `replacing`. Raises OSError.
+    """
+    with replacing(path, durable) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from meshdsl.backends.runtime.collectives import make_groups
+from meshdsl.backends.runtime.user_files import replacing
 from meshdsl.backends.runtime.values import Spec, drawn_part, first_replicas, local_part, spec_of
 
 
@@ -163,11 +164,10 @@ def write_whole(
     dist.gather_object({name: x.cpu().numpy() for name, x in wide.items()}, held)
     if held is None:
         return
-    with zipfile.ZipFile(f"{path}.part", "w") as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, spec in specs.items():
             whole = np.full([*spec.dims.values()], -0.0, held[0][name].dtype)
             for rank in first_replicas(spec, mesh):
                 whole[local_part(spec, mesh, rank)] += held[rank][name]
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, whole, allow_pickle=False)
-    os.replace(f"{path}.part", path)

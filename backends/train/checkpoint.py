@@ -31,10 +31,10 @@ from meshdsl.backends.runtime.files import (
     Refused,
     StoredArray,
     read_safetensors,
-    regular,
     safetensors_parts,
     show_table,
 )
+from meshdsl.backends.runtime.user_files import regular
 from meshdsl.backends.runtime.values import (
     Part,
     Spec,

@@ -19,8 +19,8 @@ from meshdsl.backends.runtime.files import (
     check_arrays,
     from_stored,
     read_arrays,
-    regular,
 )
+from meshdsl.backends.runtime.user_files import regular
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,

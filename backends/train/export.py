@@ -16,6 +16,7 @@ import torch
 
 from meshdsl.backends.engines.in_process import torch_dtype
 from meshdsl.backends.runtime.files import Refused, safetensors_parts, write_npz
+from meshdsl.backends.runtime.user_files import replacing
 from meshdsl.backends.runtime.values import Array, Spec, local_part
 from meshdsl.backends.train.checkpoint import (
     Blocks,
@@ -123,14 +124,9 @@ def _held(
 
 def write_safetensors(path: str, whole: Whole) -> None:
     """Write a .safetensors file, whole or not at all. Raises OSError."""
-    partial = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
     shapes = {name: (spec.dtype, list(spec.dims.values())) for name, spec in whole.specs.items()}
-    try:
-        with open(partial, "wb") as file:
-            file.writelines(safetensors_parts(shapes, lambda name: bytes_of(whole.tensor(name))))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.writelines(safetensors_parts(shapes, lambda name: bytes_of(whole.tensor(name))))
 
 
 _WRITERS: dict[str, Callable[[str, Whole], None]] = {

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from meshdsl.backends.runtime.files import regular
+from meshdsl.backends.runtime.user_files import regular
 from meshdsl.diagnostics import fail
 
 NAME = ".lock"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from meshdsl.backends.runtime.files import regular
+from meshdsl.backends.runtime.user_files import regular, write_file
 
 
 class MetricsLog:
@@ -17,12 +16,9 @@ class MetricsLog:
 
     def __init__(self, path: str, start: int) -> None:
         kept = list(_lines_until(Path(path), start))
-        beside = Path(path).with_name(f".{Path(path).name}.part")
-        with open(beside, "w", encoding="utf-8", opener=regular) as file:
-            file.writelines(kept)
-        os.replace(beside, path)
+        write_file(path, "".join(kept))
         # Line-buffered: the line of a step is on its way to the disk before the next step begins.
-        self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)
+        self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1, opener=regular)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append the numbers of one step; JSON has none for NaN and infinity: `null`."""

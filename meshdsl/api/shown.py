@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
 from meshdsl.notebook.views import WIDTH, Memory, View, of_columns
 from meshdsl.report.compare import comparison
@@ -167,7 +167,7 @@ class Simulation(View):
     def trace(self, path: str) -> None:
         """Write the step as a trace, which https://ui.perfetto.dev shows."""
         written = trace_text(simulated_trace(self.timeline))
-        Path(path).write_text(written, encoding="utf-8")
+        write_file(path, written)
 
 
 @dataclass(frozen=True, slots=True)

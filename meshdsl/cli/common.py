@@ -203,7 +203,7 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
         fail("MD0502", f"{path} is no regular file", help="name a file, or one that is not there")
     if not path.parent.is_dir():
         fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:  # also a link to a file that is not there yet
         fail("MD0503", f"{path} exists", help="--force overwrites it")
     if not os.access(path.parent, os.W_OK):
         help = "choose another folder, or change its permissions"
@@ -211,18 +211,11 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically; one that is there keeps its permissions."""
-    import shutil
+    """Write a file atomically, as `replacing` says. Raises MD0501 where the system refuses."""
+    from meshdsl.backends.runtime.user_files import write_file
 
-    from meshdsl.backends.runtime.files import regular
-
-    beside = path.with_name(f".{path.name}.part")
     try:
-        with open(beside, "w", encoding="utf-8", newline="\n", opener=regular) as file:
-            file.write(text)
-        if path.exists():
-            shutil.copymode(path, beside)
-        os.replace(beside, path)
+        write_file(path, text)
     except OSError as error:
         refuse_writing(path, error)
 

@@ -57,11 +57,4 @@ def _tell(path: Path, source: Source, text: str, given: Fmt) -> None:
     if given.check or not given.diff:
         typer.echo(f"{'would change' if given.check else 'formatted'} {source.name}")
     if not (given.check or given.diff):
-        _write(path, text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        common.refuse_writing(path, error)
+        common.write_whole(path, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 from collections.abc import Iterable
@@ -45,12 +46,15 @@ def _check_free(folder: Path) -> None:
 
 def _write(folder: Path, made: Iterable[File]) -> None:
     """Make the folder whole or not at all: it has its name once all files are in it."""
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    from meshdsl.backends.runtime.user_files import sync_folder, write_file
+
+    beside = folder.with_name(f".{folder.name[:40]}.{secrets.token_hex(8)}.part")
     try:
         beside.mkdir()
         for file in made:
-            (beside / file.name).write_text(file.text, encoding="utf-8", newline="\n")
+            write_file(beside / file.name, file.text)
         os.rename(beside, folder)
+        sync_folder(folder.parent)
     except OSError as error:
         common.refuse_writing(folder, error)
     finally:

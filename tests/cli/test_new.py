@@ -145,16 +145,14 @@ def test_a_path_is_made_where_its_folder_is(cli: Cli) -> None:
 def test_what_is_interrupted_leaves_nothing(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: BaseException
 ) -> None:
-    written: list[Path] = []
-    write = Path.write_text
+    written: list[int] = []
 
-    def stopping(path: Path, *args: str, **options: str) -> int:
-        written.append(path)
+    def stopping(handle: int) -> None:
+        written.append(handle)
         if len(written) == 3:
             raise raised
-        return write(path, *args, **options)
 
-    monkeypatch.setattr(Path, "write_text", stopping)
+    monkeypatch.setattr(os, "fsync", stopping)
     if isinstance(raised, KeyboardInterrupt):
         assert cli("new", NAME).code == 130
     else:

@@ -1,0 +1,117 @@
+"""A user's files: only regular ones are opened, and each is replaced whole or not at all.
+
+Every file that a user names is written through `replacing`. The new content goes to a file of its
+own beside the old one: its name cannot be guessed and it is created exclusively, so nothing that
+lies there, such as a link, is written through. It gets the old file's mode and owner, is synced,
+and only then takes the old one's name. Whatever ends the writing earlier, a full disk or Ctrl-C,
+the old file is as it was and the new one is removed.
+
+A symbolic link is kept: the file that it points to is replaced, in that file's own folder. A hard
+link is not: the other names keep the old content.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import IO
+
+EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a file is created that nobody else has made, by any name or link."""
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
+
+    Opening a named pipe would wait for its other end, perhaps for ever.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # no difference to a file
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of a regular file. Raises OSError, also for a pipe or a device."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], durable: bool = True) -> Iterator[IO[bytes]]:
+    """A seekable file to write; it takes the place of `path` once the block ends without error.
+
+    `durable` waits until it is on the disk; a file for another process of this run need not be.
+    Raises OSError, also where something other than a regular file has the name.
+    """
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    before = _existing(target)
+    beside = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.part")
+    try:
+        # A new file has the mode that the umask leaves; one like an old file is closed until then.
+        handle = os.open(beside, EXCLUSIVE, 0o600 if before else 0o666)
+        with open(handle, "wb") as file:
+            yield file
+            file.flush()
+            if before:
+                _alike(handle, before)
+            if durable:
+                os.fsync(handle)
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    if durable:
+        sync_folder(folder)
+
+
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file whole or not at all, a text as UTF-8 with its own line ends. Raises OSError."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    with replacing(path) as file:
+        file.write(data)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Sync the names in a folder to the disk, where it can be opened. Raises OSError."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # it may be written to, not read
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has nothing to sync there
+            raise
+    finally:
+        os.close(handle)
+
+
+def _existing(target: str) -> os.stat_result | None:
+    """What is known of the file to replace; None where there is none."""
+    try:
+        found = os.lstat(target)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", target)
+    return found
+
+
+def _alike(handle: int, before: os.stat_result) -> None:
+    """Give an open file the owner, where that is allowed, and the mode of another."""
+    new = os.fstat(handle)
+    if (new.st_uid, new.st_gid) != (before.st_uid, before.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(handle, before.st_uid, before.st_gid)
+    os.fchmod(handle, stat.S_IMODE(before.st_mode))
