@@ -6,11 +6,14 @@ import contextlib
 import functools
 import hashlib
 import importlib.resources
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lark import Lark, Token
+
+    from meshdsl.grammar.tables import Tables
 
 
 class _KeepAll:
@@ -28,22 +31,30 @@ def load() -> Lark:
 
     Its trees carry positions. It keeps no state of its own between parses.
     """
+    return parser_of(importlib.resources.files(__name__).joinpath("mdsl.lark").read_text("utf-8"))
+
+
+def parser_of(text: str) -> Lark:
+    """The parser of a grammar: of the tables in the cache, if there are any that are sound."""
     import lark
     from lark.exceptions import LarkError
 
+    from meshdsl.grammar.tables import Tables
     from meshdsl.kept import read, write
 
-    text = importlib.resources.files(__name__).joinpath("mdsl.lark").read_text("utf-8")
-    key = hashlib.sha256(f"{lark.__version__}\n{OPTIONS}\n{text}".encode()).hexdigest()
-    kept = read("grammar", key)
-    broken = (LarkError, ValueError, KeyError, TypeError, AttributeError, AssertionError)
-    with contextlib.suppress(*broken):
+    key = hashlib.sha256(f"{FORMAT} {lark.__version__}\n{OPTIONS}\n{text}".encode()).hexdigest()
+    kept = read("grammar", key, Tables)
+    broken = (LarkError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+    with contextlib.suppress(*broken, re.error):
         if kept is not None:
             return _from_tables(kept)
     parser = lark.Lark(text, postlex=_KeepAll(), **OPTIONS)
     write("grammar", key, _tables(parser))
     return parser
 
+
+FORMAT = 2
+"""The form in which tables are kept."""
 
 OPTIONS: dict[str, Any] = {
     "parser": "lalr",
@@ -53,31 +64,21 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def _tables(parser: Lark) -> list[Any]:
-    """What `Lark.save` would pickle, as JSON can hold it: keys that are numbers become text."""
+def _tables(parser: Lark) -> dict[str, Any]:
+    """What `Lark.save` would pickle, less the options, which are known."""
     from lark.grammar import Rule
     from lark.lexer import TerminalDef
 
     data, memo = parser.memo_serialize([TerminalDef, Rule])
-    data["options"] = {**data["options"], "postlex": None}
-    return [data, memo]
+    return {"parser": data["parser"], "rules": data["rules"], "memo": memo}
 
 
-def _from_tables(tables: list[Any]) -> Lark:
+def _from_tables(tables: Tables) -> Lark:
     from lark import Lark
 
-    data, memo = (_numbered(part) for part in tables)
+    data, memo = tables.data(_KeepAll.always_accept)
     load_from_dict: Callable[..., Lark] = Lark._load_from_dict
-    return load_from_dict(data, memo, postlex=_KeepAll())
-
-
-def _numbered(part: Any) -> Any:
-    """The same with numbers for keys that are digits."""
-    if isinstance(part, list):
-        return [_numbered(item) for item in part]
-    if not isinstance(part, dict):
-        return part
-    return {int(k) if k.isdigit() else k: _numbered(v) for k, v in part.items()}
+    return load_from_dict({**data, "options": OPTIONS}, memo, postlex=_KeepAll())
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """A cache on disk: JSON files in the user's cache folder, made by one command for the next.
 
 `MESHDSL_CACHE` names another folder. A file is there whole or not at all, and is read only where
-its content has the digest it was written with; its meaning is still to be checked by the
-reader. Where nothing can be read or written, nothing is cached.
+it is a regular file, its content has the digest it was written with, and all of it is of the type
+that the reader names; its meaning is still to be checked by the reader. Where nothing can be read
+or written, nothing is cached.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 MOST_FILES = 1000
 """The most files of one kind; beyond it the least recently used are removed."""
+
+MOST_BYTES = 1 << 26
+"""The most bytes of a file that is read."""
+
+Content = TypeVar("Content")
 
 
 def folder(kind: str) -> Path:
@@ -29,18 +36,41 @@ def folder(kind: str) -> Path:
     return user_cache_path("meshdsl") / kind
 
 
-def read(kind: str, key: str) -> Any:
-    """The content stored under a key; None where there is none, or none whole."""
-    path = folder(kind) / f"{key}.json"
+def read(kind: str, key: str, type_: type[Content]) -> Content | None:
+    """The content stored under a key, of type `type_`; None where there is none such.
+
+    `type_` is a schema of msgspec: plain types, or dataclasses and typed dicts of them.
+    """
     try:
-        digest, written = path.read_text(encoding="utf-8").split("\n", 1)
+        digest, _, written = _text(folder(kind) / f"{key}.json").partition("\n")
         if digest != _digest(written):
             return None
-        content = json.loads(written)
-        os.utime(path)
-    except (OSError, ValueError):
+        return checked(json.loads(written), type_)
+    except (OSError, ValueError, RecursionError):
         return None
-    return content
+
+
+def checked(found: Any, type_: type[Content]) -> Content:
+    """What JSON held, as a `type_`. Raises ValueError where any part of it is of another type."""
+    import msgspec
+
+    return msgspec.convert(found, type_, str_keys=True)
+
+
+def _text(path: Path) -> str:
+    """The text of a file, which counts as used now. Raises OSError and ValueError.
+
+    Nothing that only looks like a file is opened for long: a pipe would never end. A link is none
+    of ours.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
+            raise ValueError("this is no file of the cache")
+        text = file.read().decode("utf-8")
+        os.utime(handle)
+    return text
 
 
 def write(kind: str, key: str, content: Any) -> None:
@@ -50,8 +80,13 @@ def write(kind: str, key: str, content: Any) -> None:
         where = folder(kind)
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=where, suffix=".new", delete=False) as new:
-            new.write(f"{_digest(written)}\n{written}")
-        os.replace(new.name, where / f"{key}.json")
+            try:
+                new.write(f"{_digest(written)}\n{written}")
+                new.flush()
+                os.replace(new.name, where / f"{key}.json")
+            except OSError:  # a full disk, or a folder has the name
+                os.unlink(new.name)
+                raise
         _drop_oldest(where)
 
 
@@ -60,6 +95,6 @@ def _digest(written: str) -> str:
 
 
 def _drop_oldest(where: Path) -> None:
-    kept = sorted(where.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    kept = sorted(where.glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
     for path in kept[MOST_FILES:]:
         path.unlink()

@@ -26,8 +26,7 @@ Times = Mapping[tuple[str, int], Sequence[tuple[float, float]]]
 
 def kept() -> str | None:
     """The TOML text of this machine's profile; None where it was not measured."""
-    found = read(KIND, _key())
-    return found if isinstance(found, str) else None
+    return read(KIND, _key(), str)
 
 
 def keep(times: Times) -> str:

@@ -5,6 +5,7 @@ A profile is a TOML file, one of `profiles/` or the user's own. `docs/search.md`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -18,6 +19,7 @@ from typing import Any, Literal, cast
 from meshdsl.cluster.measured import kept
 from meshdsl.diagnostics import (
     Diagnostic,
+    DiagnosticError,
     Diagnostics,
     Source,
     Span,
@@ -125,7 +127,8 @@ def load(name: str, span: Span | None = None) -> Cluster:
         fail("MD0320", message, place, help=help, fixes=spelled_right(place, name, known))
     own = kept() if name == MEASURED else None
     if own is not None:
-        return _parsed(name, own, f"{name}.toml")
+        with contextlib.suppress(DiagnosticError):  # damaged: as if it had not been measured
+            return _parsed(name, own, f"{name}.toml")
     text = (files("meshdsl.cluster") / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
     return _parsed(name, text, f"{name}.toml")
 

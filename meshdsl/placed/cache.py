@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from meshdsl.kept import read, write
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
-from meshdsl.ops.opdef import Reads
+from meshdsl.ops.opdef import Reads, ReduceOp
 from meshdsl.placed.choose import Choice, is_legal
 from meshdsl.placed.optimal import Plan
 from meshdsl.placed.request import Request
@@ -29,6 +29,26 @@ from meshdsl.version import __version__
 FORMAT = 4
 KIND = "plans"
 """The folder of cached plans."""
+
+Held: TypeAlias = tuple[int, int, int, int, bool, float | Literal["wrap"] | None]
+"""The fields of `Reads`."""
+Written: TypeAlias = tuple[
+    list[tuple[str, list[str]]], list[str], ReduceOp | None, list[tuple[str, int, Held, int]]
+]
+"""A placement: its splits, what is partial, the operation, the windows."""
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPlan:
+    """A plan as it is kept: operators in order, values by number."""
+
+    decisions: list[tuple[list[Written], list[Written], list[Written]]]
+    carries: list[tuple[int, Written]]
+    versions: list[tuple[int, list[Written]]]
+    cost: int
+    least: bool
+    searched: str
 
 
 class Problem:
@@ -45,10 +65,10 @@ class Problem:
 
     def load(self) -> Plan | None:
         """The cached plan of this problem; None without one."""
-        kept = read(KIND, self.key)
+        kept = read(KIND, self.key, WrittenPlan)
         try:
             return None if kept is None else self._plan(kept)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except (ValueError, KeyError):
             return None
 
     def store(self, plan: Plan) -> None:
@@ -110,10 +130,13 @@ class Problem:
             "searched": plan.searched,
         }
 
-    def _plan(self, written: Any) -> Plan | None:
-        """The cached plan; None where it does not fit the program."""
+    def _plan(self, written: WrittenPlan) -> Plan | None:
+        """The cached plan; None where it does not fit the program.
+
+        Raises ValueError and KeyError for what can be in no plan of it.
+        """
         choices = {}
-        for op, (needs, yields, targets) in zip(self.ops, written["decisions"], strict=True):
+        for op, (needs, yields, targets) in zip(self.ops, written.decisions, strict=True):
             made = Choice(
                 self._placements(op.ins, needs),
                 self._placements(op.outs, yields),
@@ -122,26 +145,47 @@ class Problem:
             if not is_legal(call_of(op), made.needs, made.yields, self.mesh):
                 return None
             choices[op] = made
-        carried = {
-            self.values[n]: self._placement(self.values[n], p) for n, p in written["carries"]
-        }
-        kept = ((self.values[n], ps) for n, ps in written["versions"])
-        sent = {v: self._placements((v,) * len(ps), ps) for v, ps in kept}
-        ending = (int(written["cost"]), bool(written["least"]), str(written["searched"]))
+        carried = {}
+        for number, placed in written.carries:
+            value = _at(self.values, number)
+            carried[value] = self._placement(value, placed)
+        sent = {}
+        for number, each in written.versions:
+            value = _at(self.values, number)
+            sent[value] = self._placements((value,) * len(each), each)
+        if not 0 <= written.cost:
+            return None
+        ending = (written.cost, written.least, written.searched)
         return Plan(choices, carried, sent, self.price, *ending)
 
-    def _placements(self, values: tuple[Value, ...], written: Any) -> tuple[Placement, ...]:
+    def _placements(
+        self, values: tuple[Value, ...], written: list[Written]
+    ) -> tuple[Placement, ...]:
         return tuple(self._placement(v, p) for v, p in zip(values, written, strict=True))
 
-    def _placement(self, value: Value, written: Any) -> Placement:
+    def _placement(self, value: Value, written: Written) -> Placement:
         """The placement of a value. Raises ValueError for one that the tensor cannot have."""
         splits, partial, op, windows = written
+        axes = [axis for _, over in splits for axis in over] + partial
+        dims = [dim for dim, _ in splits]
+        known = set(axes) <= set(self.mesh.every) and all(map(value.type.has, dims))
+        if not known or len(set(axes)) < len(axes) or len(set(dims)) < len(dims):
+            raise ValueError(f"no placement of {value.type}")
+        if (op is None) != (not partial):
+            raise ValueError(f"partial over {partial} by {op}")
         made = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
-        for dim, _ in made.splits:
-            if not value.type.has(dim):
-                raise ValueError(dim)
-        held = ((dim, size, Reads(*reads), loop) for dim, size, reads, loop in windows)
-        return replace(made, windows=tuple(Window(*w) for w in held))
+        held = tuple(Window(dim, size, Reads(*reads), loop) for dim, size, reads, loop in windows)
+        split = {dim: value.type.size(dim) for dim, _ in made.splits}
+        if not all(split.get(w.dim) == w.size and w.reads.div > 0 for w in held):
+            raise ValueError(f"no windows of {value.type}")
+        return replace(made, windows=held)
+
+
+def _at(values: Sequence[Item], number: int) -> Item:
+    """The value of a number. Raises ValueError where there is none."""
+    if not 0 <= number < len(values):
+        raise ValueError(f"there is no value {number}")
+    return values[number]
 
 
 def _json(p: Placement) -> list[Any]:

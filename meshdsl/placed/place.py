@@ -7,7 +7,7 @@ leaves open; `from_named.Placer` carries out the decisions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
@@ -41,6 +41,7 @@ from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stages import forward_only, of_batch, piped, with_leaving
 from meshdsl.placed.storage import with_loads
+from meshdsl.placed.verify import verify
 from meshdsl.placed.workers import check_parts, is_per_worker, with_workers
 from meshdsl.syntax import ast
 
@@ -67,18 +68,20 @@ class Search:
         """What is known of a plan by this search."""
         return Found(self.price.message, searched, least, self.price.clock is not None)
 
-    def plan(self, request: Request) -> Plan | None:
-        """The plan of least cost; None where the space is too large."""
-        if not self.cache:
-            return solve(request, self.price)
-        problem = Problem(request, self.price)
-        known = problem.load()
+    def plans(self, request: Request) -> Iterator[tuple[Plan, bool]]:
+        """The plan of least cost, and whether it is of the cache: then behind it, one that is not.
+
+        None where the space is too large.
+        """
+        problem = Problem(request, self.price) if self.cache else None
+        known = problem.load() if problem else None
         if known is not None:
-            return known
+            yield known, True
         found = solve(request, self.price)
         if found is not None:
-            problem.store(found)
-        return found
+            if problem is not None:
+                problem.store(found)
+            yield found, False
 
 
 DEFAULT = Search()
@@ -221,13 +224,32 @@ def _planned(request: Request, known: Request, last: Program, search: Search) ->
     """The program under a plan for the last walk's rewritten program and contraction order."""
     left = {tensor.value: tensor.placement for _, tensor in last.outputs}
     rewritten = known.on(last.rewritten, left)
-    plan = search.plan(rewritten)
-    if plan is None:
+    for plan, is_kept in search.plans(rewritten):
+        made = _carried_out(rewritten, plan, is_kept)
+        if made is None:
+            continue
+        several = any(
+            o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body)
+        )
+        searched = f"{plan.searched}, {ONE_ORDER}" if several else plan.searched
+        return replace(made, plan=search.found(searched, plan.least))
+    return None
+
+
+def _carried_out(request: Request, plan: Plan, is_kept: bool) -> Program | None:
+    """The program under a plan; None where one of the cache turns out to be none of it.
+
+    What was read was right for the operators one by one. Nobody but the walk knows whether it is
+    right for all of them together: somebody may have written it by hand.
+    """
+    if not is_kept:
+        return Placer(request, plan).program()
+    try:
+        made = Placer(request, plan).program()
+        verify(made)
+    except (AssertionError, LookupError, ValueError, DiagnosticError):
         return None
-    several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
-    searched = f"{plan.searched}, {ONE_ORDER}" if several else plan.searched
-    found = search.found(searched, plan.least)
-    return replace(Placer(rewritten, plan).program(), plan=found)
+    return made
 
 
 def _has_uneven(program: Program) -> bool:
