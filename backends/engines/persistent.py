@@ -138,6 +138,7 @@ def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
     import torch
 
     dtype, shape = torch_dtype(spec.dtype), tuple(spec.dims.values())
+    refuse_without_values(array, name)
     if isinstance(array, torch.Tensor):
         tensor = array.detach().cpu()
         if tensor.dtype == dtype and tuple(tensor.shape) == shape:
@@ -163,6 +164,7 @@ def as_numpy(array: Any, name: str) -> Array:
 
     Raises ArraysRefused where there is none.
     """
+    refuse_without_values(array, name)
     try:
         if is_torch(array):
             tensor = array.detach().cpu()
@@ -170,7 +172,32 @@ def as_numpy(array: Any, name: str) -> Array:
         found: Array = np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refused(name, f"is no array: {error}") from None
+    if found.dtype.hasobject:
+        raise _refused(name, "is an array of Python objects, not of numbers")
     return found
+
+
+def refuse_without_values(array: Any, name: str) -> None:
+    """Refuse an array whose values do not all lie in memory. Raises ArraysRefused."""
+    if problem := lacking(array):
+        raise _refused(name, problem)
+
+
+def lacking(array: Any) -> str:
+    """Why an array or tensor does not have a value for each element; empty where it has."""
+    if isinstance(array, np.ma.MaskedArray):
+        return "is a masked array: `.filled(value)` gives what is masked a value"
+    if not is_torch(array) or not hasattr(array, "layout"):
+        return ""
+    if array.is_nested:
+        return "is a nested tensor: `.to_padded_tensor(value)` makes it rectangular"
+    if str(array.layout) != "torch.strided":
+        return f"is sparse ({array.layout}): `.to_dense()` has all of its elements"
+    if array.is_meta:
+        return "is a meta tensor, which has a shape and no values"
+    if array.is_quantized:
+        return "is quantized: `.dequantize()` gives numbers"
+    return ""
 
 
 def is_torch(array: Any) -> bool:

@@ -65,7 +65,9 @@ def run(folder: Path, rank: int, world: int) -> None:
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     program = load((folder / "prog.py").read_text(encoding="utf-8"))
     mesh, states = program.MESH, getattr(program, "STATES", None)
-    inputs, params = (read_arrays(job[what]) if job[what] else {} for what in ("inputs", "params"))
+    inputs, params = (
+        read_arrays(job[what], proven=True) if job[what] else {} for what in ("inputs", "params")
+    )
     check_given(inputs, program.INPUTS, "inputs")
     check_given(params, program.PARAMS, "parameters")
     sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states or {}, params)]
@@ -111,7 +113,9 @@ def _write(
     """Write whole tensors on device 0."""
     whole = {n: ranks.whole_on_first(spec, local[n]) for n, spec in specs.items()}
     if ranks.rank == 0:
-        write_npz(str(path), {n: as_array(x) for n, x in whole.items() if x is not None})
+        write_npz(
+            str(path), {n: as_array(x) for n, x in whole.items() if x is not None}, durable=False
+        )
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 def _file(path: Path, values: Mapping[str, Any] | str | None) -> str | None:
     if values is None or isinstance(values, str):
         return values and os.path.abspath(values)
-    write_npz(str(path), {name: np.asarray(array) for name, array in values.items()})
+    write_npz(str(path), {name: np.asarray(array) for name, array in values.items()}, durable=False)
     return str(path)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from meshdsl.backends.engines.in_process import as_tensor, torch_dtype
+from meshdsl.backends.engines.persistent import lacking
 from meshdsl.backends.module.mesh import MeshRanks
 from meshdsl.backends.runtime.values import Spec, draw_part
 from meshdsl.diagnostics import did_you_mean, fail
@@ -27,6 +28,7 @@ def block(
     Raises DiagnosticError with `code` for another shape.
     """
     whole = tuple(spec.dims.values())
+    refuse_without_values(name, value, code)
     if not isinstance(value, torch.Tensor):
         value = torch.as_tensor(value)
     if tuple(value.shape) != whole:
@@ -41,6 +43,12 @@ def block(
     return found.to(ranks.where)
 
 
+def refuse_without_values(name: str, value: Any, code: str) -> None:
+    """Refuse a tensor that is sparse, masked or the like. Raises DiagnosticError with `code`."""
+    if problem := lacking(value):
+        fail(code, f"`{name}` {problem}", help="give a plain tensor, or a DTensor")
+
+
 def local_input(
     ranks: MeshRanks, name: str, spec: Spec, expected: tuple[int, ...], value: Any
 ) -> torch.Tensor:
@@ -48,6 +56,7 @@ def local_input(
 
     Anything else is the block already. Raises MD0561 where it does not fit.
     """
+    refuse_without_values(name, value, "MD0561")
     if isinstance(value, DTensor):
         value = _of_dtensor(ranks, name, spec, value)
     elif not isinstance(value, torch.Tensor):

@@ -7,13 +7,16 @@ import json
 import math
 import os
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 
+from meshdsl.backends.runtime.stored import StoredArray as StoredArray
+from meshdsl.backends.runtime.user_files import Refused as Refused
 from meshdsl.backends.runtime.user_files import regular, replacing
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec
 
@@ -26,11 +29,10 @@ SAFETENSORS_DTYPES = {
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1"},
 }
 
+READ_AT_ONCE = 1 << 20
+"""Bytes that are read at once for a checksum."""
+
 PICKLED = "is pickled Python objects; unpickling can run code hidden in a file, so it is refused"
-
-
-class Refused(Exception):
-    """What the user asked for cannot be done; nothing has run yet. The message says why."""
 
 
 class ArraysRefused(Refused):
@@ -41,56 +43,21 @@ class ArraysRefused(Refused):
         self.table, self.problems = table, problems
 
 
-@dataclass(frozen=True)
-class StoredArray:
-    """One array of a file: `stored[slices]` reads that part of it (only that part where possible).
+def read_arrays(path: str, proven: bool = False) -> dict[str, StoredArray]:
+    """The arrays of a .npz or .safetensors file by name; Refused when it cannot be read.
 
-    `member` is the name inside a compressed archive, which has to be unpacked whole.
+    Every member of a .npz file is compared with its checksum, unless `proven` says that another
+    process of this run has done so.
     """
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    stored: str
-    offset: int = 0
-    order: Any = "C"
-    member: str = ""
-
-    def __getitem__(self, part: Any) -> Array:
-        """The values of one part of the array, in the byte order of this machine."""
-        return from_stored(self.whole()[part], self.dtype)
-
-    def whole(self) -> Array:
-        """The array as it is stored: a map of the file, or what was unpacked from it."""
-        if self.member:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
-                return np.lib.format.read_array(file, allow_pickle=False)
-        if not math.prod(self.shape):
-            return np.empty(self.shape, self.stored)
-        return np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
-
-
-def from_stored(array: Array, dtype: str) -> Array:
-    """Values as numpy computes with them: native byte order, bf16 widened, bytes made truth."""
-    array = np.asarray(array)
-    if dtype == "bf16":
-        return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if dtype == "bool":
-        return np.asarray(array != 0)
-    return np.array(array, dtype=array.dtype.newbyteorder("="))
-
-
-def read_arrays(path: str) -> dict[str, StoredArray]:
-    """The arrays of a .npz or .safetensors file by name; Refused when it cannot be read."""
     try:
         with open(path, "rb", opener=regular) as file:
             if path.endswith(".safetensors"):
                 return dict(read_safetensors(file, path))
             if path.endswith(".npz"):
-                return dict(read_npz(file, path))
+                return dict(read_npz(file, path, proven))
             refuse_other(file, path)
     except OSError as error:
-        raise Refused(f"cannot read {path}: {error.strerror}") from None
+        raise Refused(f"cannot read {path}: {error.strerror or error}") from None
     return {}
 
 
@@ -106,8 +73,8 @@ def refuse_other(file: IO[bytes], path: str) -> None:
     raise Refused(f"{path} is neither .npz nor .safetensors")
 
 
-def read_npz(file: IO[bytes], path: str) -> Iterator[tuple[str, StoredArray]]:
-    """The arrays of an open .npz file."""
+def read_npz(file: IO[bytes], path: str, proven: bool) -> Iterator[tuple[str, StoredArray]]:
+    """The arrays of an open .npz file; `proven` is as of `read_arrays`."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = set()
@@ -116,25 +83,27 @@ def read_npz(file: IO[bytes], path: str) -> Iterator[tuple[str, StoredArray]]:
                     raise Refused(f"{path} is damaged: it holds {info.filename} twice")
                 names.add(info.filename)
                 if info.filename.endswith(".npy"):
-                    yield info.filename[:-4], read_member(archive, info, file, path)
-    except zipfile.BadZipFile as error:
+                    yield info.filename[:-4], read_member(archive, info, file, path, proven)
+    except (Refused, OSError):
+        raise
+    except Exception as error:  # a damaged archive: zipfile and zlib do not say which there are
         file.seek(0)
         reason = PICKLED if file.read(1) == b"\x80" else f"is not a sound .npz archive: {error}"
         raise Refused(f"{path} {reason}") from None
-    except (NotImplementedError, RuntimeError, EOFError) as error:  # encrypted, unknown compression
-        raise Refused(f"{path} is not a sound .npz archive: {error}") from None
 
 
 def read_member(
-    archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str, proven: bool
 ) -> StoredArray:
-    """One array of a .npz file, from its header."""
+    """One array of a .npz file, from its header; the values are read for their checksum alone."""
     label = f"array {info.filename[:-4]} in {path}"
     with archive.open(info) as member:
         shape, fortran, dtype = read_npy_header(member, label)
         header = member.tell()
-    if math.prod(shape) * dtype.itemsize != info.file_size - header:
-        raise Refused(f"{label} is damaged: its header says {shape} of {dtype}, its size differs")
+        if math.prod(shape) * dtype.itemsize != info.file_size - header:
+            raise Refused(f"{label} is damaged: its header says {shape} of {dtype}, not its size")
+        while not proven and member.read(READ_AT_ONCE):  # at the end it compares the checksum
+            pass
     found = StoredArray(path, npy_dtype(dtype), shape, dtype.str, order="F" if fortran else "C")
     if info.compress_type != zipfile.ZIP_STORED:
         return replace(found, member=info.filename)
@@ -147,14 +116,20 @@ def read_npy_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool,
     """Shape, whether columns come first, and dtype, from the header of a .npy file."""
     try:
         version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"version {version} of the format is not known")
         old, new = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
-        with PARSING:
+        with PARSING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header that is hardly Python
             shape, fortran, dtype = old(file) if version == (1, 0) else new(file)
-    except ValueError as error:
-        raise Refused(f"{label} is damaged: {error}") from None
+    except (zipfile.BadZipFile, OSError):
+        raise
+    except Exception as error:  # a header is parsed as Python, with errors of all kinds
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise Refused(f"{label} is damaged: its header cannot be read: {reason}") from None
     if dtype.hasobject:
         raise Refused(f"{label} {PICKLED}; save numbers instead")
-    if dtype.names or any(size < 0 for size in shape):
+    if dtype.names or dtype.subdtype or any(size < 0 for size in shape):
         raise Refused(f"{label} is damaged: it holds {dtype} of shape {shape}")
     return shape, fortran, dtype
 
@@ -195,7 +170,7 @@ def read_json(text: bytes, path: str) -> dict[str, Any]:
         header = json.loads(text.decode(), object_pairs_hook=unique)
         if not isinstance(header, dict):
             raise ValueError("it is not a table of arrays")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise Refused(f"{path} is damaged: its header cannot be read: {error}") from None
     header.pop("__metadata__", None)
     return header

@@ -22,6 +22,10 @@ EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """How a file is created that nobody else has made, by any name or link."""
 
 
+class Refused(Exception):
+    """What the user asked for cannot be done; nothing has run yet. The message says why."""
+
+
 def regular(path: str, flags: int) -> int:
     """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
 
@@ -54,9 +58,9 @@ def replacing(path: str | os.PathLike[str], durable: bool = True) -> Iterator[IO
     folder, name = os.path.split(target)
     before = _existing(target)
     beside = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.part")
+    # A new file has the mode that the umask leaves; one like an old file is closed until then.
+    handle = os.open(beside, EXCLUSIVE, 0o600 if before else 0o666)
     try:
-        # A new file has the mode that the umask leaves; one like an old file is closed until then.
-        handle = os.open(beside, EXCLUSIVE, 0o600 if before else 0o666)
         with open(handle, "wb") as file:
             yield file
             file.flush()

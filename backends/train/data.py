@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +14,11 @@ import numpy as np
 from meshdsl.backends.runtime.files import (
     ArraysRefused,
     Refused,
-    StoredArray,
     check_arrays,
-    from_stored,
     read_arrays,
 )
-from meshdsl.backends.runtime.user_files import regular
+from meshdsl.backends.runtime.stored import FileBytes, StoredArray, from_stored
+from meshdsl.backends.runtime.user_files import read_regular, regular
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,
@@ -36,6 +34,7 @@ from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
 # --- samples and batches ------------------------------------------------------------------------
 
 
+CHANGED = "something else changes this file: train on a copy, or replace it by renaming a new one"
 NAMED = "arrays are named like the inputs, with any number of samples along the batch"
 ROUNDED = "`--dtype f64` computes with all digits"
 
@@ -126,7 +125,7 @@ class Arrays:
 
     def __init__(self, arrays: Mapping[str, StoredArray], batch: str) -> None:
         self.arrays, self.batch = arrays, batch
-        self._opened: dict[str, Array] = {}
+        self._opened: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def read(self, name: str, spec: Spec, rows: Array, part: Part) -> Array:
@@ -160,7 +159,16 @@ class Batches:
     several: str | None = None
 
     def block(self, name: str, spec: Spec, step: int, part: Part) -> Array:
-        """The values of `part` of input `name` in step `step` (from 0)."""
+        """The values of `part` of input `name` in step `step` (from 0).
+
+        Raises MD0505 where the file is no longer what it was when it was opened.
+        """
+        try:
+            return self._block(name, spec, step, part)
+        except Refused as refused:
+            fail("MD0505", str(refused), help=CHANGED)
+
+    def _block(self, name: str, spec: Spec, step: int, part: Part) -> Array:
         if self.several not in spec.dims:
             return self._one(name, spec, step, 0, part)
         one, mine = one_batch(spec, self.several), np.arange(spec.dims[self.several])[part[0]]
@@ -199,14 +207,20 @@ class Data:
 # --- opening -------------------------------------------------------------------------------------
 
 
-def open_data(files: DataFiles, inputs: Mapping[str, Spec], seed: int) -> Data:
-    """The data of a run for a program with these inputs. Raises DiagnosticError."""
+def open_data(
+    files: DataFiles, inputs: Mapping[str, Spec], seed: int, proven: bool = False
+) -> Data:
+    """The data of a run for a program with these inputs. Raises DiagnosticError.
+
+    `proven` is as of `read_arrays`.
+    """
     inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
     times = max((spec.dims.get(files.accumulate or "", 1) for spec in inputs.values()), default=1)
     declared = {name: one_batch(spec, files.accumulate) for name, spec in inputs.items()}
     try:
-        opened = open_text if is_text(files.path) else open_arrays
-        return opened(files, declared, seed, times)
+        if is_text(files.path):
+            return open_text(files, declared, seed, times)
+        return open_arrays(files, declared, seed, times, proven)
     except ArraysRefused as refused:
         fail("MD0504", str(refused), help=NAMED)
     except Refused as refused:
@@ -214,15 +228,17 @@ def open_data(files: DataFiles, inputs: Mapping[str, Spec], seed: int) -> Data:
         fail("MD0505", str(refused), help=help)
 
 
-def open_arrays(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: int) -> Data:
+def open_arrays(
+    files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: int, proven: bool
+) -> Data:
     """The data of a file of arrays; a step takes `times` batches. Raises Refused as well."""
     batch = batch_dim(files, inputs)
     size = next(spec.dims[batch] for spec in inputs.values() if batch in spec.dims)
-    arrays, notes = fitting_arrays(files.path, inputs, batch)
+    arrays, notes = fitting_arrays(files.path, inputs, batch, proven)
     count, held_out = sample_count(arrays, inputs, batch), None
     reader = Arrays(arrays, batch)
     if files.held_out is not None:
-        other, more = fitting_arrays(files.held_out, inputs, batch)
+        other, more = fitting_arrays(files.held_out, inputs, batch, proven)
         notes += more
         held = sample_count(other, inputs, batch)
         enough(held, size, f"{files.held_out} holds {counted(held, 'sample')}", batch)
@@ -254,10 +270,10 @@ def batch_dim(files: DataFiles, inputs: Mapping[str, Spec]) -> str:
 
 
 def fitting_arrays(
-    path: str, inputs: Mapping[str, Spec], batch: str
+    path: str, inputs: Mapping[str, Spec], batch: str, proven: bool
 ) -> tuple[dict[str, StoredArray], list[Diagnostic]]:
     """The arrays of a file that the program reads, and notes. Raises Refused."""
-    arrays = read_arrays(path)
+    arrays = read_arrays(path, proven)
     used = {name: array for name, array in arrays.items() if name in inputs}
     count = sample_count(used, inputs, batch)
     specs = {
@@ -328,13 +344,18 @@ class Windows:
     The second input, where there is one, is the first shifted by a token: the next tokens.
     """
 
-    def __init__(self, ids: Array, names: tuple[str, ...], batch: str) -> None:
+    def __init__(self, ids: Tokens, names: tuple[str, ...], batch: str) -> None:
         self.ids, self.names, self.batch = ids, names, batch
 
     def read(self, name: str, spec: Spec, rows: Array, part: Part) -> Array:
         """The block `part` of input `name`, of the windows that begin at `rows`."""
         columns = np.arange([*spec.dims.values()][1])[part[1]] + self.names.index(name)
-        found: Array = self.ids[rows[:, None] + columns].astype(NUMPY_DTYPES[spec.dtype])
+        dtype = NUMPY_DTYPES[spec.dtype]
+        found = np.empty((len(rows), len(columns)), dtype)
+        if found.size:
+            first, end = int(columns.min()), int(columns.max()) + 1
+            for number, row in enumerate(rows.tolist()):
+                found[number] = self.ids[row + first : row + end][columns - first]
         return found
 
 
@@ -346,7 +367,7 @@ def open_text(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: in
     bound = min(_bound(inputs[name]) for name in names)
     ids, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
     kept = math.floor(len(ids) * files.fraction)
-    training, held_out = ids[: len(ids) - kept], ids[len(ids) - kept :]
+    training, held_out = _part(ids, 0, len(ids) - kept), _part(ids, len(ids) - kept, len(ids))
     if files.held_out is not None:
         held_out = _held_out(files, vocabulary, bound)
     window = length + len(names) - 1
@@ -405,20 +426,24 @@ def _bound(spec: Spec) -> int:
 # --- tokens --------------------------------------------------------------------------------------
 
 
-def tokens_of(path: str, kind: str, known: str | None, bound: int) -> tuple[Array, str | None]:
+Tokens = Array | FileBytes
+"""The tokens of a text: in memory, or bytes that are read from the file where they are needed."""
+
+
+def _part(ids: Tokens, start: int, stop: int) -> Tokens:
+    return ids.part(start, stop) if isinstance(ids, FileBytes) else ids[start:stop]
+
+
+def tokens_of(path: str, kind: str, known: str | None, bound: int) -> tuple[Tokens, str | None]:
     """The tokens of a text, all below `bound`, and the vocabulary if they are characters."""
+    ids: Tokens
+    vocabulary: str | None = None
     if kind == "bytes":
-        ids, vocabulary = _bytes(path), None
+        ids = FileBytes(path)
     else:
         ids, vocabulary = _characters(path, known)
     _check_vocabulary(ids, vocabulary, bound, path)
     return ids, vocabulary
-
-
-def _bytes(path: str) -> Array:
-    if not Path(path).stat().st_size:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, "r")
 
 
 def _characters(path: str, known: str | None) -> tuple[Array, str]:
@@ -440,7 +465,10 @@ def _characters(path: str, known: str | None) -> tuple[Array, str]:
 
 
 def _decoded(path: str) -> str:
-    data = Path(path).read_bytes()
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -448,9 +476,9 @@ def _decoded(path: str) -> str:
         fail("MD0513", message, help="`--tokens bytes` reads any file")
 
 
-def _check_vocabulary(ids: Array, vocabulary: str | None, bound: int, path: str) -> None:
+def _check_vocabulary(ids: Tokens, vocabulary: str | None, bound: int, path: str) -> None:
     """Refuse tokens that are no index of the dims that the program indexes by them."""
-    most = len(vocabulary) if vocabulary is not None else int(ids.max(initial=0)) + 1
+    most = len(vocabulary) if vocabulary is not None else _largest(ids) + 1
     if most <= bound:
         return
     has = f"{most} different characters" if vocabulary is not None else f"bytes up to {most - 1}"
@@ -459,7 +487,11 @@ def _check_vocabulary(ids: Array, vocabulary: str | None, bound: int, path: str)
     fail("MD0513", message, help=help)
 
 
-def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> Array:
+def _largest(ids: Tokens) -> int:
+    return ids.max() if isinstance(ids, FileBytes) else int(ids.max(initial=0))
+
+
+def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> Tokens:
     """The tokens of the file to evaluate on."""
     assert files.held_out is not None
     if not is_text(files.held_out):
@@ -468,7 +500,7 @@ def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> Array:
     return tokens_of(files.held_out, files.tokens, vocabulary, bound)[0]
 
 
-def _long_enough(ids: Array, window: int, path: str) -> None:
+def _long_enough(ids: Tokens, window: int, path: str) -> None:
     if len(ids) < window:
         message = (
             f"{path} has {counted(len(ids), 'token')} to train on, and a window takes {window}"

@@ -94,7 +94,7 @@ class Held:
         from meshdsl.backends.engines.in_process import local_tensors
         from meshdsl.backends.runtime.files import read_arrays
 
-        given = read_arrays(self.job.params) if self.job.params else {}
+        given = read_arrays(self.job.params, proven=True) if self.job.params else {}
         mesh, seed, ranks = self.ranks.mesh, self.job.seed, [self.ranks.rank]
 
         def blocks() -> Iterator[tuple[str, torch.Tensor]]:

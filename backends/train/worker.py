@@ -54,7 +54,7 @@ def _train(folder: Path, rank: int) -> Ending:
     where = start(rank, int(os.environ["WORLD_SIZE"]))
     groups = make_groups(mesh, groups_of(texts), rank)
     ranks = Ranks(mesh, rank, dist, groups, where)
-    data = open_data(job.data, program.INPUTS, job.seed)
+    data = open_data(job.data, program.INPUTS, job.seed, proven=True)
     control = Control(_Events(folder / "events", rank).tell, (folder / "stop").exists)
     with torch.inference_mode():
         trainer = Trainer(ranks, texts, job, data, control)

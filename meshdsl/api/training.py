@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted, fail
 from meshdsl.notebook.views import View
 from meshdsl.report.curves import curve_picture
 from meshdsl.report.document import Document, Picture, line
@@ -150,6 +150,12 @@ def _stored(data: Any, path: Path) -> str:
     """The path of a data file: the one given, or `path` with the arrays written to it."""
     if isinstance(data, str | Path):
         return str(data)
-    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in data.items()}
-    np.savez(path, **arrays)
+    from meshdsl.backends.engines.persistent import as_numpy
+    from meshdsl.backends.runtime.files import ArraysRefused, write_npz
+
+    try:
+        arrays = {name: as_numpy(array, name) for name, array in data.items()}
+    except ArraysRefused as refused:
+        fail("MD0504", str(refused), help="give whole arrays of numbers")
+    write_npz(str(path), arrays, durable=False)
     return str(path)

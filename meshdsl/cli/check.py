@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import Files, Json, Placing, flag, option, pipeline_options
 from meshdsl.diagnostics import (
@@ -123,7 +124,7 @@ def _write(path: Path, text: str) -> None:
     """Write a fixed file, with the line ends that it has."""
     from meshdsl.report.fix import with_line_ends_of
 
-    raw = path.read_bytes().decode("utf-8")
+    raw = read_regular(path).decode("utf-8")
     common.write_whole(path, with_line_ends_of(raw, text))
 
 

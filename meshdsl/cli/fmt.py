@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import Files, flag, option
 from meshdsl.diagnostics import DiagnosticError, Source
@@ -42,7 +43,7 @@ def _format(path: Path, given: Fmt) -> bool:
     source = read_source(path)
     piped = str(path) == STDIN
     text = format_source(source)
-    same = text == source.text if piped else text.encode() == path.read_bytes()
+    same = text == source.text if piped else text.encode() == read_regular(path)
     if piped and not (given.check or given.diff):
         sys.stdout.write(text)
     elif not same:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import BinaryIO, cast
 
 from meshdsl.cli.options import flag, option
 
@@ -21,6 +22,7 @@ def command(given: Lsp) -> None:
     import logging
 
     from meshdsl.editor.features import make
+    from meshdsl.editor.frames import Frames
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     sys.setswitchinterval(0.001)  # the loop gets its turn soon, also while a worker is busy
@@ -28,7 +30,7 @@ def command(given: Lsp) -> None:
         # Else the thread that waits for the next message would hold the process after Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     server = make()
-    server.start_io()
+    server.start_io(cast(BinaryIO, Frames(sys.stdin.buffer)))
     sys.stderr.flush()
     # A worker in the middle of a long job is not waited for.
     os._exit(0 if server.ended else 1)

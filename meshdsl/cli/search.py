@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import (
     File,
@@ -208,6 +209,6 @@ def _write(file: Path, made: Compilation, found: Found, given: SearchLayouts) ->
         sys.stdout.write(new)
         return
     path = file.resolve()
-    common.write_whole(path, with_line_ends_of(path.read_bytes().decode("utf-8"), new))
+    common.write_whole(path, with_line_ends_of(read_regular(path).decode("utf-8"), new))
     if not given.json:
         typer.echo(f"wrote layout `{given.write}` into {made.source.name}")

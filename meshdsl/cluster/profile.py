@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cluster.measured import kept
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -135,7 +136,7 @@ def load(name: str, span: Span | None = None) -> Cluster:
 
 def _read(path: str, span: Span | None) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_regular(path).decode("utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         place = span or Span(Source("--cluster", path), 0, len(path))
@@ -270,8 +271,9 @@ class _Reader:
         """The profile. Raises MD0321."""
         try:
             given = tomllib.loads(self.source.text)
-        except tomllib.TOMLDecodeError as error:
-            fail("MD0321", f"this is no TOML: {error}", self._place(""))
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+            why = "it nests without end" if isinstance(error, RecursionError) else error
+            fail("MD0321", f"this is no TOML: {why}", self._place(""))
         for key in given.keys() - {"source", "device", "levels", "tables"}:
             self._wrong(f"a profile has no `{key}`", key, "", known=["device", "levels", "tables"])
         source = self._value(_texts, given.get("source", []), "source", "")

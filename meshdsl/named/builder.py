@@ -26,6 +26,9 @@ from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.syntax.edits import cast_to
 
+MAX_DIMS = 64
+"""The most dims of a tensor in numpy and in torch."""
+
 MAX_ELEMENTS = 2**63
 """Tensors have fewer elements than this."""
 
@@ -417,7 +420,11 @@ def shown(number: int | float) -> str:
 
 
 def check_elements(type_: TensorType, span: Span) -> None:
-    """Refuse a tensor that no 64-bit index could address."""
+    """Refuse a tensor that no 64-bit index could address, or of more dims than any engine has."""
+    if len(type_.dims) > MAX_DIMS:
+        message = f"this tensor has {len(type_.dims)} dims; numpy and torch have at most {MAX_DIMS}"
+        help = "merge dims that always go together: `[(a, b) -> c]`"
+        fail("MD0262", message, span, help=help)
     if type_.elements >= MAX_ELEMENTS:
         sizes = " × ".join(f"{d.name}={d.size}" for d in type_.dims)
         help = "choose smaller dims: `--set DIM=N`"

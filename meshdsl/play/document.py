@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.diagnostics import Source, fail
 from meshdsl.project import project
 from meshdsl.syntax.parse import read_source
@@ -55,6 +56,6 @@ class Document:
     def _digest(path: Path) -> str:
         """The digest of what is there; empty where nothing can be read."""
         try:
-            return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            return hashlib.sha256(read_regular(path)).hexdigest() if path.is_file() else ""
         except OSError:
             return ""

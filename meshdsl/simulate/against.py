@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NoReturn
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.device.ir import Program
 from meshdsl.diagnostics import fail
 from meshdsl.simulate.timeline import Timeline
@@ -47,7 +48,7 @@ class Ratio:
 def read_trace(path: Path) -> Json:
     """A trace that this package wrote. Raises MD0631 for any other file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         fail("MD0631", f"the trace {path} cannot be read: {why}", help=MEASURE)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from pathlib import Path
 
+from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, did_you_mean, fail
 from meshdsl.syntax import ast
 
@@ -29,11 +29,8 @@ def read_source(path: str | Path) -> Source:
     name = str(path)
     if name == STDIN:
         return _source("<stdin>", _read_stdin())
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        help = "save the program in a file; to open a pipe could take for ever"
-        fail("MD0010", f"`{name}` is no regular file", help=help)
     try:
-        data = Path(path).read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         fail("MD0010", f"there is no file `{name}`", help=_closest(Path(path)))
     except IsADirectoryError:

@@ -132,7 +132,7 @@ def test_outputs_that_the_system_does_not_write(cli: Cli, monkeypatch: pytest.Mo
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("meshdsl.backends.runtime.files.os.replace", refuse)
+    monkeypatch.setattr("meshdsl.backends.runtime.user_files.os.replace", refuse)
     done = cli("run", write(PROGRAM), "--out", "x.npz")
     assert (done.code, done.codes) == (2, ["error[MD0501]"])
     assert os.listdir() == ["f.mdsl"]

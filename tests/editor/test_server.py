@@ -354,6 +354,9 @@ def message(**content: object) -> bytes:
     return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
+EXIT = message(method="exit")
+
+
 def conversation(sent: list[bytes]) -> tuple[int, list[Any]]:
     """The exit code of a server that is told all this, and what it wrote: nothing but messages."""
     done = subprocess.run(SERVER, input=b"".join(sent), capture_output=True, check=False)
@@ -378,6 +381,33 @@ async def test_exit_without_shutdown_ends_it_and_stdout_has_the_protocol_alone()
     status, answers = conversation(sent)
     assert status == 1
     assert {a.get("id") for a in answers} >= {1, 2}
+
+
+BAD_FRAMES = {
+    "a length without end": b"Content-Length: 99999999999999\r\n\r\n{}",
+    "a length of many digits": b"Content-Length: %s\r\n\r\n{}" % (b"9" * 5000),
+    "a negative length": b"Content-Length: -7\r\n\r\n{}",
+    "a length that is no number": b"Content-Length: seven\r\n\r\n{}",
+    "no length": b"Content-Type: x\r\n\r\n{}",
+    "lists in lists": b"Content-Length: 100000\r\n\r\n" + b"[" * 100000,
+    "a number of many digits": b"Content-Length: 5000\r\n\r\n" + b"9" * 5000,
+}
+
+
+@pytest.mark.parametrize("split", [b"", b"\r\n"], ids=["at once", "after a line end"])
+async def test_the_server_survives_bad_frames(split: bytes) -> None:
+    sent = [message(id=1, method="initialize", params={"capabilities": {}})]
+    for number, frame in enumerate(BAD_FRAMES.values(), 2):
+        sent += [frame + split, message(id=number, method="meshdsl/unheardOf", params={})]
+    last = len(BAD_FRAMES) + 2
+    status, answers = conversation([*sent, message(id=last, method="shutdown"), EXIT])
+    assert status == 0
+    assert {a.get("id") for a in answers} >= set(range(1, last + 1))
+
+
+async def test_a_message_that_is_cut_short_ends_it() -> None:
+    status, _ = conversation([b"Content-Length: 1000\r\n\r\n{"])
+    assert status == 1
 
 
 async def test_every_request_is_answered_whatever_its_form() -> None:
