@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def _refuse(path: Path, why: str) -> NoReturn:
 
 def _is_time(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0  # type: ignore[arg-type,operator]
+    return number and 0 <= value <= sys.float_info.max  # type: ignore[operator,return-value]
 
 
 def _wrong(event: object) -> str:
