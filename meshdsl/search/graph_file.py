@@ -96,7 +96,9 @@ class Written:
             self.refuse("this should be a number" + (", or null" if infinite else ""))
         if not 0 <= self.value <= MOST:
             help = f"costs, times and sizes are from 0 to {MOST:g}; null forbids a choice"
-            self.refuse(f"{self.value:.6g} is not a cost", "MD0662", help)
+            huge = isinstance(self.value, int) and self.value > MOST  # it may be beyond any float
+            shown = "this number" if huge else f"{self.value:.6g}"
+            self.refuse(f"{shown} is not a cost", "MD0662", help)
         return float(self.value)
 
 

@@ -136,3 +136,44 @@ def test_outputs_that_the_system_does_not_write(cli: Cli, monkeypatch: pytest.Mo
     done = cli("run", write(PROGRAM), "--out", "x.npz")
     assert (done.code, done.codes) == (2, ["error[MD0501]"])
     assert os.listdir() == ["f.mdsl"]
+
+
+def test_a_link_to_nothing_is_not_written_through_unasked(cli: Cli) -> None:
+    path = write(PROGRAM)
+    Path("x.py").symlink_to("elsewhere.py")
+    assert cli("compile", path, "-o", "x.py").codes == ["error[MD0503]"]
+    assert cli("compile", path, "-o", "x.py", "--force").code == 0
+    assert Path("x.py").is_symlink()
+    assert Path("elsewhere.py").exists()
+
+
+WRITERS = {
+    "fmt f.mdsl": "f.mdsl",
+    "check --fix f.mdsl": "f.mdsl",
+    "compile f.mdsl --force -o out": "out",
+    "compare f.mdsl --force --html out": "out",
+    "run f.mdsl --force --out out.npz": "out.npz",
+    "schedule gpipe --stages 2 --micro 2 --force --csv out": "out",
+    "schedule gpipe --stages 2 --micro 2 --force --torch-csv out": "out",
+    "schedule gpipe --stages 2 --micro 2 --force --svg out": "out",
+    "simulate f.mdsl --cluster h100 --force --trace out": "out",
+}
+MENDED = "dim   batch = 5, io = 3\nprogram p(x[batch, io]) {\n  a = x * 2.0\n  return x\n}\n"
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_on_a_full_disk_the_old_file_is_whole(
+    command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write(MENDED if "f.mdsl" == WRITERS[command] else PROGRAM)
+    target = Path(WRITERS[command])
+    if not target.exists():
+        target.write_text("old")
+    before, names = target.read_bytes(), set(os.listdir())
+    monkeypatch.setattr(os, "fsync", full)
+    done = cli(*command.split())
+    assert (done.code, done.codes[-1:]) == (2, ["error[MD0501]"]), done.err + done.out
+    assert (target.read_bytes(), set(os.listdir())) == (before, names)
