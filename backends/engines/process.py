@@ -26,11 +26,12 @@ from meshdsl.backends.engines.in_process import (
 )
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.engines.torchrun import OVER
+from meshdsl.backends.engines.torchrun import OVER, RunJob
 from meshdsl.backends.runtime.collectives import make_groups
 from meshdsl.backends.runtime.files import Refused, read_arrays, write_npz
 from meshdsl.backends.runtime.main import start
 from meshdsl.backends.runtime.values import Spec
+from meshdsl.kept import checked
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,24 +63,24 @@ def main(folder: Path, work: Callable[[Path, int, int], None]) -> None:
 
 def run(folder: Path, rank: int, world: int) -> None:
     """Run the program once, and write its outputs."""
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    job = checked(json.loads((folder / "job.json").read_text(encoding="utf-8")), RunJob)
     program = load((folder / "prog.py").read_text(encoding="utf-8"))
     mesh, states = program.MESH, getattr(program, "STATES", None)
     inputs, params = (
-        read_arrays(job[what], proven=True) if job[what] else {} for what in ("inputs", "params")
+        read_arrays(path, proven=True) if path else {} for path in (job.inputs, job.params)
     )
     check_given(inputs, program.INPUTS, "inputs")
     check_given(params, program.PARAMS, "parameters")
     sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states or {}, params)]
-    blocks = [local_tensors(mesh, *side, job["seed"], [rank])[0] for side in sides]
+    blocks = [local_tensors(mesh, *side, job.seed, [rank])[0] for side in sides]
     moved_away(states or {}, blocks[2:])
     where = start(rank, world)
     held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
     groups = make_groups(mesh, program.GROUPS, rank)
     given = held[: 2 if states is None else 3]
     with torch.inference_mode():
-        if job["timed"]:
-            outputs = _timed(program, given, (rank, groups, where), job["timed"])
+        if job.timed:
+            outputs = _timed(program, given, (rank, groups, where), job.timed)
         else:
             outputs = program.device(rank, groups, *given)
     ranks = Ranks(mesh, rank, dist, groups, where)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ class TorchrunError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
+class RunJob:
+    """What the processes of a run read: files of values, the seed, the folder of their times."""
+
+    inputs: str | None
+    params: str | None
+    seed: int
+    timed: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TorchrunRun:
     """The results of a run: whole outputs, the printed text, seconds to start and run.
 
@@ -99,9 +109,9 @@ def run_torchrun(
         folder = Path(name)
         (folder / "prog.py").write_text(text, encoding="utf-8")
         given = {"inputs": inputs, "params": params}
-        job = {what: _file(folder / f"{what}.npz", values) for what, values in given.items()}
-        about = {**job, "seed": seed, "timed": timed}
-        (folder / "job.json").write_text(json.dumps(about), encoding="utf-8")
+        files = {what: _file(folder / f"{what}.npz", values) for what, values in given.items()}
+        job = RunJob(**files, seed=seed, timed=timed)
+        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
         processes = Processes(folder, devices_of(text), lines or {})
         code = _launch(folder, processes, time_limit)
         log = (folder / "log").read_text("utf-8", errors="replace")

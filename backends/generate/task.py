@@ -12,6 +12,7 @@ import numpy as np
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import counted, fail
+from meshdsl.kept import checked
 
 Tell = Callable[[int], None]
 """Is called with every token, in order."""
@@ -56,9 +57,8 @@ class Task:
 
 
 def task_from_json(text: str) -> Task:
-    """The task of `Task.to_json`."""
-    found = json.loads(text)
-    return Task(**{**found, "prompt": tuple(found["prompt"]), "states": tuple(found["states"])})
+    """The task of `Task.to_json`. Raises ValueError where a field has another type."""
+    return checked(json.loads(text), Task)
 
 
 # --- text and tokens ---------------------------------------------------------------------------

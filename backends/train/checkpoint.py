@@ -21,6 +21,7 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ from meshdsl.backends.runtime.values import (
     local_part,
     shape_of,
 )
+from meshdsl.backends.train import manifest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 
 if TYPE_CHECKING:
@@ -361,13 +363,13 @@ def _seal(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The content of the manifest, less its version and checksum.
+    """The content of the manifest, less its version and checksum, as it is stored.
 
     Raises Damaged, and MD0544 for an older format, whose files are whole but of another kind.
     """
     try:
-        with open(checkpoint / MANIFEST, encoding="utf-8", opener=regular) as file:
-            content = json.load(file)
+        with open(checkpoint / MANIFEST, "rb", opener=_own) as file:
+            content = manifest.parsed(file.read())
         version, seal = content.pop("version"), content.pop("blake2b")
     except FileNotFoundError:
         raise Damaged(f"it has no {MANIFEST}") from None
@@ -390,21 +392,49 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return dict(content)
 
 
+def _own(path: str, flags: int) -> int:
+    """Open a file of a checkpoint: a regular one, and no link to one that lies elsewhere."""
+    return regular(path, flags | os.O_NOFOLLOW)
+
+
 def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Found:
     """The checkpoint in a folder, every byte of it read and compared. Raises Damaged, MD0544."""
-    content = read_manifest(path)
-    check_sizes(path, content["files"])
-    for file, known in content["files"].items():
+    try:
+        content = manifest.checked(read_manifest(path))
+    except manifest.Forged as forged:
+        raise Damaged(f"{MANIFEST} is none that was written: {forged}") from None
+    if content.step != step_of(name):
+        raise Damaged(f"it is the checkpoint of step {content.step}")
+    files = {name: {"bytes": f.bytes, "blake2b": f.blake2b} for name, f in content.files.items()}
+    check_sizes(path, files)
+    for file, known in files.items():
         try:
             same = digest(path / file) == known
         except OSError as error:
             raise Damaged(describe(error)) from None
         if not same:
             raise Damaged(f"{file} holds other bytes than were written")
-    if content["step"] != step_of(name):
-        raise Damaged(f"it is the checkpoint of step {content['step']}")
-    tensors = {name: _spec(entry) for name, entry in content["tensors"].items()}
-    return Found(path, content["step"], content["meta"], tensors, dict(content["mesh"]), skipped)
+    tensors = {name: entry.spec() for name, entry in content.tensors.items()}
+    found = Found(path, content.step, content.meta, tensors, dict(content.mesh), skipped)
+    _check_arrays(found, files)
+    return found
+
+
+def _check_arrays(found: Found, files: Iterable[str]) -> None:
+    """Compare the arrays in the files with the tensors of the manifest. Raises Damaged."""
+    expected: dict[str, dict[str, tuple[str, list[int]]]] = {file: {} for file in files}
+    for name, spec in found.tensors.items():
+        for _, file, piece in _stored(found, name):
+            if file not in expected:
+                raise Damaged(f"{file} is missing in {MANIFEST}")
+            expected[file][name] = (spec.dtype, shape_of(piece))
+    try:
+        for file, blocks in expected.items():
+            arrays = _arrays(found.path, file).items()
+            held = ((name, array.dtype, list(array.shape)) for name, array in arrays)
+            manifest.check_header(file, held, blocks)
+    except (OSError, Refused, manifest.Forged) as error:
+        raise Damaged(describe(error)) from None
 
 
 def one_at(path: Path) -> Found | None:
@@ -422,18 +452,20 @@ def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> Non
     """Compare the sizes of files with the manifest, which costs nothing. Raises Damaged."""
     for name, known in files.items():
         try:
-            size = os.stat(checkpoint / name).st_size
+            about = os.lstat(checkpoint / name)
         except FileNotFoundError:
             raise Damaged(f"{name} is missing") from None
         except OSError as error:
             raise Damaged(describe(error)) from None
-        if size != known["bytes"]:
-            raise Damaged(f"{name} has {size:,} bytes of {known['bytes']:,}")
+        if not stat.S_ISREG(about.st_mode):
+            raise Damaged(f"{name} is no regular file")
+        if about.st_size != known["bytes"]:
+            raise Damaged(f"{name} has {about.st_size:,} bytes of {known['bytes']:,}")
 
 
 def digest(path: Path) -> dict[str, Any]:
     """Size and checksum of a file, as `write` found them. Raises OSError."""
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=_own) as file:
         found = hashlib.file_digest(file, _checksum)
         return {"bytes": file.tell(), "blake2b": found.hexdigest()}
 
@@ -443,14 +475,6 @@ def _table(spec: Spec) -> dict[str, Any]:
     about = {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
     seldom = {"parts": spec.parts, "blocks": spec.blocks}
     return {**about, **{key: value for key, value in seldom.items() if value}}
-
-
-def _spec(entry: Mapping[str, Any]) -> Spec:
-    """The tensor of a manifest entry, with its splits at the save."""
-    split = {dim: tuple(axes) for dim, axes in entry["split"].items()}
-    parts = tuple(entry.get("parts", ()))
-    blocks = entry.get("blocks")
-    return Spec(entry["dtype"], dict(entry["dims"]), split, parts=parts, blocks=blocks)
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -574,7 +598,7 @@ def read_blocks(
 def _arrays(folder: Path, file: str) -> dict[str, StoredArray]:
     """The blocks in a file."""
     path = folder / file
-    with open(path, "rb", opener=regular) as opened:
+    with open(path, "rb", opener=_own) as opened:
         return dict(read_safetensors(opened, str(path)))
 
 

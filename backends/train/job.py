@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from meshdsl.kept import checked
+
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 
 
@@ -63,12 +65,8 @@ class Job:
 
 
 def job_from_json(text: str) -> Job:
-    """The job in a text of `Job.to_json`."""
-    found = json.loads(text)
-    data = found.pop("data")
-    if data["text_inputs"] is not None:
-        data["text_inputs"] = tuple(data["text_inputs"])
-    return Job(data=DataFiles(**data), **found)
+    """The job in a text of `Job.to_json`. Raises ValueError where a field has another type."""
+    return checked(json.loads(text), Job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +112,8 @@ class Ending:
 
 
 def ending_from_dict(found: dict[str, Any]) -> Ending:
-    """The ending in a dict of `dataclasses.asdict`."""
-    trouble = found.pop("trouble")
-    return Ending(**found, trouble=Trouble(**trouble) if trouble else None)
+    """The ending in a dict of `dataclasses.asdict`. Raises ValueError for any other."""
+    return checked(found, Ending)
 
 
 Event = Mapping[str, Any]

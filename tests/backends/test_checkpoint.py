@@ -366,7 +366,7 @@ def test_a_file_cannot_run_code(small, monkeypatch):
     disk.write_manifest(checkpoint, content)
     with pytest.raises(DiagnosticError, match="its header would be longer") as caught:
         Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])
-    assert caught.value.diagnostics[0].code == "MD0501"
+    assert caught.value.diagnostics[0].code == "MD0543"
     assert not (folder / "bomb-went-off").exists()
 
 
