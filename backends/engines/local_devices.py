@@ -64,6 +64,17 @@ def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
             del task
 
 
+def _alone() -> None:
+    """Compute on one thread in a process that was forked: it has none of the pools of torch."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_alone)
+
+
 class Devices:
     """The devices of one run, each of which does `call(rank)` in a thread, and their results.
 

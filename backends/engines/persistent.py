@@ -8,7 +8,9 @@ inputs and parameters: the emitted text never writes to either.
 from __future__ import annotations
 
 import math
+import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,20 @@ _LOADING = threading.Lock()
 """Lock around executing a text as a module, which all threads see meanwhile."""
 
 
+_ENGINES: weakref.WeakSet[PersistentEngine] = weakref.WeakSet()
+
+
+def _forget_threads() -> None:
+    """In a process that was forked, begin with new threads and free locks: no thread came along."""
+    global _LOADING
+    _LOADING = threading.Lock()
+    for engine in list(_ENGINES):
+        engine.forget_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
 class PersistentEngine:
     """A loaded program with its devices. Runs one at a time."""
 
@@ -72,6 +88,11 @@ class PersistentEngine:
         self._kept = {**self.program.PARAMS, **(self._states or {})}
         self._params = {n: Cut.of(s, mesh) for n, s in self._kept.items()}
         self._outputs = {n: Cut.of(s, mesh) for n, s in self.program.OUTPUTS.items()}
+        self.forget_threads()
+        _ENGINES.add(self)
+
+    def forget_threads(self) -> None:
+        """Let the next run begin with threads of its own."""
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
 

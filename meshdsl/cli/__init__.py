@@ -17,9 +17,9 @@ cycles. A thousand of Python's own looks are a tenth of a long command."""
 
 def main() -> None:
     """Run the command line, without tracebacks; the console script's entry."""
-    from meshdsl.backends.runtime.output import keep_stdout
+    from meshdsl.cli.streams import open_streams
 
-    keep_stdout()
+    open_streams()
     gc.set_threshold(COLLECTED)
     try:
         _run()
@@ -28,26 +28,77 @@ def main() -> None:
 
 
 def _run() -> None:
-    from meshdsl.cli.app import app
-    from meshdsl.cli.options import run_words
+    from meshdsl.cli.streams import OutputFailed, ReaderGone
 
     try:
-        sys.exit(run_words(app, sys.argv[1:], "meshdsl"))
+        try:
+            code = _code()
+        finally:
+            sys.stdout.flush()  # what fails here has to be told as well
+    except ReaderGone:
+        code = 0  # a second complaint at exit would not help
+        _drop_output()
+    except OutputFailed as failed:
+        code = 3
+        _drop_output()
+        _complain("MD0798", f"cannot write to the standard output: {failed}", OUTPUT_HELP)
+    sys.exit(code)
+
+
+OUTPUT_HELP = "free some space where it leads, or send it elsewhere"
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _code() -> Any:
+    """Run the command; the code to exit with."""
+    from meshdsl.cli.streams import OutputFailed, ReaderGone
+
+    try:
+        from meshdsl.cli.app import app
+        from meshdsl.cli.options import run_words
+
+        return run_words(app, sys.argv[1:], "meshdsl")
+    except SystemExit as end:
+        return end.code
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output has closed it; a second complaint at exit would not help.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 130
+    except (OutputFailed, ReaderGone):
+        raise
     except Exception as error:
+        missing = missing_library(error)
+        if missing is not None:
+            _complain("MD0797", *missing)
+            return 3
         code = _usage(error)
         if code is not None:
-            sys.exit(code)
+            return code
         if os.environ.get("MESHDSL_TRACEBACK"):
             raise
-        sys.stderr.write(f"error[MD0799]: meshdsl itself failed: {type(error).__name__}: {error}\n")
-        sys.stderr.write("help: this is our mistake; MESHDSL_TRACEBACK=1 shows where\n")
-        sys.exit(3)
+        message = f"meshdsl itself failed: {type(error).__name__}: {error}"
+        _complain("MD0799", message, "this is our mistake; MESHDSL_TRACEBACK=1 shows where")
+        return 3
+
+
+def missing_library(error: BaseException) -> tuple[str, str] | None:
+    """The message and the way out, where a library that is needed is not installed."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    name = error.name.partition(".")[0]
+    if name == "meshdsl":
+        return None
+    help = f"install {name}: `python -m pip install {name}`; or all that is needed: "
+    return f"this command needs {name}, which is not installed", f"{help}`pip install meshdsl`"
+
+
+def _complain(code: str, message: str, help: str) -> None:
+    """Show an error without a place, whatever else has failed."""
+    from meshdsl.render import safe
+
+    sys.stderr.write(f"error[{code}]: {safe(message)}\nhelp: {help}\n")
 
 
 def _usage(error: Any) -> int | None:
