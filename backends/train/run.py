@@ -54,13 +54,19 @@ def check_folder(folder: str | None, resume: bool, force: bool) -> None:
     """Refuse a folder of checkpoints of another run, or one without any to resume from."""
     if folder is None:
         return
-    from meshdsl.backends.train.checkpoint import names
+    from meshdsl.backends.train.checkpoint import POINTER, names
 
     try:
         there = names(Path(folder))
     except OSError as error:
         message = f"{folder} cannot be used for checkpoints: {error.strerror}"
         fail("MD0502", message, help="name another folder; it is made where there is none")
+    latest = Path(folder, POINTER)
+    if latest.is_dir():
+        held = f": {folder} holds {', '.join(there)}" if there else ""
+        message = f"{latest} is a folder, and checkpoints are listed in a file of that name{held}"
+        help = f"move it elsewhere: `mv {latest} {latest}.old`; the newest checkpoint is found "
+        fail("MD0502", message, help=f"{help}without the list")
     if resume and not there:
         help = "leave `--resume` out to begin, or name the folder that holds the checkpoints"
         fail("MD0514", f"there is no checkpoint in {folder}", help=help)

@@ -9,6 +9,7 @@ from meshdsl.backends.engines.failures import HELP
 from meshdsl.backends.engines.in_process import full_disk, store_of
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.checkpoint import Checkpoints, Found
+from meshdsl.backends.train.data import fingerprint
 from meshdsl.diagnostics import Diagnostic, fail
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Held:
         self.finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
         self.value_specs = {n: self.specs[self.finest.get(n, n)] for n in program.PARAMS}
         self.meta = {"seed": job.seed, "size": data.size, "vocabulary": data.vocabulary}
+        if job.checkpoint is not None:
+            self.meta["data"] = fingerprint(job.data.path)
         self.meta |= job.about
         self.params: Tensors = {}
         self.states: Tensors = {}
@@ -60,12 +63,19 @@ class Held:
         self.step, self.path = found.step, str(found.path)
         return (
             *found.warnings,
-            *self._other_data(found.meta.get("size")),
+            *self._other_data(found.meta.get("size"), found.meta.get("data")),
             *self._other_plan(found),
         )
 
-    def _other_data(self, size: int | None) -> Iterator[Diagnostic]:
-        """A note where the run was begun on other data than it resumes with."""
+    def _other_data(self, size: int | None, data: str | None) -> Iterator[Diagnostic]:
+        """A note where the run was begun on other data than it resumes with.
+
+        Of a checkpoint that has no fingerprint of the data only their number is known.
+        """
+        if size in (None, self.meta["size"]) and data not in (None, self.meta["data"]):
+            message = f"{self.job.data.path} has other content than when the run was saved"
+            help = "name the file it began with, if the run is to go on as without the interruption"
+            yield Diagnostic("MD0517", message, severity="note", help=help)
         if size not in (None, self.meta["size"]):
             message = (
                 f"there are {self.meta['size']} samples to train on, the run began with {size}"
