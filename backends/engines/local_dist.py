@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshdsl.backends.engines.at_work import OF_DEVICE
+from meshdsl.backends.engines.at_work import is_of_device
 from meshdsl.backends.engines.failures import CollectiveError
 from meshdsl.backends.runtime.values import group_members
 
@@ -543,7 +543,7 @@ def _line(frame: FrameType | None) -> int:
     """The line of `device`, or of a function inside it, that a collective was called from."""
     while frame is not None:
         code = frame.f_code
-        if code.co_qualname in OF_DEVICE and code.co_filename == FILE:
+        if code.co_filename == FILE and is_of_device(code):
             return frame.f_lineno
         frame = frame.f_back
     return 0

@@ -86,8 +86,8 @@ def main(
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:  # whatever it is, the user gets a sentence and the line
-        own = ("device", "forward", "backward", "inputs", "weights")  # of a pipeline, its passes
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.name in own]
+        trace = [(f.f_code.co_qualname, at) for f, at in traceback.walk_tb(error.__traceback__)]
+        lines = [at for name, at in trace if name.partition(".<locals>")[0] == "device"]  # or in it
         at = f" on device {rank}, line {lines[-1]} of {sys.argv[0]}" if lines else ""
         time.sleep(5 if code == 2 and rank else 0)  # all refuse alike: device 0 ends the others
         print(f"error{at}: {error}", file=sys.stderr, flush=True)

@@ -29,13 +29,14 @@ class CutNetworks(Passes):
             self.out.statement("kept = {}")
         if halves and any(self._left_on(node, stage) for stage in range(node.last + 1)):
             self.out.statement("kept_weights = {}")
-        with self._function("forward"):
+        with self._function("F"):
             self._branches(node, "F", lines)
         if not node.is_forward:
-            with self._function("inputs" if halves else "backward"):
-                self._branches(node, "I" if halves else "B", lines)
+            action = "I" if halves else "B"
+            with self._function(action):
+                self._branches(node, action, lines)
         if halves:
-            with self._function("weights"):
+            with self._function("W"):
                 self._branches(node, "W", lines)
         self.end(node, micro, lines.values())
         self.fresh = outside | sums(node)

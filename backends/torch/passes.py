@@ -17,9 +17,13 @@ KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 STAGE = "stage"
 """The argument of a pass that says which of its device's stages it is of."""
 
+FUNCTIONS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights", "U": "update"}
+"""The name of the function of each pass, by the action of the schedule."""
+
 OWN_NAMES = frozenset(
     (
-        *"forward backward inputs weights update action kept_weights stages".split(),
+        *FUNCTIONS.values(),
+        *"action kept_weights stages".split(),
         *"versions versions_first versions_last".split(),
         *KEEPERS.values(),
         STAGE,
@@ -74,26 +78,23 @@ class Passes(Loops):
         self.out.add()
         action = "_" if node.is_forward else "action"
         self.out.add(f"for {action}, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
+        calls = {action: f"{FUNCTIONS[action]}({given})" for action in node.passes}
         if node.is_forward:
-            self.out.add(f"{INDENT}forward({given})")
+            self.out.add(f"{INDENT}{calls['F']}")
             return
-        if [*node.passes] == ["F", "B"]:
-            self.out.add(f'{INDENT}forward({given}) if action == "F" else backward({given})')
+        if [*calls] == ["F", "B"]:
+            self.out.add(f'{INDENT}{calls["F"]} if action == "F" else {calls["B"]}')
             return
-        halves = {'action in "BI"': "inputs", 'action in "BW"': "weights"}
-        calls = {
-            'action == "F"': "forward",
-            **({'action == "B"': "backward"} if "B" in node.passes else halves),
-            **({'action == "U"': "update"} if "U" in node.passes else {}),
-        }
-        for test, name in calls.items():
-            self.out.add(f"{INDENT}if {test}:")
-            self.out.add(f"{2 * INDENT}{name}({given})")
+        for action, call in calls.items():
+            test = f'in "B{action}"' if action in "IW" else f'== "{action}"'
+            self.out.add(f"{INDENT}if action {test}:")
+            self.out.add(f"{2 * INDENT}{call}")
 
     @contextmanager
-    def _function(self, name: str) -> Iterator[None]:
+    def _function(self, action: str) -> Iterator[None]:
+        """Write the function of a pass, by its action."""
         self.out.add()
-        with self._under(f"def {name}({self.arguments}):"):
+        with self._under(f"def {FUNCTIONS[action]}({self.arguments}):"):
             yield
 
     @contextmanager

@@ -85,7 +85,7 @@ class Pipelines(CutNetworks):
         if halves:
             self.out.statement("kept_weights = {}")
         self._begin_versions(node)
-        with self._function("forward"), self._reading(node, "stashed", "buffered"):
+        with self._function("F"), self._reading(node, "stashed", "buffered"):
             self._forward_pass(node, lines[Part.LOOP], kept)
         if not node.is_forward:
             self._backward_passes(node, lines[Part.LOOP_BACKWARD], kept, halves)
@@ -99,7 +99,7 @@ class Pipelines(CutNetworks):
     ) -> None:
         """Write the backward pass, or its halves, between which some variables are kept."""
         back = self._reading(node, "stashed", "buffered", "corrected")
-        with self._function("backward" if halves is None else "inputs"), back:
+        with self._function("B" if halves is None else "I"), back:
             self._inputs_pass(node, lines, kept)
             if halves is None:
                 self._weights_pass(node, kept)
@@ -108,7 +108,7 @@ class Pipelines(CutNetworks):
                 names = ", ".join(self._names(halves))
                 self.out.statement(f"kept_weights[{self.arguments}] = {names}")
         if halves is not None:
-            with self._function("weights"), self._reading(node, "stashed", "buffered"):
+            with self._function("W"), self._reading(node, "stashed", "buffered"):
                 if halves:
                     names = ", ".join(self._names(halves))
                     self.out.statement(f"{names} = kept_weights.pop({self._key()})")
@@ -142,11 +142,11 @@ class Pipelines(CutNetworks):
         return found
 
     @contextmanager
-    def _function(self, name: str) -> Iterator[None]:
+    def _function(self, action: str) -> Iterator[None]:
         """Write the function of a pass, with what it has to know of the device's stages."""
         axis = self._pipe.axis
         device = self.at[axis]
-        with super()._function(name):
+        with super()._function(action):
             begun = len(self.out.lines)
             if self._pipe.others:  # where another device's stage is, an index is that of it
                 self.at[axis] = self.stage
@@ -292,7 +292,7 @@ class Pipelines(CutNetworks):
 
     def _update(self, node: Pipeline) -> None:
         """Write the update of a stage: what it stores is new then, and its sums begin anew."""
-        with self._function("update"):
+        with self._function("U"):
             start = len(self.out.lines)
             for part in UPDATE:
                 if nodes := node.of(part):

@@ -306,9 +306,10 @@ class Placement:
         return Placement(self.splits)
 
     def less(self, axis: str, mesh: Mesh) -> Placement:
-        """The same placement, not partial over an axis."""
+        """The same placement, windows included, not partial over an axis."""
         partial = [other for other in self.partial if other != axis]
-        return placement(mesh, dict(self.splits), partial, self.op)
+        made = placement(mesh, dict(self.splits), partial, self.op)
+        return replace(made, windows=self.windows) if self.windows else made
 
     def without_dim(self, dim: str) -> Placement:
         """The same placement for the tensor less `dim`."""
