@@ -520,6 +520,7 @@ register(
         saving="attention_lse",
         scratch=_scratch,
         precision="compute",
+        ordered="causal",
         meaning=(
             "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
             "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default. The "
@@ -547,6 +548,7 @@ register(
         },
         scratch=_scratch,
         precision="compute",
+        ordered="causal",
         meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
     )
 )
@@ -568,6 +570,7 @@ register(
         },
         scratch=_scratch,
         precision="compute",
+        ordered="causal",
         meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
     )
 )

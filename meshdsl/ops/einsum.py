@@ -148,7 +148,6 @@ register(
         precision="compute",
         shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
         scratch=_scratch,
-        unordered=True,
         meaning="The product of all operands, summed over the dims that the result lacks.",
     )
 )

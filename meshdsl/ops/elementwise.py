@@ -150,7 +150,6 @@ register(
         in_place={0: torch_pointwise("{0}.div_({1})")},
         infix="/",
         fold=operator.truediv,
-        unordered=True,
         meaning="The first tensor over the second, element by element; of floats only.",
     )
 )
@@ -417,7 +416,6 @@ register(
         gradient=where_gradient,
         in_place={1: _where_first, 2: _where_second},
         fits_in=_where_fits,
-        unordered=True,
         meaning="The element of x where the condition c is true, else that of y.",
     )
 )
@@ -490,7 +488,6 @@ register(
         true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}
         | _rising("so in range; integers wrap, and what is no number has none", "P({}) -> P({})"),
         gradient=cast_gradient,
-        unordered=True,
         meaning="The tensor in another dtype.",
     )
 )

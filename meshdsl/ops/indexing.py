@@ -218,6 +218,7 @@ register(
         gradient=_gather_gradient,
         relocates=True,
         shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
+        ordered="dim",
         meaning="The elements of a table at the given indices of one of its dims.",
     )
 )
@@ -260,6 +261,7 @@ register(
             sample(tensor(BATCH, SEQ, HIDDEN, dtype=I32), values="index:v", dim=VOCAB, dtype=I32),
         ),
         flops=no_flops,
+        ordered="dim",
         meaning="1 at the index along a new dim, 0 elsewhere.",
     )
 )

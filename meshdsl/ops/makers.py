@@ -103,6 +103,7 @@ register(
         _iota_numpy,
         lambda call: range_text(call, call.attrs["dim"].name, "torch.int32"),
         (sample(dim=SEQ), sample(dim=HIDDEN)),
+        ordered="dim",
         meaning="The indices 0, 1, 2, … along a dim, as i32.",
     )
 )
@@ -149,6 +150,7 @@ register(
             sample(dim=SEQ, order=(1, 0)),
             sample(dim=SEQ, order=(1, 0), sizes=(SEQ.size - 1, 1)),
         ),
+        ordered="dim",
         meaning="The indices along a dim whose blocks lie in another order, as i32.",
     )
 )
@@ -185,7 +187,6 @@ def _filled(name: str, value: int, *, meaning: str) -> None:
                 sample(dims=(SEQ, BATCH, HIDDEN), dtype=I64),
                 sample(dims=(SEQ,), dtype=BOOL),
             ),
-            unordered=True,
             meaning=meaning,
         )
     )

@@ -400,8 +400,9 @@ class OpDef:
              narrow one (products).
     lazy:  a sum over a mesh axis that is still to be reduced passes through it in Mesh-TensorFlow
              (`LazyAllreduceSum`), where both operands wait for the same one.
-    unordered: along a dim that a loop has everywhere, elements may lie in any order, in operands
-             and results alike: no element's index counts.
+    ordered: the attribute with the dims along which an element's index counts, though a loop goes
+             through them alike in all tensors that have them. Along any other such dim elements may
+             lie in any order, in operands and results alike.
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/spellings.py`.
@@ -435,10 +436,16 @@ class OpDef:
     fold: Callable[..., float] | None = None
     precision: Literal["widest", "f32", "compute"] = "widest"
     lazy: bool = False
-    unordered: bool = False
+    ordered: str = ""
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     meaning: str = ""
+
+    def ordered_dims(self, attrs: Attrs) -> frozenset[str]:
+        """The dims along which an element's index counts in a call."""
+        named = attrs[self.ordered] if self.ordered else ()
+        dims: tuple[Dim, ...] = named if isinstance(named, tuple) else (named,)
+        return frozenset(dim.name for dim in dims)
 
     def indexed(self) -> int | None:
         """The operand with indices of the attribute `dim`, if there is one."""

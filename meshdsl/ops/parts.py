@@ -150,6 +150,7 @@ register(
             "every device reads what all have sent, which is less than a dense sum",
             "S(b), S(b) -> P",
         ),
+        ordered="dim",
         meaning="The sum of sparse parts, one after the other: values at their indices of a dim, "
         "which inside of a part are distinct.",
     )
@@ -257,6 +258,7 @@ register(
         _index_text,
         (sample(dim=SEQ, ways=(2,)), sample(dim=HIDDEN, ways=(2, 2)), sample(dim=SEQ, ways=(8,))),
         flops=no_flops,
+        ordered="dim",
         meaning="For each index of a dim, as i32, the number of its block where the dim is split "
         "in so many ways, the outer first.",
     )

@@ -142,6 +142,7 @@ register(
         ),
         flops=no_flops,
         gradient=_unpick_gradient,
+        ordered="dim",
         meaning="The gradient of `pick`: the cotangent at one index of a dim, zeros elsewhere.",
     )
 )

@@ -97,7 +97,6 @@ def pointwise(
             fold=fold,
             precision=precision,
             lazy=lazy,
-            unordered=True,
             spelled=spelled,
             meaning=meaning,
         )

@@ -249,6 +249,7 @@ register(
         in_place={0: _over},
         gradient=_gradient,
         true_rows=swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
+        ordered="dim",
         meaning="The tensor with new values at an index of one of its dims, or at several; of "
         "equal indices the last is written.",
     )

@@ -132,6 +132,7 @@ def _maker(
             torch,
             tuple(sample(*numbers, dims=dims, **attrs, stream=name) for dims, numbers in shapes),
             exact=False,
+            ordered="dims",
             meaning=meaning,
         )
     )
@@ -227,6 +228,7 @@ register(
             *(f"P({op}), {seeds} -> P({op})" for op in ("max", "min") for seeds in ("B", "B, B")),
         ),
         gradient=_dropout_gradient,
+        ordered="dims",
         meaning="Each element becomes 0 with probability `rate`, or else `1 / (1 - rate)` times "
         "itself (Srivastava et al. 2014). With dims in brackets, one decision is taken for each of "
         "their indices, for all of the others. Which become 0 depends on the seed, the call and "

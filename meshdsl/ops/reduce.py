@@ -88,7 +88,6 @@ def reduction(
             true_rows=true_rows or {},
             gradient=gradient,
             precision=precision,
-            unordered=True,
             meaning=meaning,
         )
     )
@@ -316,7 +315,6 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, Spelling], *, mean
             flops=lambda sig: 2 * sig.ins[0].elements,
             gradient=gradient,
             precision="f32",
-            unordered=True,
             spelled=elsewhere,
             meaning=meaning,
         )

@@ -187,6 +187,7 @@ register(
         ),
         gradient=_gradient,
         scratch=_scratch,
+        ordered="dim",
         meaning="The gradient of `gather`: rows added up at the indices they were read from.",
     )
 )

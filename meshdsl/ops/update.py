@@ -85,7 +85,6 @@ def update(
             true_rows=true_rows,
             overwrites=new,
             scratch=_scratch(operands.index("scale")),
-            unordered=True,
             meaning=meaning,
         )
     )

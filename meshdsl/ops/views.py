@@ -85,7 +85,6 @@ def view(
             legal=legal,
             gradient=gradient,
             lazy=lazy,
-            unordered=True,
             meaning=meaning,
         )
     )

@@ -17,7 +17,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import BYTES, Price, Route, route
 from meshdsl.placed.rows import Call, Row, legal_rows, with_windows
-from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,56 @@ def allowed_rows(rows: Iterable[Row], wants: Iterable[Want], axis: str) -> list[
     return [row for row in every if all(w.allows(row, axis) for w in wants)] or every
 
 
+@dataclass(frozen=True, slots=True)
+class OnStages:
+    """The stages of a pipeline, where what a micro-batch makes cannot be reduced over their `axis`.
+
+    They are never at one micro-batch together. kind: `waits` (each stage has a part of what the
+    operator makes until the passes are done), `whole` (a stage reads all of what is made, and so
+    makes it of whole operands), `alone` (one stage does it, of all that it reads). `made` says of
+    each operand whether the passes make it.
+    """
+
+    axis: str
+    kind: str
+    made: tuple[bool, ...]
+
+    def keeps(self, axis: str) -> bool:
+        """Whether a result that is partial over an axis stays so under every policy."""
+        return self.kind == "waits" and axis == self.axis
+
+    def allows(self, row: Row, axis: str) -> bool:
+        """Whether a row can be taken along an axis."""
+        if axis != self.axis or self.kind == "waits":
+            return True
+        if self.kind == "alone":
+            return all(c == B for c in (*row.ins, *row.outs))
+        return not any(isinstance(c, Partial) for c in (*row.ins, *row.outs))
+
+    def moved(self, one: Placement, other: Placement) -> int:
+        """What a reshard does over the stages: 0 nothing, 2 something.
+
+        1: it reduces, which is not needed where each makes all of the value.
+        """
+        before, after = one.component(self.axis), other.component(self.axis)
+        if before == after:
+            return 0
+        return 1 if isinstance(before, Partial) and after == B else 2
+
+
 @functools.lru_cache(maxsize=65536)
 def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
     found = chooser.combined(standing=True)
-    if not found:
+    if not any(chooser.moved(c) == 0 for c in found):
         # Rows that are taken for granted per axis may not go together.
         found = chooser.combined(standing=False)
     if not found and not chooser.uneven:
         # A rule for a dim that is summed may leave only rows with blocks of several sizes.
         found = replace(chooser, uneven=True).combined(standing=False)
     assert found or any(chooser.pins), f"no legal placement for {chooser.call.name}"
-    return tuple(sorted(found, key=lambda c: (c.cost, c.rank)))
+    least = min(map(chooser.moved, found), default=0)
+    possible = (c for c in found if chooser.moved(c) == least)
+    return tuple(sorted(possible, key=lambda c: (c.cost, c.rank)))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -105,6 +144,7 @@ class Chooser:
     `pins` the placements in which single operands must be read; `price` that of a reshard.
     Under `immediate`, or where it is `forced`, no result stays partial unless that is wanted.
     Rows that split a dim into blocks of several sizes are considered where it is `uneven`.
+    `stages` are those of a pipeline, for an operator of their passes.
     """
 
     call: Call
@@ -116,12 +156,14 @@ class Chooser:
     price: Price = BYTES
     forced: bool = False
     uneven: bool = False
+    stages: OnStages | None = None
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Walks under many layouts ask for the same choices.
         about = (self.call, self.versions, self.wants, self.pins, self.mesh, self.policy)
-        object.__setattr__(self, "_hash", hash((*about, self.price, self.forced, self.uneven)))
+        more = (self.price, self.forced, self.uneven, self.stages)
+        object.__setattr__(self, "_hash", hash((*about, *more)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -140,6 +182,19 @@ class Chooser:
             dearer = [c.cost for c in self.combined(standing=False) if c.cost > cost]
         return min(dearer, default=None)
 
+    def moved(self, choice: Choice) -> int:
+        """Whether what passes make is moved over stages, which are never there together.
+
+        0: nothing is; else the most that `OnStages.moved` says.
+        """
+        stages = self.stages
+        if stages is None:
+            return 0
+        read = zip(stages.made, self.versions, choice.needs, strict=True)
+        each = [min(stages.moved(p, need) for p in ps) for flies, ps, need in read if flies]
+        made = zip(choice.yields, choice.targets, strict=True)
+        return max((*each, *itertools.starmap(stages.moved, made)), default=0)
+
     # --- rows --------------------------------------------------------------------------------
 
     def combined(self, standing: bool) -> list[Choice]:
@@ -155,6 +210,8 @@ class Chooser:
     def _rows(self, axis: str, standing: bool) -> list[Row]:
         every = allowed_rows(legal_rows(self.call), self.wants, axis)
         every = [row for row in every if self._lazy_enough(row, axis)]
+        if self.stages is not None:
+            every = [r for r in every if self.stages.allows(r, axis)] or [legal_rows(self.call)[0]]
         stood_on = [row for row in every if standing and self._stands(row, axis)]
         if stood_on:
             return stood_on
@@ -163,6 +220,8 @@ class Chooser:
     def _lazy_enough(self, row: Row, axis: str) -> bool:
         """Whether the policy lets partial operands through (Mesh-TensorFlow's: in few places)."""
         if self.policy != "mesh-tf" or not any(isinstance(c, Partial) for c in row.ins):
+            return True
+        if self.stages is not None and self.stages.keeps(axis):
             return True
         if not lookup(self.call.name).lazy:
             return False
@@ -290,10 +349,10 @@ class Chooser:
         if want.kind == "exact":
             return want.placement
         splits = dict((yielded if want.kind == "free" else want.placement).splits)
-        if self.forced or self.policy == "immediate":
-            return placement(self.mesh, splits)
         ruled = {a for axes in splits.values() for a in axes}
         kept = tuple(a for a in yielded.partial if a not in ruled)
+        if self.forced or self.policy == "immediate":
+            kept = tuple(a for a in kept if self.stages is not None and self.stages.keeps(a))
         return placement(self.mesh, splits, kept, yielded.op)
 
     # --- cost --------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.named.workers import is_parts
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Chooser, Want, cheapest
+from meshdsl.placed.choose import Choice, Chooser, OnStages, Want, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.request import Pins, Request
@@ -63,6 +63,25 @@ class Decider(Protocol):
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
         """The versions of a value that may be sent for; others are made of them locally."""
+
+
+class NeededWhole(Exception):
+    """A walk cannot go on: stages read all of a value of which each makes a part.
+
+    They may make it of whole operands, where a request says so (`Request.whole`).
+    """
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(f"{value.label} is needed whole")
+        self.value = value
+
+
+class CarriedInParts(Exception):
+    """A loop has to be placed again: each stage keeps its part of some of what it carries."""
+
+    def __init__(self, kept: dict[Value, Placement]) -> None:
+        super().__init__("parts of stages are carried")
+        self.kept = kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +158,12 @@ def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
         wants: tuple[Want, ...],
         pins: Pins,
         forced: bool,
+        stages: OnStages | None,
     ) -> Chooser:
         asked = [(t, want.placement) for t, want in zip(call.outs, wants, strict=True)]
         placed = [(t, p) for t, ps in zip(call.ins, versions, strict=True) for p in ps]
         uneven = any(p.splits_unevenly(t, mesh) for t, p in (*asked, *placed))
-        return Chooser(call, versions, wants, pins, mesh, policy, price, forced, uneven)
+        return Chooser(call, versions, wants, pins, mesh, policy, price, forced, uneven, stages)
 
     return made
 
@@ -165,6 +185,11 @@ class Placer:
     ) -> None:
         self.watch = watch
         self.trips, self.trials = [1], 0
+        # Of a pipeline: what its passes make, what of that is made whole, and what operators are
+        # rewritten in. `piped` counts the loops around that are on the stages.
+        self.in_flight, self.whole, self.piped = {*request.in_flight}, {*request.whole}, 0
+        self.rewritten_from: dict[Value, Value] = {}
+        self.carried: set[Value] = set()
         self.source, self.request, self.decider = request.program, request, decider
         self.mesh: Mesh = request.mesh
         self.price = decider.price
@@ -194,6 +219,8 @@ class Placer:
         outputs = tuple((o.name, self._output(o)) for o in self.source.outputs)
         updates = tuple(self._update(u, stored[u.old]) for u in self.source.updates)
         body = tuple(self.state.blocks[0])
+        if self.whole:
+            self.request = replace(self.request, whole=frozenset(self.whole))
         name, policy = self.request.layout.name, self.decider.policy
         tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
         made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
@@ -290,6 +317,7 @@ class Placer:
             for t in versions
             if route(value.type, t.placement, need, self.mesh, self.price) == best
         )
+        self._check_reduced(value, source.placement, need)
         target = Tensor(value, need)
         reasons = self.state.partial_why.get(value, ())
         facts = why.Facts(self.causes.get(value, {}), reasons)
@@ -302,6 +330,14 @@ class Placer:
             self.state.partial_why.pop(value, None)
         versions.append(target)
         return target
+
+    def _check_reduced(self, value: Value, source: Placement, need: Placement) -> None:
+        """Raise NeededWhole for what a pass makes in parts, and reads the whole of."""
+        pipe = self.request.pipe
+        if pipe is None or value not in self.in_flight or value in self.whole:
+            return
+        if pipe.axis in source.partial and pipe.axis not in need.partial:
+            raise NeededWhole(self.rewritten_from.get(value, value))
 
     def _in_its_dtype(self, node: Reshard) -> Reshard:
         """The reshard in the dtype that a layout sets for the reduction of gradients."""
@@ -366,8 +402,19 @@ class Placer:
         if parts[0] is op:
             self._apply(op)
             return
+        self._note_rewritten(op, parts)
         for part in self._merged(parts, op):
             self._operator(part)
+
+    def _note_rewritten(self, op: named.Op, parts: tuple[named.Op, ...]) -> None:
+        """What an operator of the passes is rewritten in is of the passes, and as whole."""
+        if self.in_flight.isdisjoint(op.outs):
+            return
+        new = [v for part in parts for v in part.outs if v not in op.outs]
+        self.in_flight.update(new)
+        self.whole.update(() if self.whole.isdisjoint(op.outs) else new)
+        origin = self.rewritten_from.get(op.outs[0], op.outs[0])
+        self.rewritten_from.update(dict.fromkeys(new, origin))
 
     def _load(self, op: named.Op) -> None:
         """Reshard a stored value to the placement of its use; the stored version stays apart."""
@@ -483,15 +530,21 @@ class Placer:
                 self._settle(value, target, self._ask_result(value, op, instead))
 
     def _off_stages(self, target: Placement, op: named.Op) -> Placement:
-        """A placement of what parameters alone make, added up where stages have parts of these.
+        """A placement of what is made before the passes, added up where stages have parts of it.
 
         Micro-batches cannot: they are never on all stages at once.
         """
         pipe = self.request.pipe
-        if pipe is None or pipe.axis not in target.partial or op not in self._of_parameters:
+        if pipe is None or pipe.axis not in target.partial:
+            return target
+        if op not in self._of_parameters and self._ahead.isdisjoint(op.outs):
             return target
         partial = [axis for axis in target.partial if axis != pipe.axis]
         return placement(self.mesh, dict(target.splits), partial, target.op if partial else None)
+
+    @functools.cached_property
+    def _ahead(self) -> frozenset[Value]:
+        return self.request.ahead
 
     @functools.cached_property
     def _of_parameters(self) -> frozenset[named.Op]:
@@ -511,7 +564,17 @@ class Placer:
         versions = tuple([self._placements(v) + self._windows(v) for v in op.ins])
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
-        return self.choosers(call_of(op), versions, wants, pins, forced)
+        return self.choosers(call_of(op), versions, wants, pins, forced, self._stages_of(op))
+
+    def _stages_of(self, op: named.Op) -> OnStages | None:
+        """The stages of an operator of the passes; None of one that all devices do."""
+        pipe = self.request.pipe
+        if pipe is None or self.in_flight.isdisjoint(op.outs):
+            return None
+        kind = "waits" if self.whole.isdisjoint(op.outs) else "whole"
+        # What a loop carries is carried in parts where it becomes so (`_check_carried`).
+        made = tuple([v in self.in_flight and v not in self.carried for v in op.ins])
+        return OnStages(pipe.axis, "alone" if self.piped else kind, made)
 
     @property
     def _planned(self) -> str:
@@ -553,28 +616,42 @@ class Placer:
 
     def _repeat(self, node: named.Loop) -> None:
         """The loop with its carries as decided; by trial, partial where that sends fewer bytes."""
+        around = (self.trips, self.trials, self.piped)
+        kept: dict[Value, Placement] = {}
+        while True:
+            before = self.state.copy() if self.request.pipe else None
+            try:
+                return self._repeat_with(node, kept)
+            except CarriedInParts as found:
+                assert before is not None, "only stages have parts that cannot be reduced"
+                self.state, (self.trips, self.trials, self.piped) = before, around
+                kept |= found.kept
+
+    def _repeat_with(self, node: named.Loop, kept: Mapping[Value, Placement]) -> None:
+        """The loop with some carries as they have to be kept, others as decided or by trial."""
         decided = self.decider.carries(node)
         if decided is not None:
-            self._loop(node, decided)
+            self._loop(node, {**decided, **kept})
             return
         before = self.state.copy()
         sizes = [len(block) for block in before.blocks]
         self.trials += 1
-        self._tried(node, before)
+        self._tried(node, before, kept)
         self.trials -= 1
         if self.watch is None or self.trials:
             return
         for depth, size in enumerate(sizes):
             self.watch.replay(self.state.blocks[depth][size:], depth, self.trips[depth])
 
-    def _tried(self, node: named.Loop, before: _State) -> None:
-        plain, natural = self._loop(node, {})
-        wait = {v: p for v, p in natural.items() if p.partial}
+    def _tried(self, node: named.Loop, before: _State, kept: Mapping[Value, Placement]) -> None:
+        plain, natural = self._loop(node, kept)
+        wait = {v: p for v, p in natural.items() if p.partial and p != kept.get(v)}
         if not wait:
             return
         first, self.state = self.state, before
         reduced = sum(self._reducing(v.type, p) for v, p in wait.items())
-        partial = reduced if plain <= reduced else self._loop(node, wait, plain - reduced)[0]
+        tried = {**kept, **wait}
+        partial = reduced if plain <= reduced else self._loop(node, tried, plain - reduced)[0]
         if plain <= partial:
             self.state = first
 
@@ -594,7 +671,9 @@ class Placer:
         self.state.blocks.append([])
         if merging := self.state.merging:
             merging.append(merging[-1].inside(node))
-        self.trips.append(self.trips[-1] * node.dim.size)
+        self.trips = [*self.trips, self.trips[-1] * node.dim.size]
+        self.piped += self._is_piped(node)
+        self.carried.update(() if self.piped else wants)
         depth = len(self.state.blocks) - 1
         stacked = tuple(self._stack(s, node, depth) for s in node.stacked)
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
@@ -609,16 +688,17 @@ class Placer:
                 sent += _sent(block[counted:]) * node.dim.size
                 counted = len(block)
                 if sent >= most:
-                    self.trips.pop()
+                    self._leave_iterations(node)
                     return math.inf, {}
         natural = {c.inside: self._placements(c.next)[0] for c in node.carries}
+        self._check_carried(node, natural, wants)
         nexts = [
             self._carry(c.next, f"`{c.next.label}` goes round", wants[c.inside], node)
             for c in node.carries
         ]
         kept = [self._kept(c.inside, decided.get(c.outer), node) for c in node.collected]
         body = self.state.blocks.pop()
-        self.trips.pop()
+        self._leave_iterations(node)
         self._leave_block()
         results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
@@ -631,6 +711,29 @@ class Placer:
         for item in node.collected:
             self._settle_collected(item.outer, node)
         return self._bytes(entry, results), natural
+
+    def _leave_iterations(self, node: named.Loop) -> None:
+        self.trips = self.trips[:-1]
+        self.piped -= self._is_piped(node)
+
+    def _check_carried(
+        self,
+        node: named.Loop,
+        natural: Mapping[Value, Placement],
+        wants: Mapping[Value, Placement],
+    ) -> None:
+        """Raise CarriedInParts where iterations would add up what stages have parts of."""
+        pipe = self.request.pipe
+        if pipe is None:
+            return
+        found = {}
+        for carry in node.carries:
+            value, want, made = carry.inside, wants[carry.inside], natural[carry.inside]
+            flies = carry.next in self.in_flight and carry.next not in self.whole
+            if flies and made.op == "sum" and pipe.axis in made.partial and not want.partial:
+                found[value] = placement(self.mesh, dict(want.splits), (pipe.axis,), "sum")
+        if found:
+            raise CarriedInParts(found)
 
     def _leave_block(self) -> None:
         """Go on in the block around a loop."""

@@ -21,7 +21,7 @@ from meshdsl.ops.opdef import lookup
 from meshdsl.placed.away import with_states_away
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.cuts import cut_apart, with_homes
-from meshdsl.placed.from_named import Placer, Walk, Watch
+from meshdsl.placed.from_named import NeededWhole, Placer, Walk, Watch
 from meshdsl.placed.ir import (
     EVERY,
     Apply,
@@ -39,6 +39,7 @@ from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
+from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stages import forward_only, of_batch, piped, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.verify import verify
@@ -134,7 +135,8 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     pipe = piped(program, asked)
     pipe = cut_apart(program, asked, pipe) or pipe
     if pipe is not None:
-        program = with_leaving(in_stage_order(program, pipe), pipe)
+        program = terms_apart(in_stage_order(program, pipe), pipe)
+        program = with_leaving(program, pipe)
         asked = replace(asked, mesh=pipe.on(asked.mesh))
     return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
 
@@ -181,16 +183,27 @@ def _walked(
     # A stage does its part of a loop alone: nothing is known of that.
     first, again = (watch(), watch()) if watch and not request.pipe else (None, None)
     merged = cse(request.program, request.alike)
-    placer = Placer(request.on(merged), Walk(policy), first, merges=request.is_of_values)
-    made = placer.program()
+    placer, made = _placed(request.on(merged), policy, first, merges=request.is_of_values)
     rewritten = made.rewritten
     merged = cse(rewritten, placer.request.alike)
     if placer.merged:
         merged = drop_unused(merged)
     if merged is rewritten:
         return (replace(made, named=rewritten) if placer.merged else made), placer.request
-    placer = Placer(placer.request.on(merged), Walk(policy), again)
-    return placer.program(), placer.request
+    placer, made = _placed(placer.request.on(merged), policy, again)
+    return made, placer.request
+
+
+def _placed(
+    request: Request, policy: str, watch: Watch | None, merges: bool = False
+) -> tuple[Placer, Program]:
+    """A walk; where stages read all of what they make parts of, again with that made whole."""
+    while True:
+        placer = Placer(request, Walk(policy), watch, merges)
+        try:
+            return placer, placer.program()
+        except NeededWhole as needed:
+            request = request.with_whole(needed.value)
 
 
 def _least(request: Request, search: Search) -> Program:

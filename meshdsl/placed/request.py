@@ -22,7 +22,7 @@ from meshdsl.placed.rows import Row, call_of, legal_rows
 from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
 from meshdsl.placed.settings import Setting
-from meshdsl.placed.stages import Piped, is_leaving, makes_of
+from meshdsl.placed.stages import Piped, is_leaving, makes_of, of_batch, reads_of
 
 Pins = tuple[Placement | None, ...]
 """Placements in which single operands of an operator must be read."""
@@ -48,7 +48,8 @@ class Request:
     """The placements that the rules of a layout request of the values of a program.
 
     `left` are the placements in which a walk has left the outputs, `parts` those of states that are
-    stored partial (`State.parts`). `pipe` is the pipeline.
+    stored partial (`State.parts`). `pipe` is the pipeline; `whole` is what its passes make of
+    whole operands, since a stage reads all of it.
     """
 
     program: named.Program
@@ -56,6 +57,7 @@ class Request:
     left: Mapping[Value, Placement] = field(default_factory=dict)
     pipe: Piped | None = None
     parts: Mapping[Value, Placement] = field(default_factory=dict, kw_only=True)
+    whole: frozenset[Value] = field(default=frozenset(), kw_only=True)
 
     def on(self, program: named.Program, left: Mapping[Value, Placement] | None = None) -> Self:
         """The same request for a program that has been rewritten."""
@@ -64,6 +66,11 @@ class Request:
     def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> Self:
         """The same request with a rule for a dim that the compiler made up."""
         return replace(self, layout=self.layout.also(dim, axes, span))
+
+    def with_whole(self, value: Value) -> Self:
+        """The same request with one more value that passes make of whole operands."""
+        assert value not in self.whole, "a value is made whole once"
+        return replace(self, whole=self.whole | {value})
 
     @property
     def is_of_values(self) -> bool:
@@ -127,6 +134,36 @@ class Request:
         passes = (n for n in self.program.body if n.phase != "update")
         inside = (n for n in passes if not (isinstance(n, Op) and is_leaving(n)))
         return frozenset(v for n in inside for v in makes_of(n))
+
+    @cached_property
+    def in_flight(self) -> frozenset[Value]:
+        """What the passes make of a micro-batch: stages are never at one of it together."""
+        pipe = self.pipe
+        if pipe is None:
+            return frozenset()
+        if pipe.cut is not None:
+            return frozenset(of_batch(self.program, pipe.cut)).difference(self.program.inputs)
+        micro = [loop for loop in loops(self.program) if loop.dim.name == pipe.micro]
+        return frozenset(v for loop in micro for v in (*makes_of(loop), *loop.enters))
+
+    @cached_property
+    def ahead(self) -> frozenset[Value]:
+        """What is made once, before the passes that read it."""
+        made = {v: node for node in self.program.body for v in node.makes}
+        found: set[Value] = set()
+        left = [v for n in self.program.body if self._flies(n) for v in reads_of(n)]
+        while left:
+            value = left.pop()
+            if value in made and value not in found and value not in self.in_flight:
+                found.add(value)
+                left += reads_of(made[value])
+        return frozenset(found)
+
+    def _flies(self, node: named.Node) -> bool:
+        """Whether a node is of the passes."""
+        return any(v in self.in_flight for v in makes_of(node)) and not (
+            isinstance(node, Op) and is_leaving(node)
+        )
 
     @cached_property
     def _stacks(self) -> frozenset[Value]:

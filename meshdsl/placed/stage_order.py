@@ -49,7 +49,8 @@ def _check(op: Op, pipe: Piped) -> None:
     record = lookup(op.name)
     sig = Signature(tuple(v.type for v in op.ins), tuple(v.type for v in op.outs), dict(op.attrs))
     loops = [f for f in record.factors(sig).loops if pipe.dim in (*f.ins, *f.outs)]
-    if record.unordered and len(loops) == 1 and _is_alike(loops[0], op, pipe.dim):
+    is_ordered = pipe.dim in record.ordered_dims(sig.attrs)
+    if not is_ordered and len(loops) == 1 and _is_alike(loops[0], op, pipe.dim):
         return
     named = next((v for v in (*op.outs, *having) if v.name), None)
     what = f"`{op.name}`" + (f" (for `{named.label}`)" if named is not None else "")

@@ -187,10 +187,11 @@ def piped(program: Program, layout: Layout) -> Piped | None:
     Raises MD0907 for what cannot be a pipeline.
     """
     for loop, around in _loops(program.body, ()):
-        for rule in sorted(layout.rules, key=lambda rule: bool(rule.selector)):
+        # A rule with a selector places tensors outside of the loop, such as what it collects.
+        for rule in (rule for rule in layout.rules if not rule.selector):
             axes = tuple(a for a in layout.mesh.known(rule.axes) if layout.mesh.size(a) > 1)
-            if rule.dim == loop.dim.name and axes and rule.selector[:1] not in STORAGE:
-                if len(axes) > 1 or rule.selector:
+            if rule.dim == loop.dim.name and axes:
+                if len(axes) > 1:
                     help = f"write `{rule.dim} -> {axes[0]}`"
                     _refuse(f"`{rule}` is no pipeline", rule.span, help)
                 accumulates = bool(program.goal and program.goal.optimizer.accumulate > 1)
@@ -224,8 +225,7 @@ def piped(program: Program, layout: Layout) -> Piped | None:
 
 def _refuse_one_stage(use: ScheduleUse | None, rule: Rule, loop: Loop) -> None:
     """Raise MD0335 for updates on the way where all stages are one: these are ordinary steps."""
-    stages = rule.dim == loop.dim.name and rule.axes and not rule.selector
-    if stages and use is not None and use.asynchronous:
+    if rule.dim == loop.dim.name and rule.axes and use is not None and use.asynchronous:
         message = f"`{use.name}` updates stages on the way, and `{rule}` makes one stage of all"
         help = "give the axis more devices; or leave the schedule out, and take smaller batches"
         fail("MD0335", message, use.span, Related(rule.span, "the rule"), help=help)

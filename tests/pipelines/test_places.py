@@ -36,7 +36,7 @@ def test_a_collective_has_its_place_in_the_source(schedule: str) -> None:
 
 def test_every_pass_of_every_schedule_has_its_function() -> None:
     """The emitter's names are those of the actions, and the only list of them."""
-    actions = set()
+    actions = set[str]()
     for schedule in schedules():
         made = compiled(PROGRAM, "d:2,pipe:2", "b -> d, l -> pipe", f"with {schedule}[b](4)")
         (pipe,) = (node for node in made.device.body if isinstance(node, Pipeline))

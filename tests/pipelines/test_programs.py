@@ -329,8 +329,8 @@ BY_ROWS = {"merged": {"d:2,pipe:2", "d:2,pipe:2,tp:2"}}
 """Meshes on which blocks of a merged dim are not those of the inputs, which is refused (MD0331)."""
 
 
-BY_BATCH = {"penalties outside": "MD0330", "states of layers": "MD0907"}
-"""Programs that are not built where the optimizer accumulates: what every batch does of its own."""
+BY_BATCH = {"states of layers": "MD0907"}
+"""Programs that are not built where the optimizer accumulates: state from batch to batch."""
 
 
 def compiled(text: str, mesh: str, rules: str, use: str, policy: str = "optimal") -> Compilation:

@@ -129,10 +129,8 @@ RIGHT |= SLICED
 NOT_ACCUMULATED = {
     "a counter": "MD0907", "an average of a parameter": "MD0907",
     "an average of the input": "MD0907", "an average of the last stage": "MD0907",
-    "that and a parameter": "MD0330", "a penalty behind the loop": "MD0330",
-    "a parameter for all iterations": "MD0330",
 }  # fmt: skip
-"""What is refused where the optimizer accumulates: state from batch to batch, sums of stacks."""
+"""What is refused where the optimizer accumulates: state from batch to batch."""
 
 
 def written(parts: tuple[str, str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Every example under many layouts, meshes and both policies: one answer, and the bytes predicted.
+"""Every example under many layouts, meshes and policies: one answer, and the bytes predicted.
 
 Under each mesh at least twelve layouts must really run. What does not divide or conflicts is left
 out by asking the compiler, and nothing else is.
@@ -19,7 +19,8 @@ import pytest
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import walk
-from meshdsl.pipeline import build_named, front
+from meshdsl.pipeline import Compilation, Options, build_named, front
+from meshdsl.placed.place import POLICIES, WALKS
 from tests.programs.harness import REFUSALS, Case, run_case
 from tests.project import matching
 
@@ -47,7 +48,7 @@ SMALL: Mapping[str, Mapping[str, int]] = {
 SHAPES = ((1,), (2,), (1, 2), (4,), (2, 2), (8,), (2, 4), (2, 2, 2))
 """Meshes of 1, 2, 4 and 8 devices, with one, two and three axes."""
 
-POLICIES = ("immediate", "deferred")
+PAIRS = (*itertools.combinations(POLICIES, 2),)
 
 LEAST = 12
 
@@ -124,15 +125,36 @@ def with_layouts(text: str, every: list[str]) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_layout_gives_the_answer_of_one_device(path: Path, shape: tuple[int, ...]) -> None:
-    """Layouts that the example declares under both policies, generated ones in turns."""
+    """Layouts that the example declares under pairs of policies, which agree; others in turns."""
     ran: Counter[str] = Counter()
     found, own = list(cases(path, shape)), declared(path).layouts
     for number, case in enumerate(found):
-        policies = POLICIES if case.layout in own else [POLICIES[number % 2]]
+        policies = PAIRS[number % 6] if case.layout in own else [POLICIES[number % 4]]
         fits = {runs(replace(case, reduce=policy)) for policy in policies}
         assert len(fits) == 1, case.layout
         ran.update([case.layout] if fits == {True} else [])
     assert len(ran) >= LEAST, f"only {len(ran)} of {len(found)} layouts fit"
+
+
+def of_trained() -> Iterator[tuple[Path, str, str]]:
+    """The layouts of large training steps, each under a policy that is not the default one."""
+    number = 0
+    for path in EVERY:
+        for name in declared(path).layouts if path.stem in TRAINED else ():
+            yield path, name, WALKS[number % len(WALKS)]
+            number += 1
+
+
+@pytest.mark.some_of(5)
+@pytest.mark.parametrize(
+    ("path", "layout", "policy"),
+    [*of_trained()],
+    ids=lambda v: v.stem if isinstance(v, Path) else v,
+)
+def test_a_layout_is_accepted_under_every_policy(path: Path, layout: str, policy: str) -> None:
+    """As under the default one, which golden files are of."""
+    options = Options(layout=layout, reduce=policy)
+    Compilation(Source(path.name, path.read_text()), options).checked()
 
 
 def runs(case: Case) -> bool:
