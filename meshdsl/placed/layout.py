@@ -680,16 +680,19 @@ def _chain(
     node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
 ) -> list[ast.Layout]:
     """The layouts that one extends, the widest first, and itself."""
-    chain = [node]
+    # By identity: two layouts are compared rule by rule, and a chain of hundreds is walked often.
+    chain, met = [node], {id(node)}
     while (base := chain[-1].base) is not None:
         if base.text not in declarations.layouts:
             diagnostics.add(unknown("MD0108", "layout", base, list(declarations.layouts)))
             break
         parent = declarations.layouts[base.text]
-        if parent in chain:
-            diagnostics.add(_circle(chain[chain.index(parent) :]))
+        if id(parent) in met:
+            start = next(i for i, layout in enumerate(chain) if layout is parent)
+            diagnostics.add(_circle(chain[start:]))
             break
         chain.append(parent)
+        met.add(id(parent))
     return chain[::-1]
 
 

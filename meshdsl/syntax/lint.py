@@ -206,15 +206,13 @@ def _doubled(known: Symbols) -> Iterator[Diagnostic]:
 
 def _chain(name: str, layouts: dict[str, Symbol]) -> list[ast.Layout]:
     """A layout and its bases, the nearest first."""
-    chain: list[ast.Layout] = []
-    while name in layouts:
+    chain: dict[str, ast.Layout] = {}
+    while name in layouts and name not in chain:
         node = layouts[name].nodes[0]
         assert isinstance(node, ast.Layout)
-        if node in chain:
-            break
-        chain.append(node)
+        chain[name] = node
         name = node.base.text if node.base else ""
-    return chain
+    return list(chain.values())
 
 
 def _scheduled(name: str, layouts: dict[str, Symbol]) -> str:
