@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature
 from meshdsl.placed import collectives as c
+from meshdsl.placed import routes_known as known
 from meshdsl.placed.sbp import Mesh, Placement
 
 
@@ -96,12 +97,14 @@ class Route:
     """The steps from one placement to another, and the most bytes that a device sends in each.
 
     `collectives` of the steps send anything. `unlike`: devices may send other numbers of bytes.
+    `is_cut`: the search ended before every cheaper one was ruled out.
     """
 
     steps: tuple[c.Step, ...]
     wire_bytes: int
     collectives: int
     unlike: bool = False
+    is_cut: bool = False
 
     @classmethod
     def of(cls, steps: tuple[c.Step, ...], type_: TensorType, mesh: Mesh) -> Route:
@@ -141,32 +144,166 @@ def route(
     if source.windows or target.windows:
         return _to_windows(type_, source, target, mesh, price)
     space = _space(type_, source, target, mesh, price.scatter)
-    start, goal = space.number(source), space.number(target)
-    best, came = {start: 0}, dict[int, _Edge]()
-    order = itertools.count()
-    queue = [(0, next(order), start)]
-    whole, message, kernel = type_.bytes, price.message, price.kernel
-    while queue:
-        cost, _, here = heapq.heappop(queue)
-        if here == goal:
-            return _route(space, came, start, goal, type_)
-        if cost > best[here]:
-            continue
-        local = whole // space.parts[here]
-        for edge in space.edges(here):
-            if price.clock is not None:
-                taken = nanoseconds(price.clock.step(edge.step, type_))
-                there = cost + taken * BYTE + (COLLECTIVE if edge.sends else 0) + STEP
-            elif edge.sends is None:
-                there = cost + edge.kernels * kernel * BYTE + STEP
-            else:
-                sent = edge.step.wire(type_, mesh) if space.uneven else edge.sends(local)
-                there = cost + (sent + message) * BYTE + COLLECTIVE + STEP
-            if there < best.get(edge.after, there + 1):
-                best[edge.after] = there
-                came[edge.after] = edge
-                heapq.heappush(queue, (there, next(order), edge.after))
-    return None
+    search = _Search(space, type_, source, target, price)
+    if len(space.axes) <= FEW_AXES:
+        search.run()
+        return search.route()
+    return _bounded(search)
+
+
+FEW_AXES = 3
+"""The most axes whose placements are all looked at without a bound: there are few."""
+
+MOST_STEPS = 20_000
+"""The most steps that one search looks at. One that ends there keeps the best route known."""
+
+
+def _bounded(search: _Search) -> Route | None:
+    """The cheapest route, by a search that passes over what a known route and a bound rule out.
+
+    The first search is led by the bound and finds the cost; the second takes, of the routes of that
+    cost, the one that a search without a bound takes.
+    """
+    steps = min(_known(search), key=search.cost_of, default=None)
+    search.most = math.inf if steps is None else search.cost_of(steps)
+    cut = not search.run(guided=True)
+    if search.came and search.is_found:
+        steps, search.most = search.steps(), search.best[search.goal]
+    again = _Search(search.space, *search.about, most=search.most)
+    if not cut and again.run() and again.is_found:
+        return again.route(search.is_open)
+    if steps is None:
+        if cut:
+            search.run(most=None)
+        return search.route()
+    found = Route.of(_merged_slices(list(steps)), search.type, search.space.mesh)
+    return replace(found, is_cut=cut or search.is_open)
+
+
+def _known(search: _Search) -> Iterator[tuple[c.Step, ...]]:
+    """Routes that need no search, and the one on axes that go together as one."""
+    space, mesh = search.space, search.space.mesh
+    found = [known.plain(search.source, search.target, mesh)]
+    found += [known.turned(search.source, search.target, mesh)]
+    groups = known.joined(search.source, search.target, space.axes, mesh)
+    if len(groups) < len(space.axes) and not mesh.given and not mesh.moments:
+        fewer = known.joined_mesh(groups, mesh)
+        ends = (known.on_joined(p, groups, fewer) for p in (search.source, search.target))
+        way = route(search.type, *ends, fewer, replace(search.price, clock=None))
+        found += [None if way is None else tuple(known.apart(way.steps, groups, mesh))]
+    return (steps for steps in found if steps is not None)
+
+
+class _Search:
+    """One search for the cheapest route: `best` costs by number of placement, `came` from where."""
+
+    def __init__(
+        self,
+        space: _Space,
+        type_: TensorType,
+        source: Placement,
+        target: Placement,
+        price: Price,
+        most: float = math.inf,
+    ) -> None:
+        self.space, self.type, self.price, self.most = space, type_, price, most
+        self.source, self.target = source, target
+        self.about = type_, source, target, price
+        self.start, self.goal = space.number(source), space.number(target)
+        self.best: dict[int, int] = {self.start: 0}
+        self.came: dict[int, _Edge] = {}
+        self.least: dict[int, int] = {}
+        self.devices = space.mesh.size(*space.axes)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a route was found."""
+        return self.goal in self.came
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps were left out on the way, and the bound does not rule out a cheaper one."""
+        return self.space.left_out and self.most > self._least(self.start)
+
+    def run(self, *, guided: bool = False, most: int | None = MOST_STEPS) -> bool:
+        """Search; whether it came to an end within `most` steps."""
+        self.best, self.came = {self.start: 0}, {}
+        order, queue, looked = itertools.count(), [(0, 0, 0, self.start)], 0
+        bounded = self.most < math.inf or guided
+        while queue:
+            _, cost, _, here = heapq.heappop(queue)
+            if here == self.goal:
+                return True
+            if cost > self.best[here]:
+                continue
+            local = self.type.bytes // self.space.parts[here]
+            edges = self.space.edges(here)
+            looked += len(edges)
+            if bounded and most is not None and looked > most:
+                return False
+            for edge in edges:
+                there = cost + self._taken(edge, local)
+                if there >= self.best.get(edge.after, there + 1):
+                    continue
+                ahead = self._least(edge.after) if bounded else 0
+                if there + ahead > self.most:
+                    continue
+                self.best[edge.after] = there
+                self.came[edge.after] = edge
+                key = there + ahead if guided else there
+                heapq.heappush(queue, (key, there, next(order), edge.after))
+        return True
+
+    def _taken(self, edge: _Edge, local: int) -> int:
+        """The cost of a step from a block of `local` bytes."""
+        price = self.price
+        if price.clock is not None:
+            taken = nanoseconds(price.clock.step(edge.step, self.type))
+            return taken * BYTE + (COLLECTIVE if edge.sends else 0) + STEP
+        if edge.sends is None:
+            return edge.kernels * price.kernel * BYTE + STEP
+        uneven = self.space.uneven
+        sent = edge.step.wire(self.type, self.space.mesh) if uneven else edge.sends(local)
+        return (sent + price.message) * BYTE + COLLECTIVE + STEP
+
+    def cost_of(self, steps: tuple[c.Step, ...]) -> int:
+        """The cost of a route that is known."""
+        mesh, found = self.space.mesh, 0
+        for step in steps:
+            local = self.type.bytes // known.parts(step.before, mesh)
+            found += self._taken(_Edge(0, step.sends(mesh), step.kernels, step), local)
+        return found
+
+    def _least(self, number: int) -> int:
+        """The cost of the rest of a route, at least."""
+        if number not in self.least:
+            self.least[number] = self._bound(number)
+        return self.least[number]
+
+    def _bound(self, number: int) -> int:
+        if number == self.goal:
+            return 0
+        if self.price.clock is not None:
+            return STEP
+        space = self.space
+        about = (space.met[number], self.target, space.mesh, self.devices, space.uneven)
+        sent = known.least_bytes(self.type, *about)
+        return (sent + self.price.message) * BYTE + COLLECTIVE + STEP if sent else STEP
+
+    def steps(self) -> tuple[c.Step, ...]:
+        """The steps of the route found."""
+        found, here = [], self.goal
+        while here != self.start:
+            found.append(self.came[here].step)
+            here = self.space.numbers[self.came[here].step.before]
+        return tuple(found[::-1])
+
+    def route(self, is_cut: bool = False) -> Route | None:
+        """The route found, if there is one."""
+        if not self.is_found:
+            return None
+        steps = _merged_slices(list(self.steps()))
+        return replace(Route.of(steps, self.type, self.space.mesh), is_cut=is_cut)
 
 
 def _to_windows(
@@ -204,17 +341,6 @@ def _through(
 
 STEP, COLLECTIVE, BYTE = 1, 1 << 10, 1 << 20
 """Weights of a cost as one number: bytes (or nanoseconds) first, then collectives, then steps."""
-
-
-def _route(
-    space: _Space, came: dict[int, _Edge], start: int, goal: int, type_: TensorType
-) -> Route:
-    found = []
-    while goal != start:
-        found.append(came[goal].step)
-        goal = space.numbers[came[goal].step.before]
-    steps = _merged_slices(found[::-1])
-    return Route.of(steps, type_, space.mesh)
 
 
 def _merged_slices(steps: list[c.Step]) -> tuple[c.Step, ...]:
@@ -301,6 +427,11 @@ class _Space:
         """Whether blocks may differ in size: then bytes depend on the tensor."""
         return 0 in self.ways.values()
 
+    @property
+    def left_out(self) -> bool:
+        """Whether steps may have been left out."""
+        return len(self.axes) > MOST_TOGETHER
+
     def number(self, p: Placement) -> int:
         """The number of a placement."""
         if p not in self.numbers:
@@ -340,7 +471,7 @@ class _Space:
         """Another order of the axes of one dim; two axes of one size in each other's place."""
         splits = dict(p.splits)
         for dim, axes in self._splits(p):
-            for order in itertools.permutations(axes):
+            for order in _orders(axes):
                 if order != axes and self._same_blocks(dim, axes, order):
                     yield c.permute(self.mesh, p, splits | {dim: order})
         for a, b in itertools.combinations(self.axes, 2):
@@ -398,6 +529,25 @@ class _Space:
         return self.ways[dim] % self.mesh.size(*p.axes_of(dim), *axes) == 0
 
 
+MOST_TOGETHER = 5
+"""The most axes of which all orders and all subsets are tried: of n there are n! and 2^n."""
+
+
+def _orders(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The orders of axes; of many, those in which two have changed places."""
+    if len(axes) <= MOST_TOGETHER:
+        yield from itertools.permutations(axes)
+        return
+    for i, j in itertools.combinations(range(len(axes)), 2):
+        order = list(axes)
+        order[i], order[j] = order[j], order[i]
+        yield tuple(order)
+
+
 def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The subsets of axes, the largest first; of many, those that follow each other."""
     for size in range(len(axes), 0, -1):
-        yield from itertools.combinations(axes, size)
+        if len(axes) <= MOST_TOGETHER:
+            yield from itertools.combinations(axes, size)
+        else:
+            yield from (axes[i : i + size] for i in range(len(axes) - size + 1))
