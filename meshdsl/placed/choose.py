@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
-from meshdsl.placed.reshard import BYTES, Price, Route, route
+from meshdsl.placed.reshard import BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.rows import Call, Row, legal_rows, with_windows
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
+
+MOST_COMBINED = 64
+"""The most combinations of rows that are looked at for one operator, on a mesh of many axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +208,28 @@ class Chooser:
     def _combinations(self, standing: bool) -> Iterator[dict[str, Row]]:
         axes = [a for a, size in self.mesh.axes if size > 1]
         options = [self._rows(a, standing) for a in axes]
+        if has_many_axes(self.mesh) and math.prod(map(len, options)) > MOST_COMBINED:
+            yield from self._alike(axes, options)
+            return
         for combination in itertools.product(*options):
             yield dict(zip(axes, combination, strict=True))
+
+    def _alike(self, axes: list[str], options: list[list[Row]]) -> Iterator[dict[str, Row]]:
+        """The combinations in which axes of one size with the same rows take the same of them.
+
+        No more than `MOST_COMBINED`, of axes that are not alike each with the first row of others.
+        """
+        groups: dict[tuple[int, tuple[Row, ...]], list[str]] = {}
+        for axis, rows in zip(axes, options, strict=True):
+            groups.setdefault((self.mesh.size(axis), tuple(rows)), []).append(axis)
+        ways = [rows for _, rows in groups]
+        if math.prod(map(len, ways)) <= MOST_COMBINED:
+            combined: Iterator[tuple[Row, ...]] = itertools.product(*ways)
+        else:
+            combined = _one_other(ways)
+        for picked in combined:
+            each = zip(groups.values(), picked, strict=True)
+            yield {axis: row for group, row in each for axis in group}
 
     def _rows(self, axis: str, standing: bool) -> list[Row]:
         every = allowed_rows(legal_rows(self.call), self.wants, axis)
@@ -399,6 +423,14 @@ class Chooser:
         ins = tuple(p.local(t, self.mesh) for t, p in zip(call.ins, needs, strict=True))
         outs = tuple(p.local(t, self.mesh) for t, p in zip(call.outs, yields, strict=True))
         return Signature(ins, outs, dict(call.attrs))
+
+
+def _one_other(ways: Sequence[tuple[Row, ...]]) -> Iterator[tuple[Row, ...]]:
+    """The first row everywhere, and in one place another."""
+    first = tuple(rows[0] for rows in ways)
+    yield first
+    for place, rows in enumerate(ways):
+        yield from ((*first[:place], row, *first[place + 1 :]) for row in rows[1:])
 
 
 def cheapest(

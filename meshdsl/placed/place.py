@@ -36,7 +36,7 @@ from meshdsl.placed.ir import (
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import Plan, solve
 from meshdsl.placed.request import BlockRequest, Request
-from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, route
+from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stage_sums import terms_apart
@@ -51,6 +51,9 @@ WALKS = ("immediate", "mesh-tf", "deferred")
 
 ONE_ORDER = "products of many operands in one order"
 """The space searched where an einsum is split into several."""
+
+SOME_ROUTES = "on so many axes not every combination and route"
+"""What was not looked at on a mesh of many axes (`reshard.has_many_axes`)."""
 
 POLICIES = (*WALKS, "optimal")
 """Policies for when partial values are reduced."""
@@ -241,12 +244,16 @@ def _planned(request: Request, known: Request, last: Program, search: Search) ->
         made = _carried_out(rewritten, plan, is_kept)
         if made is None:
             continue
-        several = any(
-            o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body)
-        )
-        searched = f"{plan.searched}, {ONE_ORDER}" if several else plan.searched
-        return replace(made, plan=search.found(searched, plan.least))
+        return replace(made, plan=search.found(*_searched(request, plan)))
     return None
+
+
+def _searched(request: Request, plan: Plan) -> tuple[str, bool]:
+    """Among what a plan was searched, and whether it is the least of all that there is."""
+    several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
+    many = has_many_axes(request.mesh)
+    bounds = [ONE_ORDER] * several + [SOME_ROUTES] * many
+    return ", ".join([plan.searched, *bounds]), plan.least and not many
 
 
 def _carried_out(request: Request, plan: Plan, is_kept: bool) -> Program | None:

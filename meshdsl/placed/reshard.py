@@ -155,7 +155,12 @@ FEW_AXES = 3
 """The most axes whose placements are all looked at without a bound: there are few."""
 
 MOST_STEPS = 20_000
-"""The most steps that one search looks at. One that ends there keeps the best route known."""
+"""The most steps that one search looks at on a mesh of many axes; then it keeps what is known."""
+
+
+def has_many_axes(mesh: Mesh) -> bool:
+    """Whether a mesh has more axes than whose placements can all be looked at."""
+    return sum(size > 1 for _, size in mesh.axes) > MOST_TOGETHER
 
 
 def _bounded(search: _Search) -> Route | None:
@@ -166,11 +171,12 @@ def _bounded(search: _Search) -> Route | None:
     """
     steps = min(_known(search), key=search.cost_of, default=None)
     search.most = math.inf if steps is None else search.cost_of(steps)
-    cut = not search.run(guided=True)
+    limit = MOST_STEPS if search.space.left_out else None
+    cut = not search.run(guided=True, most=limit)
     if search.came and search.is_found:
         steps, search.most = search.steps(), search.best[search.goal]
     again = _Search(search.space, *search.about, most=search.most)
-    if not cut and again.run() and again.is_found:
+    if not cut and again.run(most=limit) and again.is_found:
         return again.route(search.is_open)
     if steps is None:
         if cut:

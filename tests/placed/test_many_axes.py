@@ -1,0 +1,100 @@
+"""The work of placing on meshes of many axes, of chains of layouts: bounded, and said where cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.reshard import BYTES, Price, _Search, _space, route
+from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.report.check import check_source
+from tests.work import calls
+
+TENSOR = TensorType((Dim("a", 4096), Dim("b", 4096)), F32)
+
+
+def mesh(axes: int) -> Mesh:
+    return Mesh("m", tuple((f"m{i}", 2) for i in range(axes)))
+
+
+def halves(axes: int) -> str:
+    """An einsum whose dims are each split over half of the axes of a mesh."""
+    names = [f"m{i}" for i in range(axes)]
+    one, other = ", ".join(names[: axes // 2]), ", ".join(names[axes // 2 :])
+    return f"""
+dim a = 4096, b = 4096
+mesh m = {{ {", ".join(f"{name}: 2" for name in names)} }}
+layout l {{ a -> ({one}), b -> ({other}) }}
+program p(x[a, b], w[b]) {{
+  y = einsum(x, w -> [a])
+  return y
+}}
+"""
+
+
+def checked(text: str) -> int:
+    """The work of checking a file."""
+    source = Source("chain.mdsl", text)
+    return calls(lambda: check_source(source, Options(), Diagnostics()))
+
+
+@pytest.mark.parametrize("axes", [6, 8, 12])
+def test_explaining_on_many_axes_is_bounded_and_says_so(axes: int) -> None:
+    found: list[dict[str, object]] = []
+    source = Source("many.mdsl", halves(axes))
+    work = calls(lambda: found.append(compile_source(source, Options(), Diagnostics()).report))
+    assert work < 10_000_000
+    plan = found[0]["plan"]
+    assert isinstance(plan, dict)
+    assert not plan["least"]
+    assert "not every combination and route" in plan["searched"]
+
+
+def test_the_sum_over_many_axes_is_one_all_reduce() -> None:
+    wide = mesh(12)
+    a, b = wide.names[:6], wide.names[6:]
+    source = placement(wide, {"a": a}, b, "sum")
+    way = route(TENSOR, source, source.reduced, wide)
+    assert way is not None
+    assert [(step.kind, step.axes) for step in way.steps] == [("all_reduce", b)]
+    assert not way.is_cut  # nothing sends less than an all_reduce
+
+
+def ends(square: Mesh) -> list[tuple[Placement, Placement]]:
+    w, x, y, z = square.names
+    return [
+        (placement(square, {"a": (w, x)}, (y, z), "sum"), placement(square, {"b": (w, x)})),
+        (placement(square, {"a": (w, x), "b": (y, z)}), placement(square, {"b": (x, w, z)})),
+        (placement(square, {"a": (w,)}), placement(square, {"b": (z,)}, (w, y), "sum")),
+        (placement(square, {}, square.names, "sum"), placement(square, {"a": (y, x), "b": (z,)})),
+    ]
+
+
+@pytest.mark.parametrize("pair", range(4))
+@pytest.mark.parametrize("price", [BYTES, Price(8192), Price(8192, scatter=False)])
+def test_the_bound_changes_no_route(pair: int, price: Price) -> None:
+    square = mesh(4)
+    source, target = ends(square)[pair]
+    whole = _Search(
+        _space(TENSOR, source, target, square, price.scatter), TENSOR, source, target, price
+    )
+    assert whole.run(most=None)
+    found = route(TENSOR, source, target, square, price)
+    assert found == whole.route()
+    assert found is not None
+    steps: tuple[Step, ...] = found.steps
+    assert steps[0].before == source
+    assert steps[-1].after == target
+
+
+def test_layouts_that_extend_one_another_are_compared_by_name() -> None:
+    def text(count: int) -> str:
+        chain = "".join(f"layout l{i} extends l{i + 1} {{ }}\n" for i in range(count))
+        head = f"dim a = 4\nmesh m = {{ x: 2 }}\n{chain}layout l{count} {{ a -> x }}\n"
+        return head + "program p(x[a]) {\n y = x + x\n return y\n}\n"
+
+    few, many = (checked(text(n)) for n in (40, 80))
+    assert many < 3 * few
