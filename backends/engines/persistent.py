@@ -134,13 +134,16 @@ class PersistentEngine:
     def _blocks(
         self, specs: Mapping[str, Spec], cuts: Mapping[str, Cut], arrays: Mapping[str, Any]
     ) -> Blocks:
+        import torch
+
         found: Blocks = [{} for _ in range(self.devices)]
         for name, cut in cuts.items():
             whole = as_tensor(arrays[name], specs[name], name)
             parts = [whole[part].contiguous() for part in cut.parts]
             for rank, index in enumerate(cut.block_of):
                 takes = has_sum(specs[name], self.program.MESH, rank)
-                found[rank][name] = parts[index] if takes else parts[index] * 0
+                # Not `* 0`, which is NaN of an infinity.
+                found[rank][name] = parts[index] if takes else torch.zeros_like(parts[index])
         return found
 
     def _whole(self, name: str, cut: Cut, held: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:

@@ -30,6 +30,30 @@ def einsum_text(call: TorchCall, *, views: bool = False) -> str:
 
     `views`: a product whose operands have to be permuted is left to `torch.einsum`.
     """
+    text = _any_text(call, views)
+    empty = _emptied(call)
+    if not empty:
+        return text
+    # A factor that is taken out of a sum over nothing would make NaN of an infinity.
+    has_terms = " and ".join(call.extent(n) for n in empty)
+    zeros = f"torch.zeros({call.shape(0)}, dtype={call.outs[0].dtype.torch})"
+    return f"({text} if {has_terms} else {zeros})"
+
+
+def _emptied(call: TorchCall) -> list[str]:
+    """The summed dims of which some devices have nothing, if factors may be taken out of the sum.
+
+    A product of two operands that is summed over dims of both is zero on these devices by itself.
+    """
+    names = dict.fromkeys(n for t in call.ins for n in t.names if not call.outs[0].has(n))
+    empty = [n for n in names if call.may_be_empty(n)]
+    lone = [n for n in empty if sum(t.has(n) for t in call.ins) == 1]
+    if len(call.ins) == 1:
+        return []
+    return lone if len(call.ins) == 2 else empty
+
+
+def _any_text(call: TorchCall, views: bool) -> str:
     target = call.outs[0].names
     if len(call.ins) == 1:
         term = _without_lone(call, 0, target)

@@ -19,7 +19,7 @@ from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F32, LARGEST, Dim, DType, TensorType
 from meshdsl.named.ir import Op, Output, Program, Value
-from meshdsl.ops.opdef import OpDef, Sample, Signature, load_all, lookup
+from meshdsl.ops.opdef import OpDef, OpError, Sample, Signature, load_all, lookup
 from meshdsl.pipeline import Compilation, Known, Options, front
 
 NOWHERE = Span(Source("special.mdsl", "x"), 0, 0)
@@ -67,6 +67,9 @@ class Special:
         return Program("special", *parts, NOWHERE)
 
 
+LARGEST_INDEX = 8
+"""Indices are drawn below this number."""
+
 Renamed = Mapping[Dim, Dim]
 """Dims of samples, and their replacements."""
 
@@ -82,10 +85,16 @@ def samples(dims: Renamed, floats: DType) -> Iterator[tuple[str, Sample, Signatu
         for sample in opdef.samples[few] if _is_plain(opdef) else ():
             parts = list(_parts((*(t.dims for t in sample.ins), sample.attrs)))
             own = {x for x in parts if isinstance(x, Dim)}
+            small = {d.name for d in dims.values() if d.size < LARGEST_INDEX}
+            if any(kind.removeprefix("index:") in small for kind in sample.values):
+                continue
             if not dims or (own <= set(dims) and not any(isinstance(x, int) for x in parts)):
                 ins, attrs = (_changed(x, dims, floats) for x in (sample.ins, sample.attrs))
-                found = Signature(ins, opdef.infer(ins, dict(attrs)), dict(attrs))
-                yield name, Sample(ins, attrs, sample.values), found
+                try:
+                    outs = opdef.infer(ins, dict(attrs))
+                except OpError:  # the sizes of its dims depend on one another
+                    continue
+                yield name, Sample(ins, attrs, sample.values), Signature(ins, outs, dict(attrs))
 
 
 def _is_plain(opdef: OpDef) -> bool:
@@ -221,7 +230,7 @@ def drawn(made: Special, fill: str) -> dict[str, Array]:
 
 def _drawn(type_: TensorType, kind: str, fill: Fill, rng: np.random.Generator) -> Array:
     if kind.startswith("index:"):
-        found = rng.integers(0, 8, type_.shape)
+        found = rng.integers(0, LARGEST_INDEX, type_.shape)
     elif type_.dtype.kind == "bool":
         found = rng.random(type_.shape) < rng.choice([0.1, 0.9])
     elif type_.dtype.kind == "int":
