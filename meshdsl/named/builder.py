@@ -111,10 +111,14 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class PendingParam:
-    """A declared parameter whose `fan_in` is not known before its first use is."""
+    """A declared parameter whose `fan_in` is not known before its first use is.
+
+    `typed`: the declaration states a dtype.
+    """
 
     value: Value
     init: Init
+    typed: bool
 
 
 class Builder:

@@ -19,12 +19,12 @@ from meshdsl.diagnostics import (
     fail,
     spelled_right,
 )
-from meshdsl.ir.types import DTYPES, Dim, DType
+from meshdsl.ir.types import DTYPES, Dim, DType, TensorType
 from meshdsl.named.builder import Operand, Scope, Stack, need_tensor
 from meshdsl.named.declarations import declared, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.sizes import how_of, made, size_of
-from meshdsl.ops.opdef import OpDef, load_all, lookup, signs
+from meshdsl.ops.opdef import OpDef, OpError, load_all, lookup, signs
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -41,12 +41,23 @@ class Given(ast.Ref):
     operand: Operand
 
 
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """An operator whose operands, a condition aside, are literals: its dtype is not yet decided."""
+
+    name: str
+    operands: tuple[Operand, ...]
+    spans: tuple[Span, ...]
+    span: Span
+
+
 class Expressions:
     """Evaluates expressions in a scope; operators are appended to the builder."""
 
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
         self.builder = program.builder
+        self.literals: dict[Operand, Literals] = {}
 
     def tensor(self, node: ast.Expr, scope: Scope) -> Value:
         """The value of `node`, which must be a tensor; a number becomes an f32 constant."""
@@ -197,14 +208,65 @@ class Expressions:
             return _fold(name, numbers, span)
         if _is_neutral(name, operands):
             return operands[0]
-        dtype = _literal_dtype(name, operands)
+        dtype = self._literal_dtype(name, operands)
+        operands = self._of_literals(name, operands, dtype, scope)
         if name in ("floordiv", "mod") and dtype.kind == "int" and operands[1] == 0:
             help = "integers have no infinity; divide by another number"
             fail("MD0261", "an integer is divided by zero", spans[1], help=help)
         values = tuple(
             self.as_value(x, dtype, s, scope) for x, s in zip(operands, spans, strict=True)
         )
-        return self.builder.emit(name, values, {}, span, scope, spans)[0]
+        made = self.builder.emit(name, values, {}, span, scope, spans)[0]
+        read = operands[1:] if name == "where" else operands
+        if made.type.dtype == dtype and all(self._is_literal(x) for x in read):
+            self.literals[made] = Literals(name, tuple(operands), spans, span)
+        return made
+
+    def _literal_dtype(self, name: str, operands: list[Operand]) -> DType:
+        """The dtype a number takes: that of the first tensor (of `where`: not the condition).
+
+        A tensor of literals is asked last, since it takes the dtype of the others itself.
+        """
+        candidates = operands[1:] if name == "where" else operands
+        tensors = [x for x in candidates if isinstance(x, Value)]
+        tensors.sort(key=self.literals.__contains__)
+        return tensors[0].type.dtype if tensors else DTYPES["f32"]
+
+    def _is_literal(self, operand: Operand) -> bool:
+        return isinstance(operand, int | float) or operand in self.literals
+
+    def _of_literals(
+        self, name: str, operands: list[Operand], dtype: DType, scope: Scope
+    ) -> list[Operand]:
+        """The operands; those that are made of literals alone are made of the dtype instead."""
+        first = 1 if name == "where" else 0
+        return [*operands[:first], *(self._retyped(x, dtype, scope) for x in operands[first:])]
+
+    def _retyped(self, operand: Operand, dtype: DType, scope: Scope) -> Operand:
+        made = self.literals.get(operand)
+        if (
+            not isinstance(operand, Value)
+            or made is None
+            or operand.type.dtype == dtype
+            or not self._fits(made, dtype)
+        ):
+            return operand
+        operands = self._of_literals(made.name, list(made.operands), dtype, scope)
+        values = tuple(
+            self.builder.reach(self.as_value(x, dtype, s, scope))
+            for x, s in zip(operands, made.spans, strict=True)
+        )
+        again = self.builder.emit(made.name, values, {}, made.span, scope, made.spans)[0]
+        self.literals[again] = made
+        return again
+
+    def _fits(self, made: Literals, dtype: DType) -> bool:
+        """Whether all literals of an operator are of a dtype: an integer is of any number's."""
+        read = made.operands[1:] if made.name == "where" else made.operands
+        inner = [self.literals[x] for x in read if isinstance(x, Value)]
+        numbers = [x for x in read if isinstance(x, int | float)]
+        fits = dtype.kind == "float" or all(isinstance(x, int) for x in numbers)
+        return fits and all(self._fits(x, dtype) for x in inner) and _takes(made, dtype)
 
     def as_value(self, operand: Operand, dtype: DType, span: Span, scope: Scope) -> Value:
         """A tensor as it is, a number as a constant of `dtype`."""
@@ -258,13 +320,15 @@ def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
     return made(result, name, *numbers)
 
 
-def _literal_dtype(name: str, operands: list[Operand]) -> DType:
-    """The dtype a number takes: that of the first tensor (of `where`: not the condition)."""
-    candidates = operands[1:] if name == "where" else operands
-    for operand in candidates:
-        if isinstance(operand, Value):
-            return operand.type.dtype
-    return DTYPES["f32"]
+def _takes(made: Literals, dtype: DType) -> bool:
+    """Whether an operator of literals yields a dtype, of operands of that dtype."""
+    first = 1 if made.name == "where" else 0
+    condition = tuple(x.type for x in made.operands[:first] if isinstance(x, Value))
+    rest = (TensorType((), dtype),) * len(made.operands[first:])
+    try:
+        return lookup(made.name).infer((*condition, *rest), {})[0].dtype == dtype
+    except OpError:
+        return False
 
 
 def option_value(operand: Operand, span: Span) -> Any:

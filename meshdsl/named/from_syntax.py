@@ -294,7 +294,7 @@ class ProgramBuilder:
             declared=tuple(d.name for d in dims),
         )
         self.builder.place(value, 0)
-        self.builder.params.append(PendingParam(value, init))
+        self.builder.params.append(PendingParam(value, init, node.dtype is not None))
         scope.params[name.text] = name.span
         scope.names[name.text] = value
 

@@ -91,12 +91,16 @@ class Init:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Param:
-    """A parameter of the program and how it is initialised; `fan_in`, `fan_out` count elements."""
+    """A parameter of the program and how it is initialised; `fan_in`, `fan_out` count elements.
+
+    `typed`: its declaration states its dtype, which mixed precision keeps.
+    """
 
     value: Value
     init: Init
     fan_in: int
     fan_out: int
+    typed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from meshdsl.ops.opdef import lookup
 def mixed(program: Program, compute: DType) -> Program:
     """The program with parameters and products in `compute`.
 
-    Inputs, losses and the states that the program assigns keep their dtype.
+    Inputs, losses, the states that the program assigns and parameters whose declarations state a
+    dtype keep theirs.
     """
     return _Mixed(compute).program(program)
 
@@ -31,7 +32,9 @@ class _Mixed:
     def program(self, program: Program) -> Program:
         learned = {*program.learned}
         params = tuple(
-            replace(p, value=self._new(p.value, self.compute)) if p.value in learned else p
+            replace(p, value=self._new(p.value, self.compute))
+            if p.value in learned and not p.typed
+            else p
             for p in program.params
         )
         body = self._block(program.body)

@@ -19,7 +19,8 @@ def finish_params(pending: tuple[PendingParam, ...], body: tuple[Node, ...]) -> 
     for item in pending:
         type_, summed = _follow(item.value, uses)
         fan_in = math.prod(type_.size(d) for d in summed)
-        found.append(Param(item.value, item.init, fan_in, max(1, type_.elements // fan_in)))
+        fan_out = max(1, type_.elements // fan_in)
+        found.append(Param(item.value, item.init, fan_in, fan_out, item.typed))
     return tuple(found)
 
 

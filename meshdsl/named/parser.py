@@ -54,7 +54,8 @@ class _Named(ir.Parser[Value]):
             scan.expect(",", "fan")
             fan_in = int(scan.next())
             scan.expect("to")
-            return Param(value, Init(kind, tuple(args)), fan_in, int(scan.next()))
+            fan_out = int(scan.next())
+            return Param(value, Init(kind, tuple(args)), fan_in, fan_out, scan.accept(",", "typed"))
 
     def _state(self, line: Line) -> State:
         with self.reading(line) as scan:

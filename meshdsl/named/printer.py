@@ -55,7 +55,8 @@ class _Named(Printer[Value]):
 
     def _param(self, param: Param) -> str:
         args = f"({', '.join(f'{x:g}' for x in param.init.args)})" if param.init.args else ""
-        init = f"{param.init.kind}{args}, fan {param.fan_in} to {param.fan_out}"
+        typed = ", typed" if param.typed else ""
+        init = f"{param.init.kind}{args}, fan {param.fan_in} to {param.fan_out}{typed}"
         return f"{self.typed(param.value)} = {init}"
 
     def name(self, value: Value) -> str:

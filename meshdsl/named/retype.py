@@ -1,16 +1,25 @@
-"""`--dtype`: the same program with every float of another type."""
+"""`--dtype`: the same program with every float of another type.
+
+Which results of an operator stay wider than its operands, as the logarithms of sums of attention
+do, its own shape rule says: a program whose gradients are already written out is typed as one that
+was written in the type.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from meshdsl.ir.program import Carry, Collected, Stacked
-from meshdsl.ir.types import DType
+from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.ir import Loop, Node, Op, Output, Program, Update, Value
+from meshdsl.ops.opdef import lookup
 
 
 def retype(program: Program, dtype: DType) -> Program:
-    """Change every float tensor, literal and cast to `dtype`; integers and bools stay."""
+    """Change every float tensor, literal and cast to `dtype`; integers and bools stay.
+
+    Results of operators have the types that their shape rules give them.
+    """
     return _Retype(dtype).program(program)
 
 
@@ -43,14 +52,31 @@ class _Retype:
         return tuple(self.loop(n) if isinstance(n, Loop) else self.op(n) for n in nodes)
 
     def op(self, op: Op) -> Op:
-        ins, outs = (tuple(self.value(v) for v in vs) for vs in (op.ins, op.outs))
-        return replace(op, ins=ins, outs=outs, attrs=tuple((k, self.attr(v)) for k, v in op.attrs))
+        ins = tuple(self.value(v) for v in op.ins)
+        attrs = tuple((k, self.attr(v)) for k, v in op.attrs)
+        types = lookup(op.name).infer(tuple(v.type for v in ins), dict(attrs))
+        outs = tuple(self.result(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
+        return replace(op, ins=ins, outs=outs, attrs=attrs)
+
+    def result(self, value: Value, dtype: DType) -> Value:
+        """A result of an operator, in the type that its shape rule gives it."""
+        follows = value.follows and self.value(value.follows)
+        type_ = TensorType(value.type.dims, dtype)
+        self.made[value] = replace(value, type=type_, follows=follows)
+        return self.made[value]
 
     def attr(self, value: object) -> object:
         return self.dtype if isinstance(value, DType) and value.kind == "float" else value
 
     def loop(self, loop: Loop) -> Loop:
-        stacked = tuple(Stacked(self.value(s.outer), self.value(s.inside)) for s in loop.stacked)
+        for inside, outer in (*((s.inside, s.outer) for s in loop.stacked), *_entered(loop)):
+            self.result(inside, self.value(outer).type.dtype)
+        body = self.nodes(loop.body)
+        # Values that leave the loop have the types that those of its body have by now.
+        for outer, inside in ((c.outer, c.inside) for c in loop.collected):
+            self.result(outer, self.value(inside).type.dtype)
+        for carry in loop.carries:
+            self.result(carry.result, self.value(carry.inside).type.dtype)
         carries = tuple(
             Carry(*(self.value(v) for v in (c.init, c.inside, c.next, c.result)))
             for c in loop.carries
@@ -58,5 +84,10 @@ class _Retype:
         collected = tuple(
             Collected(self.value(c.inside), self.value(c.outer)) for c in loop.collected
         )
-        body = self.nodes(loop.body)
+        stacked = tuple(Stacked(self.value(s.outer), self.value(s.inside)) for s in loop.stacked)
         return replace(loop, stacked=stacked, carries=carries, body=body, collected=collected)
+
+
+def _entered(loop: Loop) -> list[tuple[Value, Value]]:
+    """The values that a loop carries, each with the one that it begins with."""
+    return [(c.inside, c.init) for c in loop.carries]

@@ -1,0 +1,61 @@
+"""Dtypes that nobody writes: of literals, of gradients under `--dtype`, of typed parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.compiling import named, run_text
+
+LITERALS = {
+    "x + where(x > 0, 2, 0)": "i32",
+    "where(x > 0, 2, 0) * y": "i64",
+    "y * maximum(where(x > 0, 2, where(x < 3, 0, 1)), -1)": "i64",
+    "where(z > 0.0, where(x > 0, 2, 0), x)": "i32",
+    "x - (-where(x > 0, 2, 3)) * 2": "i32",
+    "mod(x, where(x > 0, 2, 3))": "i32",
+    "where(x > 0, 1, 0) * z": "f32",
+    "where(x > 0, 1.5, 0) + z": "f32",
+    "where(x > 0, 2, 3)": "f32",
+}
+
+
+@pytest.mark.parametrize("text", LITERALS)
+def test_literals_take_the_dtype_of_what_they_meet(text: str) -> None:
+    program = named(f"dim n = 4\nprogram p(x[n]: i32, y[n]: i64, z[n]) {{\n  return {text}\n}}\n")
+    assert program.outputs[0].value.type.dtype.name == LITERALS[text]
+
+
+ATTENTION = """dim s = 4, m = 4, k = 2
+program p(q[s, k], x[m, k], v[m, k]) {
+  o = attention[k, m](q, x, v)
+  g = grad(sum(o * o), q)
+  return g
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+def test_the_gradient_of_attention_in_every_dtype(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    inputs = {n: rng.normal(size=(4, 2)).astype(np.float32) for n in ("q", "x", "v")}
+    found = run_text(ATTENTION, inputs, dtype=dtype)["g"]
+    expected = run_text(ATTENTION, inputs)["g"]
+    assert np.allclose(np.asarray(found, float), expected, atol=5e-2)
+
+
+ROUTER = """dim m = 4, e = 2
+program p(x[m]) {
+  param router[m, e]: f32
+  param w[m, e]
+  y = einsum(x, router -> [e]) + einsum(x, w -> [e])
+  loss = sum(y * y)
+  minimize loss with sgd(0.1, compute="bf16")
+  return loss
+}
+"""
+
+
+def test_a_parameter_keeps_the_dtype_that_its_declaration_states() -> None:
+    found = {str(p.value.name): p.value.type.dtype.name for p in named(ROUTER).params}
+    assert found == {"router": "f32", "w": "bf16"}
