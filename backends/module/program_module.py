@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Placement
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import torch_dtype
 from meshdsl.backends.module.compile import Compiler, compiler
+from meshdsl.backends.module.guard import guard
 from meshdsl.backends.module.mesh import MeshRanks, check_same
 from meshdsl.backends.module.step import Step
 from meshdsl.backends.module.tensors import block, drawn, local_input, refuse_names
@@ -66,8 +67,20 @@ class ProgramModule(torch.nn.Module):
                 continue
             learns = spec.dtype not in ("i32", "i64", "bool")
             self._put(name, torch.nn.Parameter(made, requires_grad=learns))
+        self._guard()
         self.register_state_dict_post_hook(_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_as_blocks)  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another module; copies of parameters are guarded anew."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._guard()
+
+    def _guard(self) -> None:
+        """Let parameters of which this device has a block refuse what takes that for the whole."""
+        for name, param in self._own_parameters():
+            if isinstance(param, torch.nn.Parameter) and self._runtime.params[name].split:
+                guard(param, name)
 
     def _put(self, name: str, tensor: torch.Tensor) -> None:
         """Register a parameter or buffer by its dotted name, even if modules have the attribute."""
@@ -177,7 +190,8 @@ class ProgramModule(torch.nn.Module):
         for spec, grad in grads:
             axes = tuple(a for a in ranks.mesh if any(a in s for s in spec.split.values()))
             wide = torch.promote_types(grad.dtype, torch.float32)
-            square = torch.linalg.vector_norm(grad, dtype=wide).square()
+            local = grad.as_subclass(torch.Tensor)
+            square = torch.linalg.vector_norm(local, dtype=wide).square()
             squares[axes] = squares[axes] + square if axes in squares else square
         for axes, square in squares.items():
             if axes:
