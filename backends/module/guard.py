@@ -62,7 +62,7 @@ def guard(param: torch.nn.Parameter, name: str) -> None:
     """Refuse norms of the gradients of a split parameter, and optimizers that mix its elements."""
     setattr(param, _MARK, name)
     if param.requires_grad:
-        param.register_post_accumulate_grad_hook(_as_block)
+        param.register_post_accumulate_grad_hook(_as_block)  # type: ignore[no-untyped-call]
 
 
 def _as_block(param: torch.Tensor) -> None:
