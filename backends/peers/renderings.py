@@ -21,12 +21,26 @@ RENDERINGS: dict[str, str] = {
 
 def render(program: Program, notation: str) -> str:
     """The text of a placed program in a notation of `RENDERINGS`. Raises MD0910 or MD0311."""
+    _refuse_stages(program, notation)
     if notation == "jax":
         _refuse_uneven(program)
     module, _, name = RENDERINGS[notation].partition(".")
     written = getattr(import_module(f"meshdsl.backends.peers.{module}"), name)(program)
     text: str = written.text()
     return text
+
+
+def _refuse_stages(program: Program, notation: str) -> None:
+    """MD0910: a rendering is one program that all devices run, each its part of every operator.
+
+    In a pipeline a device has the iterations of its own stage only, at times that a schedule sets.
+    """
+    pipe = program.pipe
+    if pipe is None or pipe.stages(program.mesh) == 1:
+        return
+    message = f"a pipeline cannot be written as {notation}: every device there runs every operator"
+    help = "render it under a layout without stages; `meshdsl compile` writes a pipeline as torch"
+    fail("MD0910", message, pipe.span, help=help)
 
 
 def _refuse_uneven(program: Program) -> None:

@@ -46,8 +46,9 @@ CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow"
 
 @functools.cache
 def every() -> list[tuple[Case, Program]]:
-    """Every example under all it declares, placed on four devices."""
-    return [(case, made.placed) for case, made in accepted(cases(4, "deferred"))]
+    """Every example under all it declares, placed on four devices; pipelines aside."""
+    found = [(case, made.placed) for case, made in accepted(cases(4, "deferred"))]
+    return [(case, program) for case, program in found if program.pipe is None]
 
 
 HOSTILE = '''\
@@ -97,6 +98,34 @@ def test_each_source_line_stands_over_its_statements(notation: str) -> None:
         assert text.isprintable() or "\n" in text
         assert text.endswith("\n")
         assert not text.endswith("\n\n")
+
+
+PIPELINE = """\
+dim batch = 4, d = 4, d2 = d, layers = 4
+layout staged { layers -> pipe } with gpipe[batch](2)
+layout whole { batch -> pipe }
+program p(x[batch, d]) {
+  repeat layers {
+    param w[d, d2]
+    x = tanh(einsum(x, w -> [batch, d2]))[d2 -> d]
+  }
+  return x
+}
+"""
+
+
+@pytest.mark.parametrize("notation", RENDERINGS)
+@pytest.mark.parametrize("devices", [2, 4])
+def test_pipelines_are_refused(notation: str, devices: int) -> None:
+    """A device there runs all iterations: of four layers one of four stages ran the first only."""
+    mesh = f"pipe:{devices}"
+    with pytest.raises(DiagnosticError) as caught:
+        render(placed(PIPELINE, mesh=mesh, layout="staged"), notation)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.span and found.span.line) == ("MD0910", 2)
+    for layout, mesh_ in (("whole", mesh), ("staged", "pipe:1")):
+        shown = render(placed(PIPELINE, mesh=mesh_, layout=layout), notation)
+        assert "range(4)" in shown or "layers 4" in shown, shown
 
 
 @pytest.mark.parametrize("notation", CODE)
