@@ -55,6 +55,27 @@ def calls_of_a_save(tmp_path, monkeypatch, again):
     return len(made)
 
 
+def test_every_file_is_on_the_disk_before_its_folder_gets_its_name(tmp_path, monkeypatch):
+    synced, named = set(), []
+    fsync, rename = os.fsync, os.rename
+
+    def syncing(handle):
+        synced.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def renaming(source, target, **options):
+        inside = [p for p in Path(source).rglob("*") if p.is_file()]
+        named.append(len(inside))
+        late = [p.name for p in (*inside, Path(source)) if p.stat().st_ino not in synced]
+        assert not late, f"not on the disk when it is renamed: {late}"
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "rename", renaming)
+    save(tmp_path, 10)
+    assert max(named) > 1
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "step again"])
 @pytest.mark.parametrize(
     "number", [errno.ENOSPC, errno.EIO, errno.EACCES], ids=["full", "broken", "forbidden"]

@@ -59,7 +59,7 @@ def source(blocks, name):
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(
-    ("op", "dtype"), [*itertools.product(OPS, ["f32", "i64"]), ("max", "bool")]
+    ("op", "dtype"), [*itertools.product(OPS, ["f32", "i64"]), *((op, "bool") for op in OPS)]
 )
 @pytest.mark.parametrize(("mesh", "axes"), MESHES)
 def test_all_reduce(emit, mesh, axes, op, dtype, name):

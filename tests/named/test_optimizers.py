@@ -13,7 +13,7 @@ import torch
 
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.ir.types import BF16, F16, F32, F64, I32, Dim, TensorType
+from meshdsl.ir.types import BF16, F16, F32, F64, I32, Dim, DType, TensorType
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Arithmetic, Schedule, emit_rate, resolve
 from tests.named.updating import Engine, optimizer, optimizer_call, param, program_optimizer
 
@@ -250,6 +250,25 @@ def test_five_steps_are_those_of_torch(
         for value, tensor in zip(params, tensors, strict=True):
             np.testing.assert_allclose(engine.array(value), tensor.detach().numpy(), rtol=1e-9)
     assert int(engine.kept["step"]) == 5
+
+
+@pytest.mark.parametrize("in_torch", [False, True], ids=["numpy", "torch"])
+@pytest.mark.parametrize("dtypes", [(F32, F64), (F64, F32)])
+def test_the_norm_of_gradients_is_as_exact_as_the_widest_parameter(
+    dtypes: tuple[DType, DType], in_torch: bool
+) -> None:
+    params = [param(f"w{i}", A, dtype=dtype) for i, dtype in enumerate(dtypes)]
+    grads = [np.linspace(1, i + 2, 4).astype(d.numpy) / 3 for i, d in enumerate(dtypes)]
+    engine = Engine(in_torch)
+    for value in params:
+        engine.give(value, np.zeros(4, value.type.dtype.numpy))
+    engine.step(optimizer("sgd(lr=1.0, clip=1.0)"), params, grads)
+    norm = np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in grads))
+    for value, grad in zip(params, grads, strict=True):
+        exact = value.type.dtype == F64
+        expected = -grad / (norm + 1e-6)
+        found = engine.array(value)
+        np.testing.assert_allclose(found, expected, rtol=1e-14 if exact else 1e-6)
 
 
 @pytest.mark.parametrize("in_torch", [False, True], ids=["numpy", "torch"])

@@ -103,6 +103,29 @@ def test_rules_that_do_nothing_are_reported(rules, code):
     assert found[code].help
 
 
+def test_a_rule_that_names_a_parameter_binds_its_gradient_before_rules_of_functions():
+    """`f` is a function and its parameter: the gradient, inside of both functions, follows it."""
+    text = """
+dim b = 4, d = 8, e = 8
+layout l { g: d -> none, f: d -> x }
+def f(t[b, d]) -> [b, e] {
+  param f[d, e]
+  return einsum(t, f -> [b, e])
+}
+def g(t[b, d]) -> [b, e] {
+  return relu(f(t))
+}
+program p(t[b, d]) {
+  loss = sum(g(t))
+  return loss
+  minimize loss with momentum(lr=0.1, beta=0.9)
+}
+"""
+    made = compile_text(text, layout="l", mesh="x:2", reduce="deferred")
+    found = {t.value.name or "": t.placement.show(t.value.type) for t in made.placed.tensors}
+    assert found["g.f.f"] == found["g.f.d_f"] == "[d@x, e]"
+
+
 def test_the_mesh_tensorflow_form():
     made = compile_text(PROGRAM, layout="batch:x;hidden:y", mesh="x:2,y:2")
     found = {t.value.name: t.placement.show(t.value.type) for t in made.placed.tensors}
