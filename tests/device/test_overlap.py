@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from meshdsl.device import buckets, liveness
-from meshdsl.device.ir import Compute, Loop, Node, Program, Start, Wait
+from meshdsl.device.from_placed import lower
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Start, Wait
 from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
 from meshdsl.report.explain import explain
-from tests.device.steps import CASES, TEXT, passed, placed, plain, with_overlap
+from tests.device.steps import CASES, TEXT, passed, placed, plain, run, with_overlap
 
 FORWARD = TEXT.replace("  minimize loss with adamw(lr=1e-3)\n", "")
 
@@ -132,3 +134,23 @@ def test_reports_tell_what_is_overlapped() -> None:
     assert all(c["overlapped"] for c in shown if c["count"] == 3 and c["kind"] == "all_gather")
     plain_ = explain(plain("zero3"))["collectives"]
     assert not any(c["overlapped"] for c in plain_)
+
+
+@pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
+@pytest.mark.parametrize("policy", ["optimal", "immediate"])
+def test_a_collective_waits_for_the_one_that_makes_its_source(
+    policy: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are reduced over one axis in parts, and these over the other one."""
+    monkeypatch.setattr(buckets, "SMALL", small)
+    text = f"{TEXT}layout parts {{ batch -> (data, pod), grads: model -> data }}\n"
+    compiled = placed("parts", policy, text, "data:2,pod:2")
+    program = lower(compiled.placed)
+    made: dict[str, str] = {}
+    for node in (n for n in program.body if isinstance(n, Move) and n.step.moves):
+        made[node.target.name] = f"{made.get(node.source.name, '')} {node.step.kind}".strip()
+    assert any(" " in kinds for kinds in made.values()), "no collective has another's result"
+    done = run(compiled.named, passed(program, with_overlap))  # each pass is verified
+    expected = run(compiled.named, program)
+    for name, array in (expected.outputs | expected.updated).items():
+        np.testing.assert_array_equal((done.outputs | done.updated)[name], array)
