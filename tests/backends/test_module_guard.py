@@ -66,9 +66,9 @@ def test_the_norm_of_blocks_is_refused(foreach: bool | None) -> None:
     torch.nn.utils.clip_grad_norm_([parameter(split=False)], 1.0, foreach=foreach)
     with pytest.raises((ProgramError, RuntimeError)):
         torch.nn.utils.clip_grad_norm_([parameter(split=True)], 1.0, foreach=foreach)
+    grad = parameter(split=True).grad
+    assert grad is not None
     with pytest.raises(ProgramError, match=r"model\.clip_grad_norm_"):
-        grad = parameter(split=True).grad
-        assert grad is not None
         torch.nn.utils.get_total_norm([grad])
 
 
