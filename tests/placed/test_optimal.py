@@ -91,3 +91,25 @@ def test_no_annotation_sends_less(name: str, mesh: str) -> None:
         assert plan.proven
         ours = explain(made.device)["totals"]["wire_bytes"]
         assert ours <= least(text, mesh), sizes
+
+
+SLICED = """
+dim b = 8, m = 4, o = m, l = 4
+program p(x[b, m]) {
+  param w[l, m, o]
+  v = w * 2.0
+  repeat l { x = tanh(einsum(x, v -> [b, o])[o -> m]) }
+  return x
+}
+"""
+
+
+@pytest.mark.parametrize(("layout", "proven"), [("b -> x", True), ("w: l -> x, b -> y", False)])
+def test_nothing_is_proven_where_the_loop_reads_a_stack_that_is_split_along_it(
+    layout: str, proven: bool
+) -> None:
+    """Other placements that such a stack might have before the loop are not searched."""
+    text = f"{SLICED}layout chosen {{ {layout} }}\n"
+    made = compile_text(text, mesh="x:2,y:2", layout="chosen")
+    assert made.placed.plan is not None
+    assert made.placed.plan.proven is proven
