@@ -76,12 +76,13 @@ class OnStages:
     They are never at one micro-batch together. kind: `waits` (each stage has a part of what the
     operator makes until the passes are done), `whole` (a stage reads all of what is made, and so
     makes it of whole operands), `alone` (one stage does it, of all that it reads). `made` says of
-    each operand whether the passes make it.
+    each operand whether the passes make it. `given` are the axes that inputs split the batch over.
     """
 
     axis: str
     kind: str
     made: tuple[bool, ...]
+    given: tuple[str, ...]
 
     def keeps(self, axis: str) -> bool:
         """Whether a result that is partial over an axis stays so under every policy."""
@@ -109,15 +110,15 @@ class OnStages:
 @functools.lru_cache(maxsize=65536)
 def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
     found = chooser.combined(standing=True)
-    if not any(chooser.moved(c) == 0 for c in found):
+    if not any(chooser.misfit(c) == 0 for c in found):
         # Rows that are taken for granted per axis may not go together.
         found = chooser.combined(standing=False)
     if not found and not chooser.uneven:
         # A rule for a dim that is summed may leave only rows with blocks of several sizes.
         found = replace(chooser, uneven=True).combined(standing=False)
     assert found or any(chooser.pins), f"no legal placement for {chooser.call.name}"
-    least = min(map(chooser.moved, found), default=0)
-    possible = (c for c in found if chooser.moved(c) == least)
+    least = min(map(chooser.misfit, found), default=0)
+    possible = (c for c in found if chooser.misfit(c) == least)
     return tuple(sorted(possible, key=lambda c: (c.cost, c.rank)))
 
 
@@ -186,18 +187,33 @@ class Chooser:
             dearer = [c.cost for c in self.combined(standing=False) if c.cost > cost]
         return min(dearer, default=None)
 
-    def moved(self, choice: Choice) -> int:
-        """Whether what passes make is moved over stages, which are never there together.
+    def misfit(self, choice: Choice) -> int:
+        """How far a choice is from what passes can do: 0 where nothing is wrong with it.
 
-        0: nothing is; else the most that `OnStages.moved` says.
+        1 and 2: what passes make is moved over stages, which are never there together, as
+        `OnStages.moved` says. 3: a device has a block that the schedule cannot cut.
         """
         stages = self.stages
         if stages is None:
             return 0
+        types = (*self.call.ins, *self.call.outs * 2)
+        placed = (*choice.needs, *choice.yields, *choice.targets)
+        if not all(map(self._is_cut, types, placed)):
+            return 3
         read = zip(stages.made, self.versions, choice.needs, strict=True)
         each = [min(stages.moved(p, need) for p in ps) for flies, ps, need in read if flies]
         made = zip(choice.yields, choice.targets, strict=True)
         return max((*each, *itertools.starmap(stages.moved, made)), default=0)
+
+    def _is_cut(self, type_: TensorType, placed: Placement) -> bool:
+        """Whether a device has an equal part of every micro-batch, within its inputs' block."""
+        given = self.stages.given if self.stages else ()
+        return all(
+            axes[: len(given)] == given and type_.size(dim) % (micro * self.mesh.size(*axes)) == 0
+            for dim, micro in self.mesh.cut
+            if type_.has(dim)
+            for axes in (placed.axes_of(dim),)
+        )
 
     # --- rows --------------------------------------------------------------------------------
 

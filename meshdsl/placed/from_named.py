@@ -574,7 +574,7 @@ class Placer:
         kind = "waits" if self.whole.isdisjoint(op.outs) else "whole"
         # What a loop carries is carried in parts where it becomes so (`_check_carried`).
         made = tuple([v in self.in_flight and v not in self.carried for v in op.ins])
-        return OnStages(pipe.axis, "alone" if self.piped else kind, made)
+        return OnStages(pipe.axis, "alone" if self.piped else kind, made, self.request.batch_axes)
 
     @property
     def _planned(self) -> str:

@@ -147,6 +147,12 @@ class Request:
         return frozenset(v for loop in micro for v in (*makes_of(loop), *loop.enters))
 
     @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes over which inputs have the dim that a schedule cuts."""
+        has = ((v, d) for v in self.program.inputs for d, _ in self.mesh.cut if v.type.has(d))
+        return next((self.asked(v).placement.axes_of(d) for v, d in has), ())
+
+    @cached_property
     def ahead(self) -> frozenset[Value]:
         """What is made once, before the passes that read it."""
         made = {v: node for node in self.program.body for v in node.makes}

@@ -373,7 +373,9 @@ def _space(
     used = {a for p in (source, target) for _, axes in p.splits for a in axes}
     axes = mesh.sorted(used | set(source.partial) | set(target.partial))
     # A product of axes divides a size where it divides what the size shares with all devices.
-    shared = {d.name: math.gcd(d.size, mesh.devices) for d in type_.dims}
+    cut = dict(mesh.cut)
+    parts = {d.name: d.size // cut.get(d.name, 1) for d in type_.dims}
+    shared = {dim: math.gcd(size, mesh.devices) for dim, size in parts.items()}
     rest = mesh.size(*set(source.partial) ^ set(target.partial))
     for dim in sorted(shared.keys() - dims.keys(), key=lambda d: (-shared[d], type_.index(d))):
         if rest > 1:
@@ -382,6 +384,8 @@ def _space(
     # Of a dim that does not divide, 0: any number of parts will do.
     ends = (source, target)
     uneven = {d for p in ends for d, _ in p.splits if p.is_uneven(d, type_.size(d), mesh)}
+    whole = {d for p in ends for d, axes in p.splits if parts[d] % mesh.size(*axes)} - uneven
+    shared |= {d: math.gcd(type_.size(d), mesh.devices) for d in whole}
     uneven |= {dim for dim, *_ in mesh.given}
     ways = tuple((d, 0 if d in uneven else shared[d]) for d in type_.names if d in dims)
     return _shared_space(ways, axes, target.partial, target.op, mesh, scatter)

@@ -25,12 +25,14 @@ class Mesh:
     `names` are those of the axes, in order. `moments` are axes whose devices are points in time: a
     device does the part of each of them, one after the other. `given` are dims with the axes over
     which their blocks have given sizes, in order; all other blocks are as equal as they can be.
+    `cut` are dims whose blocks a schedule cuts, with the number of micro-batches.
     """
 
     name: str
     axes: tuple[tuple[str, int], ...]
     moments: tuple[tuple[str, int], ...] = ()
     given: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = ()
+    cut: tuple[tuple[str, int], ...] = ()
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     _sizes: dict[str, int] = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)

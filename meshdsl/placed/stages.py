@@ -91,7 +91,9 @@ class Piped:
         return max(self.sizes, default=size // self.stages(mesh))
 
     def on(self, mesh: Mesh) -> Mesh:
-        """The mesh with blocks of the loop's dim as they are on its devices."""
+        """The mesh with the dims that are cut, and blocks of the loop's as on its devices."""
+        if self.cut is not None:
+            mesh = replace(mesh, cut=tuple((dim, self.cut.micro) for dim in self.cut.dims))
         if not self.sizes:
             return mesh
         each = (sum(self.sizes[stage] for stage in held) for held in self._held(mesh))

@@ -12,6 +12,7 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.place import POLICIES
 from meshdsl.report.document import Grid, Picture
 from meshdsl.report.explain import explain
 from meshdsl.report.stages import by_stage
@@ -179,3 +180,31 @@ def test_the_picture_has_a_row_for_each_stage() -> None:
         assert "µs" in drawn if "time" in report else "µs" not in drawn
         report["pipeline"]["rows"] = None
         assert not any(isinstance(block, Picture) for block in by_stage(report))
+
+
+SENT_ON = """
+dim batch = 8, io = 5, layers = 2, kept = 5, io_b = io
+program net(x[batch, io], weight[batch]) {
+  param s[kept, io]
+  repeat layers {
+    param w[io, io_b]
+    x = einsum(x, w -> [batch, io_b])[io_b -> io]
+  }
+  logits = einsum(x, s -> [batch, kept])
+  loss = mean(log_softmax[kept](logits) * square(weight))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+layout chosen { layers -> pipe, io_b -> tp, io -> data } with one_f_one_b[batch](8)
+"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_route_goes_through_blocks_that_cannot_be_cut(policy: str) -> None:
+    """One sample a micro-batch is on no two devices, whatever is cheapest for all of the batch."""
+    found = []
+    for mesh in ("tp:2,data:2,pipe:2", "tp:1,data:1,pipe:1"):
+        options = Options(mesh=mesh, layout="chosen", reduce=policy)
+        run = run_local(Compilation(Source("net.mdsl", SENT_ON), options).text, seed=5)
+        found.append({**run.outputs, **run.updated})
+    hold_to(*found)
