@@ -123,12 +123,12 @@ class Merging:
             return op.out, []
         key = (op.name, ins, op.attrs, op.out.type, op.out.role)
         number, before = self.done.setdefault(key, (len(self.done), []))
+        # Those that are never merged are as many as there are numbers in a text: none is kept.
+        before = before if _may_be_merged(op) else []
         return ins[0] if op.name in SAME_NUMBERS else number, before
 
     def _may_stand_for(self, first: Op, again: Op) -> bool:
         """Whether the result of `first` may be read in place of that of `again`."""
-        if not again.ins or again.out.role != "activation":
-            return False
         if first.phase != again.phase and (first.block is not None or not self._is_light(again)):
             return False
         return self.alike(first, again)
@@ -138,3 +138,8 @@ class Merging:
         most = max(v.type.elements for v in op.ins)
         shared = all(v in self.shared or not v.type.dims for v in op.ins)
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
+
+
+def _may_be_merged(op: Op) -> bool:
+    """Whether another operator may stand for one: never for a number, or what is no activation."""
+    return bool(op.ins) and op.out.role == "activation"

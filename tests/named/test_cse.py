@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from meshdsl.named.cse import cse
 from meshdsl.placed.ir import Apply, Program, Reshard, walk
-from tests.compiling import compile_text, run_text
+from tests.compiling import compile_text, named, run_text
+from tests.work import calls
 
 HEAD = """
 dim a = 4, d = 8, k = 4
@@ -154,3 +157,20 @@ program test(x[a, d]) {
     moves = [n for n, _ in walk(placed(body, "zero").body) if isinstance(n, Reshard)]
     gathers = [(n.source.value.name, n.phase) for n in moves if n.source.value.role == "param"]
     assert sorted(gathers) == [("v", "backward"), ("v", "forward"), ("w", "forward")]
+
+
+# --- what it costs -----------------------------------------------------------------------------
+
+
+def doubled(times: int) -> str:
+    """A program of 2 ** `times` products with a number, each inlined from a definition."""
+    twice = (f"def f{i + 1}(x[a]) {{ return f{i}(f{i}(x)) }}\n" for i in range(times))
+    head = "def f0(x[a]) { return x * 2.0 }\n" + "".join(twice)
+    return f"{HEAD}{head}program p(x[a]) {{\n y = f{times}(x)\n return y\n}}\n"
+
+
+def test_the_numbers_of_a_long_program_are_not_compared_with_each_other() -> None:
+    few, many = (named(doubled(times)) for times in (6, 8))
+    work = [calls(partial(cse, program, lambda first, again: True)) for program in (few, many)]
+    assert len(many.body) == 4 * len(few.body)
+    assert work[1] < 5 * work[0]
