@@ -8,10 +8,12 @@ memory of an operator while it runs (`OpDef.scratch`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from meshdsl.device.away import streamed
+from meshdsl.device.held import Block, Held
 from meshdsl.device.ir import (
     INPUTS,
     Bucket,
@@ -92,71 +94,15 @@ def gradients(program: Program) -> frozenset[Var]:
 # --- allocated memory --------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class Block:
-    """One piece of memory, and the number of variables and lists that refer to it."""
-
-    bytes: int
-    holders: int = 0
-
-
-@dataclass(slots=True)
-class Held:
-    """The memory of variables and lists at a moment, by their names, and the peak so far.
-
-    `high` is the most since somebody set it to `now`.
-    """
-
-    now: int = 0
-    most: int = 0
-    line: int = 0
-    high: int = 0
-    names: dict[str, Block] = field(default_factory=dict)
-    lists: dict[str, list[Block]] = field(default_factory=dict)
-
-    def take(self, size: int, line: int = 0) -> Block:
-        """Allocate memory, to which nothing refers yet."""
-        self.now += size
-        self.mark(0, line)
-        return Block(size)
-
-    def mark(self, scratch: int, line: int) -> None:
-        """Note a moment at which `scratch` bytes more are allocated."""
-        self.high = max(self.high, self.now + scratch)
-        if self.now + scratch > self.most:
-            self.most, self.line = self.now + scratch, line
-
-    def bind(self, name: str, block: Block) -> None:
-        """Make a variable refer to `block`, and no longer to its former one."""
-        block.holders += 1
-        self.drop(name)
-        self.names[name] = block
-
-    def append(self, name: str, block: Block) -> None:
-        """Make a list refer to `block` as well."""
-        block.holders += 1
-        self.lists[name].append(block)
-
-    def drop(self, name: str) -> None:
-        """Delete a variable or a list."""
-        blocks = self.lists.pop(name, [])
-        blocks += [self.names.pop(name)] if name in self.names else []
-        for block in blocks:
-            self.release(block)
-
-    def release(self, block: Block) -> None:
-        """Remove one reference."""
-        block.holders -= 1
-        self.now -= 0 if block.holders else block.bytes
-
-
 class Walk:
     """One device at work, from the first statement to the last; `held` is its memory.
 
     Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
     follows the statements in time (`simulate/run.py`). `device` is its coordinate on the axis of a
-    pipeline.
+    pipeline. Nothing but memory depends on what was walked before: a loop `repeats` what it did.
     """
+
+    repeats = True
 
     def __init__(self, program: Program, device: int = 0) -> None:
         self.program, self.device = program, device
@@ -175,6 +121,8 @@ class Walk:
         self.used_up, self.collected = used_up(program), collected(program)
         self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
         self.is_last = False
+        # How many loops are walked inside of each other.
+        self.depth = 0
         self.numbers: dict[Var, Any] = {}
         # What dies after each statement of a pipeline.
         self.dead: dict[Node, tuple[Var, ...]] = {}
@@ -264,7 +212,7 @@ class Walk:
             case Start() if not (node.ahead and self.is_last):
                 self.issue(node.collective, node.work)
             case Wait():
-                self._arrive(node.collective, self.held.lists.pop(node.work))
+                self._arrive(node.collective, self.held.lists.take_out(node.work) or [])
         self._drop(dead)
 
     def issue(self, collective: Collective, work: str) -> None:
@@ -334,6 +282,16 @@ class Walk:
     # --- loops ---------------------------------------------------------------------------------
 
     def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
+        """Walk a loop; inside of another, do again what it did to memory that looked the same."""
+        self.depth += 1
+        iterations = partial(self._iterations, node, dead)
+        if self.depth > 1 and self.repeats:
+            self.held.again((node, self.stage, self.chunk, self.passing), iterations)
+        else:
+            iterations()
+        self.depth -= 1
+
+    def _iterations(self, node: Loop, dead: tuple[Var, ...]) -> None:
         """Walk the iterations, less those that leave the same behind as the ones before."""
         self._begin(node)
         self._drop(given_up(node, dead))

@@ -59,6 +59,8 @@ class _Begun:
 class Run(Walk):
     """One device at work; `clock` is the time up to which its compute stream is busy."""
 
+    repeats = False  # each time a loop is walked, it takes its place in the timeline
+
     def __init__(self, program: Program, timing: Timing, unroll: bool, device: int = 0) -> None:
         super().__init__(program, device)
         self.timing, self.unroll = timing, unroll
