@@ -28,7 +28,8 @@ MOST_COMBINED = 64
 class Choice:
     """Placements required of the operands, yielded by the operator, and settled in by its results.
 
-    `cost` is in wire bytes per device; a new partial result counts its reduction.
+    `cost` is in wire bytes per device; a new partial result counts its reduction. `is_cut`: a
+    search for one of its routes ended before every cheaper one was ruled out.
     """
 
     needs: tuple[Placement, ...]
@@ -36,6 +37,15 @@ class Choice:
     targets: tuple[Placement, ...]
     cost: int = 0
     rank: tuple[int, ...] = ()
+    is_cut: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """The bytes of the next best way; of those looked at, where not every one was."""
+
+    cost: int
+    of_some: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +187,29 @@ class Chooser:
         """The legal combinations, the cheapest first; none only where `pins` allow none."""
         return _candidates(self)
 
-    def next_best(self, chosen: Choice) -> int | None:
-        """The cost of the cheapest combination dearer than `chosen`: only for explanations."""
-        found = self.candidates()
+    @property
+    def is_bounded(self) -> bool:
+        """Whether, on many axes, not every combination and route was looked at for a choice."""
+        return has_many_axes(self.mesh) and self._leaves_out(self.candidates(), standing=True)
+
+    def _leaves_out(self, found: Sequence[Choice], standing: bool) -> bool:
+        """Whether there are more combinations than were looked at, or cheaper routes."""
+        many = self._are_many(self._options(standing)[1])
+        return many or any(choice.is_cut for choice in found)
+
+    def next_best(self, chosen: Choice) -> Other | None:
+        """The cheapest combination dearer than `chosen`: only for explanations."""
+        found, standing = self.candidates(), True
         made = (c.cost for c in found if (c.needs, c.yields) == (chosen.needs, chosen.yields))
         cost = next(made, chosen.cost)
         dearer = [c.cost for c in found if c.cost > cost]
         if not dearer and found and found[0].cost:
-            dearer = [c.cost for c in self.combined(standing=False) if c.cost > cost]
-        return min(dearer, default=None)
+            found, standing = tuple(self.combined(standing=False)), False
+            dearer = [c.cost for c in found if c.cost > cost]
+        if not dearer:
+            return None
+        some = has_many_axes(self.mesh) and self._leaves_out(found, standing)
+        return Other(min(dearer), some)
 
     def misfit(self, choice: Choice) -> int:
         """How far a choice is from what passes can do: 0 where nothing is wrong with it.
@@ -222,13 +246,21 @@ class Chooser:
         return [c for c in map(self._choice, self._combinations(standing)) if c is not None]
 
     def _combinations(self, standing: bool) -> Iterator[dict[str, Row]]:
-        axes = [a for a, size in self.mesh.axes if size > 1]
-        options = [self._rows(a, standing) for a in axes]
-        if has_many_axes(self.mesh) and math.prod(map(len, options)) > MOST_COMBINED:
+        axes, options = self._options(standing)
+        if self._are_many(options):
             yield from self._alike(axes, options)
             return
         for combination in itertools.product(*options):
             yield dict(zip(axes, combination, strict=True))
+
+    def _options(self, standing: bool) -> tuple[list[str], list[list[Row]]]:
+        """The axes that split anything, and the rows of each."""
+        axes = [a for a, size in self.mesh.axes if size > 1]
+        return axes, [self._rows(a, standing) for a in axes]
+
+    def _are_many(self, options: list[list[Row]]) -> bool:
+        """Whether not all combinations are looked at."""
+        return has_many_axes(self.mesh) and math.prod(map(len, options)) > MOST_COMBINED
 
     def _alike(self, axes: list[str], options: list[list[Row]]) -> Iterator[dict[str, Row]]:
         """The combinations in which axes of one size with the same rows take the same of them.
@@ -304,7 +336,9 @@ class Chooser:
         cost = sum(r.wire_bytes for r in routes) + sum(r.wire_bytes for r in expected)
         collectives = sum(r.collectives for r in (*routes, *expected))
         partial = sum(len(t.partial) for t in targets)
-        return Choice(*made, targets, cost, (collectives, partial, self.flops(*made)))
+        rank = collectives, partial, self.flops(*made)
+        is_cut = any(r.is_cut for r in (*routes, *expected))
+        return Choice(*made, targets, cost, rank, is_cut)
 
     def placements(
         self, combination: dict[str, Row]

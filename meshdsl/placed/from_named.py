@@ -27,7 +27,7 @@ from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.named.workers import is_parts
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Chooser, OnStages, Want, cheapest
+from meshdsl.placed.choose import Choice, Chooser, OnStages, Other, Want, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.request import Pins, Request
@@ -185,6 +185,8 @@ class Placer:
     ) -> None:
         self.watch = watch
         self.trips, self.trials = [1], 0
+        # Whether something was left out on many axes; a loop that is placed again says it again.
+        self.bounded = False
         # Of a pipeline: what its passes make, what of that is made whole, and what operators are
         # rewritten in. `piped` counts the loops around that are on the stages.
         self.in_flight, self.whole, self.piped = {*request.in_flight}, {*request.whole}, 0
@@ -224,7 +226,8 @@ class Placer:
         name, policy = self.request.layout.name, self.decider.policy
         tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
         made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
-        return Program(self.source, self.mesh, name, policy, *made, pipe=self.request.pipe)
+        pipe, bounded = self.request.pipe, self.bounded
+        return Program(self.source, self.mesh, name, policy, *made, pipe=pipe, bounded=bounded)
 
     # --- versions ----------------------------------------------------------------------------
 
@@ -318,6 +321,7 @@ class Placer:
             if route(value.type, t.placement, need, self.mesh, self.price) == best
         )
         self._check_reduced(value, source.placement, need)
+        self.bounded = self.bounded or best.is_cut
         target = Tensor(value, need)
         reasons = self.state.partial_why.get(value, ())
         facts = why.Facts(self.causes.get(value, {}), reasons)
@@ -514,6 +518,8 @@ class Placer:
         chooser = self._chooser(op)
         best = self.decider.choice(op, chooser) or self.request.refuse(op)
         instead = functools.partial(chooser.next_best, best)
+        if not self.decider.foresees:  # what a plan was searched among, it says itself
+            self.bounded = self.bounded or chooser.is_bounded
         ins = tuple(
             [
                 self._there(v, need) or self._version(v, need, self._ask_operand(op, instead))
@@ -581,10 +587,12 @@ class Placer:
         """The kind of what a plan asks for: by what it minimises."""
         return "plan" if self.price.clock is None else "timed"
 
-    def _ask_operand(self, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
+    def _ask_operand(self, op: named.Op, instead: Callable[[], Other | None]) -> why.Ask:
         return why.Ask("operand", why.operator(op), op.span, instead, op.phase)
 
-    def _ask_result(self, value: Value, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
+    def _ask_result(
+        self, value: Value, op: named.Op, instead: Callable[[], Other | None]
+    ) -> why.Ask:
         if value in self.returned:
             who = f"`{value.label}` is returned"
             return why.Ask("output", who, op.span, instead, op.phase)

@@ -133,7 +133,8 @@ class Program:
     `tensors` are all values in the version they settle in, in order of definition; `causes` has,
     per value, the rule behind each split dim. `states` are an optimizer's as stored; `updates`
     pairs of a stored value and its new value, placed alike. `plan` is set under `optimal`, `pipe`
-    where a loop is on the stages of a pipeline.
+    where a loop is on the stages of a pipeline; `bounded` where, on many axes, not every
+    combination and route was looked at for some operator.
     """
 
     named: names.Program
@@ -150,6 +151,7 @@ class Program:
     updates: tuple[tuple[Tensor, Tensor], ...] = ()
     plan: Found | None = None
     pipe: Piped | None = None
+    bounded: bool = False
 
     def blocks(self, type_: TensorType, p: Placement) -> dict[str, list[list[int]]]:
         """What lies where of the dim of a pipeline's loop, if a tensor has it (`Spec.blocks`).

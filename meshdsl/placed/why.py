@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Op, Value
-from meshdsl.placed.choose import Choice
+from meshdsl.placed.choose import Choice, Other
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
 
@@ -18,14 +18,14 @@ class Ask:
 
     kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `plan` (the
     optimum), `storage` (a parameter is stored otherwise), `carry` (a loop), `output`, `update` (the
-    new value of a stored one). `who` is a clause or an operator. `instead` finds the bytes of the
-    next best route, if one was considered.
+    new value of a stored one). `who` is a clause or an operator. `instead` finds the next
+    best route, if one was considered.
     """
 
     kind: str
     who: str
     span: Span
-    instead: Callable[[], int | None] = lambda: None
+    instead: Callable[[], Other | None] = lambda: None
     phase: str = "forward"
 
 
@@ -46,7 +46,10 @@ def operator(op: Op) -> str:
 def _runner_up(ask: Ask) -> str:
     """The cost of the next best route, as a clause; empty without one."""
     other = ask.instead()
-    return f"the next best way sends {other:,} B per device" if other else ""
+    if other is None or not other.cost:
+        return ""
+    which = "the next best way of those looked at" if other.of_some else "the next best way"
+    return f"{which} sends {other.cost:,} B per device"
 
 
 CARRIED = ("it is carried partial through the loop",)

@@ -31,6 +31,7 @@ from meshdsl.ir.program import every
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
+from meshdsl.placed.place import SOME_ROUTES
 from meshdsl.placed.sbp import Placement
 from meshdsl.placed.workers import workers
 from meshdsl.report.document import (
@@ -100,6 +101,7 @@ def explain(
         "reduce": source.policy,
         "proven": source.plan.proven if source.plan else None,
         "plan": _plan(source.plan),
+        **({"bounded": SOME_ROUTES} if source.bounded and not source.plan else {}),
         **_compressed(source),
         "tensors": _tensors(source, _alone(program)),
         "collectives": collectives,
@@ -393,6 +395,8 @@ def summary(report: Json) -> Iterator[Block]:
     yield line(sentence(report), "strong")
     if report["collectives"]:
         yield line(_largest(report))
+    if "bounded" in report:
+        yield line(f"There may be cheaper ways: {report['bounded']} was looked at.")
     if "pipeline" in report:
         yield line(pipeline_sentence(report["pipeline"]))
     if "time" in report:

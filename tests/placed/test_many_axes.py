@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
@@ -11,6 +13,7 @@ from meshdsl.placed.collectives import Step
 from meshdsl.placed.reshard import BYTES, Price, _Search, _space, route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.report.check import check_source
+from meshdsl.report.explain import summary
 from tests.work import calls
 
 TENSOR = TensorType((Dim("a", 4096), Dim("b", 4096)), F32)
@@ -98,3 +101,39 @@ def test_layouts_that_extend_one_another_are_compared_by_name() -> None:
 
     few, many = (checked(text(n)) for n in (40, 80))
     assert many < 3 * few
+
+
+def torn(axes: int) -> str:
+    """An einsum that every axis may do along the dim of an operand or that of its result."""
+    names = ", ".join(f"m{i}" for i in range(axes))
+    return f"""
+dim a = 4, b = 4096, c = 4096
+mesh m = {{ {names.replace(",", ": 2,")}: 2 }}
+layout l {{ b -> ({names}), c -> ({names}) }}
+program p(x[a, b], w[c]) {{
+  y = einsum(x, w -> [a, c])
+  return y
+}}
+"""
+
+
+def explained(axes: int, reduce: str) -> tuple[dict[str, Any], str]:
+    """The report under a policy, and what is said of what is sent."""
+    source = Source("many.mdsl", torn(axes))
+    report = compile_source(source, Options(reduce=reduce), Diagnostics()).report
+    return report, " ".join(str(c["why"]) for c in report["collectives"])
+
+
+@pytest.mark.parametrize("reduce", ["immediate", "deferred"])
+def test_a_policy_says_on_many_axes_that_it_looked_at_some_ways(reduce: str) -> None:
+    report, why = explained(6, reduce)
+    assert "not every combination and route" in report["bounded"]
+    assert any("not every combination" in str(part) for part in summary(report))
+    assert "the next best way sends" not in why
+
+
+@pytest.mark.parametrize("reduce", ["deferred", "optimal"])
+def test_on_few_axes_nothing_is_said_of_it(reduce: str) -> None:
+    report, why = explained(3, reduce)
+    assert "bounded" not in report
+    assert "of those looked at" not in why
