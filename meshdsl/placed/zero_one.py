@@ -6,7 +6,11 @@ HiGHS (Huangfu and Hall, 2018) solves the relaxation first, and branches on the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -121,7 +125,7 @@ class ZeroOne:
         import highspy
         import numpy as np
 
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver = _solver()
         for option, value in _OPTIONS.items():
             solver.setOptionValue(option, value)
         solver.passModel(self._model())
@@ -173,6 +177,65 @@ _OPTIONS: dict[str, bool | int | float | str] = {
     "mip_abs_gap": 1e-6,
     "mip_max_nodes": MOST_NODES,
 }
+
+
+_FIRST = threading.Lock()
+_first_is_made = False
+
+
+def _solver() -> highspy.Highs:
+    """A new solver.
+
+    The first one of a process announces itself on the standard output, in some versions, before any
+    option can be set that says not to.
+    """
+    global _first_is_made
+    import highspy
+
+    with _FIRST:
+        if not _first_is_made:
+            with _silenced():
+                highspy.Highs()  # type: ignore[no-untyped-call]
+            _first_is_made = True
+    return highspy.Highs()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Whatever is written to the descriptors 1 and 2, by C code too, is lost.
+
+    Those that are closed are closed again. It holds for all threads: what is inside is short.
+    """
+    import ctypes
+
+    def flush() -> None:
+        ctypes.CDLL(None).fflush(None)  # what C code has yet to write
+
+    flush()
+    kept = {number: _copied(number) for number in (1, 2)}
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # it may get a number that is closed
+    try:
+        for number in kept:
+            os.dup2(nowhere, number)
+        yield
+        flush()
+    finally:
+        if kept.get(nowhere, 0) is not None:
+            os.close(nowhere)
+        for number, copy in kept.items():
+            if copy is None:
+                os.close(number)
+            else:
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+def _copied(number: int) -> int | None:
+    """A copy of a descriptor that is no standard stream; None where it is closed."""
+    try:
+        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        return None
 
 
 def _refuse_infeasible(solver: highspy.Highs) -> None:
