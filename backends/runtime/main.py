@@ -9,6 +9,7 @@ import time
 import traceback
 import zipfile
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from meshdsl.backends.runtime.collectives import make_groups
-from meshdsl.backends.runtime.user_files import replacing
+from meshdsl.backends.runtime.user_files import regular, replacing
 from meshdsl.backends.runtime.values import Spec, drawn_part, first_replicas, local_part, spec_of
 
 
@@ -34,7 +35,10 @@ def local_value(
     part, dtype = local_part(spec, mesh, rank), torch_dtype(spec.dtype)
     if (spec.key or name) not in file:
         return torch.from_numpy(drawn_part(spec, name, seed, part)).to(dtype)
-    whole = torch.as_tensor(file[spec.key or name])
+    try:
+        whole = torch.as_tensor(file[spec.key or name])
+    except Exception as error:  # a damaged archive raises errors of all kinds
+        raise ValueError(f"{spec.key or name} cannot be read: {error!r}") from None
     kinds = {(d.is_floating_point, d == torch.bool) for d in (whole.dtype, dtype)}
     if len(kinds) > 1 or tuple(whole.shape) != tuple(spec.dims.values()):
         raise ValueError(f"{name} is {whole.dtype}{[*whole.shape]}, not {spec.dtype}{spec.dims}")
@@ -124,20 +128,38 @@ def read_file(path: str | None, specs: Mapping[str, Spec], optional: tuple[str, 
     """The arrays of a .npz or .safetensors file by name; nothing in it can run code."""
     if path is None:
         return {}
-    if not path.endswith(".safetensors"):
-        found = np.load(path)
-    else:
-        data = np.memmap(path, mode="c")
-        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        found = json.loads(data[8:start].tobytes())
-        found.pop("__metadata__", None)
-        for name, entry in found.items():
-            stored = torch.from_numpy(data[start:][slice(*entry["data_offsets"])])
-            found[name] = stored.view(torch_dtype(entry["dtype"].lower())).view(entry["shape"])
+    file = open(path, "rb", opener=regular)  # it stays open: arrays are read as they are needed
+    try:
+        found: Any = FileTensors(file) if path.endswith(".safetensors") else np.load(file)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it holds one array without a name")
+    except Exception as error:  # it is damaged, or of another kind
+        file.close()
+        raise ValueError(f"{path} cannot be read: {error!r}") from None
     needed = {name for name, spec in specs.items() if spec.draw != ("seed",)}
     if not needed - set(optional) <= set(found) <= set(specs):
         raise ValueError(f"{path} holds {', '.join(found)}, but needed are {', '.join(specs)}")
     return found
+
+
+class FileTensors(dict[str, Any]):
+    """The tensors of an open .safetensors file by name, each read where it is asked for."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        size = int.from_bytes(file.read(8), "little")
+        super().__init__(json.loads(file.read(min(size, 100_000_000))))
+        self.pop("__metadata__", None)
+        self.file, self.start = file, 8 + size
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = super().__getitem__(name)
+        first, end = entry["data_offsets"]
+        data = bytearray(end - first)
+        self.file.seek(self.start + first)
+        if self.file.readinto(data) < len(data):
+            raise ValueError(f"{self.file.name} ends within it")
+        stored = torch.from_numpy(np.frombuffer(data, np.uint8))
+        return stored.view(torch_dtype(entry["dtype"].lower())).view(entry["shape"])
 
 
 def start(rank: int, world: int) -> torch.device:
