@@ -113,7 +113,7 @@ class FileBlocks:
         steps = [math.prod(shape[i + 1 :]) * width for i in range(len(shape))]
         room, end = _bytes_of(box) if box.size else memoryview(b""), 0
         for start, size in _runs(sels[: level + 1], steps, width) if box.size else ():
-            self._fill(room[end : end + size], self.offset + start)
+            self.fill(room[end : end + size], self.offset + start)
             end += size
         for axis in range(level + 1, len(shape)):
             sel = sels[axis]
@@ -121,7 +121,7 @@ class FileBlocks:
             box = box[(slice(None),) * axis + (at,)]
         return box
 
-    def _fill(self, room: memoryview, start: int) -> None:
+    def fill(self, room: memoryview, start: int) -> None:
         """Read bytes of the file from `start` on, as many as there is room for."""
         while room:
             try:
@@ -212,7 +212,10 @@ class FileBytes:
 
     def __getitem__(self, part: slice) -> Array:
         own = self._range[part]
-        return self._blocks[own.start : own.stop]
+        assert own.step == 1, "a range of bytes"
+        found = np.empty(len(own), np.uint8)
+        self._blocks.fill(memoryview(found), own.start)  # type: ignore[arg-type]
+        return found
 
     def part(self, start: int, stop: int) -> "FileBytes":
         """The bytes from `start` to `stop`."""
