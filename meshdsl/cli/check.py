@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import Files, Json, Placing, flag, option, pipeline_options
@@ -54,7 +52,8 @@ def command(files: Files, given: Check) -> None:
         if given.json:
             common.print_json(_data(diagnostics, done if given.fix else None))
         elif not diagnostics.errors and not _prints_program(files, given):
-            typer.echo("\n".join(filter(None, checked)))
+            for line in filter(None, checked):
+                common.say(line)
 
 
 def _prints_program(files: list[Path], given: Check) -> bool:
@@ -133,8 +132,8 @@ def _tell(name: str, found: Fixed, to_errors: bool) -> None:
     for diagnostic, fix in found.done:
         assert diagnostic.span is not None
         place = f"{name}:{diagnostic.span.line}:{diagnostic.span.column}"
-        typer.echo(f"{place}: {diagnostic.code}: {fix.title}", err=to_errors)
+        common.say(f"{place}: {diagnostic.code}: {fix.title}", to_errors)
     every = len(found.done) + sum(d.severity != "note" for d in found.left)
     if every:
         said = f"{name}: fixed {len(found.done)} of {counted(every, 'problem')}"
-        typer.echo(said, err=to_errors)
+        common.say(said, to_errors)

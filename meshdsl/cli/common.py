@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -141,6 +142,23 @@ def capped(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     return found
 
 
+def say(line: str, to_errors: bool = False) -> None:
+    """Print one line, whatever names are in it: what could steer a terminal is escaped."""
+    from meshdsl.render import safe
+
+    typer.echo(safe(line), err=to_errors)
+
+
+def write_text(text: str) -> None:
+    """Write a text as it is, at once; for a terminal, what could steer it is escaped."""
+    if _on_terminal():
+        from meshdsl.render import safe
+
+        text = re.sub(r"[^\n\t]+", lambda found: safe(found[0]), text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def print_json(value: object) -> None:
     """Print JSON on the standard output."""
     import json
@@ -157,18 +175,19 @@ def print_difference(source: Source, text: str) -> None:
     import difflib
     import io
 
+    from meshdsl.render import safe
+
     # Lines end at line feeds alone: a comment may hold other signs that Python splits at.
     before, after = (list(io.StringIO(of, newline="\n")) for of in (source.text, text))
-    lines = list(difflib.unified_diff(before, after, source.name, source.name))
+    name = safe(source.name)
+    lines = list(difflib.unified_diff(before, after, name, name))
     if not lines:
-        typer.echo(f"{source.name}: only ends of lines, or the mark at its beginning")
+        say(f"{source.name}: only ends of lines, or the mark at its beginning")
     if not _on_terminal():
         sys.stdout.writelines(map(_ended, lines))
         return
     from rich.console import Console
     from rich.text import Text
-
-    from meshdsl.render import safe
 
     console = Console(highlight=False)
     for number, line in enumerate("".join(map(_ended, lines)).split("\n")[:-1]):

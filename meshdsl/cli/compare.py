@@ -103,7 +103,7 @@ def _show(compared: dict[str, Any], made: Compilation, given: Compare) -> None:
         print_document(comparison(compared, made.source))
     else:
         typer.echo(text((line(sentence(compared)), *measured(compared))))
-        typer.echo(f"wrote {given.html}; open it in a browser")
+        common.say(f"wrote {given.html}; open it in a browser")
 
 
 def _write(html: Path, compared: dict[str, Any], made: Compilation) -> None:

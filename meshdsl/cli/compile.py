@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import typer
-
 from meshdsl.cli import common
 from meshdsl.cli.options import File, Force, Placing, flag, opt, option, pipeline_options
 
@@ -32,4 +30,4 @@ def command(file: File, given: Compile) -> None:
             return
         common.write_whole(given.output, text)
         run = f"; run it: torchrun --nproc-per-node {made.device.mesh.devices} {given.output}"
-        typer.echo(f"wrote {given.output}{'' if given.bare else run}")
+        common.say(f"wrote {given.output}{'' if given.bare else run}")

@@ -56,6 +56,6 @@ def _tell(path: Path, source: Source, text: str, given: Fmt) -> None:
     if given.diff:
         common.print_difference(source, text)
     if given.check or not given.diff:
-        typer.echo(f"{'would change' if given.check else 'formatted'} {source.name}")
+        common.say(f"{'would change' if given.check else 'formatted'} {source.name}")
     if not (given.check or given.diff):
         common.write_whole(path, text)

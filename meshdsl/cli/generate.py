@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from meshdsl.cli import common
 from meshdsl.cli.options import File, Json, Placing, opt, option, pipeline_options, refuse_unknown
 from meshdsl.diagnostics import Diagnostics, fail
@@ -71,17 +69,17 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
         def show(text: str) -> None:
             texts.append(text)
             if not given.json:
-                typer.echo(text, nl=False)
+                common.write_text(text)
 
         if not given.json:
-            typer.echo(given.prompt, nl=False)
+            common.write_text(given.prompt)
         generate(step.checked(), given.engine, task, tell)
         diagnostics.add(*step.diagnostics)
         show(tokens.rest())
     if given.json:
         common.print_json({"version": 1, "text": "".join(texts), "tokens": found})
     else:
-        typer.echo()
+        common.say("")
 
 
 def _tokens(given: Generate) -> Tokens:

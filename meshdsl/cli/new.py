@@ -32,7 +32,8 @@ def command(
         made = project(name.name)
         _check_free(name)
         _write(name, made)
-        typer.echo(_summary(name, made))
+        for line in _summary(name, made):
+            common.say(line)
 
 
 def _check_free(folder: Path) -> None:
@@ -61,20 +62,18 @@ def _write(folder: Path, made: Iterable[File]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _summary(folder: Path, made: Iterable[File]) -> str:
+def _summary(folder: Path, made: Iterable[File]) -> tuple[str, ...]:
     """The files that were made, and the commands to try."""
     name = folder.name
     width = max(len(file.name) for file in made)
-    return "\n".join(
-        (
-            f"made {folder}",
-            *(f"  {file.name:{width}}  {file.purpose}" for file in made),
-            "",
-            "try:",
-            f"  cd {shlex.quote(str(folder))}",
-            f"  meshdsl check {name}.mdsl",
-            f"  meshdsl explain {name}.mdsl",
-            f"  python data.py && meshdsl train {name}.mdsl --data {name}.npz --steps 300",
-            f"  meshdsl play {name}.mdsl",
-        )
+    return (
+        f"made {folder}",
+        *(f"  {file.name:{width}}  {file.purpose}" for file in made),
+        "",
+        "try:",
+        f"  cd {shlex.quote(str(folder))}",
+        f"  meshdsl check {name}.mdsl",
+        f"  meshdsl explain {name}.mdsl",
+        f"  python data.py && meshdsl train {name}.mdsl --data {name}.npz --steps 300",
+        f"  meshdsl play {name}.mdsl",
     )

@@ -50,13 +50,14 @@ def _serve(play: Play, given: Served) -> None:
     server = listen(play, given.port)
     try:
         where = address(server, play)
-        typer.echo(f"{play.document.name} is at {where}\nCtrl-C ends it.")
+        common.say(f"{play.document.name} is at {where}")
+        common.say("Ctrl-C ends it.")
         play.desk.warm()
         if not given.no_open:
             _open(where)
         server.serve_forever()
     except KeyboardInterrupt:
-        typer.echo("")
+        common.say("")
     finally:
         play.desk.close()
         server.server_close()

@@ -7,8 +7,6 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
-import typer
-
 from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.cli import common
 from meshdsl.cli.options import File, Force, Placing, flag, opt, option, pipeline_options
@@ -40,4 +38,4 @@ def command(file: File, given: Render) -> None:
             sys.stdout.write(text)
             return
         common.write_whole(given.output, text)
-        typer.echo(f"wrote {given.output}")
+        common.say(f"wrote {given.output}")

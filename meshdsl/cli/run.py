@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from meshdsl.cli import common, traces
 from meshdsl.cli.options import (
     File,
@@ -142,7 +140,7 @@ def _show(made: Compilation, given: Run, result: Result, checked: Sequence[Compa
         return
     print_document(tuple(run_report(made, given.engine, result, checked)))
     for path in filter(None, (given.out, given.trace)):
-        typer.echo(f"wrote {path}")
+        common.say(f"wrote {path}")
 
 
 def _write(out: Path, outputs: Mapping[str, Any]) -> None:

@@ -79,7 +79,7 @@ def command(
             return
         _show(made)
         for path in outputs:
-            typer.echo(f"wrote {path}")
+            common.say(f"wrote {path}")
 
 
 def _table(name: str, given: Draw) -> Verified:

@@ -211,4 +211,4 @@ def _write(file: Path, made: Compilation, found: Found, given: SearchLayouts) ->
     path = file.resolve()
     common.write_whole(path, with_line_ends_of(read_regular(path).decode("utf-8"), new))
     if not given.json:
-        typer.echo(f"wrote layout `{given.write}` into {made.source.name}")
+        common.say(f"wrote layout `{given.write}` into {made.source.name}")

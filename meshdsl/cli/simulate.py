@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from meshdsl.cli import common
 from meshdsl.cli.options import (
     File,
@@ -99,4 +97,4 @@ def _show(made: Compilation, timeline: Timeline, given: Simulate) -> None:
         return
     print_document(simulated(facts, {made.source.name: made.source}, given.top))
     if given.trace is not None:
-        typer.echo(f"wrote {given.trace}")
+        common.say(f"wrote {given.trace}")

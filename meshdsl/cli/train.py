@@ -173,7 +173,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     else:
         training.print_ending(ending, job.out)
         if written:
-            typer.echo(f"wrote {given.trace}")
+            common.say(f"wrote {given.trace}")
     return ending
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
+from meshdsl.render import safe
 from meshdsl.report.document import human
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Lines:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(safe(text), markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Do nothing: lines leave nothing open."""
@@ -182,7 +183,7 @@ def print_ending(ending: Ending, out: str | None) -> None:
 
     console = Console(highlight=False)
     for line in _lines(ending, out):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(safe(line), markup=False, soft_wrap=True)
 
 
 def _lines(ending: Ending, out: str | None) -> Iterator[str]:
