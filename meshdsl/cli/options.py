@@ -19,8 +19,9 @@ from typer import Argument
 from typer.core import TyperCommand
 
 from meshdsl.cli import complete
-from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.ir.types import DTYPES
+from meshdsl.named.declarations import MAX_DIM
 from meshdsl.pipeline import DEFAULT_POLICY, OBJECTIVES, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.syntax import ast
@@ -35,6 +36,12 @@ Files = Annotated[
 
 SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
 """One `dim=size`; `--set` takes several in a row."""
+
+MOST = (1 << 63) - 1
+"""The greatest number that an option takes, and the least one negated."""
+
+MOST_DIGITS = 4000
+"""The most digits that Python makes a number of, in a few milliseconds."""
 
 option = dataclass(frozen=True, kw_only=True)
 """The decorator of a class of options."""
@@ -243,7 +250,11 @@ def sizes(settings: Iterable[str]) -> dict[str, int]:
         if not equals or not size.strip().isascii() or not size.strip().isdigit():
             help = "for instance `--set batch=64 hidden=2048`"
             fail("MD0601", f"`--set {text[:40]}`: write `--set dim=N`, N a whole number", help=help)
-        found[name.strip()] = int(size) if len(size) < 20 else 10**19
+        if len(size) > MOST_DIGITS:
+            place = Span(Source("--set", text), 0, len(text))
+            help = f"choose one: `--set {name.strip()}=N`"
+            fail("MD0106", f"the size of a dim lies in 1 … {MAX_DIM}", place, help=help)
+        found[name.strip()] = int(size)
     return found
 
 
@@ -309,7 +320,10 @@ def spread_settings(arguments: list[str]) -> list[str]:
 
 
 class Command(TyperCommand):
-    """A command that refuses what it would otherwise ignore: the first of two values."""
+    """A command that refuses what it would otherwise ignore, and numbers that no machine has.
+
+    It would ignore the first of two values.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The remaining arguments; a single-valued option that is given twice is refused."""
@@ -321,7 +335,14 @@ class Command(TyperCommand):
                     ctx.fail(
                         f"option '{given.opts[-1]}' is given {times} times, but takes one value"
                     )
-        return super().parse_args(ctx, args)
+        left = super().parse_args(ctx, args)
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, int | float) and not -MOST <= value <= MOST:
+                ctx.fail(
+                    f"invalid value for '{parameter.opts[-1]}': {value} is not in {-MOST} … {MOST}"
+                )
+        return left
 
 
 def refusal(error: Exception) -> str | None:
