@@ -149,7 +149,7 @@ def say(line: str, to_errors: bool = False) -> None:
     typer.echo(safe(line), err=to_errors)
 
 
-def write_text(text: str) -> None:
+def say_text(text: str) -> None:
     """Write a text as it is, at once; for a terminal, what could steer it is escaped."""
     if _on_terminal():
         from meshdsl.render import safe

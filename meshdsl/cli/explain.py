@@ -75,7 +75,7 @@ def command(
         made = common.compiled(Path(file), chosen, diagnostics, stage or "device")
         if stage is not None:
             printer = import_module(f"meshdsl.{stage}.printer")
-            common.write_text(printer.print_program(getattr(made, stage)))
+            common.say_text(printer.print_program(getattr(made, stage)))
             return
         if given.json:
             common.print_json(made.report)

@@ -69,10 +69,10 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
         def show(text: str) -> None:
             texts.append(text)
             if not given.json:
-                common.write_text(text)
+                common.say_text(text)
 
         if not given.json:
-            common.write_text(given.prompt)
+            common.say_text(given.prompt)
         generate(step.checked(), given.engine, task, tell)
         diagnostics.add(*step.diagnostics)
         show(tokens.rest())

@@ -216,3 +216,76 @@ def test_no_other_place_opens_a_users_file_to_write() -> None:
     assert found <= set(OTHERS), "write it with `replacing` or `write_file`"
     unused = set(OTHERS) - found - {"backends/runtime/user_files.py"}
     assert not unused, "these write nothing any more"
+
+
+# --- the only reader ---------------------------------------------------------------------------
+
+READERS = {
+    "backends/engines/follow.py": "times in the temporary folder of a run",
+    "backends/engines/process.py": "the text and the job in the temporary folder of a run",
+    "backends/engines/stalls.py": "reports in such a folder; the state of a process",
+    "backends/engines/torchrun.py": "reports, results and the log in such a folder",
+    "backends/generate/run.py": "tokens and the log in such a folder",
+    "backends/generate/worker.py": "the text and the task in such a folder",
+    "backends/torch/paste.py": "modules of the package",
+    "backends/train/measure.py": "the memory of this process, as the system tells it",
+    "backends/train/torchrun.py": "events, the end and the log in the temporary folder of a run",
+    "backends/train/worker.py": "the texts and the job in such a folder",
+    "grammar/__init__.py": "the grammar, of the package",
+    "meshdsl/api/training.py": "what a training wrote into the temporary folder of a run",
+    "meshdsl/cli/streams.py": "a standard stream, by its descriptor",
+    "meshdsl/cluster/measured.py": "the name of the processor, as the system tells it",
+    "meshdsl/cluster/profile.py": "profiles of the package",
+    "meshdsl/codes.py": "a table of the package",
+    "meshdsl/editor/messages.py": "a table of the package",
+    "meshdsl/kept.py": "entries of the cache, which it opens without waiting and looks at itself",
+    "meshdsl/named/prelude.py": "the library of the package",
+    "meshdsl/play/page.py": "a page of the package",
+    "meshdsl/project/__init__.py": "templates of the package",
+    "meshdsl/report/page/__init__.py": "a page of the package",
+    "meshdsl/search/second.py": "pipes to the second process of a search",
+    "meshdsl/syntax/table.py": "a table of the package",
+}
+"""The files that open something to read, beside those that see to it that it is a regular file."""
+
+HANDED = {
+    "backends/runtime/main.py": "a copy of the standard output; arrays of an opened file",
+    "backends/runtime/output.py": "a copy of the standard output",
+    "backends/runtime/user_files.py": "the reader itself",
+}
+"""The files that give a descriptor or an open file to what could take a path."""
+
+OF_PATHS = {"read_text", "read_bytes", "fromfile", "loadtxt", "genfromtxt", "memmap", "open_memmap"}
+
+
+def reads(tree: ast.AST) -> Iterator[ast.Call]:
+    """The calls that read a file by its path, whatever it is."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        module = node.func.value if isinstance(node.func, ast.Attribute) else None
+        of = module.id if isinstance(module, ast.Name) else ""
+        looked_at = any(keyword.arg == "opener" for keyword in node.keywords)
+        opens = isinstance(node.func, ast.Name) and name == "open" and not looked_at
+        opens |= (of, name) in {("io", "open"), ("codecs", "open")}
+        arrays = name == "load" and of in ("np", "numpy", "torch")
+        if opens or arrays or name in OF_PATHS:
+            if not _writes(node):
+                yield node
+
+
+def _writes(call: ast.Call) -> bool:
+    return any(found is call for found in writes(call))
+
+
+def test_no_other_place_opens_a_users_file_to_read() -> None:
+    found = {
+        str(path.relative_to(Path(__file__).parents[2]))
+        for pattern in ("meshdsl/**/*.py", "backends/**/*.py", "grammar/*.py")
+        for path in matching(pattern)
+        if any(reads(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    found -= set(HANDED)
+    assert found <= set(READERS), "read it with `read_regular`, or open it with `regular`"
+    assert not set(READERS) - found, "these read nothing any more"

@@ -104,7 +104,7 @@ ESCAPED = {
     "meshdsl/cli/rows.py": "placements of an operator of the registry",
     "meshdsl/cli/search.py": "a document, which is escaped",
 }
-"""The files of commands that print without `say` or `write_text`, and what."""
+"""The files of commands that print without `say` or `say_text`, and what."""
 
 
 def test_no_other_place_prints() -> None:
@@ -114,4 +114,4 @@ def test_no_other_place_prints() -> None:
         for path in matching("meshdsl/cli/*.py")
         if re.search(r"typer\.echo\(|\bprint\(", path.read_text(encoding="utf-8"))
     }
-    assert found == set(ESCAPED), "print it with `common.say` or `common.write_text`"
+    assert found == set(ESCAPED), "print it with `common.say` or `common.say_text`"

@@ -49,6 +49,10 @@ READ = {
     "train f.mdsl --steps 1 --data d.npz --params ODD.npz": "MD0505",
     "train f.mdsl --steps 1 --data d.npz --eval-every 1 --eval-data ODD.npz": "MD0505",
     "train f.mdsl --steps 1 --data d.npz --checkpoint ODD.npz": "MD0502",
+    "simulate f.mdsl --cluster ODD.toml": "MD0320",
+    "cluster show ODD.toml": "MD0320",
+    "simulate f.mdsl --cluster h100 --against ODD.json": "MD0631",
+    "search --graph ODD.json": "MD0010",
 }
 WRITTEN = {
     "compile f.mdsl --force -o ODD.py": "MD0502",
