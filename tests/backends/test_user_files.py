@@ -177,6 +177,8 @@ OTHERS = {
     "backends/runtime/user_files.py": "the writer itself",
     "meshdsl/cli/__init__.py": "the null device",
     "meshdsl/kept.py": "entries of the cache, which the cache itself replaces",
+    "meshdsl/cli/streams.py": "the null device, and the standard streams by their descriptors",
+    "meshdsl/placed/zero_one.py": "the null device",
     "meshdsl/play/worker.py": "a copy of the standard output",
     "meshdsl/search/second.py": "pipes to the second process of a search",
 }
