@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.backends.engines.at_work import EVERY, report_of
+from meshdsl.backends.engines.reports import activity_from_json
 from meshdsl.diagnostics import Diagnostic, fail
 
 SETTING = "MESHDSL_STALL_SECONDS"
@@ -146,9 +146,9 @@ class Processes:
         """The last report of a process, and its age in seconds; None if there is none yet."""
         path = self.folder / report_of(rank)
         try:
-            found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            found = activity_from_json(path.read_text("utf-8"))
             return {**found, "age": time.time() - path.stat().st_mtime}
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
 
     def _where(self, found: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ from meshdsl.backends.engines.failures import (
     first_failure,
     position_of,
 )
+from meshdsl.backends.engines.reports import Report, report_from_json
 from meshdsl.backends.engines.stalls import Processes, Watch, is_gone
 from meshdsl.backends.runtime.files import write_npz
 from meshdsl.backends.runtime.values import Array
@@ -249,17 +250,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def reports_in(folder: Path) -> list[dict[str, Any]]:
+def reports_in(folder: Path) -> list[Report]:
     """The reports of failed processes, in rank order."""
     found = []
     for path in folder.glob("report.rank*"):
         with contextlib.suppress(ValueError):  # cut short when its process was ended
-            found.append(json.loads(path.read_text("utf-8")))
-    return sorted(found, key=lambda report: int(report["rank"]))
+            found.append(report_from_json(path.read_text("utf-8")))
+    return sorted(found, key=lambda report: report["rank"])
 
 
 def told(
-    text: str, reports: list[dict[str, Any]], log: str, lines: Mapping[int, str] | None
+    text: str, reports: list[Report], log: str, lines: Mapping[int, str] | None
 ) -> TorchrunError:
     """The one error to report to the user."""
     for report in reports:
@@ -274,16 +275,14 @@ def unexplained(log: str) -> TorchrunError:
     return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
 
 
-def earliest_of(
-    text: str, reports: list[dict[str, Any]], lines: Mapping[int, str] | None
-) -> TorchrunError:
+def earliest_of(text: str, reports: list[Report], lines: Mapping[int, str] | None) -> TorchrunError:
     """The first reported failure in program order."""
     first = first_failure(text, [_failure(report) for report in reports])
     code, message, details = as_error(first, lines)
     return TorchrunError(code, message, **details)
 
 
-def _failure(report: dict[str, Any]) -> Failure:
+def _failure(report: Report) -> Failure:
     """The report of a failed process as a `Failure`."""
     return Failure(
         report["rank"],

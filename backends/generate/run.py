@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from meshdsl.backends.engines.failures import RunError
+from meshdsl.backends.engines.reports import token_from_json
 from meshdsl.backends.engines.run import line_of, refuse_too_large
 from meshdsl.backends.generate.task import Task, Tell
 from meshdsl.backends.runtime.files import ArraysRefused, Refused, check_arrays, read_arrays
@@ -86,7 +86,7 @@ def _torchrun(emitted: ProgramText, task: Task, tell: Tell) -> None:
             def look() -> None:
                 start = tokens.tell()
                 while (line := tokens.readline()).endswith("\n"):
-                    tell(json.loads(line))
+                    tell(token_from_json(line))
                     start = tokens.tell()
                 tokens.seek(start)  # the last line is being written just now
 

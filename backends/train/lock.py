@@ -14,12 +14,21 @@ import socket
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 from meshdsl.backends.runtime.user_files import regular
 from meshdsl.diagnostics import fail
+from meshdsl.kept import checked
 
 NAME = ".lock"
+
+
+class Owner(TypedDict, total=False):
+    """The run that has a folder."""
+
+    pid: int
+    host: str
+    since: str
 
 
 @contextlib.contextmanager
@@ -94,24 +103,25 @@ def _lock(handle: int, path: Path) -> None:
         _refuse(path, owner, here)
 
 
-def _lives(pid: Any) -> bool:
+def _lives(pid: int | None) -> bool:
     """Whether there is a process of this number."""
+    if pid is None or pid < 1:
+        return False
     try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, TypeError, ValueError):
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # it is somebody else's
         return True
     return True
 
 
-def _read(handle: int) -> dict[str, Any]:
+def _read(handle: int) -> Owner:
     """The owner in the lock file; empty where it is being written or is no such file."""
     try:
-        found = json.loads(os.pread(handle, 4096, 0))
-    except ValueError:
+        return checked(json.loads(os.pread(handle, 4096, 0)), Owner)
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _write(handle: int) -> None:
@@ -121,7 +131,7 @@ def _write(handle: int) -> None:
     os.pwrite(handle, json.dumps(owner).encode() + b"\n", 0)
 
 
-def _refuse(path: Path, owner: dict[str, Any], here: bool) -> NoReturn:
+def _refuse(path: Path, owner: Owner, here: bool) -> NoReturn:
     who = "another run"
     if owner:
         host = "" if here else f" on {owner.get('host')}"

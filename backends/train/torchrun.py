@@ -9,8 +9,9 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from meshdsl.backends.engines.reports import Report, Told
 from meshdsl.backends.engines.stalls import Processes
 from meshdsl.backends.engines.torchrun import (
     TorchrunError,
@@ -80,7 +81,7 @@ def _relay(events: IO[str], tell: Tell) -> None:
 
 
 def _told(
-    emitted: Emitted, reports: list[dict[str, Any]], devices: int, log: str
+    emitted: Emitted, reports: list[Report], devices: int, log: str
 ) -> DiagnosticError | TorchrunError:
     """The one error to report to the user."""
     known = {report["rank"] for report in reports}
@@ -105,17 +106,17 @@ def _signalled(log: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _diagnostic(found: Mapping[str, Any]) -> Diagnostic:
+def _diagnostic(found: Told) -> Diagnostic:
     return Diagnostic(found["code"], found["message"], help=found["help"])
 
 
-def _killed(device: int, reports: list[dict[str, Any]], places: Mapping[int, str]) -> TorchrunError:
+def _killed(device: int, reports: list[Report], places: Mapping[int, str]) -> TorchrunError:
     """The error of a process that ended without a report, and where another waited for it."""
     message = f"the process of device {device} was killed"
-    waiting = next((r for r in reports if r["line"] and r["collective"]), None)
+    waiting = next((r for r in reports if r["line"] and r.get("collective")), None)
     if waiting is None:
         return TorchrunError("MD0721", message, device=device, help=RESUME)
-    place, collective = places.get(waiting["line"]), waiting["collective"]
+    place, collective = places.get(waiting["line"] or 0), waiting["collective"]
     at = place or f"line {waiting['line']} of its program"
     message += f"; device {waiting['rank']} was waiting for it in {collective} at {at}"
     return TorchrunError(
