@@ -212,7 +212,7 @@ def test_nobody_waits_for_an_error_of_a_process_that_is_gone(tmp_path):
     (tmp_path / "report.rank0").write_text("{}")
     aftermath = Aftermath(stalls.Processes(tmp_path, 2, {}))
     for pid, over in ((os.getpid(), False), (gone.pid, True)):
-        doing = {"pid": pid, "collective": "", "mark": 1, "beat": 1}
+        doing = {"pid": pid, "collective": "", "mark": 1, "beat": 1, "line": None, "outside": "f"}
         (tmp_path / report_of(1)).write_text(json.dumps(doing))
         aftermath.look()
         assert (tmp_path / OVER).exists() is over
