@@ -219,7 +219,7 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
     if path.is_dir():
         fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
     if os.path.exists(path) and not os.path.isfile(path):
-        fail("MD0502", f"{path} is no regular file", help="name a file, or one that is not there")
+        fail("MD0502", f"{path} is no regular file", help="name a file, or leave the option out")
     if not path.parent.is_dir():
         fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
     if os.path.lexists(path) and not force:  # also a link to a file that is not there yet

@@ -78,6 +78,12 @@ def test_what_is_no_regular_file_is_refused(command: str, kind: str, cli: Cli) -
     assert odd.lstat().st_mode == before
 
 
+def test_who_wants_no_file_is_told_how(cli: Cli) -> None:
+    done = cli("compile", write(LEARN), "--force", "-o", "/dev/null")
+    assert done.codes == ["error[MD0502]"]
+    assert "help: name a file, or leave the option out" in done.err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["latest", "step-2/manifest.json", "step-2/device-0.safetensors"])
 def test_a_checkpoint_with_a_pipe_in_it_is_skipped(
