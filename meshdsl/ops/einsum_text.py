@@ -37,7 +37,7 @@ def einsum_text(call: TorchCall, *, views: bool = False) -> str:
     # A factor that is taken out of a sum over nothing would make NaN of an infinity.
     has_terms = " and ".join(call.extent(n) for n in empty)
     zeros = f"torch.zeros({call.shape(0)}, dtype={call.outs[0].dtype.torch})"
-    return f"({text} if {has_terms} else {zeros})"
+    return f"{text} if {has_terms} else {zeros}"
 
 
 def _emptied(call: TorchCall) -> list[str]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import BYTES, Price, Route, has_many_axes, route
-from meshdsl.placed.rows import Call, Row, legal_rows, with_windows
+from meshdsl.placed.rows import Call, Row, legal_rows, multiplies_a_sum, with_windows
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 
 MOST_COMBINED = 64
@@ -77,6 +77,13 @@ def allowed_rows(rows: Iterable[Row], wants: Iterable[Want], axis: str) -> list[
     """The rows that rules for summed dims allow; all, where they allow none."""
     every = list(rows)
     return [row for row in every if all(w.allows(row, axis) for w in wants)] or every
+
+
+def adding_first(rows: list[Row], axis: str, added_first: Set[str]) -> list[Row]:
+    """The rows without those that multiply a partial sum over an axis of `added_first`."""
+    if axis not in added_first:
+        return rows
+    return [row for row in rows if not multiplies_a_sum(row)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,8 @@ class Chooser:
     `pins` the placements in which single operands must be read; `price` that of a reshard.
     Under `immediate`, or where it is `forced`, no result stays partial unless that is wanted.
     Rows that split a dim into blocks of several sizes are considered where it is `uneven`.
-    `stages` are those of a pipeline, for an operator of their passes.
+    `stages` are those of a pipeline, for an operator of their passes. Over the axes `added_first`,
+    a sum is added up before the operator multiplies it.
     """
 
     call: Call
@@ -172,12 +180,13 @@ class Chooser:
     forced: bool = False
     uneven: bool = False
     stages: OnStages | None = None
+    added_first: frozenset[str] = frozenset()
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Walks under many layouts ask for the same choices.
         about = (self.call, self.versions, self.wants, self.pins, self.mesh, self.policy)
-        more = (self.price, self.forced, self.uneven, self.stages)
+        more = (self.price, self.forced, self.uneven, self.stages, self.added_first)
         object.__setattr__(self, "_hash", hash((*about, *more)))
 
     def __hash__(self) -> int:
@@ -282,6 +291,8 @@ class Chooser:
     def _rows(self, axis: str, standing: bool) -> list[Row]:
         every = allowed_rows(legal_rows(self.call), self.wants, axis)
         every = [row for row in every if self._lazy_enough(row, axis)]
+        if self.stages is None or not self.stages.keeps(axis):
+            every = adding_first(every, axis, self.added_first)
         if self.stages is not None:
             every = [r for r in every if self.stages.allows(r, axis)] or [legal_rows(self.call)[0]]
         stood_on = [row for row in every if standing and self._stands(row, axis)]

@@ -159,11 +159,13 @@ def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
         pins: Pins,
         forced: bool,
         stages: OnStages | None,
+        added_first: frozenset[str],
     ) -> Chooser:
         asked = [(t, want.placement) for t, want in zip(call.outs, wants, strict=True)]
         placed = [(t, p) for t, ps in zip(call.ins, versions, strict=True) for p in ps]
         uneven = any(p.splits_unevenly(t, mesh) for t, p in (*asked, *placed))
-        return Chooser(call, versions, wants, pins, mesh, policy, price, forced, uneven, stages)
+        how = (mesh, policy, price, forced, uneven, stages, added_first)
+        return Chooser(call, versions, wants, pins, *how)
 
     return made
 
@@ -532,7 +534,7 @@ class Placer:
         self._emit(Apply.of(op, ins, outs))
         for value, made, target in zip(op.outs, best.yields, best.targets, strict=True):
             target = self._off_stages(target, op)
-            if made != target:
+            if made != target and value in self.read:
                 self._settle(value, target, self._ask_result(value, op, instead))
 
     def _off_stages(self, target: Placement, op: named.Op) -> Placement:
@@ -570,7 +572,8 @@ class Placer:
         versions = tuple([self._placements(v) + self._windows(v) for v in op.ins])
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
-        return self.choosers(call_of(op), versions, wants, pins, forced, self._stages_of(op))
+        how = (forced, self._stages_of(op), self.request.added_first(op))
+        return self.choosers(call_of(op), versions, wants, pins, *how)
 
     def _stages_of(self, op: named.Op) -> OnStages | None:
         """The stages of an operator of the passes; None of one that all devices do."""

@@ -6,6 +6,7 @@ are free. The walk (`from_named.py`) and the search for the optimum (`optimal.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -260,6 +261,47 @@ class Request:
         if not self._away:
             return (None,) * len(op.ins)
         return tuple([self.stored(v) if v in self._away else None for v in op.ins])
+
+    def added_first(self, op: Op) -> frozenset[str]:
+        """The axes over which a sum is added up before `op` multiplies it.
+
+        A device that has nothing of a summed dim adds 0, and 0 times infinity is NaN.
+        """
+        if not self._axes_of_empty or any(p and p.partial for p in self.pins(op)):
+            return frozenset()
+        call = call_of(op)
+        factors = [v for v in op.ins if v.type.dtype.kind == "float" and v not in self._finite]
+        multiplied = any(
+            any(v not in self._finite for v in group) and any(v not in group for v in factors)
+            for indices in call.opdef.factors(call.signature).linear
+            if (group := [op.ins[i] for i in indices])
+        )
+        return self._axes_of_empty if multiplied else frozenset()
+
+    @cached_property
+    def _axes_of_empty(self) -> frozenset[str]:
+        """The axes along which some devices have an empty block of a dim."""
+        entering = [*self.program.inputs, *(p.value for p in self.program.params)]
+        entering += [s.value for s in self.program.states]
+        made = (v for op in named.walk(self.program.body) for v in op.outs)
+        found = {
+            (dim, v.type.size(dim), placed)
+            for v in (*entering, *made)
+            if (placed := self.ruled(v)).splits_unevenly(v.type, self.mesh)
+            for dim, _ in placed.splits
+        }
+        return frozenset(
+            axis
+            for dim, size, placed in found
+            if any(start == stop for start, stop in placed.blocks(dim, size, self.mesh))
+            for axis in placed.axes_of(dim)
+        )
+
+    @cached_property
+    def _finite(self) -> frozenset[Value]:
+        """Literals that are finite."""
+        made = (op for op in named.walk(self.program.body) if op.name == "constant")
+        return frozenset(op.outs[0] for op in made if math.isfinite(op.attr("value")))
 
     @cached_property
     def _away(self) -> frozenset[Value]:

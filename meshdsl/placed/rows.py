@@ -93,6 +93,11 @@ def legal_rows(call: Call) -> tuple[Row, ...]:
     return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
 
 
+def multiplies_a_sum(row: Row) -> bool:
+    """Whether a row passes a partial sum through a product (or past a condition)."""
+    return row.factor is None and Partial("sum") in row.ins and B in row.ins
+
+
 @functools.lru_cache(maxsize=65536)
 def whole_dims(call: Call) -> tuple[frozenset[str], ...]:
     """By operand, the dims that the operator needs whole: none of its loops runs over them."""

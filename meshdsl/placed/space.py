@@ -17,7 +17,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import ReduceOp, lookup
-from meshdsl.placed.choose import Chooser, Want, allowed_rows, flops
+from meshdsl.placed.choose import Chooser, Want, adding_first, allowed_rows, flops
 from meshdsl.placed.request import Request, loops
 from meshdsl.placed.reshard import Price, Route, route
 from meshdsl.placed.rows import Row, call_of, legal_rows
@@ -192,7 +192,8 @@ class Space:
         Where a row does both, no other is considered but one that spares reducing a large result of
         small operands.
         """
-        legal = allowed_rows(legal_rows(call_of(op)), wants, axis)
+        allowed = allowed_rows(legal_rows(call_of(op)), wants, axis)
+        legal = adding_first(allowed, axis, self.request.added_first(op))
         every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
         split_here = any(isinstance(p.component(axis), Split) for p in ruled)
         standing = [row for row in every if split_here and _stands(row, axis, ruled)]

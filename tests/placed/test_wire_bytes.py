@@ -30,3 +30,21 @@ def test_bytes_of_an_element(op: str, dtype: str) -> None:
     assert wire == elements * BYTES[op, dtype]
     done = run_local(made.emitted.text, lines=made.emitted.places)
     assert [done.wire_bytes(rank) for rank in range(2)] == [wire, wire]
+
+
+ATTENTION = """
+dim s = 4, m = 4, k = 2
+program p(q[s, k], x[m, k], v[m, k]) {
+  o = attention[k, m](q, x, v)
+  return grad(sum(o * o), q)
+}
+"""
+
+
+@pytest.mark.parametrize("policy", ["immediate", "mesh-tf", "deferred", "optimal"])
+@pytest.mark.parametrize("mesh", ["x:2", "x:5"])
+def test_a_result_that_nothing_reads_is_not_reduced(mesh: str, policy: str) -> None:
+    """The gradients by keys and values are made with that by the queries, and are not sent."""
+    made = compile_text(ATTENTION, mesh=mesh, layout="s:x", reduce=policy)
+    moves = (node for node, _ in walk(made.device.body) if isinstance(node, Move))
+    assert not any(node.step.kind == "all_reduce" for node in moves)

@@ -23,6 +23,8 @@ from tests.programs.harness import check_bytes
 from tests.programs.special import (
     ENDLESS,
     FILLS,
+    INF,
+    NAN,
     SPREADING,
     TOLERANCES,
     Special,
@@ -79,10 +81,10 @@ LONE = {
     "lone b, h": {BATCH: Dim("b", 1), SEQ: Dim("s", 2), HIDDEN: Dim("h", 1), VOCAB: Dim("v", 2)},
 }
 """Dims of a single element: where they are split, one device has all and the others have nothing.
-
-What is compared is what is not finite: of hundreds, differences that cancel are rounding. Attention
-has another kernel where it is split, which meets NaN behind the mask otherwise.
 """
+
+OF_TERMS = {"rms_norm_grad": "of one element nothing is left of terms as large as the cotangents"}
+"""Operators whose results are held to the size of their operands, and why."""
 
 ON_ONE = [
     ("lone s, v", "x:2", "s -> x"),
@@ -119,6 +121,8 @@ def wrong(
             kinds = name not in INFINITE_COTANGENTS
             coarsest = max(TOLERANCES[dtype], TOLERANCES.get(output.value.type.dtype.name, 0))
             tolerance = COARSE.get(name, 1) * coarsest
+            if name in OF_TERMS and fill == "hundreds":
+                tolerance *= 1000
             pair = got[output.name], wanted[output.name]
             if name in SPREADING:
                 reached = reach(made, makers[output.value], fill)
@@ -147,7 +151,59 @@ def test_devices_that_have_nothing_add_nothing(dims: str, mesh: str, rules: str)
     made, alone = operators(dims, "f32")
     parts = engine(made.program, mesh, rules)
     bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {})
-    assert not [b for b in bad if not (b[0] == "hundreds" or b[1].startswith("attention"))]
+    assert not [b for b in bad if not is_right(made, parts, *b[:2])]
+
+
+NAN_IS_LOST = ("attention.17", "attention_lse.22")
+"""Samples without a mask, for which torch's kernel yields 0 where a query of NaN has one key."""
+
+
+def is_right(made: Special, parts: PersistentEngine, fill: str, name: str) -> bool:
+    """Whether a split operator yields what its meaning says, and one device does not."""
+    if name not in NAN_IS_LOST or fill not in ("one NaN", "everything"):
+        return False
+    inputs = drawn(made, fill)
+    expected = run_reference(made.program, inputs, {})[name]
+    return not difference(run(parts, inputs)[name], expected, TOLERANCES["f32"])
+
+
+def test_a_kernel_of_torch_hides_that_a_query_is_nan() -> None:
+    """The reason for the exception above: with one key the result is 0, not NaN."""
+    query, key = torch.full((1, 1, 1, 2), NAN), torch.ones(1, 1, 1, 2)
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, key)
+    assert torch.equal(found, torch.zeros(1, 1, 1, 2))
+
+
+SUMS_OF_NOTHING = """
+dim b = 4, d = 1, e = 2
+program p(x[b], v[b], y[b, d], t[b, d], m[b, e]) {
+  s = sum[d](y)
+  both = s * x + sum[d](t) * v
+  quotient = s / x
+  scaled = (s * 2.0) * x
+  negated = -s * x
+  product = einsum(s, m -> [e])
+  mean = mean[d](y) * x
+  chained = (s + sum[d](t)) * x * v
+  picked = where(x > 0.0, s, sum[d](t)) * x
+  slope = grad(sum(s * x * v), y)
+  return both, quotient, scaled, negated, product, mean, chained, picked, slope
+}
+"""
+
+
+@pytest.mark.parametrize("policy", ["immediate", "mesh-tf", "deferred", "optimal"])
+@pytest.mark.parametrize(("mesh", "layout"), [("a:3", "d:a"), ("a:2,c:2", "d:a,b:c")])
+def test_sums_of_nothing_meet_infinities(mesh: str, layout: str, policy: str) -> None:
+    """A device that has nothing of a summed dim adds 0 after a product with infinity as well."""
+    x, v = np.array([INF, -INF, 0, 2]), np.array([1, INF, -INF, 0])
+    inputs = {"x": x, "v": v, "y": np.array([[2], [3], [-1], [0]]), "t": np.ones((4, 1))}
+    inputs |= {"m": np.array([[INF, 1], [1, NAN], [0, -INF], [2, 2]])}
+    arrays = {n: a.astype(np.float32) for n, a in inputs.items()}
+    expected = run_text(SUMS_OF_NOTHING, arrays)
+    found = run_text(SUMS_OF_NOTHING, arrays, mesh=mesh, layout=layout, reduce=policy)
+    for name, array in expected.items():
+        assert not difference(found[name], array, 1e-6), name
 
 
 @pytest.mark.some_of(2)
