@@ -17,17 +17,22 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from meshdsl.api.errors import told
 from meshdsl.diagnostics import fail
 
-NORMS = frozenset(
-    {
-        torch.norm,
-        torch.Tensor.norm,
-        torch._foreach_norm,
-        torch.linalg.norm,
-        torch.linalg.vector_norm,
-        torch.linalg.matrix_norm,
-    }
+_BY_NAME = (
+    *("sum", "nansum", "mean", "nanmean", "prod", "std", "var", "std_mean", "var_mean"),
+    *("norm", "dist", "cdist", "renorm", "max", "min", "amax", "amin", "aminmax"),
+    *("argmax", "argmin", "median", "nanmedian", "mode", "quantile", "nanquantile"),
+    *("logsumexp", "softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "topk"),
+    *("kthvalue", "count_nonzero", "histc", "dot", "vdot", "inner", "mv", "mm", "bmm", "matmul"),
+    *("__matmul__", "__rmatmul__", "einsum", "tensordot", "trace", "_foreach_norm"),
 )
-"""Functions that yield the norm of the gradients that they are given."""
+
+MIXING = frozenset(
+    getattr(place, name)
+    for place in (torch, torch.Tensor)
+    for name in _BY_NAME
+    if hasattr(place, name)
+) | frozenset(f for n, f in vars(torch.linalg).items() if callable(f) and n[0] != "_")
+"""Functions that add up, compare or multiply elements with one another: norms, sums, products."""
 
 OF_WHOLE_TENSORS = ("Muon", "Adafactor", "LBFGS", "Shampoo", "SOAP", "LAMB", "Lamb", "LARS")
 """Optimizers, by the names of their classes and of those they are derived from, whose update of an
@@ -37,7 +42,10 @@ _MARK = "_meshdsl_split"
 
 
 class BlockGradient(torch.Tensor):
-    """This device's block of a gradient. Its norm is refused; all else yields plain tensors."""
+    """This device's block of a gradient.
+
+    What mixes its elements is refused; all else yields plain tensors.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A plain copy."""
@@ -51,9 +59,9 @@ class BlockGradient(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Apply a function to the block. Raises ProgramError (MD0561) for a norm."""
-        if func in NORMS:
-            _refuse_norm()
+        """Apply a function to the block. Raises ProgramError (MD0561) for what mixes elements."""
+        if func in MIXING and not _is_of_pairs(func, args):
+            _refuse(func.__name__.removeprefix("linalg_"))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -70,10 +78,18 @@ def _as_block(param: torch.Tensor) -> None:
         param.grad = param.grad.as_subclass(BlockGradient)
 
 
+def _is_of_pairs(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a maximum or minimum is that of two tensors, element by element."""
+    return func.__name__ in ("max", "min") and any(isinstance(x, torch.Tensor) for x in args[1:])
+
+
 @told
-def _refuse_norm() -> None:
-    message = "this is the norm of one device's blocks of the gradients, not of the gradients"
-    help = "`model.clip_grad_norm_(max_norm)` has the norm over all devices, and returns it"
+def _refuse(name: str) -> None:
+    message = f"`{name}` has this device's block of a gradient, not the gradient"
+    help = (
+        "`model.clip_grad_norm_(max_norm)` has the norm over all devices, and returns it; "
+        "`grad.detach()` is the block as a plain tensor"
+    )
     fail("MD0561", message, help=help)
 
 

@@ -77,3 +77,55 @@ def test_a_copy_of_a_gradient_and_what_is_made_of_it_are_plain() -> None:
     assert grad is not None
     assert type(grad * 2) is torch.Tensor
     assert torch.equal(copy.deepcopy(grad), grad)
+
+
+MIXING: dict[str, Callable[[torch.Tensor], object]] = {
+    "sum": lambda g: g.sum(),
+    "sum of a function": lambda g: torch.sum(g, 0),
+    "mean": lambda g: g.mean(),
+    "norm": lambda g: g.norm(),
+    "linalg.norm": lambda g: torch.linalg.norm(g),
+    "vector_norm": lambda g: torch.linalg.vector_norm(g),
+    "matrix_norm": lambda g: torch.linalg.matrix_norm(g),
+    "svd": lambda g: torch.linalg.svd(g),
+    "max": lambda g: g.max(),
+    "amax": lambda g: torch.amax(g, 1),
+    "argmax": lambda g: g.argmax(),
+    "std": lambda g: g.std(),
+    "matmul": lambda g: g @ torch.ones(4, 2),
+    "rmatmul": lambda g: torch.ones(2, 3) @ g,
+    "mm": lambda g: torch.mm(g, g.mT),
+    "einsum": lambda g: torch.einsum("ij,ij->i", g, g),
+    "softmax": lambda g: torch.softmax(g, 0),
+}
+EVERY_ELEMENT: dict[str, Callable[[torch.Tensor], object]] = {
+    "abs": lambda g: g.abs().sum(),
+    "detach": lambda g: g.detach().sum(),
+    "clamp": lambda g: g.clamp(-1, 1),
+    "max of two": lambda g: torch.max(g, torch.zeros_like(g)),
+    "isfinite": lambda g: torch.isfinite(g).all(),
+    "equal": lambda g: torch.equal(g, g),
+    "add": lambda g: g.add_(1.0),
+    "print": repr,
+    "clone": lambda g: g.clone().norm(),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_what_mixes_elements_of_a_block_is_refused(name: str) -> None:
+    """Of the gradient of a split parameter, and of no other."""
+    for split in (False, True):
+        grad = parameter(split=split).grad
+        assert grad is not None
+        if not split:
+            MIXING[name](grad)
+            continue
+        with pytest.raises(ProgramError, match="this device's block of a gradient"):
+            MIXING[name](grad)
+
+
+@pytest.mark.parametrize("name", EVERY_ELEMENT)
+def test_what_works_element_by_element_is_not(name: str) -> None:
+    grad = parameter(split=True).grad
+    assert grad is not None
+    EVERY_ELEMENT[name](grad)

@@ -143,6 +143,38 @@ def train(folder: Path, layout: str, axes: dict[str, int]) -> None:
         close(tensor, params[name].detach())
 
 
+def guards(folder: Path) -> None:
+    """Split parameters refuse norms and optimizers of whole tensors; a deep copy does, too."""
+    world = dist.get_world_size()
+    first, start = made(folder, Case(MLP, mlp, "tp", {"a": world}))
+    params = {n: torch.nn.Parameter(t.clone()) for n, t in start.items()}
+    shown = copy.deepcopy(first)
+    split = [
+        p for n, p in shown.named_parameters() if any(x.is_shard() for x in shown.placements(n))
+    ]
+    assert split
+    optimizers = [torch.optim.AdamW(p, foreach=True) for p in (shown.parameters(), params.values())]
+    for step in range(3):
+        inputs = drawn(shown._runtime.inputs, step)
+        own = {n: shown.local(n, t) for n, t in inputs.items()}
+        for optimizer, loss in zip(
+            optimizers, (shown(**own).loss, mlp(params, inputs)["loss"]), strict=True
+        ):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    refused("MD0561", lambda: torch.nn.utils.clip_grad_norm_(split, 1.0, foreach=False))
+    for param in split:
+        grad = param.grad
+        assert grad is not None
+        for mixed in (grad.sum, grad.norm, grad.max):
+            refused("MD0561", mixed)
+    matrices = [p for p in split if p.ndim == 2]
+    refused("MD0561", torch.optim.Muon(matrices).step)
+    for name, tensor in shown.whole_state_dict().items():
+        close(tensor, params[name].detach())
+
+
 def data_parallel(folder: Path) -> None:
     """A loss of the local block alone: the gradients are those of the sum over the blocks."""
     world = dist.get_world_size()
@@ -339,6 +371,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
     2: (
         gradients,
         training,
+        guards,
         data_parallel,
         accumulation,
         distributed_tensors,
