@@ -19,6 +19,7 @@ from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F32, LARGEST, Dim, DType, TensorType
 from meshdsl.named.ir import Op, Output, Program, Value
+from meshdsl.named.vjp import with_vjp
 from meshdsl.ops.opdef import OpDef, OpError, Sample, Signature, load_all, lookup
 from meshdsl.pipeline import Compilation, Known, Options, front
 
@@ -131,6 +132,31 @@ def every_operator(dims: Renamed, floats: DType) -> Special:
     return made
 
 
+def every_gradient(dims: Renamed) -> Special:
+    """The gradients of every operator by its operands, for cotangents that are inputs.
+
+    An output is named for the operator and the operand: `mul.17 by 0`.
+    """
+    made = Special()
+    operands: dict[str, str] = {}
+    for name, sample, sig in samples(dims, F32):
+        types = (*sig.ins, sig.outs[0])
+        if lookup(name).gradient is None or sig.outs[0].dtype.kind != "float":
+            continue
+        if all(t.dtype.kind != "float" for t in types[:-1]):
+            continue
+        pairs = enumerate(zip(sig.ins, sample.values, strict=True))
+        ins = tuple(made.input(*pair, f"{name} {i}") for i, pair in pairs)
+        result = made.apply(name, ins, sig.attrs)
+        made.give(result)
+        operands |= {f"d_{v.label}": f"{result.name} by {i}" for i, v in enumerate(ins)}
+    program = with_vjp(made.program, [], [v.label for v in made.inputs]).program
+    outputs = [replace(o, name=operands[o.name]) for o in program.outputs if o.name in operands]
+    seeds = {v.label: zlib.crc32(v.label.encode()) for v in program.inputs} | made.seeds
+    kinds = {v.label: "" for v in program.inputs} | made.kinds
+    return Special([*program.inputs], [*program.body], outputs, kinds, seeds)
+
+
 def every_monotone_operator(floats: DType, over: Dim) -> Special:
     """Every operator that partial extremes pass through, of a maximum and a minimum over `over`."""
     made = Special()
@@ -155,7 +181,8 @@ def engine(
 ) -> PersistentEngine:
     """The program under a layout of these rules, on devices that are threads."""
     values = [*program.inputs, *(v for op in program.body if isinstance(op, Op) for v in op.outs)]
-    sizes = {d.name: d.size for v in values for d in v.type.dims}
+    dims = {d for v in values for d in v.type.dims if d.name.isidentifier()}  # not made up
+    sizes = {d.name: d.size for d in sorted(dims, key=lambda d: d.name)}
     text = "".join(f"dim {name} = {size}\n" for name, size in sizes.items())
     diagnostics = Diagnostics()
     source = Source("special.mdsl", f"{text}layout chosen {{ {rules} }}\n")
@@ -192,6 +219,11 @@ def _one(value: float) -> Fill:
     return draw
 
 
+def _quarters(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Plain numbers, which every dtype has."""
+    return np.asarray(rng.choice([-1.0, 1.0], shape) * rng.integers(1, 9, shape) / 4)
+
+
 FILLS: dict[str, Fill] = {
     "one NaN": _one(NAN),
     "one infinity": _one(INF),
@@ -217,13 +249,14 @@ ENDS = (2**31 - 1, -(2**31), 0, 1, -1)
 
 
 def drawn(made: Special, fill: str) -> dict[str, Array]:
-    """All inputs of a program, its floats as `fill` says; drawn once."""
+    """All inputs of a program, its floats as `fill` says (or `quarters`); drawn once."""
     if fill in made.values:
         return made.values[fill]
     found = {}
     for name, value in ((v.label, v) for v in made.inputs):
         rng = np.random.default_rng(made.seeds[name])
-        found[name] = _drawn(value.type, made.kinds[name], FILLS[fill], rng)
+        how = _quarters if fill == "quarters" else FILLS[fill]
+        found[name] = _drawn(value.type, made.kinds[name], how, rng)
     made.values[fill] = found
     return found
 

@@ -14,8 +14,10 @@ import torch
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.persistent import PersistentEngine
 from meshdsl.backends.engines.reference import run_reference
-from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.ir.types import DTYPES, Dim
+from meshdsl.named.retype import retype
+from meshdsl.named.simplify import simplify
 from meshdsl.ops.build import BATCH, HIDDEN, SEQ, VOCAB
 from meshdsl.report.explain import explain
 from tests.compiling import compile_text, run_text
@@ -31,6 +33,7 @@ from tests.programs.special import (
     difference,
     drawn,
     engine,
+    every_gradient,
     every_monotone_operator,
     every_operator,
     reach,
@@ -231,6 +234,32 @@ def test_the_reference_yields_what_one_device_does(dtype: str) -> None:
 
     bad = wrong(made, lambda x: run(alone, x), reference, dtype)
     assert not [b for b in bad if b[1].partition(".")[0] not in OF_TORCH]
+
+
+# --- dtypes of gradients ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+def test_gradients_of_every_operator_in_every_dtype(dtype: str) -> None:
+    """`--dtype` of a program that has them: they compile, and are those of f32."""
+    made, alone = gradients_of_f32()
+    inputs = drawn(made, "quarters")
+    program = simplify(retype(made.program, DTYPES[dtype]))
+    types = {v.label: v.type.dtype for v in program.inputs}
+    narrow = {n: cast(np.asarray(a, types[n].numpy), types[n].name) for n, a in inputs.items()}
+    found, expected = run(engine(program), narrow), run(alone, inputs)
+    tolerance = 4 * max(TOLERANCES[dtype], TOLERANCES["f32"])
+    assert len(expected) > 400
+    for name, array in expected.items():
+        how = difference(found[name], array, tolerance)
+        assert not how, f"{name}: {how}"
+
+
+@functools.cache
+def gradients_of_f32() -> tuple[Special, PersistentEngine]:
+    """The gradients of every operator, on one device."""
+    made = every_gradient({})
+    return made, engine(made.program)
 
 
 # --- gradients --------------------------------------------------------------------------------
