@@ -154,7 +154,8 @@ def every_gradient(dims: Renamed) -> Special:
     outputs = [replace(o, name=operands[o.name]) for o in program.outputs if o.name in operands]
     seeds = {v.label: zlib.crc32(v.label.encode()) for v in program.inputs} | made.seeds
     kinds = {v.label: "" for v in program.inputs} | made.kinds
-    return Special([*program.inputs], [*program.body], outputs, kinds, seeds)
+    body = [node for node in program.body if isinstance(node, Op)]
+    return Special([*program.inputs], body, outputs, kinds, seeds)
 
 
 def every_monotone_operator(floats: DType, over: Dim) -> Special:

@@ -262,6 +262,21 @@ def gradients_of_f32() -> tuple[Special, PersistentEngine]:
     return made, engine(made.program)
 
 
+@pytest.mark.parametrize(("dims", "mesh", "rules"), [ON_ONE[2], ON_ONE[5]])
+def test_gradients_of_devices_that_have_nothing_add_nothing(
+    dims: str, mesh: str, rules: str
+) -> None:
+    """All but those of attention, whose kernel meets what is not finite behind the mask."""
+    made = every_gradient(LONE[dims])
+    alone, parts = engine(made.program), engine(made.program, mesh, rules)
+    for fill in FILLS:
+        inputs = drawn(made, fill)
+        found, expected = run(parts, inputs), run(alone, inputs)
+        for name in (n for n in expected if n.partition(".")[0] not in SPREADING):
+            how = difference(found[name], expected[name], 1e-4, kinds=False)
+            assert not how, f"{fill}, {name}: {how}"
+
+
 # --- gradients --------------------------------------------------------------------------------
 
 ROWS = 16
