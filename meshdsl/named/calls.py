@@ -140,10 +140,11 @@ class Calls:
             need_tensor(arguments.operands[0], arguments.spans[0])
         if opdef.surface.items == "dims?" and _changes_nothing(opdef, attrs, tensors[0]):
             return (tensors[0],)
-        dtype = tensors[0].type.dtype if tensors else DTYPES["f32"]
+        expressions = self.program.expressions
+        dtype = expressions.literal_dtype(opdef.name, arguments.operands)
         dtypes = self._dtypes(opdef, arguments, dtype, attrs)
         values = tuple(
-            self.program.expressions.as_value(x, d, s, scope)
+            expressions.as_value(expressions.retyped(x, d, scope), d, s, scope)
             for x, d, s in zip(arguments.operands, dtypes, arguments.spans, strict=True)
         )
         if opdef.surface.seeded:

@@ -208,7 +208,7 @@ class Expressions:
             return _fold(name, numbers, span)
         if _is_neutral(name, operands):
             return operands[0]
-        dtype = self._literal_dtype(name, operands)
+        dtype = self.literal_dtype(name, operands)
         operands = self._of_literals(name, operands, dtype, scope)
         if name in ("floordiv", "mod") and dtype.kind == "int" and operands[1] == 0:
             help = "integers have no infinity; divide by another number"
@@ -222,7 +222,7 @@ class Expressions:
             self.literals[made] = Literals(name, tuple(operands), spans, span)
         return made
 
-    def _literal_dtype(self, name: str, operands: list[Operand]) -> DType:
+    def literal_dtype(self, name: str, operands: list[Operand]) -> DType:
         """The dtype a number takes: that of the first tensor (of `where`: not the condition).
 
         A tensor of literals is asked last, since it takes the dtype of the others itself.
@@ -240,9 +240,10 @@ class Expressions:
     ) -> list[Operand]:
         """The operands; those that are made of literals alone are made of the dtype instead."""
         first = 1 if name == "where" else 0
-        return [*operands[:first], *(self._retyped(x, dtype, scope) for x in operands[first:])]
+        return [*operands[:first], *(self.retyped(x, dtype, scope) for x in operands[first:])]
 
-    def _retyped(self, operand: Operand, dtype: DType, scope: Scope) -> Operand:
+    def retyped(self, operand: Operand, dtype: DType, scope: Scope) -> Operand:
+        """An operand that is made of literals alone, made of this dtype if they fit in it."""
         made = self.literals.get(operand)
         if (
             not isinstance(operand, Value)

@@ -17,12 +17,17 @@ LITERALS = {
     "where(x > 0, 1, 0) * z": "f32",
     "where(x > 0, 1.5, 0) + z": "f32",
     "where(x > 0, 2, 3)": "f32",
+    "einsum(x, where(x > 0, 2, 0) -> [])": "i32",
+    "einsum(where(x > 0, 2, 0), y -> [n])": "i64",
+    "concat[(n, n) -> m](x, where(x > 0, 2, 0))": "i32",
+    "einsum(z, where(x > 0, 2, 0) -> [])": "f32",
+    "sum[n](where(x > 0, 2, 0))": "f32",
 }
 
 
 @pytest.mark.parametrize("text", LITERALS)
 def test_literals_take_the_dtype_of_what_they_meet(text: str) -> None:
-    program = named(f"dim n = 4\nprogram p(x[n]: i32, y[n]: i64, z[n]) {{\n  return {text}\n}}\n")
+    program = named(f"dim n = 4, m = 8\nprogram p(x[n]: i32, y[n]: i64, z[n]) {{\n  return {text}\n}}\n")
     assert program.outputs[0].value.type.dtype.name == LITERALS[text]
 
 
