@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from tests.compiling import named, run_text
+from meshdsl.backends.engines.in_process import run_local
+from tests.compiling import compile_text, named, run_text
 
 LITERALS = {
     "x + where(x > 0, 2, 0)": "i32",
@@ -27,7 +31,8 @@ LITERALS = {
 
 @pytest.mark.parametrize("text", LITERALS)
 def test_literals_take_the_dtype_of_what_they_meet(text: str) -> None:
-    program = named(f"dim n = 4, m = 8\nprogram p(x[n]: i32, y[n]: i64, z[n]) {{\n  return {text}\n}}\n")
+    inputs = "x[n]: i32, y[n]: i64, z[n]"
+    program = named(f"dim n = 4, m = 8\nprogram p({inputs}) {{\n  return {text}\n}}\n")
     assert program.outputs[0].value.type.dtype.name == LITERALS[text]
 
 
@@ -64,3 +69,35 @@ program p(x[m]) {
 def test_a_parameter_keeps_the_dtype_that_its_declaration_states() -> None:
     found = {str(p.value.name): p.value.type.dtype.name for p in named(ROUTER).params}
     assert found == {"router": "f32", "w": "bf16"}
+
+
+@pytest.mark.parametrize(("mesh", "layout"), [("a:1", ""), ("a:2", "m:a"), ("a:2", "e:a")])
+def test_typed_parameters_learn_as_in_torch(mesh: str, layout: str) -> None:
+    """The router is rounded for products, and never where it is kept."""
+    made = compile_text(ROUTER, mesh=mesh, layout=layout or None).emitted
+    rng = np.random.default_rng(2)
+    start = {n: rng.normal(size=(4, 2)).astype(np.float32) for n in ("router", "w")}
+    start["w"] = np.asarray(torch.tensor(start["w"]).bfloat16().float())
+    x = np.array([1, -0.5, 0.25, 0.75], np.float32)
+    kept = torch.tensor(start["router"])
+    master = torch.tensor(start["w"])
+    params: dict[str, Any] = dict(start)
+    for _ in range(3):
+        done = run_local(made.text, {"x": x}, params, lines=made.places)
+        leaves = [kept.clone().requires_grad_(), master.clone().requires_grad_()]
+        narrow = torch.tensor(x).bfloat16()
+        y = narrow @ leaves[0].bfloat16() + narrow @ leaves[1].bfloat16()
+        loss = (y * y).sum()
+        loss.backward()
+        grads = [leaf.grad for leaf in leaves]
+        assert grads[0] is not None
+        assert grads[1] is not None
+        kept, master = kept - 0.1 * grads[0], master - 0.1 * grads[1]
+        master = master.bfloat16().float()  # each run copies w anew
+        params = {n: np.asarray(done.updated[n]) for n in ("router", "w")}
+        np.testing.assert_allclose(done.outputs["loss"], loss.item(), atol=2e-2)
+        np.testing.assert_allclose(params["router"], kept, atol=2e-2)
+        np.testing.assert_allclose(params["w"], master, atol=2e-2)
+    assert not torch.equal(kept, kept.bfloat16().float())
+    router = torch.tensor(np.asarray(params["router"]))
+    assert not torch.equal(router, router.bfloat16().float())
