@@ -170,8 +170,10 @@ class Variables:
         return True
 
     def forget(self, var: Var) -> None:
-        """Free the identifier of a variable whose statement has been removed."""
-        self.names.free(self.chosen.pop(var.name), var.hint)
+        """Free the identifier of a variable whose statement has been removed, if no other has it."""
+        name = self.chosen.pop(var.name)
+        if name not in self.chosen.values():
+            self.names.free(name, var.hint)
 
     def known_as(self, var: Var, name: str) -> None:
         """Let a variable without a statement of its own be shown by another's identifier."""

@@ -247,3 +247,20 @@ def numbers(kind: str, made: Compilation) -> list[Array]:
 
 def _drawn(value: Value, rng: np.random.Generator) -> Array:
     return rng.normal(size=[dim.size for dim in value.type.dims]).astype("f4")
+
+
+def test_an_identifier_of_two_variables_stays_when_the_statement_of_one_is_removed() -> None:
+    """A cast is written where its sum is made; another value had the name of the source before."""
+    text = """dim b = 2, io = 2
+program p(x[b, io]) {
+  param bias[io]
+  a = x * bias
+  h = tanh(a)
+  loss = mean(h) + 0.1 * sum(square(bias))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+layout chosen { h: pipe = 1 } with gpipe[b](1)
+"""
+    options = Options(mesh="pipe:2", layout="chosen", dtype="bf16")
+    assert "d_bias = " in Compilation(Source("p.mdsl", text), options).text

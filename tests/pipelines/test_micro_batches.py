@@ -202,9 +202,9 @@ layout chosen { layers -> pipe, io_b -> tp, io -> data } with one_f_one_b[batch]
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_route_goes_through_blocks_that_cannot_be_cut(policy: str) -> None:
     """One sample a micro-batch is on no two devices, whatever is cheapest for all of the batch."""
-    found = []
-    for mesh in ("tp:2,data:2,pipe:2", "tp:1,data:1,pipe:1"):
-        options = Options(mesh=mesh, layout="chosen", reduce=policy)
-        run = run_local(Compilation(Source("net.mdsl", SENT_ON), options).text, seed=5)
-        found.append({**run.outputs, **run.updated})
-    hold_to(*found)
+    split, alone = (
+        Compilation(Source("net.mdsl", SENT_ON), Options(mesh=mesh, layout="chosen", reduce=policy))
+        for mesh in ("tp:2,data:2,pipe:2", "tp:1,data:1,pipe:1")
+    )
+    one, other = (run_local(made.text, seed=5) for made in (split, alone))
+    hold_to({**one.outputs, **one.updated}, {**other.outputs, **other.updated})
