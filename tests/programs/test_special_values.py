@@ -491,3 +491,25 @@ def test_real_processes_yield_what_one_device_does(forks: Forks, tmp_path: Path)
     made = compile_text(text, mesh="x:2,y:2", layout="d:x,d:y", reduce="deferred")
     found = forks.run_gloo(made.text, inputs, tmp_path, world=4)
     assert_same(found, run_text(text, inputs))
+
+
+PARTIAL = """
+dim c = 4
+mesh line = { a: 2 }
+program p(x[c], y[c]) {
+  z = x + y
+  return z
+}
+sbp parts { x: P, y: P, z: P }
+"""
+
+
+def test_parts_of_an_input_that_is_infinite_are_zeros() -> None:
+    """One device has the whole of a partial input; the others have zeros, not infinity times 0."""
+    made = compile_text(PARTIAL, mesh="line", sbp="parts").emitted
+    inputs = {n: np.array([INF, -INF, 1, 0], np.float32) for n in ("x", "y")}
+    parts = PersistentEngine(made)
+    again = run(parts, inputs)
+    expected = 2 * inputs["x"]
+    assert np.array_equal(run_local(made.text, inputs).outputs["z"], expected)
+    assert np.array_equal(again["z"], expected)
