@@ -17,7 +17,7 @@ import numpy as np
 
 from meshdsl.backends.runtime.stored import StoredArray as StoredArray
 from meshdsl.backends.runtime.user_files import Refused as Refused
-from meshdsl.backends.runtime.user_files import regular, replacing
+from meshdsl.backends.runtime.user_files import regular, replacing, replacing_for_good
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec
 
 PARSING = threading.Lock()
@@ -296,9 +296,11 @@ def show_table(rows: list[tuple[str, ...]]) -> str:
 def write_npz(path: str, arrays: Mapping[str, Array], durable: bool = True) -> None:
     """Write a .npz file, whole or not at all; the same arrays give the same bytes.
 
-    `durable` is as of `replacing`. Raises OSError.
+    Unless `durable`, it may not be on the disk at once: a file for another process of this run.
+    Raises OSError.
     """
-    with replacing(path, durable) as file, zipfile.ZipFile(file, "w") as archive:
+    into = replacing_for_good(path) if durable else replacing(path, sync=False)
+    with into as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -18,27 +18,28 @@ import stat
 from collections.abc import Iterator
 from typing import IO
 
-EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How a file is created that nobody else has made, by any name or link."""
-
 
 class Refused(Exception):
     """What the user asked for cannot be done; nothing has run yet. The message says why."""
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
-
-    Opening a named pipe would wait for its other end, perhaps for ever.
-    """
+    """Open a file: the `opener` of `open`. OSError for a folder, a pipe, a socket or a device."""
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # no difference to a file
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return handle
-    os.close(handle)
+    try:
+        check_regular(path, os.fstat(handle).st_mode)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def check_regular(path: str, mode: int) -> None:
+    """Raise OSError for what only looks like a file."""
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
@@ -48,39 +49,50 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str], durable: bool = True) -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike[str], sync: bool = True) -> Iterator[IO[bytes]]:
     """A seekable file to write; it takes the place of `path` once the block ends without error.
 
-    `durable` waits until it is on the disk; a file for another process of this run need not be.
+    `sync` waits until it is on the disk; a file for another process of this run need not be.
     Raises OSError, also where something other than a regular file has the name.
     """
     target = os.path.realpath(path)
+    before = os.lstat(target) if os.path.lexists(target) else None
+    if before:
+        check_regular(target, before.st_mode)
     folder, name = os.path.split(target)
-    before = _existing(target)
     beside = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.part")
-    # A new file has the mode that the umask leaves; one like an old file is closed until then.
-    handle = os.open(beside, EXCLUSIVE, 0o600 if before else 0o666)
+    # Made here, through no link. One like an old file is closed to others until it is whole.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(beside, flags, 0o600 if before else 0o666)
     try:
         with open(handle, "wb") as file:
             yield file
             file.flush()
             if before:
-                _alike(handle, before)
-            if durable:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(handle, before.st_uid, before.st_gid)
+                os.fchmod(handle, stat.S_IMODE(before.st_mode))
+            if sync:
                 os.fsync(handle)
         os.replace(beside, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
-    if durable:
-        sync_folder(folder)
+
+
+@contextlib.contextmanager
+def replacing_for_good(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """As `replacing`; its new name is on the disk, too, when the block has ended."""
+    with replacing(path) as file:
+        yield file
+    sync_folder(os.path.dirname(os.path.realpath(path)))
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file whole or not at all, a text as UTF-8 with its own line ends. Raises OSError."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    with replacing(path) as file:
+    with replacing_for_good(path) as file:
         file.write(data)
 
 
@@ -97,25 +109,3 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _existing(target: str) -> os.stat_result | None:
-    """What is known of the file to replace; None where there is none."""
-    try:
-        found = os.lstat(target)
-    except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", target)
-    return found
-
-
-def _alike(handle: int, before: os.stat_result) -> None:
-    """Give an open file the owner, where that is allowed, and the mode of another."""
-    new = os.fstat(handle)
-    if (new.st_uid, new.st_gid) != (before.st_uid, before.st_gid):
-        with contextlib.suppress(OSError):
-            os.fchown(handle, before.st_uid, before.st_gid)
-    os.fchmod(handle, stat.S_IMODE(before.st_mode))

@@ -170,7 +170,7 @@ class Variables:
         return True
 
     def forget(self, var: Var) -> None:
-        """Free the identifier of a variable whose statement has been removed, if no other has it."""
+        """Free the identifier of a variable whose statement is removed, if no other has it."""
         name = self.chosen.pop(var.name)
         if name not in self.chosen.values():
             self.names.free(name, var.hint)

@@ -16,7 +16,7 @@ import torch
 
 from meshdsl.backends.engines.in_process import torch_dtype
 from meshdsl.backends.runtime.files import Refused, safetensors_parts, write_npz
-from meshdsl.backends.runtime.user_files import replacing
+from meshdsl.backends.runtime.user_files import replacing_for_good
 from meshdsl.backends.runtime.values import Array, Spec, local_part
 from meshdsl.backends.train.checkpoint import (
     Blocks,
@@ -125,7 +125,7 @@ def _held(
 def write_safetensors(path: str, whole: Whole) -> None:
     """Write a .safetensors file, whole or not at all. Raises OSError."""
     shapes = {name: (spec.dtype, list(spec.dims.values())) for name, spec in whole.specs.items()}
-    with replacing(path) as file:
+    with replacing_for_good(path) as file:
         file.writelines(safetensors_parts(shapes, lambda name: bytes_of(whole.tensor(name))))
 
 

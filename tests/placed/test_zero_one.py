@@ -28,7 +28,7 @@ class Announced(highspy.Highs):
             C.puts(b"Running")
             os.write(2, b"Running")
         Announced.made += 1
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
 
 
 @pytest.fixture
