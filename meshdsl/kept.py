@@ -45,9 +45,32 @@ def read(kind: str, key: str, type_: type[Content]) -> Content | None:
         digest, _, written = _text(folder(kind) / f"{key}.json").partition("\n")
         if digest != _digest(written):
             return None
-        return checked(json.loads(written), type_)
+        return checked(parsed(written), type_)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def parsed(text: str | bytes) -> Any:
+    """JSON as a stranger may have written it. Raises ValueError and RecursionError.
+
+    No name occurs twice, all numbers are finite, and every text in it can be written as UTF-8: of
+    a pair of surrogates JSON can name one alone, which nothing can show or store.
+    """
+    written = text if isinstance(text, str) else text.decode("utf-8")
+    found = json.loads(written, object_pairs_hook=_unique, parse_constant=_no_number)
+    json.dumps(found, ensure_ascii=False).encode("utf-8")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def checked(found: Any, type_: type[Content]) -> Content:

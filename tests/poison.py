@@ -25,6 +25,7 @@ OTHERS: dict[str, Any] = {
     "control": "\x1b[2J\x00",
     "list": [],
     "nested": [[[]]],
+    "surrogate": "\ud800",
     "table": {},
     "object": {"__type__": "object", "@": 0},
 }

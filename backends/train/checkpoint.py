@@ -47,6 +47,7 @@ from meshdsl.backends.runtime.values import (
 )
 from meshdsl.backends.train import manifest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
+from meshdsl.kept import parsed
 
 if TYPE_CHECKING:
     import torch
@@ -369,7 +370,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """
     try:
         with open(checkpoint / MANIFEST, "rb", opener=_own) as file:
-            content = manifest.parsed(file.read())
+            content = parsed(file.read())
         version, seal = content.pop("version"), content.pop("blake2b")
     except FileNotFoundError:
         raise Damaged(f"it has no {MANIFEST}") from None

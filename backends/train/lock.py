@@ -18,7 +18,7 @@ from typing import NoReturn, TypedDict
 
 from meshdsl.backends.runtime.user_files import regular
 from meshdsl.diagnostics import fail
-from meshdsl.kept import checked
+from meshdsl.kept import checked, parsed
 
 NAME = ".lock"
 
@@ -119,7 +119,7 @@ def _lives(pid: int | None) -> bool:
 def _read(handle: int) -> Owner:
     """The owner in the lock file; empty where it is being written or is no such file."""
     try:
-        return checked(json.loads(os.pread(handle, 4096, 0)), Owner)
+        return checked(parsed(os.pread(handle, 4096, 0)), Owner)
     except (ValueError, RecursionError):
         return {}
 

@@ -5,7 +5,6 @@ Nothing of a manifest is believed before it was here: somebody may have written 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -78,22 +77,6 @@ class Manifest(_Strict):
     mesh: list[tuple[str, Annotated[int, Meta(ge=1, le=MOST_DEVICES)]]]
     tensors: dict[str, Tensor]
     files: dict[str, File]
-
-
-def parsed(text: bytes) -> Any:
-    """JSON in which no name occurs twice and all numbers are finite. Raises ValueError."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 def checked(content: Mapping[str, Any]) -> Manifest:
