@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +13,14 @@ from typing import Any, NoReturn
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.device.ir import Program
 from meshdsl.diagnostics import fail
+from meshdsl.kept import checked, parsed
 from meshdsl.simulate.timeline import Timeline
 from meshdsl.simulate.trace import COMPUTE_THREAD
 
 Json = dict[str, Any]
 MEASURE = "`meshdsl run FILE --engine torchrun --trace OUT.json` writes one"
+STATEMENT = "X"
+"""The kind of event that has a time and a length: a statement at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +55,37 @@ def read_trace(path: Path) -> Json:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         fail("MD0631", f"the trace {path} cannot be read: {why}", help=MEASURE)
     try:
-        found = json.loads(text)
+        found: Json = parsed(text)
     except (ValueError, RecursionError):
         _refuse(path, "it is no JSON")
-    head = found.get("otherData") if isinstance(found, dict) else None
-    events = found.get("traceEvents") if isinstance(found, dict) else None
-    if not isinstance(head, dict) or "meshdsl" not in str(head.get("made by")):
+    _check(path, found)
+    return found
+
+
+def _check(path: Path, found: Any) -> None:
+    """Refuse JSON that is no trace of ours: what is used of one is of the types it is used as."""
+    from meshdsl.simulate.trace_schema import Event, Maker, Slice, Trace
+
+    try:
+        maker = checked(found, Maker).otherData.made_by
+    except ValueError:
+        maker = ""
+    if "meshdsl" not in maker:
         _refuse(path, "it is not of meshdsl")
-    if not isinstance(events, list):
-        _refuse(path, "it has no list of `traceEvents`")
-    for number, event in enumerate(events):
-        if wrong := _wrong(event):
-            _refuse(path, f"event {number}: {wrong}")
-    seconds = head.get("seconds")
-    if not _is_time(seconds):
-        _refuse(path, "`seconds` is no time")
-    return dict(found)
+    try:
+        checked(found, Trace)
+    except ValueError as error:
+        _refuse(path, f"{error}")
+    for number, event in enumerate(found["traceEvents"]):
+        try:
+            if checked(event, Event).ph == STATEMENT:
+                checked(event, Slice)
+        except ValueError as error:
+            _refuse(path, f"event {number}: {error}")
 
 
 def _refuse(path: Path, why: str) -> NoReturn:
     fail("MD0631", f"{path} is no trace that can be compared with: {why}", help=MEASURE)
-
-
-def _is_time(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= sys.float_info.max  # type: ignore[operator]
-
-
-def _wrong(event: object) -> str:
-    """What is wrong with an event; empty if nothing is. Only statements are looked into."""
-    if not isinstance(event, dict):
-        return "it is no object"
-    if event.get("ph") != "X":
-        return ""
-    for key in ("ts", "dur"):
-        if not _is_time(event.get(key)):
-            return f"its `{key}` is no time"
-    if not isinstance(event.get("args"), dict) or not isinstance(event.get("pid"), int):
-        return "it has no `args`, or no number of a process"
-    op, line, trips = (event["args"].get(key) for key in ("op", "line", "trips"))
-    if not isinstance(op, str | None) or not isinstance(line, int):
-        return "its `args` name no operator and line"
-    return "" if isinstance(trips, int | None) else "its `trips` are no number"
 
 
 def refuse_other(path: Path, trace: Json, program: Program) -> None:
@@ -136,7 +126,9 @@ def seconds_of(trace: Json) -> dict[Statement, float]:
     found: dict[Statement, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     waits: set[Statement] = set()
     for event in trace["traceEvents"]:
-        if event["ph"] != "X" or event.get("tid") != COMPUTE_THREAD or "op" not in event["args"]:
+        if event["ph"] != STATEMENT or event.get("tid") != COMPUTE_THREAD:
+            continue
+        if "op" not in event["args"]:
             continue
         args = event["args"]
         file = Path(str(args.get("file"))).name

@@ -13,6 +13,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.simulate.against import against, read_trace, refuse_other
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.trace import simulated_trace
+from tests.poison import poisoned
 from tests.simulate.flat import flat, layered
 
 Json = dict[str, Any]
@@ -73,6 +74,12 @@ def file(*events: Any, **head: Any) -> str:
 
 
 BAD = {
+    "an event of no kind": file({"name": "x"}),
+    "no number of trips": file({**SLICE, "args": {"op": "add", "line": 3, "trips": None}}),
+    "endless trips": file({**SLICE, "args": {"op": "add", "line": 3, "trips": 10**400}}),
+    "half a pair of surrogates": file({**SLICE, "args": {"op": "\ud800", "line": 3}}),
+    "a mesh that is a list": file(mesh=[2]),
+    "a process that is a list": file({"ph": "M", "pid": [0]}),
     "empty": "",
     "no json": "{",
     "deep": "[" * 100_000,
@@ -95,6 +102,29 @@ BAD = {
     "an operator that is a list": file({**SLICE, "args": {"op": ["add"], "line": 3}}),
     "trips that are a word": file({**SLICE, "args": {"op": "add", "line": 3, "trips": "3"}}),
 }
+
+
+def test_every_field_of_a_trace_is_checked(trace: Json, tmp_path: Path) -> None:
+    """What is believed can be compared; all else is refused with the name of the file."""
+    path, refused = tmp_path / "trace.json", {}
+    kinds = {e["ph"]: e for e in trace["traceEvents"]}
+    whole = {**trace, "traceEvents": [*kinds.values()]}
+    cases = {name.replace("[0]", ""): other for name, other in poisoned(whole)}
+    for number, event in enumerate(whole["traceEvents"]):
+        for name, other in poisoned(event):
+            events = [*whole["traceEvents"]]
+            events[number] = other
+            cases[f"{event['ph']} {name}"] = {**whole, "traceEvents": events}
+    for name, other in cases.items():
+        path.write_text(json.dumps(other), encoding="utf-8")
+        try:
+            found = read_trace(path)
+        except DiagnosticError as error:
+            refused[name] = f"{error}"
+        else:
+            json.dumps(against(trace, found), allow_nan=False)
+    assert [m for m in refused.values() if "MD0631" not in m or "trace.json" not in m] == []
+    assert len(refused) >= 100
 
 
 @pytest.mark.parametrize("case", BAD)
