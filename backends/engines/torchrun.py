@@ -218,7 +218,10 @@ def launched(
     """
     (folder / "tether.py").write_text(TETHER, encoding="utf-8")
     tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
+    # What it keeps for itself would else lie beside the folder, and stay.
+    own = ["--log-dir", str(folder / "torchrun")]
+    launcher = ["-m", "torch.distributed.run", "--standalone", *own]
+    launcher += ["--nproc-per-node", str(devices)]
     worker = ["--no-python", *tethered, "-P", at_work.__file__, str(folder), *arguments]
     home = str(Path(diagnostics.__file__).parent.parent)
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])

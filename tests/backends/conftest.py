@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +49,14 @@ RUN = "main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS)"
 def emit() -> Emit:
     """Makes an emitted text."""
     return emitted
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The folder for temporary files is one of the test, and in the end there is nothing in it."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    assert list(folder.iterdir()) == []

@@ -59,6 +59,7 @@ TABLES = {
 }
 
 
+@pytest.mark.usefixtures("temporary")
 def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path):
     text = emit(EVERYTHING, {"r": 2}, **TABLES)
     local = run_local(text, seed=5)

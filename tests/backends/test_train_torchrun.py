@@ -101,6 +101,7 @@ def at_work(path: Path) -> dict[int, int]:
     return {int(rank): int(pid) for rank, pid in sorted(lines)}
 
 
+@pytest.mark.usefixtures("temporary")
 def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     victim: dict[int, int] = {}
