@@ -42,20 +42,29 @@ def locked(folder: str | None) -> Iterator[None]:
         yield
         return
     path = Path(folder, NAME)
+    made: list[Path] = []
     try:
         made = _made(path.parent)
         handle = _locked(path)
     except OSError as error:
-        message = f"{folder} cannot be used for checkpoints: {error.strerror}"
-        fail("MD0502", message, help="name another folder; it is made where there is none")
+        _remove_empty(made)
+        why, help = error.strerror, "name another folder; it is made where there is none"
+        if path.is_symlink():
+            why, help = f"its {NAME} is a link", f"remove {path}, or name another folder"
+        fail("MD0502", f"{folder} cannot be used for checkpoints: {why}", help=help)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(handle)
-        with contextlib.suppress(OSError):  # something was written there
-            for empty in made:
-                empty.rmdir()
+        _remove_empty(made)
+
+
+def _remove_empty(made: list[Path]) -> None:
+    """Remove folders, innermost first, up to one where something was written."""
+    with contextlib.suppress(OSError):
+        for empty in made:
+            empty.rmdir()
 
 
 def _made(folder: Path) -> list[Path]:
@@ -68,11 +77,11 @@ def _made(folder: Path) -> list[Path]:
 def _locked(path: Path) -> int:
     """The lock file, open and locked. Raises MD0518 and OSError."""
     while True:
-        handle = regular(str(path), os.O_RDWR | os.O_CREAT)
+        handle = regular(str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             _lock(handle, path)
             if _is_there(handle, path):
-                _write(handle)
+                _own(handle, path)
                 return handle
         except BaseException:
             os.close(handle)
@@ -83,7 +92,7 @@ def _locked(path: Path) -> int:
 def _is_there(handle: int, path: Path) -> bool:
     """Whether an open file still has its name."""
     try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
         return False
 
@@ -122,6 +131,15 @@ def _read(handle: int) -> Owner:
         return checked(parsed(os.pread(handle, 4096, 0)), Owner)
     except (ValueError, RecursionError):
         return {}
+
+
+def _own(handle: int, path: Path) -> None:
+    """Write who has the lock into its file; where that cannot be, the file is removed."""
+    try:
+        _write(handle)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _write(handle: int) -> None:

@@ -104,6 +104,32 @@ def test_where_the_file_system_has_no_locks(
             assert json.loads(LOCK.read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+@pytest.mark.parametrize("there", [True, False], ids=["in a folder", "in none"])
+def test_on_a_full_disk_there_is_no_lock_left(
+    call: str, there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = [tmp_path / "ck"] if there else []
+    for folder in before:
+        folder.mkdir()
+    monkeypatch.setattr(os, call, full)
+    refused = pytest.raises(DiagnosticError, match=r"MD0502.*No space left on device")
+    with refused, locked(str(tmp_path / "ck")):
+        pytest.fail("nobody knows whose it is")
+    assert list(tmp_path.rglob("*")) == before
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / NAME).symlink_to("other")
+    with pytest.raises(DiagnosticError, match="is a link"), locked(str(tmp_path)):
+        pytest.fail("there is no lock")
+    assert (tmp_path / "other").read_text() == "mine"
+
+
 def test_one_at_a_time_has_a_folder(tmp_path: Path) -> None:
     inside, most, won = [0], [0], [0] * 8
 
