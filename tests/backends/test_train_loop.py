@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from meshdsl.backends.engines.in_process import load
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import draw_part
+from meshdsl.backends.train import log as loop_log
 from meshdsl.backends.train.data import Shuffled
 from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
 from meshdsl.backends.train.local import Emitted, train_local
@@ -161,6 +163,19 @@ def test_the_log_has_an_object_per_step(data, tmp_path):
     assert [record["loss"] for record in found] == losses(events)
     assert ["eval_loss" in record for record in found] == [False, True, False, True, True]
     assert all(record["seconds"] > 0 and record["samples_per_s"] > 0 for record in found)
+
+
+def test_a_log_that_cannot_be_written_is_told(data, tmp_path, monkeypatch):
+    log = str(tmp_path / "log.jsonl")
+    monkeypatch.setattr(loop_log, "regular", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
+    with pytest.raises(DiagnosticError) as caught:
+        run(line(), data, 5, log=log)
+    (told,) = caught.value.diagnostics
+    assert told.code == "MD0501"
+    assert told.message == f"the log {log} cannot be written: No space left on device"
+    assert told.help is not None
+    assert told.help.startswith("free some space there")
+    assert "--resume" in told.help
 
 
 def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
