@@ -229,6 +229,11 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
         fail("MD0502", f"the folder {path.parent} cannot be written to", help=help)
 
 
+def with_suffix(out: Path, suffix: str, name: str) -> Path:
+    """What may have been meant by an output of another suffix: in a folder a file, `name`."""
+    return out / f"{name}{suffix}" if out.is_dir() else out.with_suffix(suffix)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically, as `replacing` says. Raises MD0501 where the system refuses."""
     from meshdsl.backends.runtime.user_files import write_file

@@ -84,7 +84,8 @@ def check_engine(given: Run) -> None:
 
 def _check_out(out: Path, force: bool) -> None:
     if out.suffix != ".npz":
-        fail("MD0602", f"`--out {out}`: outputs are written as .npz", help=f"--out {out.stem}.npz")
+        help = f"--out {common.with_suffix(out, '.npz', 'outputs')}"
+        fail("MD0602", f"`--out {out}`: outputs are written as .npz", help=help)
     common.check_output(out, force)
 
 

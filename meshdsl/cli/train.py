@@ -137,8 +137,8 @@ def _check_outputs(job: Job, force: bool) -> None:
     if job.out is not None:
         out = Path(job.out)
         if out.suffix not in WRITTEN:
-            help = f"--out {out.stem}.npz"
-            fail("MD0602", f"`--out {out.name}`: written are .npz and .safetensors", help=help)
+            help = f"--out {common.with_suffix(out, '.npz', 'params')}"
+            fail("MD0602", f"`--out {out}`: written are .npz and .safetensors", help=help)
         common.check_output(out, force)
     if job.log is not None:
         common.check_output(Path(job.log), force or job.resume)

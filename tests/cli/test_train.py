@@ -398,11 +398,13 @@ def test_a_checkpoint_of_another_program_is_refused(points: str, cli: Cli) -> No
     assert "error[MD0541]" in printed
 
 
-WRONG: dict[str, tuple[str, str]] = {
+WRONG: dict[str, tuple[str, ...]] = {
     "--engine cloud": ("MD0602", "there are local, torchrun"),
     "--tokens words": ("MD0602", "there are chars, bytes"),
     "--batch bach": ("MD0602", "did you mean `batch`?"),
     "--out o.txt": ("MD0602", "--out o.npz"),
+    "--out .": ("MD0602", "`--out .`: written are", "--out params.npz"),
+    "--out ..": ("MD0602", "`--out ..`: written are", "--out ../params.npz"),
     "--out none/o.npz": ("MD0502", "there is no folder none"),
     "--out f.mdsl --force": ("MD0602", "written are .npz and .safetensors"),
     "--log d.npz": ("MD0503", "--force overwrites it"),
@@ -425,12 +427,12 @@ WRONG: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("options", WRONG)
 def test_wrong_commands(options: str, points: str, cli: Cli) -> None:
-    code, words = WRONG[options]
+    code, *words = WRONG[options]
     before = set(Path().iterdir())
     done = cli("train", points, "--data", "d.npz", "--steps", "3", *options.split())
     assert done.codes == [f"error[{code}]"]
     assert done.code == (1 if code == "MD0310" else 2)
-    assert words in done.err
+    assert all(each in done.err for each in words), done.err
     assert "help: " in done.err
     assert set(Path().iterdir()) == before
 
