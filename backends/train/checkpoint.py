@@ -35,7 +35,7 @@ from meshdsl.backends.runtime.files import (
     safetensors_parts,
     show_table,
 )
-from meshdsl.backends.runtime.user_files import regular
+from meshdsl.backends.runtime.user_files import EXCLUSIVE, regular
 from meshdsl.backends.runtime.values import (
     Part,
     Spec,
@@ -261,10 +261,18 @@ def begin(folder: Path, step: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".step-"):
-            shutil.rmtree(path, ignore_errors=True)
+            _clear(path)
         elif path.name.endswith(_SPARE) and _NAME.fullmatch(path.name.removesuffix(_SPARE)):
             _settle(path)
     partial_of(folder, step).mkdir()
+
+
+def _clear(path: Path) -> None:
+    """Remove a folder with all in it, or a file or a link in its place. Raises OSError."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _settle(spare: Path) -> None:
@@ -284,6 +292,7 @@ def commit(folder: Path, step: int, keep: int) -> None:
     name = f"step-{step}"
     order = [name, *(other for other in names(folder) if other != name)]
     flipped = folder / f".{POINTER}.new"
+    flipped.unlink(missing_ok=True)  # of a process that was killed
     write(flipped, ["".join(f"{n}\n" for n in order[:keep]).encode()])
     final, spare = folder / name, folder / (name + _SPARE)
     if final.exists():
@@ -314,12 +323,13 @@ def discard(folder: Path, step: int) -> None:
 
 
 def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
-    """Write and sync a file; returns its size and checksum, for the manifest.
+    """Write and sync a new file; returns its size and checksum, for the manifest.
 
-    `parts` are bytes or other buffers of bytes. Raises OSError.
+    `parts` are bytes or other buffers of bytes. Raises OSError, also where something has the name:
+    a link there might lead elsewhere.
     """
     found, size = _checksum(), 0
-    with open(path, "wb", opener=regular) as file:
+    with open(os.open(path, EXCLUSIVE, 0o666), "wb") as file:
         for part in parts:
             file.write(part)
             found.update(part)

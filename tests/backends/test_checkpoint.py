@@ -363,6 +363,7 @@ def test_a_file_cannot_run_code(small, monkeypatch):
     (checkpoint / file).write_bytes(pickle.dumps(Bomb()))
     content = disk.read_manifest(checkpoint)
     content["files"][file] = disk.digest(checkpoint / file)
+    (checkpoint / disk.MANIFEST).unlink()
     disk.write_manifest(checkpoint, content)
     with pytest.raises(DiagnosticError, match="its header would be longer") as caught:
         Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])

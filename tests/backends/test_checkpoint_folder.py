@@ -106,6 +106,22 @@ def test_without_a_pointer_the_highest_step_counts(tmp_path):
         assert latest(tmp_path) == (10, 10)
 
 
+@pytest.mark.parametrize("name", [".latest.new", ".step-1.partial"])
+@pytest.mark.parametrize("target", ["victim", "folder", "none"])
+def test_a_link_in_the_place_of_what_a_save_writes_is_replaced(tmp_path, name, target):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("mine")
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / target)
+    save(folder, 1)
+    assert listing(folder) == ["latest", "step-1"]
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (tmp_path / "folder" / "file").read_text() == "mine"
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_is_not_ours_stays(tmp_path):
     for name in ("step-7", "notes", "step-x"):
         (tmp_path / name).mkdir()
