@@ -212,6 +212,7 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
 
     Nothing overwrites the program it is made of, its `source`.
     """
+    _check_name(path)
     if source is not None and path.is_file() and source.is_file() and path.samefile(source):
         fail("MD0502", f"{path} is the program itself", help="name another file")
     if str(path) == "-":
@@ -229,9 +230,20 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
         fail("MD0502", f"the folder {path.parent} cannot be written to", help=help)
 
 
+def _check_name(path: Path) -> None:
+    """Raise MD0502 for a name that the system does not look up: too long, or in a closed folder."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        help = "choose another name or folder, or change the permissions"
+        fail("MD0502", f"{path} cannot be written: {error.strerror}", help=help)
+
+
 def with_suffix(out: Path, suffix: str, name: str) -> Path:
     """What may have been meant by an output of another suffix: in a folder a file, `name`."""
-    return out / f"{name}{suffix}" if out.is_dir() else out.with_suffix(suffix)
+    return out / f"{name}{suffix}" if os.path.isdir(out) else out.with_suffix(suffix)
 
 
 def write_whole(path: Path, text: str) -> None:

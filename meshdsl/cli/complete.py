@@ -132,7 +132,7 @@ def _file(ctx: typer.Context) -> Path | None:
     given: Any = ctx.params.get("file") or next(iter(ctx.params.get("files") or ()), None)
     words = [str(given)] if given else _line()
     found = (Path(word) for word in words if word.endswith(".mdsl"))
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in found if os.path.isfile(path)), None)
 
 
 def _line() -> list[str]:

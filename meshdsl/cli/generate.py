@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
@@ -88,7 +88,7 @@ def _tokens(given: Generate) -> Tokens:
     from meshdsl.backends.train.export import checkpoint_at
 
     vocabulary = None
-    if Path(given.params).is_dir():
+    if os.path.isdir(given.params):
         vocabulary = checkpoint_at(given.params).meta.get("vocabulary")
     if given.tokens == "chars" and vocabulary is None:
         message = f"{given.params} does not say which characters it was trained on"

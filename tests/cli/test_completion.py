@@ -72,7 +72,7 @@ def test_of_what_is_no_program_nothing(text: bytes, complete: Cli) -> None:
 
 def test_of_no_file_nothing(complete: Cli, tmp_path: Path) -> None:
     (tmp_path / "folder.mdsl").mkdir()
-    for file in ("none.mdsl", "folder.mdsl", "-", ""):
+    for file in ("none.mdsl", "folder.mdsl", f"{'n' * 300}.mdsl", "-", ""):
         line = f"run {file} --layout "
         done = complete(line)
         assert (done.out.strip(), done.err, done.code) == ("", "", 0), line

@@ -158,6 +158,27 @@ WRITERS = {
     "schedule gpipe --stages 2 --micro 2 --force --svg out": "out",
     "simulate f.mdsl --cluster h100 --force --trace out": "out",
 }
+LONG = "n" * 300
+"""A name that no file can have."""
+
+NAMERS = [
+    *(c.removesuffix("out") + LONG for c in WRITERS if c.endswith(" out")),
+    f"run f.mdsl --out {LONG}.npz",
+    f"run f.mdsl --out {LONG}/x.npz",
+    f"run f.mdsl --engine torchrun --trace {LONG}",
+    *(f"train f.mdsl --data x.npz --steps 1 {o} {LONG}.npz" for o in ("--out", "--log")),
+]
+
+
+@pytest.mark.parametrize("command", NAMERS, ids=lambda command: command.replace(LONG, "LONG"))
+def test_a_name_that_is_too_long_is_refused_before_any_work(command: str, cli: Cli) -> None:
+    write(PROGRAM)
+    done = cli(*command.split())
+    assert (done.code, done.codes) == (2, ["error[MD0502]"]), done.err
+    assert "File name too long" in done.err
+    assert os.listdir() == ["f.mdsl"]
+
+
 MENDED = "dim   batch = 5, io = 3\nprogram p(x[batch, io]) {\n  a = x * 2.0\n  return x\n}\n"
 
 

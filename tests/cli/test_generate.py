@@ -123,6 +123,7 @@ def _loss(out: str) -> str:
         (["--set", "vocab=100", "--prompt", "x"], "error[MD0626]"),
         (["--program", "lm"], "error[MD0624]"),
         (["--params", "."], "error[MD0505]"),
+        (["--params", "n" * 300], "error[MD0505]"),
         (["--engine", "reference"], "error[MD0602]"),
     ],
     ids=lambda x: x if isinstance(x, str) else " ".join(x),
