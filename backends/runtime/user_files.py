@@ -18,6 +18,9 @@ import stat
 from collections.abc import Iterator
 from typing import IO
 
+EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+"""How a file is created that nobody else has made: through no link, which would exist."""
+
 
 class Refused(Exception):
     """What the user asked for cannot be done; nothing has run yet. The message says why."""
@@ -62,8 +65,7 @@ def replacing(path: str | os.PathLike[str], sync: bool = True) -> Iterator[IO[by
     folder, name = os.path.split(target)
     beside = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.part")
     # Made here, through no link. One like an old file is closed to others until it is whole.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    handle = os.open(beside, flags, 0o600 if before else 0o666)
+    handle = os.open(beside, EXCLUSIVE, 0o600 if before else 0o666)
     try:
         with open(handle, "wb") as file:
             yield file
