@@ -129,11 +129,15 @@ class Piped:
         None where all of it lies in order, in blocks that are as equal as they can be.
         """
         own = self.iterations(size, self.stages(mesh))
-        each = [[i for stage in held for i in own[stage]] for held in self._held(mesh)]
+        each = [[own[stage] for stage in held] for held in self._held(mesh)]
         if axes[:1] == (self.axis,) and mesh.ways(self.dim, size, axes)[0] != len(each):
-            return each
-        whole = [*itertools.chain(*each)]
-        return [] if whole == [*range(size)] else [whole]
+            return [[*itertools.chain(*held)] for held in each]
+        whole = [*filter(None, itertools.chain(*each))]
+        # Told from the ends alone: there may be any number of iterations.
+        ends = [0, *(end for part in whole for end in (part.start, part.stop)), size]
+        if ends[::2] == ends[1::2]:
+            return []
+        return [[*itertools.chain(*whole)]]
 
     def cuts(self, loop: ir.Loop[Any, Any]) -> bool:
         """Whether the iterations of a loop are on the stages."""
