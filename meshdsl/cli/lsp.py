@@ -23,8 +23,11 @@ def command(given: Lsp) -> None:
 
     from meshdsl.editor.features import make
     from meshdsl.editor.frames import Frames
+    from meshdsl.editor.server import brief
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(brief)
     sys.setswitchinterval(0.001)  # the loop gets its turn soon, also while a worker is busy
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Else the thread that waits for the next message would hold the process after Ctrl-C.

@@ -14,6 +14,7 @@ from pygls.exceptions import (
     FeatureRequestError,
     JsonRpcException,
     JsonRpcInvalidRequest,
+    JsonRpcParseError,
     JsonRpcServerNotInitialized,
 )
 from pygls.lsp.server import LanguageServer
@@ -34,6 +35,29 @@ SECTION = "meshdsl"
 logger = logging.getLogger(__name__)
 
 
+UNREADABLE = (ValueError, RecursionError, JsonRpcException)
+"""The errors of a message that a client sent wrong: no JSON, or of another form."""
+
+
+def brief(record: logging.LogRecord) -> bool:
+    """Whether to log a record; that of a message that was sent wrong gets one line.
+
+    No mistake of ours is to be traced back there. A filter of a handler.
+    """
+    if not record.name.startswith("pygls"):
+        return True
+    said = record.getMessage()
+    if said.startswith(("Unable to deserialize", "Failed to report")):
+        return False  # the error has a record of its own
+    error = record.exc_info[1] if record.exc_info else None
+    if said.startswith("Error sending data") and isinstance(error, ValueError):
+        return False  # the client is gone
+    if isinstance(error, UNREADABLE):
+        cause = f": {error.__cause__}" if error.__cause__ else ""
+        record.msg, record.args, record.exc_info = f"{said}: {error}{cause}", None, None
+    return True
+
+
 class Protocol(LanguageServerProtocol):
     """The protocol, with an answer to every request: a client waits for one."""
 
@@ -50,6 +74,11 @@ class Protocol(LanguageServerProtocol):
 
     def handle_message(self, message: Any) -> None:
         """Handle a message: before `initialize` and after `shutdown` no request is carried out."""
+        if getattr(message, "jsonrpc", None) != self.VERSION:
+            logger.error("a message that is none of JSON-RPC %s is skipped", self.VERSION)
+            error = JsonRpcInvalidRequest(f"a message of JSON-RPC {self.VERSION} is expected")
+            self._send_response(None, None, error.to_response_error())
+            return
         method = getattr(message, "method", None)
         self.started |= method == lsp.INITIALIZE
         if method is None or method == lsp.EXIT or (self.started and not self._shutdown):
@@ -120,6 +149,8 @@ class Server(LanguageServer):
         """Log an error that is no answer: a message that cannot be read, for instance."""
         if source is FeatureRequestError:
             return
+        if isinstance(error, ValueError | RecursionError):  # its body is no JSON
+            self.protocol._send_response(None, None, JsonRpcParseError().to_response_error())
         self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, str(error)))
 
     # --- settings ------------------------------------------------------------------------------

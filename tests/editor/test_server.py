@@ -360,13 +360,18 @@ EXIT = message(method="exit")
 def conversation(sent: list[bytes]) -> tuple[int, list[Any]]:
     """The exit code of a server that is told all this, and what it wrote: nothing but messages."""
     done = subprocess.run(SERVER, input=b"".join(sent), capture_output=True, check=False)
-    rest, answers = done.stdout, []
+    return done.returncode, answers_in(done.stdout)
+
+
+def answers_in(rest: bytes) -> list[Any]:
+    """The messages that a server wrote."""
+    answers = []
     while rest:
         head, _, rest = rest.partition(b"\r\n\r\n")
         size = int(head.split(b"\r\n")[0].removeprefix(b"Content-Length: "))
         answers.append(json.loads(rest[:size]))
         rest = rest[size:]
-    return done.returncode, answers
+    return answers
 
 
 async def test_exit_without_shutdown_ends_it_and_stdout_has_the_protocol_alone() -> None:
@@ -403,6 +408,41 @@ async def test_the_server_survives_bad_frames(split: bytes) -> None:
     status, answers = conversation([*sent, message(id=last, method="shutdown"), EXIT])
     assert status == 0
     assert {a.get("id") for a in answers} >= set(range(1, last + 1))
+
+
+def frame(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+BAD_BODIES = {
+    "no JSON": b"[[[[",
+    "no text": b'"\xff"',
+    "brackets without end": b"[" * 100_000,
+    "no message": b"[]",
+    "no version": b"{}",
+    "another version": b'{"jsonrpc": "1.0", "method": "exit"}',
+    "an id that is none": b'{"jsonrpc": "2.0", "id": {}, "result": 1}',
+    "params in a response": b'{"jsonrpc": "2.0", "id": 7, "params": 1}',
+    "params that are none": b'{"jsonrpc": "2.0", "method": "textDocument/didOpen", "params": 1}',
+}
+
+
+async def test_a_body_that_is_no_message_is_answered_without_a_traceback() -> None:
+    command = {"params": {"command": "x", "arguments": []}}
+    sent = [
+        message(id=1, method="initialize", params={"capabilities": {}}),
+        *map(frame, BAD_BODIES.values()),
+        message(id=2, method="workspace/executeCommand", **command),
+        message(id=3, method="shutdown"),
+        EXIT,
+    ]
+    done = subprocess.run(SERVER, input=b"".join(sent), capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == len(BAD_BODIES) + 1, done.stderr
+    assert (done.stdout.count(b"-32700"), done.stdout.count(b"-32600")) == (3, 3)
+    answer = next(a for a in answers_in(done.stdout) if a.get("id") == 2)
+    assert "not defined" in str(answer["error"])
 
 
 async def test_a_message_that_is_cut_short_ends_it() -> None:
