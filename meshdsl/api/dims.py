@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import EllipsisType
@@ -205,6 +206,22 @@ def _dim(name: str, given: Any, span: Span, place: Span | None = None) -> Dim:
         )
     made_of = cast(Size, +given) if isinstance(given, Arithmetic) else None
     return Dim(name, size, span, made_of, computed(given, place or span))
+
+
+MAX_SEED = (1 << 63) - 1
+"""The greatest seed, and the least one negated."""
+
+
+def check_seed(seed: Any) -> int:
+    """The seed as a whole number. Raises MD0604 for any other, and for one out of range."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        fail("MD0604", f"a seed is a whole number, not {seed!r}", help="for instance `seed=0`")
+    if not -MAX_SEED <= number <= MAX_SEED:
+        message = f"the seed {number} is not in {-MAX_SEED} … {MAX_SEED}"
+        fail("MD0604", message, help="choose a smaller number")
+    return number
 
 
 def check_name(what: str, name: Any, span: Span) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.api.dims import check_seed
 from meshdsl.api.errors import told
 from meshdsl.diagnostics import fail
 from meshdsl.ir.types import DTYPES
@@ -55,4 +56,4 @@ def module(
     declarations, name = with_layout(known.declarations, layout, place)
     options = Options(program=known.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
     made = known.compilation(declarations, options)
-    return ProgramModule(compiler(made, ranks.mesh), ranks, seed, params)
+    return ProgramModule(compiler(made, ranks.mesh), ranks, check_seed(seed), params)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.api.dims import check_seed
 from meshdsl.api.errors import told, warn
 from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
 from meshdsl.api.places import Site, here
@@ -217,7 +218,7 @@ class Plan(Looks):
         """Made-up inputs, for trying the plan: `plan(**plan.sample())`."""
         from meshdsl.backends.engines.reference import made_up
 
-        return dict(made_up(self._specs()[0], None, seed))
+        return dict(made_up(self._specs()[0], None, check_seed(seed)))
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -235,6 +236,7 @@ class Plan(Looks):
     @told
     def initialise(self, seed: int = 0) -> None:
         """Make all parameters up anew from a seed."""
+        seed = check_seed(seed)
         self._arrays = self._blocks = None
         self._set_params({}, seed)
 
@@ -383,7 +385,7 @@ class Plan(Looks):
         """
         from meshdsl.backends.module.program_module import module_of
 
-        return module_of(self._made, device_mesh, seed=seed, params=self._arrays)
+        return module_of(self._made, device_mesh, seed=check_seed(seed), params=self._arrays)
 
     # --- reports -----------------------------------------------------------------------------
 
@@ -465,7 +467,7 @@ class Plan(Looks):
             if column.wish.kind == "layout":
                 _refuse_idle_rules(column.diagnostics, column.wish.name, self.program)
         raise_if_none_works(columns)
-        ran = measure(columns, seed) if run else NOT_RUN
+        ran = measure(columns, check_seed(seed)) if run else NOT_RUN
         return Comparison({**compare(columns, made.source), "run": ran}, made.source)
 
     def _wishes(self, reduce: str | Sequence[str] | None) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdsl.api.dims import check_seed
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted, fail
 from meshdsl.notebook.views import View
 from meshdsl.report.curves import curve_picture
@@ -116,7 +117,8 @@ def _train(
     loss = plan.loss
 
     chosen = planned(made, asked["engine"], evaluated=asked["eval_every"] > 0)
-    job = prepared(chosen, job, asked["seed"])
+    seed = asked["seed"]
+    job = prepared(chosen, job, None if seed is None else check_seed(seed))
     title = headline(chosen.made, asked["engine"])
     with progress(title, quiet=not asked["progress"], stderr=True) as show:
 

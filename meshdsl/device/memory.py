@@ -48,6 +48,7 @@ from meshdsl.device.liveness import (
     used_up,
     uses,
 )
+from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
@@ -92,6 +93,10 @@ def gradients(program: Program) -> frozenset[Var]:
 
 
 # --- allocated memory --------------------------------------------------------------------------
+
+
+MOST_TRIPS = 1_000_000
+"""The iterations of a loop whose kept values are followed, in a few seconds."""
 
 
 class Walk:
@@ -439,7 +444,14 @@ class Walk:
         return self.held.names.get(var.name) or Block(0)
 
     def _skip(self, node: Loop, trips: int) -> None:
-        """Apply to lists the effect of iterations equal to the one before: take or add blocks."""
+        """Apply to lists the effect of iterations equal to the one before: take or add blocks.
+
+        Raises MD0106 where the lists get too long.
+        """
+        if trips > MOST_TRIPS and any(c.is_list for c in node.collected):
+            message = f"a loop keeps values of {self.trips(node):,} iterations of `{node.dim.name}`"
+            message += f" on a device for its backward pass, more than {MOST_TRIPS:,}"
+            fail("MD0106", message, node.span, help="choose a smaller size, or more stages")
         for item in node.stacked:
             if item.inside in self.used_up:
                 for _ in range(trips):

@@ -300,3 +300,12 @@ def test_sbp_instead_of_a_layout() -> None:
     assert np.array_equal(by_position(X).y, by_name(X).y)
     with pytest.raises(md.ProgramError, match="MD0601"):
         mlp.compile(line, {"hidden": "d"}, sbp={"w": "S(1)"})
+
+
+@pytest.mark.parametrize("seed", [1 << 63, -(1 << 63), 0.5, "1"])
+def test_a_seed_is_a_whole_number_in_a_range(seed: Any) -> None:
+    plan = mlp.compile(line, {"batch": "d"})
+    plan.sample(-(1 << 63) + 1)
+    for take in (plan.sample, plan.initialise, lambda seed: plan.module(seed=seed)):
+        with pytest.raises(md.ProgramError, match=r"MD0604.*seed"):
+            take(seed)
