@@ -70,14 +70,18 @@ class Protocol(LanguageServerProtocol):
                 self._send_response(data["id"], None, error.to_response_error())
             raise
 
+    def refuse(self, error: JsonRpcException) -> None:
+        """Answer what is no message, and so has no number."""
+        self._send_response(None, None, error.to_response_error())  # type: ignore[arg-type]
+
     started = False
 
     def handle_message(self, message: Any) -> None:
         """Handle a message: before `initialize` and after `shutdown` no request is carried out."""
         if getattr(message, "jsonrpc", None) != self.VERSION:
             logger.error("a message that is none of JSON-RPC %s is skipped", self.VERSION)
-            error = JsonRpcInvalidRequest(f"a message of JSON-RPC {self.VERSION} is expected")
-            self._send_response(None, None, error.to_response_error())
+            expected = f"a message of JSON-RPC {self.VERSION} is expected"
+            self.refuse(JsonRpcInvalidRequest(expected))
             return
         method = getattr(message, "method", None)
         self.started |= method == lsp.INITIALIZE
@@ -96,6 +100,8 @@ class Server(LanguageServer):
     Whole texts are synchronised, not edits: a version that comes late or twice then does no harm,
     and no two ways of counting lines can drift apart. `ended` is set by an orderly shutdown.
     """
+
+    protocol: Protocol
 
     def __init__(self) -> None:
         super().__init__(
@@ -150,7 +156,7 @@ class Server(LanguageServer):
         if source is FeatureRequestError:
             return
         if isinstance(error, ValueError | RecursionError):  # its body is no JSON
-            self.protocol._send_response(None, None, JsonRpcParseError().to_response_error())
+            self.protocol.refuse(JsonRpcParseError())
         self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, str(error)))
 
     # --- settings ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.diagnostics import Source
+from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explain import explain
 from tests.project import ROOT
@@ -77,3 +77,28 @@ def test_a_device_of_3072_takes_a_step(text: Path, stage: int) -> None:
     done = subprocess.run([*command, str(stage * TP)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "{'loss': ()}"
+
+
+LOOP = """
+dim batch = 16, model = 8, layers = 4, out = model
+mesh stages = { pipe: 2 }
+layout staged { layers -> pipe } with gpipe[batch](4)
+program net(x[batch, model]) {
+  repeat layers {
+    param w[model, out]
+    x = tanh(einsum(x, w -> [batch, out])[out -> model])
+  }
+  loss = mean(square(x))
+  return loss
+  minimize loss with sgd(lr=0.01)
+}
+"""
+
+
+@pytest.mark.parametrize("batch", [16, 10**9])
+def test_a_loop_of_any_length_on_stages_is_placed(batch: int) -> None:
+    sizes = {"layers": 10**9, "batch": batch}
+    made = Compilation(Source("net.mdsl", LOOP), Options(set_dims=sizes))
+    assert "gpipe" in made.text
+    with pytest.raises(DiagnosticError, match=r"MD0106.*500,000,000 iterations of `layers`"):
+        explain(made.device)
