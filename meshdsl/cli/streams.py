@@ -56,9 +56,10 @@ def open_streams() -> None:
         if nowhere != number:
             os.dup2(nowhere, number)
             os.close(nowhere)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    # What would be read of a closed standard input is said where it is read.
+    for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+            setattr(sys, name, open(number, "w", closefd=False))
     keep_stdout()
     for name, kind in (("stdout", _Output), ("stderr", _Messages)):
         before = getattr(sys, name)
