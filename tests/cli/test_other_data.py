@@ -39,9 +39,7 @@ def test_a_checkpoint_without_a_fingerprint_is_resumed(cli: Cli) -> None:
     assert cli(*run, "--steps", "2").code == 0
     content = disk.read_manifest(Path("ck/step-2"))
     assert content["meta"].pop("data") == fingerprint("d.npz")
-    Path(
-        "ck/step-2/manifest.json"
-    ).unlink()  # files of a checkpoint are made anew, never written over
+    Path("ck/step-2/manifest.json").unlink()  # a checkpoint's files are never written over
     disk.write_manifest(Path("ck/step-2"), content)
     save(2)
     done = cli(*run, "--steps", "3", "--resume")
