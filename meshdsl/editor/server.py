@@ -84,6 +84,12 @@ class Protocol(LanguageServerProtocol):
             self.refuse(JsonRpcInvalidRequest(expected))
             return
         method = getattr(message, "method", None)
+        if not (
+            isinstance(method, str | None) and isinstance(getattr(message, "id", 0), int | str)
+        ):
+            logger.error("a message whose method or number is of another type is skipped")
+            self.refuse(JsonRpcInvalidRequest("`method` is a string, `id` a number or a string"))
+            return
         self.started |= method == lsp.INITIALIZE
         if method is None or method == lsp.EXIT or (self.started and not self._shutdown):
             super().handle_message(message)
@@ -152,12 +158,21 @@ class Server(LanguageServer):
         return Diagnostic("MD0799", f"meshdsl itself failed: {told}", help=help)
 
     def report_server_error(self, error: Exception, source: Any) -> None:
-        """Log an error that is no answer: a message that cannot be read, for instance."""
-        if source is FeatureRequestError:
+        """Log an error that is no answer: a message that cannot be read, for instance.
+
+        One of the log itself is not logged: the client is gone.
+        """
+        if source is FeatureRequestError or self.reporting:
             return
-        if isinstance(error, ValueError | RecursionError):  # its body is no JSON
-            self.protocol.refuse(JsonRpcParseError())
-        self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, str(error)))
+        self.reporting = True
+        try:
+            if isinstance(error, ValueError | RecursionError):  # its body is no JSON
+                self.protocol.refuse(JsonRpcParseError())
+            self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, str(error)))
+        finally:
+            self.reporting = False
+
+    reporting = False
 
     # --- settings ------------------------------------------------------------------------------
 

@@ -422,6 +422,8 @@ BAD_BODIES = {
     "no version": b"{}",
     "another version": b'{"jsonrpc": "1.0", "method": "exit"}',
     "an id that is none": b'{"jsonrpc": "2.0", "id": {}, "result": 1}',
+    "a number that is a list": b'{"jsonrpc": "2.0", "id": [1], "method": "shutdown"}',
+    "a method that is a number": b'{"jsonrpc": "2.0", "id": 8, "method": 1.0, "params": null}',
     "params in a response": b'{"jsonrpc": "2.0", "id": 7, "params": 1}',
     "params that are none": b'{"jsonrpc": "2.0", "method": "textDocument/didOpen", "params": 1}',
 }
@@ -440,9 +442,20 @@ async def test_a_body_that_is_no_message_is_answered_without_a_traceback() -> No
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == len(BAD_BODIES) + 1, done.stderr
-    assert (done.stdout.count(b"-32700"), done.stdout.count(b"-32600")) == (3, 3)
+    assert (done.stdout.count(b"-32700"), done.stdout.count(b"-32600")) == (3, 6)
     answer = next(a for a in answers_in(done.stdout) if a.get("id") == 2)
     assert "not defined" in str(answer["error"])
+
+
+async def test_a_client_that_is_gone_is_told_nothing() -> None:
+    """That nothing can be sent cannot be sent either."""
+    sent = [message(id=1, method="initialize", params={"capabilities": {}}), frame(b"[[[[")]
+    server = subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1)
+    assert server.stdout is not None
+    server.stdout.close()
+    _, said = server.communicate(b"".join(sent))
+    assert server.returncode == 1
+    assert b"recursion" not in said
 
 
 async def test_a_message_that_is_cut_short_ends_it() -> None:
