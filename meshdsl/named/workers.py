@@ -231,6 +231,13 @@ PER_WORKER = {"topk": top_k, "onebit": one_bit}
 # --- of many workers ---------------------------------------------------------------------------
 
 
+def is_per_worker(program: Program) -> bool:
+    """Whether a training step compresses what each worker has by itself."""
+    goal = program.goal
+    compress = goal.optimizer.compress if goal is not None and program.updates else None
+    return compress is not None and compress.name in PER_WORKER
+
+
 def is_parts(op: ir.Op[Any]) -> bool:
     """Whether an operator takes the parts that several workers have of a sum."""
     return op.name == "parts" and op.attr("dim").size > 1

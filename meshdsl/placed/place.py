@@ -17,6 +17,7 @@ from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.simplify import drop_unused
+from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.away import with_states_away
 from meshdsl.placed.cache import Problem
@@ -43,7 +44,7 @@ from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stages import forward_only, of_batch, piped, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.verify import verify
-from meshdsl.placed.workers import check_parts, is_per_worker, with_workers
+from meshdsl.placed.workers import check_parts, with_workers
 from meshdsl.syntax import ast
 
 WALKS = ("immediate", "mesh-tf", "deferred")

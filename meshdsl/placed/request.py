@@ -17,6 +17,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
+from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.choose import Want
 from meshdsl.placed.layout import Binding, Layout
 from meshdsl.placed.rows import Row, call_of, legal_rows
@@ -265,9 +266,14 @@ class Request:
     def added_first(self, op: Op) -> frozenset[str]:
         """The axes over which a sum is added up before `op` multiplies it.
 
-        A device that has nothing of a summed dim adds 0, and 0 times infinity is NaN.
+        A device that has nothing of a summed dim adds 0, and 0 times infinity is NaN. Workers that
+        compress what they have keep it in parts, whatever is in them.
         """
-        if not self._axes_of_empty or any(p and p.partial for p in self.pins(op)):
+        if (
+            is_per_worker(self.program)
+            or not self._axes_of_empty
+            or any(p and p.partial for p in self.pins(op))
+        ):
             return frozenset()
         call = call_of(op)
         factors = [v for v in op.ins if v.type.dtype.kind == "float" and v not in self._finite]

@@ -14,17 +14,10 @@ from meshdsl.diagnostics import fail
 from meshdsl.ir import program as ir
 from meshdsl.named.ir import Goal, Value
 from meshdsl.named.ir import Program as NamedProgram
-from meshdsl.named.workers import PER_WORKER, Dims, for_workers, is_parts
+from meshdsl.named.workers import Dims, for_workers, is_parts, is_per_worker
 from meshdsl.placed.ir import Apply, Loop, Node, Program, Reshard, Tensor
 from meshdsl.placed.request import Request
 from meshdsl.placed.sbp import Placement
-
-
-def is_per_worker(program: NamedProgram) -> bool:
-    """Whether a training step compresses what each worker has by itself."""
-    goal = program.goal
-    compress = goal.optimizer.compress if goal is not None and program.updates else None
-    return compress is not None and compress.name in PER_WORKER
 
 
 def workers(program: Program) -> int:
