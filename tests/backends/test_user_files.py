@@ -235,7 +235,6 @@ READERS = {
     "backends/train/worker.py": "the texts and the job in such a folder",
     "grammar/__init__.py": "the grammar, of the package",
     "meshdsl/api/training.py": "what a training wrote into the temporary folder of a run",
-    "meshdsl/cli/streams.py": "a standard stream, by its descriptor",
     "meshdsl/cluster/measured.py": "the name of the processor, as the system tells it",
     "meshdsl/cluster/profile.py": "profiles of the package",
     "meshdsl/codes.py": "a table of the package",
