@@ -383,6 +383,7 @@ def place_named(
     from meshdsl.placed.lint import lint, lint_sbp
     from meshdsl.placed.place import place
     from meshdsl.placed.sbp_block import Annotations, resolve_sbp
+    from meshdsl.placed.stages import stored
     from meshdsl.placed.verify import verify
 
     check_policy(options.reduce)
@@ -400,8 +401,30 @@ def place_named(
     found.raise_errors()
     timing = timing_of(declarations, options, mesh)
     result = place(program, asked, options.reduce, options.search_on(timing))
+    if isinstance(asked, Layout) and _needs_whole_batch(result):
+        whole = stored(program, asked)
+        result = place(program, whole, options.reduce, options.search_on(timing))
     verify(result)
     return result
+
+
+def _needs_whole_batch(placed: PlacedProgram) -> bool:
+    """Whether an asynchronous layout has a forward pass that cannot be cut into micro-batches.
+
+    In a training step each of these is a batch of its own, and nothing has to be cut. A forward
+    pass has no updates to be early for: it is that of the whole batch, as on one device.
+    """
+    from meshdsl.device.cut import NotCut, in_micro_batches
+    from meshdsl.device.from_placed import lower
+
+    use = placed.pipe.use if placed.pipe else None
+    if use is None or not (use.forward and use.updates):
+        return False
+    try:
+        in_micro_batches(lower(placed, told=False))
+    except NotCut:
+        return True
+    return False
 
 
 def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timing | None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
-from meshdsl.diagnostics import Related, counted, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
 from meshdsl.ir.program import Carry, Stacked
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
@@ -33,12 +33,23 @@ from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split
 from meshdsl.placed.stages import Cut, is_leaving
 
 
+class NotCut(DiagnosticError):
+    """A program that cannot be cut into micro-batches: MD0331, MD0332 or MD0333."""
+
+
 def in_micro_batches(program: Program) -> Program:
-    """The program with its passes in a loop over micro-batches, where its layout cuts a dim."""
+    """The program with its passes in a loop over micro-batches, where its layout cuts a dim.
+
+    Raises `NotCut`.
+    """
     pipe = program.placed.pipe
     if pipe is None or pipe.cut is None:
         return program
     return _Cutting(program, pipe.cut, pipe.homes).program()
+
+
+def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -> NoReturn:
+    raise NotCut(Diagnostic(code, message, span, related=related, help=help))
 
 
 class _Cutting:
@@ -141,7 +152,7 @@ class _Cutting:
 
     def _refuse_given(self, var: Var, dim: str) -> NoReturn:
         name = f"`{var.value.label}`" if var.value.name else "a value"
-        fail(
+        _refuse(
             "MD0331",
             f"`{dim}` of {name} is not on the devices of the inputs, whose blocks are cut into "
             f"{self.parts}",
@@ -160,7 +171,7 @@ class _Cutting:
         count = self.cut.micro * self.source.mesh.size(*axes)
         if size % count:
             over = f" on {self.source.mesh.size(*axes)} devices" if axes else ""
-            fail(
+            _refuse(
                 "MD0331",
                 f"`{part.dim}` of size {size} does not divide into {self.cut.micro} "
                 f"micro-batches{over}",
@@ -291,7 +302,7 @@ class _Cutting:
             if isinstance(part, Partial)
             else f"`{node.name}` needs all of {dims} of {name} at once"
         )
-        fail(
+        _refuse(
             "MD0332",
             f"{what}, which is cut into {self.parts}",
             var.value.span if sums else node.span,
@@ -454,7 +465,7 @@ class _Cutting:
         return f"{name} is returned"
 
     def _refuse_extreme(self, node: Compute, part: Partial) -> NoReturn:
-        fail(
+        _refuse(
             "MD0333",
             f"{self._left(node)}, the {part.op} over micro-batches",
             node.ins[0].value.span,

@@ -53,8 +53,11 @@ class ScheduleUse:
     @property
     def asynchronous(self) -> bool:
         """Whether parameters are updated on the way."""
-        if self.forward:
-            return False
+        return self.updates and not self.forward
+
+    @property
+    def updates(self) -> bool:
+        """Whether the table of the schedule has updates; of a forward pass none is taken."""
         if self.table is not None:
             return self.table.schedule.updates
         return schedules()[self.name].asynchronous
