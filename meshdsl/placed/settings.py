@@ -80,8 +80,8 @@ def stage_rules_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tup
 
 
 def _is_stage(node: ast.Setting) -> bool:
-    """Whether a setting is the number of a stage: nothing that is set is a whole number."""
-    if node.name.text in NAMES or node.selector[0].text in ROLES:
+    """Whether a setting is the number of a stage: of what the program names, nothing else is set."""
+    if node.selector[0].text in ROLES:
         return False
     return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)
 

@@ -19,6 +19,7 @@ from meshdsl.backends.engines.replay import replay_of
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation, lower_placed
 from meshdsl.placed.place import POLICIES
+from meshdsl.placed.settings import NAMES, SETTINGS
 from meshdsl.report.explain import explain
 from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_programs import (
@@ -504,3 +505,25 @@ def test_training_goes_on_under_any_layout(tmp_path: Path) -> None:
     for name, array in whole.params.items():
         found = np.asarray(plans[-1].params[name])
         np.testing.assert_allclose(found, np.asarray(array), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", NAMES)
+def test_the_axis_may_be_called_as_a_setting_is(axis: str, tmp_path: Path) -> None:
+    """`grads: reduce = bf16` is a setting; `h3: reduce = 1` gives a stage, in Python too."""
+    text, use = PROGRAMS["layers"].replace("OPT", "sgd(0.1)"), "one_f_one_b[b](4)"
+    made = compiled(text, f"{axis}:2", f"h3: {axis} = 1, grads: reduce = f32", f"with {use}")
+    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
+    (tmp_path / "p.mdsl").write_text(text, encoding="utf-8")
+    program, costs = md.load(tmp_path / "p.mdsl"), []
+    for name in (axis, "pipe"):
+        layout = md.layout(f"h3: {name} = 1", schedule=use)
+        costs.append(program.compile({name: 2}, layout).cost().wire_bytes)
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("name", "setting"), [(n, f"{s}: {n}") for s, n in SETTINGS])
+def test_a_number_is_no_value_of_a_setting(name: str, setting: str) -> None:
+    text = PROGRAMS["layers"].replace("OPT", "sgd(0.1)")
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(text, f"{name}:2", f"{setting} = 1", "").checked()
+    assert [d.code for d in caught.value.diagnostics] == ["MD0314"]
