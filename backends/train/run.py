@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -50,8 +51,14 @@ def accumulate_dim(made: Compilation) -> str | None:
     return found
 
 
-def check_folder(folder: str | None, resume: bool, force: bool) -> None:
-    """Refuse a folder of checkpoints of another run, or one without any to resume from."""
+def check_folder(
+    folder: str | None, resume: bool, force: bool, written: Sequence[str] = ()
+) -> None:
+    """Refuse a folder of checkpoints of another run, or one without any to resume from.
+
+    `written` are the other files that a run writes as it goes. Where there is one, the run was
+    stopped before its first checkpoint, and would not be begun again without `--force`.
+    """
     if folder is None:
         return
     from meshdsl.backends.train.checkpoint import POINTER, names
@@ -68,7 +75,11 @@ def check_folder(folder: str | None, resume: bool, force: bool) -> None:
         help = f"move it elsewhere: `mv {latest} {latest}.old`; the newest checkpoint is found "
         fail("MD0502", message, help=f"{help}without the list")
     if resume and not there:
-        help = "leave `--resume` out to begin, or name the folder that holds the checkpoints"
+        left = [] if force else [path for path in written if os.path.lexists(path)]
+        help = "leave `--resume` out to begin"
+        if left:
+            help = f"write `--force` for `--resume` to begin anew: it replaces {' and '.join(left)}"
+        help += ", or name the folder that holds the checkpoints"
         fail("MD0514", f"there is no checkpoint in {folder}", help=help)
     if there and not resume and not force:
         help = "`--resume` goes on from there, `--force` begins anew and replaces them"
@@ -76,13 +87,15 @@ def check_folder(folder: str | None, resume: bool, force: bool) -> None:
 
 
 @contextmanager
-def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
+def own_folder(
+    folder: str | None, resume: bool, force: bool, written: Sequence[str] = ()
+) -> Iterator[None]:
     """Lock the folder of checkpoints, if it is one for this run: see `check_folder`."""
     from meshdsl.backends.train.lock import locked
 
-    check_folder(folder, resume, force)
+    check_folder(folder, resume, force, written)
     with locked(folder):
-        check_folder(folder, resume, force)  # another run may have ended meanwhile
+        check_folder(folder, resume, force, written)  # another run may have ended meanwhile
         yield
 
 

@@ -67,8 +67,9 @@ def command(file: File, given: Train) -> None:
         chosen = replace(pipeline_options(given), measured=True)
         job = _job(given)
         _check(job, given)
+        written = [str(path) for path in (given.log, given.trace) if path is not None]
         with (
-            own_folder(job.checkpoint, job.resume, given.force),
+            own_folder(job.checkpoint, job.resume, given.force, written),
             traces.timed(given.trace, given.engine, given.force) as folder,
         ):
             ending = _train(file, chosen, replace(job, timed=folder), given, diagnostics)

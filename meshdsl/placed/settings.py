@@ -80,7 +80,7 @@ def stage_rules_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tup
 
 
 def _is_stage(node: ast.Setting) -> bool:
-    """Whether a setting is the number of a stage: of what the program names, nothing else is set."""
+    """Whether a setting is the number of a stage: nothing else is set of a tensor."""
     if node.selector[0].text in ROLES:
         return False
     return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)

@@ -470,3 +470,30 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint(points: str, cli: Cli) -> None:
     assert f"wrote ck/step-{steps}" in out
     train(cli, "--steps", str(steps + 2), "--resume", "--checkpoint", "ck", "--log", "log")
     assert [record["step"] for record in logged("log")] == list(range(1, steps + 3))
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_at_the_first_try(
+    points: str, cli: Cli
+) -> None:
+    """`--resume` says what to write in its place, as the log that is there is not overwritten."""
+    with at_work(points, "--checkpoint", "ck") as (process,):
+        until(has_logged)
+        process.kill()
+        process.communicate()
+    given = ("--steps", "2", "--checkpoint", "ck", "--log", "log")
+    said = train(cli, *given, "--resume", code=2)
+    assert "error[MD0514]: there is no checkpoint in ck" in said
+    assert "help: write `--force` for `--resume` to begin anew: it replaces log" in said
+    train(cli, *given, "--force")
+    assert [record["step"] for record in logged("log")] == [1, 2]
+
+
+@pytest.mark.parametrize("more", [(), ("--force",), ("--log", "new")])
+def test_with_nothing_to_replace_resume_is_left_out(
+    more: tuple[str, ...], points: str, cli: Cli
+) -> None:
+    Path("log").touch()
+    log = () if "--log" in more else ("--log", "log") if more else ()
+    given = ("--steps", "1", "--checkpoint", "ck", *log, *more)
+    assert "help: leave `--resume` out to begin" in train(cli, *given, "--resume", code=2)
+    train(cli, *given)
