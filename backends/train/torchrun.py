@@ -21,6 +21,7 @@ from meshdsl.backends.engines.torchrun import (
     unexplained,
 )
 from meshdsl.backends.train.data import open_data
+from meshdsl.backends.train.events import damaged, event_from_line
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, ending_from_dict
 from meshdsl.backends.train.local import Emitted, check_params
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
@@ -44,17 +45,17 @@ def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[]
         _write(folder, emitted, job)
         threads = str(max(1, (os.cpu_count() or 1) // devices))
         processes = Processes(folder, devices, emitted.places)
-        with open(folder / "events", encoding="utf-8") as events:
+        with open(folder / "events", encoding="utf-8", errors="replace") as events:
 
             def look() -> None:
-                _relay(events, tell)
+                _relay(events, program.LOSS, tell)
                 if stopping():
                     (folder / "stop").touch()
 
             code = launch(processes, [*WORKER, str(folder)], look, OMP_NUM_THREADS=threads)
-            _relay(events, tell)
-        if (folder / "ending.json").exists():
-            return ending_from_dict(json.loads((folder / "ending.json").read_text("utf-8")))
+            _relay(events, program.LOSS, tell)
+        if (ending := _ending(folder / "ending.json")) is not None:
+            return ending
         log = (folder / "log").read_text("utf-8", errors="replace")
         if code < 0:
             message = f"torchrun was killed by signal {-code}, its processes with it"
@@ -71,11 +72,23 @@ def _write(folder: Path, emitted: Emitted, job: Job) -> None:
     (folder / "events").touch()
 
 
-def _relay(events: IO[str], tell: Tell) -> None:
-    """Pass on the events that device 0 has written since the last time."""
+def _ending(path: Path) -> Ending | None:
+    """The ending that device 0 has written; None where there is none, or only a part of it."""
+    try:
+        return ending_from_dict(json.loads(path.read_text("utf-8")))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _relay(events: IO[str], loss: str, tell: Tell) -> None:
+    """Pass on the events that device 0 has written since the last time; tell of damaged lines."""
     start = events.tell()
     while (line := events.readline()).endswith("\n"):
-        tell(json.loads(line))
+        try:
+            event = event_from_line(line, loss)
+        except ValueError:
+            event = damaged(line)
+        tell(event)
         start = events.tell()
     events.seek(start)  # the last line is being written just now
 

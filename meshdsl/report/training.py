@@ -112,7 +112,7 @@ class Lines:
 
     def speed(self, step: int) -> str:
         """The samples or tokens per second, and the remaining time."""
-        done = step - self.start
+        done = max(1, step - self.start)
         left = (time.monotonic() - self.begun) / done * (self.steps - step)
         (before, began), _, (after, ended) = self.window
         rate = self.amount * (after - before) / max(ended - began, 1e-9)
