@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,7 +18,7 @@ from pygls.exceptions import (
     JsonRpcServerNotInitialized,
 )
 from pygls.lsp.server import LanguageServer
-from pygls.protocol import LanguageServerProtocol
+from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.editor import messages
@@ -73,6 +73,19 @@ class Protocol(LanguageServerProtocol):
     def refuse(self, error: JsonRpcException) -> None:
         """Answer what is no message, and so has no number."""
         self._send_response(None, None, error.to_response_error())  # type: ignore[arg-type]
+
+    @lsp_method(lsp.SHUTDOWN)
+    def lsp_shutdown(self, *args: Any) -> Generator[Any, Any, None]:
+        """End the requests under way, each with its answer.
+
+        As that of pygls, which goes through its table of requests itself: a command leaves the
+        table as soon as it is cancelled.
+        """
+        yield self.fm.features[lsp.SHUTDOWN], args, None
+        for number, request in self._request_futures.copy().items():
+            if number != self.msg_id and not request.done():
+                request.cancel()
+        self._shutdown = True
 
     started = False
 

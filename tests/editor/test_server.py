@@ -17,7 +17,7 @@ from pygls.exceptions import JsonRpcException
 
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Source
-from meshdsl.editor.features import FEATURES
+from meshdsl.editor.features import FEATURES, make
 from meshdsl.pipeline import Options
 from tests.editor.conftest import SERVER, Editor
 from tests.project import ROOT
@@ -510,3 +510,49 @@ async def test_ctrl_c_ends_it_at_once(ctrl_c: None) -> None:
         assert process.stdout.readline().startswith(b"Content-Length")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == -signal.SIGINT
+
+
+class Written:
+    """A writer that keeps the messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def write(self, data: bytes) -> None:
+        self.messages.append(json.loads(data))
+
+    def close(self) -> None:
+        pass
+
+
+async def test_shutdown_ends_requests_under_way_with_an_answer_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A command leaves the table of requests while the shutdown goes through it."""
+    server, written = make(), Written()
+    server.protocol.set_writer(written, include_headers=False)
+
+    @server.command("wait")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    async def send(**content: Any) -> None:
+        content["jsonrpc"] = "2.0"
+        server.protocol.handle_message(server.protocol.structure_message(content))
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    able = {"capabilities": {"workspace": {"configuration": True}}}
+    await send(id=1, method=lsp.INITIALIZE, params=able)
+    await send(method=lsp.INITIALIZED, params={})
+    command = {"command": "wait", "arguments": []}
+    for number in (2, 3, 4):
+        await send(id=number, method=lsp.WORKSPACE_EXECUTE_COMMAND, params=command)
+    await send(id=5, method=lsp.SHUTDOWN, params=None)
+    asked = next(m["id"] for m in written.messages if "method" in m)
+    await send(id=asked, result=[None])
+    answers = [m for m in written.messages if "method" not in m]
+    codes = {m["id"]: m.get("error", {}).get("code") for m in answers}
+    assert codes == {1: None, 2: -32800, 3: -32800, 4: -32800, 5: None}
+    assert server.ended
+    assert not [record for record in caplog.records if record.exc_info]
