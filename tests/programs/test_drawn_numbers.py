@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,19 @@ def test_rates_0_and_1_of_programs() -> None:
     found = run_text(text, {"x": x})
     np.testing.assert_array_equal(found["y"], x)
     np.testing.assert_array_equal(found["z"], 0 * x)
+
+
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_normal_numbers_are_those_of_box_and_muller(library: Any) -> None:
+    """sqrt(-2 ln u) times the cosine and the sine of an angle, as f64 has them, to f32's digits."""
+    words = np.random.default_rng(3).integers(-(2**31), 2**31, 4096, np.int32)
+    found = normal_of(library.asarray(words), library)
+    radius = np.sqrt(-2 * np.log(uniform_of(words[0::2], np).astype(np.float64)))
+    quarters = (words[1::2] >> 30) & 3
+    within = ((words[1::2] & 0x3FFFFFFF) >> 7) + 0.5 - 2.0**22
+    angle = np.pi / 2 * (quarters + within * 2.0**-23)
+    expected = np.stack((radius * np.cos(angle), radius * np.sin(angle)), -1).reshape(-1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_numbers_are_uniform_and_normal() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from meshdsl.backends.torch.format import double_quoted, statement
 from meshdsl.backends.torch.head import RUNTIME
+from tests.compiling import compile_text
 from tests.project import ROOT, matching
 from tests.report.golden import CASES, Case, made
 from tests.waiting import ended, started
@@ -207,3 +208,19 @@ def test_long_statements_are_broken_as_the_formatter_does(text: str) -> None:
 @pytest.mark.parametrize("value", ["", "a", 'a"b', "it's", "\\", "\\'", "\n'\"", "\x00é\u2028"])
 def test_quotes_change_no_string(value: str) -> None:
     assert eval(double_quoted(f"[{value!r}, {value!r}]")) == [value, value]
+
+
+NUMBERS = {
+    "y = x * -1000000000.0": "y = x * -1e9 ",
+    "y = x * 1000000.0": "y = x * 1e6 ",
+    "y = x * 1000.0": "y = x * 1000.0 ",
+    "y = x * 1234567890.0": "y = x * 1234567890.0 ",
+    "y = n * 1000000000": "y = n * 1000000000 ",
+}
+"""A statement of the language, and the number in the text: short, and never of another type."""
+
+
+@pytest.mark.parametrize("statement", NUMBERS)
+def test_a_number_is_short_and_keeps_its_type(statement: str) -> None:
+    text = f"dim a = 4\nprogram p(x[a], n[a]: i64) {{\n  {statement}\n  return y\n}}\n"
+    assert NUMBERS[statement] in compile_text(text).emitted.text
