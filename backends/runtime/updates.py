@@ -51,13 +51,13 @@ def adam_(
 ) -> Any:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
-    It needs scalars and contiguous tensors, and its name is private: a torch may lack it. Chunks
-    of one that is not contiguous are not to be `fused`, for its rounding is another. Otherwise
+    It needs contiguous tensors, and its name is private: a torch may lack it. Chunks of one that
+    is not contiguous are not to be `fused`, for its rounding is another. Otherwise
     lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
     r = sqrt(c2), which saves a pass.
     """
     update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
-    if update and fused and are_scalars(lr, step) and all(x.is_contiguous() for x in (w, m, v)):
+    if update and fused and all(x.is_contiguous() for x in (w, m, v)):
         full = full_gradient(w, g, scale, 0.0).contiguous()
         steps = torch.as_tensor(step, dtype=torch.float32, device=w.device)
         options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
@@ -73,11 +73,6 @@ def adam_(
     direction = torch.sqrt(v, out=None if full is g else full).add_(eps * root)
     torch.div(m, direction, out=direction)
     return step_along_(w, direction, lr * root / one_less_power(beta1, step)), m, v
-
-
-def are_scalars(*values: Any) -> bool:
-    """Whether all are numbers or tensors of one."""
-    return all(not isinstance(x, torch.Tensor) or x.dim() == 0 for x in values)
 
 
 def full_gradient(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> Any:

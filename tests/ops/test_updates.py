@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from meshdsl.backends.runtime.updates import adam_
 from meshdsl.ir.types import BF16, F32, F64, Dim, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, load_all, lookup
 from tests.ops.row_prover import draw, results, signature
@@ -108,6 +112,31 @@ def test_the_first_step_of_adam_goes_by_the_sign(
     rtol = 1e-12 if dtype == F64 else 5e-7
     for got, wanted in zip(found, whole, strict=True):
         np.testing.assert_allclose(got.double().numpy(), wanted, rtol=rtol)
+
+
+class _Operators(TorchDispatchMode):
+    """The names of the operators that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["number", "tensor"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_goes_over_the_memory_once(decoupled: bool, number: Callable[[float], Any]) -> None:
+    """Torch's kernel takes numbers and tensors of one, but nothing that is not contiguous."""
+    options = {**BETAS, "weight_decay": 0.0, "decoupled": decoupled}
+    for turned, kernels in ((False, 1), (True, 0)):
+        tensors = (torch.ones(2, 3).mT if turned else torch.ones(3, 2) for _ in range(4))
+        with _Operators() as run:
+            adam_(*tensors, number(0.1), 1.0, number(1.0), **options)
+        name = "aten::_fused_adamw_" if decoupled else "aten::_fused_adam_"
+        assert run.names.count(name) == kernels
 
 
 @pytest.mark.parametrize("step", [1, 2, 10, 1000, 1_000_000])
