@@ -285,8 +285,7 @@ class _Cutting:
             cut = sum(
                 d is not None and c == Split(d) for d, c in zip(wanted, row.outs, strict=True)
             )
-            new = any(isinstance(c, Partial) for c in row.outs) and all(h == B for h in have)
-            found.append(((-cut, new, made), row))
+            found.append(((-cut, made), row))
         return min(found, key=lambda item: item[0], default=(None, None))[1]
 
     def _refuse(self, node: Compute, have: list[Component]) -> NoReturn:

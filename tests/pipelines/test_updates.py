@@ -70,6 +70,12 @@ MADE_OF = ENDS.replace("einsum(x, w ->", "einsum(x, (w * 0.5 + w * w) ->").repla
 )
 """Something is made of parameters first: before the loop too, and kept for backward passes."""
 
+LOOPED = MLP.replace("dim batch = 32", "dim k = 3, batch = 32").replace(
+    "    x =", "    repeat k {\n      param a[model] = normal(0.6)\n      s = tanh(a)\n    }\n"
+    "    x = x * sum[k](s * s)\n    x =",
+)  # fmt: skip
+"""A loop that only parameters determine yields a stack, of which more is made."""
+
 AGAIN = MLP.replace("    x =", "    recompute {\n    x =").replace(
     "model]\n  }", "model]\n    }\n  }"
 )
@@ -183,6 +189,7 @@ def test_devices_make_the_numbers_of_the_table(name: str, rule: str, mesh: str, 
 OTHERS = {
     "uneven": (ENDS, 'RULE[batch](8, layers="3 1")', "adamw(lr=0.01)", "pipe:2"),
     "uneven, made of": (MADE_OF, 'RULE[batch](8, layers="1 3")', "adamw(lr=0.01)", "pipe:2"),
+    "made of in a loop": (LOOPED, "RULE[batch](8)", "sgd(lr=0.1)", "pipe:2"),
     "each": (ENDS, "RULE[batch](8, reduce=each)", "momentum(0.1)", "data:2,pipe:2"),
     "following rate": (ENDS, "RULE[batch](8)", "adamw(lr=cosine(0.01, 30))", "pipe:2"),
     "factored": (ENDS, "RULE[batch](8)", "adafactor(0.1)", "pipe:2"),
