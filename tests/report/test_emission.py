@@ -224,3 +224,21 @@ NUMBERS = {
 def test_a_number_is_short_and_keeps_its_type(statement: str) -> None:
     text = f"dim a = 4\nprogram p(x[a], n[a]: i64) {{\n  {statement}\n  return y\n}}\n"
     assert NUMBERS[statement] in compile_text(text).emitted.text
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("i32", 2), ("f32", 0)])
+def test_only_integers_are_copied_to_be_reduced_twice(dtype: str, copies: int) -> None:
+    """Floats are sent in memory of their own, for their NaN; integers where they are."""
+    text = f"""dim a = 4, b = 3, c = b
+mesh pair = {{ p: 2 }}
+layout split {{ a -> p }}
+program q(x[a, b]: {dtype}) {{
+  m = max[a](x)
+  y = m[b -> c]
+  z = m * m
+  return y, z
+}}
+"""
+    emitted = compile_text(text, layout="split", reduce="deferred").emitted.text
+    assert emitted.count('groups["p"], "max")') == 2
+    assert emitted.count("all_reduce(m_part.clone(), ") == copies
