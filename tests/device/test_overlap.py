@@ -136,15 +136,25 @@ def test_reports_tell_what_is_overlapped() -> None:
     assert not any(c["overlapped"] for c in plain_)
 
 
+IN_TWO_STEPS = {
+    "batch -> (data, pod), grads: model -> data": "data:2,pod:2",
+    "hidden -> tp, state: model -> (pod, data), params: hidden -> (pod, data)": (
+        "data:2,pod:2,tp:2"
+    ),
+}
+"""Gradients are reduced over one axis in parts, and these over the other one; by the second layout
+a bucket gathers something that a collective makes together with something that none does."""
+
+
 @pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
 @pytest.mark.parametrize("policy", ["optimal", "immediate"])
+@pytest.mark.parametrize("rules", IN_TWO_STEPS)
 def test_a_collective_waits_for_the_one_that_makes_its_source(
-    policy: str, small: int, monkeypatch: pytest.MonkeyPatch
+    rules: str, policy: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gradients are reduced over one axis in parts, and these over the other one."""
     monkeypatch.setattr(buckets, "SMALL", small)
-    text = f"{TEXT}layout parts {{ batch -> (data, pod), grads: model -> data }}\n"
-    compiled = placed("parts", policy, text, "data:2,pod:2")
+    text = f"{TEXT}layout parts {{ {rules} }}\n"
+    compiled = placed("parts", policy, text, IN_TWO_STEPS[rules])
     program = lower(compiled.placed)
     made: dict[str, str] = {}
     for node in (n for n in program.body if isinstance(n, Move) and n.step.moves):
