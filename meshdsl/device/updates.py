@@ -172,8 +172,8 @@ class _Updates:
         rest = tuple(n for n in self.after if n not in nodes)
         loop = self._with(parts, carries)
         results = {new: known[old] for old, new in self.source.updates}
-        made = {v for n in nodes for v in n.makes} - set(results)
-        assert made.isdisjoint(v for _, v in self.source.outputs), "outputs are sums of their own"
+        outputs = {v for _, v in self.source.outputs if v not in results}
+        assert all(outputs.isdisjoint(n.makes) for n in nodes), "outputs are sums of their own"
         return replace(
             self.source,
             body=(*self.source.body[: self.at], loop, *ends, *rest),
