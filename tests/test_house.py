@@ -229,3 +229,14 @@ def test_the_walk_through_the_house_is_short_and_leads_through_files() -> None:
     files = re.findall(r"`((?:meshdsl|backends)/[\w/]+\.py)`", walk)
     assert 8 <= len(files) <= 12
     assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_files_of_tests_have_the_names_of_their_folders() -> None:
+    """Else `tests/site` would stand for Python's own module `site`, for whoever asks next."""
+    files = {
+        name: Path(file)
+        for name, module in list(sys.modules.items())
+        if (file := getattr(module, "__file__", None)) and Path(file).is_relative_to(ROOT / "tests")
+    }
+    assert files
+    assert [name for name in files if not name.startswith("tests.")] == []

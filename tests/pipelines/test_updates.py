@@ -31,12 +31,13 @@ from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import row_text
 from meshdsl.schedule.verify import verify
 from tests.cli.command import Cli
+from tests.cli.conftest import cli
 from tests.covering import covered
 from tests.device.alone import allocated, first_device
 from tests.pipelines.test_programs import hold_bytes
 from tests.ranks import Forks
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 MLP = """
 dim batch = 32, model = 4, out = model, l = 4

@@ -17,9 +17,10 @@ from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.times import Times, timed
 from meshdsl.schedule.verify import verify
 from tests.cli.command import Cli, write
+from tests.cli.conftest import cli
 from tests.work import counted
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 
 @pytest.mark.parametrize("name", schedules())

@@ -17,11 +17,12 @@ from meshdsl.pipeline import Options, compile_source
 from meshdsl.report.check import check_source
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
+from tests.cli.conftest import cli
 from tests.project import ROOT
 
 from .problems import NET
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 TEXT = format_source(Source("net.mdsl", f"{NET}\nmesh square = {{ x: 2, y: 2 }}\n"))
 

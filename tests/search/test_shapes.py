@@ -19,11 +19,12 @@ from meshdsl.search.problem import Found
 from meshdsl.search.shapes import shapes, solve
 from meshdsl.search.written import written
 from tests.cli.command import Cli, write
+from tests.cli.conftest import cli
 
 from .problems import NET, SQUARE
 from .test_command import TEXT
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 SQUARE_OF_FILE = Mesh("square", SQUARE.axes)
 

@@ -26,9 +26,10 @@ from meshdsl.search.reasons import reasons
 from meshdsl.search.shapes import solve
 from meshdsl.simulate.engine import simulate
 from tests.cli.command import Cli
+from tests.cli.conftest import cli
 from tests.pipelines.test_programs import PROGRAMS
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 TEXT = """
 dim batch = 64, io = 512, hidden = 2048, layers = 8, out = io

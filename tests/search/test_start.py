@@ -15,11 +15,12 @@ from meshdsl.search.shapes import solve
 from meshdsl.search.start import changes, started
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
+from tests.cli.conftest import cli
 
 from .problems import LINE, SQUARE, problem
 from .test_command import TEXT
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 STARTS: dict[str, Rules] = {
     "none": (),
