@@ -7,7 +7,7 @@ that fill a narrow dtype, every layout and every engine yields.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,10 +122,12 @@ def _changed(thing: Any, dims: Renamed, floats: DType) -> Any:
     return floats if thing == F32 else thing
 
 
-def every_operator(dims: Renamed, floats: DType) -> Special:
-    """A call for each sample of each operator."""
+def every_operator(dims: Renamed, floats: DType, only: Container[str] | None = None) -> Special:
+    """A call for each sample of each operator, or of `only` those."""
     made = Special()
     for name, sample, sig in samples(dims, floats):
+        if only is not None and name not in only:
+            continue
         pairs = enumerate(zip(sig.ins, sample.values, strict=True))
         ins = tuple(made.input(*pair, f"{name} {i}") for i, pair in pairs)
         made.give(made.apply(name, ins, sig.attrs))

@@ -39,6 +39,7 @@ from tests.programs.special import (
     reach,
     rounded,
     run,
+    samples,
 )
 from tests.ranks import Forks
 
@@ -155,6 +156,40 @@ def test_devices_that_have_nothing_add_nothing(dims: str, mesh: str, rules: str)
     parts = engine(made.program, mesh, rules)
     bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {})
     assert not [b for b in bad if not is_right(made, parts, *b[:2])]
+
+
+NEVER_LONE = [
+    ("x:5", "s -> x"),
+    ("x:5", "h -> x"),
+    ("x:4", "b -> x, kh -> x"),
+    ("x:5", "v -> x, n -> x, t -> x, kd -> x"),
+    ("x:5", "w -> x, k -> x, p -> x, m -> x"),
+    ("x:3", "c -> x, part -> x"),
+    ("x:3", "d -> x, r -> x, g -> x"),
+    ("x:5", "o -> x, left -> x"),
+    ("x:5", "ho -> x, right -> x"),
+]
+"""Layouts of the samples whose dims cannot be of one element: on each some devices have nothing."""
+
+
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize(("mesh", "rules"), NEVER_LONE)
+def test_devices_after_the_last_element_add_nothing(mesh: str, rules: str) -> None:
+    """As above, of operators with windows, positions or sizes: the first devices do all."""
+    made, alone = operators_with_sizes()
+    parts = engine(made.program, mesh, rules)
+    bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {})
+    assert not [b for b in bad if not is_right(made, parts, *b[:2])]
+
+
+@functools.cache
+def operators_with_sizes() -> tuple[Special, PersistentEngine]:
+    """The operators that no sample of `LONE` has, and that on one device."""
+    plain = {name for name, *_ in samples({}, DTYPES["f32"])}
+    lone = {name for dims in LONE.values() for name, *_ in samples(dims, DTYPES["f32"])}
+    assert 30 < len(plain - lone) < 40
+    made = every_operator({}, DTYPES["f32"], plain - lone)
+    return made, engine(made.program)
 
 
 NAN_IS_LOST = ("attention.17", "attention_lse.22")
