@@ -116,7 +116,8 @@ def _bytes(var: Var, program: Program, ranks: range) -> list[int]:
 
 
 def _sent(calls: int, sent: int) -> str:
-    return f"{sent:,} B in {calls} collectives" if calls else "nothing"
+    kind = "collective" if calls == 1 else "collectives"
+    return f"{sent:,} B in {calls} {kind}" if calls else "nothing"
 
 
 def _outputs(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
