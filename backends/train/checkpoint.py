@@ -35,7 +35,7 @@ from meshdsl.backends.runtime.files import (
     safetensors_parts,
     show_table,
 )
-from meshdsl.backends.runtime.user_files import EXCLUSIVE, regular
+from meshdsl.backends.runtime.user_files import EXCLUSIVE, regular, sync_folder
 from meshdsl.backends.runtime.values import (
     Part,
     Spec,
@@ -298,9 +298,9 @@ def commit(folder: Path, step: int, keep: int) -> None:
     if final.exists():
         os.rename(final, spare)
     os.rename(partial_of(folder, step), final)
-    sync(folder)
+    sync_folder(folder)
     os.replace(flipped, folder / POINTER)
-    sync(folder)
+    sync_folder(folder)
     remove(folder, [spare.name, *(n for n in order[keep:] if (folder / n / MANIFEST).exists())])
 
 
@@ -340,15 +340,6 @@ def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
     return {"bytes": size, "blake2b": found.hexdigest()}
 
 
-def sync(folder: Path) -> None:
-    """Sync the names in a folder to the disk. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def describe(error: Exception) -> str:
     """A short text of an error; of one of the system with its file where it is known."""
     if not isinstance(error, OSError):
@@ -364,7 +355,7 @@ def write_manifest(checkpoint: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest, which makes the checkpoint in the folder `checkpoint` whole."""
     sealed = {"version": VERSION, "blake2b": _seal(content), **content}
     write(checkpoint / MANIFEST, [json.dumps(sealed, indent=1).encode()])
-    sync(checkpoint)
+    sync_folder(checkpoint)
 
 
 def _seal(content: Mapping[str, Any]) -> str:
