@@ -20,10 +20,13 @@ Rules = Mapping[tuple[str, ...], Callable[[Case], bool]]
 """What cases must hold, by the names of the factors that a rule reads."""
 
 
-def covering(factors: Mapping[str, Iterable[Any]], rules: Rules | None = None) -> list[Case]:
+def covering(
+    factors: Mapping[str, Iterable[Any]], rules: Rules | None = None, strength: int = 2
+) -> list[Case]:
     """Cases by name of factor: all pairs of values, or with `MESHDSL_CASES` all combinations.
 
-    Pairs that no case which holds the rules has are left out.
+    Pairs that no case which holds the rules has are left out. Of strength 1, every value is in
+    some case.
     """
     rules = rules or {}
     names = tuple(factors)
@@ -34,12 +37,21 @@ def covering(factors: Mapping[str, Iterable[Any]], rules: Rules | None = None) -
         {"operator": "fn", "requires": list(read), "evaluate": holds}
         for read, holds in rules.items()
     ]
-    found = make({name: list(values) for name, values in factors.items()}, constraints=constraints)
-    return [{name: row[name] for name in names} for row in found]
+    values = {name: list(each) for name, each in factors.items()}
+    cases = make(values, strength=strength, constraints=constraints)
+    return [{name: case[name] for name in names} for case in cases]
 
 
 def covered(**factors: Iterable[Any]) -> pytest.MarkDecorator:
     """A test's parameters, of which every two values meet in some case."""
-    return pytest.mark.parametrize(
-        tuple(factors), [tuple(case.values()) for case in covering(factors)]
-    )
+    return _marked(factors, 2)
+
+
+def in_turn(**factors: Iterable[Any]) -> pytest.MarkDecorator:
+    """A test's parameters, of which every value is in some case: as many as the longest has."""
+    return _marked(factors, 1)
+
+
+def _marked(factors: Mapping[str, Iterable[Any]], strength: int) -> pytest.MarkDecorator:
+    cases = covering(factors, strength=strength)
+    return pytest.mark.parametrize(tuple(factors), [tuple(case.values()) for case in cases])

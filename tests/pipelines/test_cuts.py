@@ -6,8 +6,11 @@ several, and one of them with torch's own gradients.
 
 from __future__ import annotations
 
-import itertools
+import functools
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +20,12 @@ import meshdsl as md
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.replay import replay_of
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.pipeline import Compilation, lower_placed
+from meshdsl.pipeline import lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.placed.settings import NAMES, SETTINGS
 from meshdsl.report.explain import explain
+from meshdsl.schedule.registry import generate, schedules
+from tests.covering import Case, covered, covering, in_turn
 from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_programs import (
     OPTIMIZERS,
@@ -220,10 +225,9 @@ MESHES = {
     "d:2,pipe:2": "b -> d",
     "pipe:2,tp:2": "TP -> tp",
     "pipe:2,tp:4": "TP -> tp",
-    "d:2,pipe:4": "b -> d, state: TP -> d",
+    "d:2,pipe:4": "b -> d",
     "d:2,pipe:2,tp:2": "b -> d, TP -> tp",
 }
-SCHEDULES = ("gpipe[b](4)", "one_f_one_b[b](2)", "eager[b](4)", "one_f_one_b[b](4)", "zb_h1[b](4)")
 
 
 def rules_of(name: str, stages: int, mesh: str) -> str:
@@ -233,101 +237,131 @@ def rules_of(name: str, stages: int, mesh: str) -> str:
     return f"{cuts}, {others}" if others else cuts
 
 
-def is_refused_by_batch(made: Compilation, name: str, use: str) -> bool:
-    """Whether the optimizer accumulates and each batch goes on with states of the one before."""
-    if name != "states" or use:
-        return False
-    with pytest.raises(DiagnosticError, match="MD0907"):
-        made.checked()
-    return True
-
-
 def stages_of(mesh: str) -> int:
     """The devices along the axis of the stages."""
     return int(mesh.split("pipe:")[1][0])
 
 
-def cases() -> list[tuple[str, str, str, str, str]]:
-    """Each program on each mesh; optimizers, schedules and policies take turns."""
-    pairs = itertools.product(enumerate(PROGRAMS), enumerate(MESHES))
-    return [
-        (n, mesh, OPTIMIZERS[(i + j) % 4], SCHEDULES[(i + 3 * j) % 5], POLICIES[(2 * i + j) % 4])
-        for (i, n), (j, mesh) in pairs
-    ]
+STORAGES = {
+    "where it is read": "",
+    "parameters in parts": "params: TP -> d, grads: TP -> d",
+    "states over data": "state: TP -> d",
+    "states on the stages": "state: TP -> pipe",
+    "parameters on the stages": "params: TP -> (pipe, d)",
+    "gradients on the stages": "grads: TP -> pipe",
+    "gradients over both": "grads: TP -> (pipe, d), state: TP -> d",
+}
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "name": tuple(PROGRAMS),
+    "schedule": tuple(name for name, made in schedules().items() if not made.asynchronous),
+    "mesh": tuple(MESHES),
+    "storage": tuple(STORAGES),
+    "optimizer": OPTIMIZERS,
+    "policy": POLICIES,
+    "micro": (1, 2, 4, 8),
+    "accumulate": (False, True),
+    "recompute": (False, True),
+}
 
 
-@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), cases())
-def test_a_step_is_that_of_one_device(
-    name: str, mesh: str, optimizer: str, schedule: str, policy: str
-) -> None:
-    text = PROGRAMS[name].replace("OPT", optimizer)
-    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), f"with {schedule}", policy)
+def stages_in(case: Case) -> int:
+    """The stages that a schedule makes of the axis of the stages."""
+    return _stages(case["schedule"], stages_of(case["mesh"]))
+
+
+@functools.cache
+def _stages(schedule: str, devices: int) -> int:
+    return generate(schedule, devices, 8).stages
+
+
+def is_made(case: Case) -> bool:
+    """Micro-batches go both ways in pairs; a schedule of two of a kind fills all its devices."""
+    if case["schedule"] == "dualpipe_v":
+        return bool(case["micro"] >= stages_in(case))
+    return case["schedule"] != "chimera" or case["micro"] % 2 == 0
+
+
+RULES: dict[tuple[str, ...], Callable[[Case], bool]] = {
+    ("schedule", "mesh"): lambda case: stages_in(case) <= 4,  # into which the programs are cut
+    ("schedule", "mesh", "micro"): is_made,
+    ("mesh", "storage"): lambda case: " d" not in STORAGES[case["storage"]] or "d:" in case["mesh"],
+    ("name", "accumulate"): lambda case: not case["accumulate"] or case["name"] != "states",
+    ("micro", "accumulate"): lambda case: not case["accumulate"] or case["micro"] > 1,
+}
+"""What is refused is no case here: that it is, is tested where it is refused."""
+
+
+def program_of(case: Case) -> tuple[str, str]:
+    """The text of a case, and its schedule."""
+    optimizer, micro = case["optimizer"], case["micro"]
+    options = ["recompute=stage"] if case["recompute"] else []
+    if case["accumulate"]:
+        optimizer = f"{optimizer[:-1]}, accumulate={micro})"
+    else:
+        options = [str(micro), *options]
+    cut = "" if case["accumulate"] else "[b]"
+    used = f"{case['schedule']}{cut}({', '.join(options)})".removesuffix("()")
+    text = re.sub(r"\bb = \d+", "b = 16", PROGRAMS[case["name"]].replace("OPT", optimizer))
+    return text, f"with {used}"
+
+
+@pytest.mark.parametrize(
+    "case", covering(FACTORS, RULES), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_a_step_is_that_of_one_device(case: Case) -> None:
+    """With the bytes that are told; what is printed is read back, and lowered alike."""
+    text, use = program_of(case)
+    name, mesh = case["name"], case["mesh"]
+    stored = STORAGES[case["storage"]].replace("TP", DIM.get(name, "m"))
+    rules = ", ".join(filter(None, (rules_of(name, stages_in(case), mesh), stored)))
+    made = compiled(text, mesh, rules, use, case["policy"])
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text))
     assert not run.disagreements()
     hold_bytes(run, made)
+    device = read_again("device", made.device)
+    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("schedule", ["zb_h2[b](8)", "gpipe[b](1)", "one_f_one_b[b](8)"])
-def test_halves_one_batch_and_many(name: str, schedule: str) -> None:
-    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
-    made = compiled(text, "pipe:4", rules_of(name, 4, "pipe:4"), f"with {schedule}")
-    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
-
-
-@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if "," in mesh])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_one_batch_and_other_axes(name: str, mesh: str) -> None:
-    text = PROGRAMS[name].replace("OPT", "sgd(lr=0.1)")
-    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), "with gpipe[b](1)")
-    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("schedule", ["interleaved[b](4)", "zb_v[b](4)", "dualpipe_v[b](4)"])
-def test_several_stages_on_a_device(name: str, schedule: str) -> None:
-    text = PROGRAMS[name].replace("OPT", "momentum(lr=0.1)")
-    made = compiled(text, "pipe:2", rules_of(name, 4, "pipe:2"), f"with {schedule}")
+def test_the_batch_is_over_two_axes() -> None:
+    text = PROGRAMS["residual"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
+    rules = "h3: pipe = 1, b -> (d, e)"
+    made = compiled(text, "d:2,pipe:2,e:2", rules, "with one_f_one_b[b](2)")
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text))
     hold_bytes(run, made)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("mesh", ["pipe:2", "pipe:4", "d:2,pipe:2,tp:2"])
-def test_each_stage_on_two_devices(name: str, mesh: str) -> None:
-    """Parameters are on all devices, so nothing but messages goes another way."""
-    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
-    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), "with chimera[b](4)")
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    assert not run.disagreements()
-    hold_bytes(run, made)
+def test_states_of_each_batch_are_refused_where_the_optimizer_accumulates() -> None:
+    text = PROGRAMS["states"].replace("OPT", "momentum(lr=0.1, accumulate=4)")
+    with pytest.raises(DiagnosticError, match="MD0907"):
+        compiled(text, "pipe:2,tp:2", rules_of("states", 2, "pipe:2,tp:2"), "").checked()
 
 
-@pytest.mark.parametrize("mesh", ["pipe:4", "pipe:2,tp:2"])
-@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "gpipe", "chimera"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_stages_that_are_computed_again(name: str, schedule: str, mesh: str) -> None:
-    """The same bits, and of the forward pass a stage keeps what it received."""
+@in_turn(
+    name=PROGRAMS,
+    use=[
+        (mesh, schedule)
+        for mesh in ("pipe:4", "pipe:2,tp:2")
+        for schedule in ("one_f_one_b", "zb_h1", "gpipe", "chimera")
+    ],
+)
+def test_stages_that_are_computed_again_have_the_same_bits(name: str, use: tuple[str, str]) -> None:
+    mesh, schedule = use
     text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01)")
     rules = rules_of(name, stages_of(mesh), mesh)
     plain = compiled(text, mesh, rules, f"with {schedule}[b](4)")
     made = compiled(text, mesh, rules, f"with {schedule}[b](4, recompute=stage)")
-    found, expected = (results(run_local(m.text, seed=4)) for m in (made, plain))
+    computed, expected = (results(run_local(m.text, seed=4)) for m in (made, plain))
     for key, array in expected.items():
-        np.testing.assert_array_equal(found[key], array, key)
+        np.testing.assert_array_equal(computed[key], array, key)
     assert explain(made.device)["pipeline"]["recompute"] == "stage"
-    read_again("device", made.device)
 
 
 BITS = ("layers", "residual", "several values", "images")
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("schedule", ["", "gpipe", "zb_h1", "eager"])
-@pytest.mark.parametrize("name", BITS)
+@covered(name=BITS, schedule=("", "gpipe", "zb_h1", "eager"), stages=(2, 4))
 def test_the_bits_of_one_device(name: str, schedule: str, stages: int) -> None:
     """With as many batches added up, by one stage each, in the same order."""
     text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, accumulate=4)")
@@ -336,55 +370,6 @@ def test_the_bits_of_one_device(name: str, schedule: str, stages: int) -> None:
     alone = on_one_device(text)
     for key, array in results(run_local(made.text, seed=4)).items():
         np.testing.assert_array_equal(array, alone[key], key)
-
-
-@pytest.mark.parametrize(
-    "use", ["with zb_h1[b](2)", "with interleaved[b](4)", "with chimera[b](4)", ""]
-)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
-    optimizer = "momentum(lr=0.1)" if use else "momentum(lr=0.1, accumulate=4)"
-    text = PROGRAMS[name].replace("OPT", optimizer)
-    stages = 4 if "interleaved" in use else 2
-    made = compiled(text, "pipe:2,tp:2", rules_of(name, stages, "pipe:2,tp:2"), use)
-    if is_refused_by_batch(made, name, use):
-        return
-    again = read_again("placed", made.placed)
-    assert statements(lower_placed(again)) == statements(made.device)
-    read_again("device", made.device)
-
-
-@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_batches_that_are_accumulated(name: str, mesh: str) -> None:
-    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3, accumulate=3)")
-    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), "")
-    if is_refused_by_batch(made, name, ""):
-        return
-    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
-
-
-STORED = {
-    "parameters in parts": "params: TP -> d, grads: TP -> d",
-    "states on the stages": "state: TP -> pipe",
-    "parameters on the stages": "params: TP -> (pipe, d)",
-    "gradients on the stages": "grads: TP -> pipe",
-    "gradients over both": "grads: TP -> (pipe, d), state: TP -> d",
-    "over both": "b -> (d, e)",
-}
-
-
-@pytest.mark.parametrize("case", STORED)
-@pytest.mark.parametrize("name", ["residual", "tied", "images", "loops inside", "scaled"])
-def test_storage_and_splits(name: str, case: str) -> None:
-    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.5)")
-    rules = STORED[case].replace("TP", DIM.get(name, "m"))
-    mesh = "d:2,pipe:2,e:2" if "e)" in rules else "d:2,pipe:2"
-    rules = f"{rules_of(name, 2, 'pipe:2')}, {rules if 'b ->' in rules else 'b -> d, ' + rules}"
-    made = compiled(text, mesh, rules, "with one_f_one_b[b](2)")
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    hold_bytes(run, made)
 
 
 def test_gradients_are_those_of_torch() -> None:
