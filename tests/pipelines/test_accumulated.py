@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.schedule.registry import generate, schedules
+from tests.covering import Case, covering
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, results
 
 MICRO = 4
@@ -52,26 +55,31 @@ RETURNED = ("loss, y", "a, loss", "x, large, loss, both")
 MESHES = {"pipe:4": "", "pipe:2": "", "data:2,pipe:2": ", batch -> data"}
 
 
+@functools.cache
 def stages(mesh: str, name: str) -> int:
     """The stages of a schedule on the axis that ends a mesh."""
     return generate(name, int(mesh[-1]), 8).stages
 
 
-CASES = [
-    (program, mesh, name)
-    for program in PROGRAMS
-    for mesh in MESHES
-    for name, schedule in schedules().items()
-    if not schedule.asynchronous and (program == "loop" or stages(mesh, name) == 4)
-]
+FACTORS: dict[str, tuple[str, ...]] = {
+    "name": tuple(name for name, schedule in schedules().items() if not schedule.asynchronous),
+    "returned": RETURNED,
+    "mesh": tuple(MESHES),
+    "program": tuple(PROGRAMS),
+}
+RULES = {
+    ("program", "mesh", "name"): lambda case: (
+        case["program"] == "loop" or stages(case["mesh"], case["name"]) == 4
+    )
+}
 """Loops under every schedule; a network that is cut into four where there are as many stages."""
 
 
-@pytest.mark.parametrize(("program", "mesh", "name"), CASES)
-@pytest.mark.parametrize("returned", RETURNED)
-def test_what_is_returned_of_each(returned: str, program: str, mesh: str, name: str) -> None:
+@pytest.mark.parametrize("case", covering(FACTORS, RULES), ids=lambda case: "-".join(case.values()))
+def test_what_is_returned_of_each(case: Case) -> None:
     """Loss, parameters and every tensor that has the batch are those of one device."""
-    text, rules = PROGRAMS[program]
+    name, returned, mesh = case["name"], case["returned"], case["mesh"]
+    text, rules = PROGRAMS[case["program"]]
     micro = 8 if name == "dualpipe_v" else MICRO
     optimizer = f"momentum(lr=0.1, accumulate={micro})"
     text = text.replace("RETURNED", returned).replace("OPT", optimizer)

@@ -112,13 +112,10 @@ BOTH_WAYS = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "part"), [("f64", 1e-12), ("f32", 1e-6)])
-@pytest.mark.parametrize("mesh", BOTH_WAYS)
-@pytest.mark.parametrize("name", CUT)
-def test_gradients_where_micro_batches_go_both_ways(
-    name: str, mesh: str, dtype: str, part: float
-) -> None:
+@covered(name=CUT, mesh=BOTH_WAYS, dtype=("f64", "f32"))
+def test_gradients_where_micro_batches_go_both_ways(name: str, mesh: str, dtype: str) -> None:
     """With `sgd(lr=1)` a parameter changes by its gradient; two sums of it become one."""
+    part = {"f64": 1e-12, "f32": 1e-6}[dtype]
     text = CUT[name].replace("OPTIMIZER", "sgd(lr=1.0)").replace("layers = 4", "layers = 8")
     text = text.replace("batch = 8", "batch = 16")
     alone = step(text, "pipe:1", "layers -> pipe", "with gpipe[batch](8)", dtype)

@@ -15,6 +15,7 @@ from meshdsl.named.ir import walk
 from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.place import POLICIES
+from tests.covering import in_turn
 from tests.ops.row_prover import signature
 from tests.ops.test_unordered import loops_everywhere
 from tests.pipelines.random_stages import pipelined
@@ -77,8 +78,7 @@ USES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("use", USES)
+@in_turn(use=USES, policy=POLICIES)
 def test_the_dim_of_the_loop_is_kept_and_contracted_outside(use: str, policy: str) -> None:
     """Where the optimizer accumulates, and where the schedule cuts the batch."""
     text = KEPT_AND_CONTRACTED.replace("OPT", ", accumulate=4")

@@ -20,6 +20,7 @@ from meshdsl.device.ir import Bucket, Move, Pipeline, Program, Wait
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain, explanation, type_text
+from tests.covering import covered
 from tests.ir.test_text import read_again
 from tests.pipelines import test_cuts as cuts
 from tests.pipelines import test_programs as programs
@@ -309,9 +310,7 @@ MEETING = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("penalty", MEETING)
-@pytest.mark.parametrize("lines", LINES)
+@covered(lines=LINES, policy=POLICIES, penalty=MEETING)
 def test_what_is_assigned_or_meets(lines: str, penalty: str, policy: str) -> None:
     text = ASSIGNED.replace("LINES", LINES[lines]).replace("PENALTY", MEETING[penalty])
     alone = results(run_local(compiled(text, "one:1", "", "").text, seed=4))

@@ -16,9 +16,6 @@ from tests.ranks import Forks
 
 CASES = {
     "one_f_one_b": ("headed", "pipe:4", "layers -> pipe", "one_f_one_b[batch](8)"),
-    "gpipe and tp": ("tied", "pipe:2,tp:2", "layers -> pipe, model -> tp", "gpipe[batch](4)"),
-    "interleaved": ("headed", "pipe:2", "layers -> pipe", "interleaved[batch](4)"),
-    "uneven": ("tied", "pipe:2", "layers -> pipe", 'one_f_one_b[batch](4, layers="3 5")'),
     "uneven and several": (
         "headed", "data:2,pipe:2", "layers -> pipe, batch -> data, state: layers -> (pipe, data)",
         'interleaved[batch](2, layers="2 1 2 3")',
@@ -26,20 +23,15 @@ CASES = {
     "V and data": (
         "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "zb_v[batch](4)",
     ),
-    "chimera": ("tied", "pipe:4", "layers -> pipe", "chimera[batch](8)"),
     "chimera and both": (
         "headed", "data:2,pipe:2,tp:2",
         "layers -> pipe, batch -> data, model -> tp, state: layers -> (pipe, data)",
         "chimera[batch](4)",
     ),
-    "eager and data": (
-        "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "eager[batch](4)",
-    ),
 }  # fmt: skip
 
 
 CASES |= {
-    "network": ("residual", "pipe:4", FOUR, "one_f_one_b[b](4)"),
     "network and data": ("tied", "d:2,pipe:2", "h3: pipe = 1, b -> d", "zb_h1[b](4)"),
     "network in chunks": ("residual", "pipe:2", FOUR, "zb_v[b](4)"),
 }

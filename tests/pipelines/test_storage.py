@@ -17,6 +17,7 @@ from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
+from tests.covering import covered, in_turn
 from tests.pipelines.test_programs import compiled, on_one_device, results
 
 TEXT = """
@@ -59,36 +60,18 @@ RULES = {
     "tensor": "h -> d",
     "tensor and ZeRO": "h -> d, state: m -> d, grads: m -> d",
 }
-OPTIMIZERS = ("sgd(lr=0.1", "adamw(lr=0.01, clip=0.3", "adafactor(lr=0.01, clip=0.3")
-USES = (
-    "with one_f_one_b[b](3)",
-    "with zb_h1[b](3)",
-    "with gpipe[b](1)",
-    "with gpipe",
-    "with zb_h2",
-    "with interleaved[b](2)",
-    "with zb_v",
-    "with chimera[b](6)",
-    "with chimera[b](2, reduce=each)",
-    "with one_f_one_b[b](3, reduce=each)",
-    "with zb_h1(reduce=each)",
-    "with interleaved(reduce=each)",
-    "with interleaved[b](2, reduce=each)",
-)
-SEVERAL = ("with interleaved[b](2, reduce=each)", "with interleaved(reduce=each)")
-"""Of these, a device has two stages, and blocks of its iterations are not those of a stage.
+SEVERAL = "with interleaved[b](2, reduce=each)"
+"""A device has two stages, and blocks of its iterations are not those of a stage.
 
 Gradients cannot be placed by these behind each pass."""
 
 
 def is_refused(rules: str, use: str) -> bool:
     """Whether gradients are to lie in blocks that stages do not have, behind each pass."""
-    return "grads: l -> (pipe" in rules and use in SEVERAL
+    return "grads: l -> (pipe" in rules and use == SEVERAL
 
 
-@pytest.mark.parametrize("cut", [True, False], ids=["cut", "accumulated"])
-@pytest.mark.parametrize("micro", [2, 3, 6])
-@pytest.mark.parametrize("rules", ["h -> d", "m -> d", "l -> (pipe, d)"])
+@covered(rules=("h -> d", "m -> d", "l -> (pipe, d)"), micro=(2, 3, 6), cut=(True, False))
 def test_gradients_are_reduced_once_or_behind_each_pass(rules: str, micro: int, cut: bool) -> None:
     """`reduce=each` sends as many times the bytes as there are micro-batches."""
     optimizer = "sgd(lr=0.1)" if cut else f"sgd(lr=0.1, accumulate={micro})"
@@ -104,9 +87,9 @@ def test_gradients_are_reduced_once_or_behind_each_pass(rules: str, micro: int, 
     assert sent["each"] == micro * sent["last"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("micro", [1, 6])
-@pytest.mark.parametrize("rules", ["b -> (t, d)", "b -> d, grads: h -> d", "h -> d"])
+@covered(
+    rules=("b -> (t, d)", "b -> d, grads: h -> d", "h -> d"), micro=(1, 6), dtype=("f32", "bf16")
+)
 def test_the_plan_of_least_cost_counts_each_micro_batch(rules: str, micro: int, dtype: str) -> None:
     """What every micro-batch sends as a whole costs as often: another policy may send less."""
     text = TEXT.replace("OPT", "adafactor(lr=0.02)").replace("H,", "8,").replace("b = 12", "b = 24")
@@ -122,22 +105,34 @@ def test_the_plan_of_least_cost_counts_each_micro_batch(rules: str, micro: int, 
     assert sent["optimal"] <= min(sent.values())
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("use", ["with zb_h1[b](3)", "with gpipe", "with zb_v", USES[-1]])
-@pytest.mark.parametrize("name", RULES)
-def test_sums_in_fewer_bits(name: str, use: str) -> None:
-    """Gradients are cast on their way to others, also where one way goes on from another."""
+def in_fewer_bits(name: str, use: str) -> tuple[str, Compilation]:
+    """A step whose gradients are cast on their way to others, and its text."""
     optimizer = "sgd(lr=0.1" + (")" if "[" in use else ", accumulate=3)")
     text = TEXT.replace("OPT", optimizer).replace("H,", "8,")
     rules = f"l -> pipe, {RULES[name]}, grads: reduce = bf16"
-    made = compiled(text, "d:2,pipe:2", rules, use, "deferred")
-    if is_refused(RULES[name], use):
-        with pytest.raises(DiagnosticError, match="MD0335"):
-            made.checked()
-        return
+    return text, compiled(text, "d:2,pipe:2", rules, use, "deferred")
+
+
+@in_turn(
+    name=[name for name, rules in RULES.items() if not is_refused(rules, SEVERAL)],
+    use=("with zb_h1[b](3)", "with gpipe", "with zb_v", SEVERAL),
+)
+def test_sums_in_fewer_bits(name: str, use: str) -> None:
+    """Also where one way goes on from another."""
+    text, made = in_fewer_bits(name, use)
     alone = on_one_device(text)
     for key, array in results(run_local(made.text, seed=4)).items():
         np.testing.assert_allclose(array, alone[key], rtol=1e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", [n for n, rules in RULES.items() if is_refused(rules, SEVERAL)])
+def test_sums_in_blocks_of_layers(name: str) -> None:
+    text, made = in_fewer_bits(name, "with zb_h1[b](3)")
+    alone = on_one_device(text)
+    for key, array in results(run_local(made.text, seed=4)).items():
+        np.testing.assert_allclose(array, alone[key], rtol=1e-2, atol=5e-3)
+    with pytest.raises(DiagnosticError, match="MD0335"):
+        in_fewer_bits(name, SEVERAL)[1].checked()
 
 
 OTHERS = """
@@ -173,9 +168,7 @@ KEPT = {
 NAMES = ("forward", "backward", "inputs", "weights", "kept", "kept_first", "kept_last", "action")
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
-@pytest.mark.parametrize("name", NAMES)
+@in_turn(name=NAMES, schedule=("one_f_one_b", "zb_h1"))
 def test_a_name_of_the_text_may_be_one_of_the_program(name: str, schedule: str) -> None:
     text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
     for old in ("w", "x", "y"):
