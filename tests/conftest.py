@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -27,26 +26,6 @@ settings.register_profile(
     "deep", untimed, max_examples=int(os.environ.get("MESHDSL_CASES", "5000"))
 )
 settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `some_of(n)` about every n-th case is run; all with `MESHDSL_CASES`.
-
-    Which ones follows from their names, so that every value of every parameter has its turn.
-    """
-    if "MESHDSL_CASES" in os.environ or any("::" in arg for arg in config.args):
-        return
-    tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept: set[pytest.Item] = set()
-    for cases in tests.values():
-        mark = cases[0].get_closest_marker("some_of")
-        every = mark.args[0] if mark else 1
-        some = [item for item in cases if zlib.crc32(item.nodeid.encode()) % every == 0]
-        kept.update(some or cases[:1])
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

@@ -386,7 +386,6 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
 # --- the processes ------------------------------------------------------------------------------
 
 
-@pytest.mark.some_of(2)
 @pytest.mark.parametrize("world", SCENES)
 def test_processes(world: int, tmp_path: Path) -> None:
     program = ["-m", "tests.backends.test_module_processes", str(tmp_path), str(world)]

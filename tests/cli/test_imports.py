@@ -5,6 +5,7 @@ Those that search for the optimum (`--reduce optimal`, the default) import highs
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,17 +41,18 @@ COMMANDS: dict[str, list[str | Path]] = {
 }
 
 SCRIPT = """
-import sys
-sys.argv[0] = "meshdsl"
+import json, sys
 import meshdsl
-if sys.argv[1:]:
-    from meshdsl.cli import main
-    try:
-        main()
-    except SystemExit:
-        pass
-loaded = sorted({name.partition(".")[0] for name in sys.modules})
-sys.stderr.write("\\nLOADED " + " ".join(loaded))
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["meshdsl", *words]
+    if words:
+        from meshdsl.cli import main
+        try:
+            main()
+        except SystemExit:
+            pass
+    loaded = sorted({name.partition(".")[0] for name in sys.modules})
+    sys.stderr.write("\\nLOADED " + " ".join(loaded) + "\\n")
 """
 
 
@@ -63,22 +65,29 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
+ALONE = [*ENVIRONMENTS, *SEARCHING]
+TOGETHER = [[name for name in COMMANDS if name not in ALONE], [*SEARCHING], [*ENVIRONMENTS]]
+"""Commands that one process carries out, one after the other."""
+
+
+@pytest.mark.parametrize("commands", TOGETHER, ids=["light", "searching", "completion"])
+def test_nothing_heavy_is_imported(commands: list[str], tmp_path: Path) -> None:
     own = {"PYTHONPATH": str(ROOT), "PATH": "", "MESHDSL_CACHE": str(tmp_path)}
+    words = json.dumps([[*map(str, COMMANDS[name])] for name in commands])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, COMMANDS[command])],
+        [sys.executable, "-c", SCRIPT, words],
         cwd=tmp_path,
-        env=own | ENVIRONMENTS.get(command, {}),
+        env=own | ENVIRONMENTS.get(commands[0], {}),
         capture_output=True,
         text=True,
         check=True,
     )
-    loaded = done.stderr.rpartition("LOADED ")[2].split()
-    assert "meshdsl" in loaded
-    assert not set(loaded) & set(HEAVY)
-    assert command in SEARCHING or "highspy" not in loaded
+    loaded = [line.split()[1:] for line in done.stderr.splitlines() if line.startswith("LOADED ")]
+    assert len(loaded) == len(commands)
+    for command, names in zip(commands, loaded, strict=True):
+        assert "meshdsl" in names
+        assert not set(names) & set(HEAVY), command
+        assert command in SEARCHING or "highspy" not in names, command
 
 
 def test_the_package_is_the_command() -> None:

@@ -11,6 +11,7 @@ from meshdsl.device import buckets
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.ir import Bucket, Move, Program, walk
 from meshdsl.report.explain import explain
+from tests.covering import in_turn
 from tests.device.steps import CASES, passed, placed, plain, run, with_overlap
 from tests.programs.harness import check_bytes
 
@@ -67,9 +68,7 @@ def test_all_that_was_sent_still_is(case: tuple[str, str]) -> None:
     assert now["collectives"] < before["collectives"]
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, small=(buckets.SMALL, 0))
 def test_the_same_numbers_to_the_bit(
     case: tuple[str, str], small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from meshdsl.pipeline import Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.check import check_source
 from meshdsl.syntax.format import format_source
+from tests.covering import in_turn
 from tests.examples.sbp_pages import (
     FILES,
     PAGES,
@@ -64,17 +65,17 @@ def test_expectations_hold_and_the_form_is_canonical(name: str) -> None:
     assert format_source(source) == source.text
 
 
-CASES = [(n, b, p) for n in FILES for b in blocks(n) for p in POLICIES]
+BLOCKS = [(n, b) for n in FILES for b in blocks(n)]
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize(("name", "block", "policy"), CASES)
-def test_it_runs_as_predicted(name: str, block: str, policy: str) -> None:
+@in_turn(at=BLOCKS, policy=POLICIES)
+def test_it_runs_as_predicted(at: tuple[str, str], policy: str) -> None:
+    name, block = at
     checked = run_case(replace(chosen(name, block, policy), dims=SMALL.get(name, {})))
     assert name in ROUNDS or checked.exact == {o.name for o in checked.named.outputs}
 
 
-@pytest.mark.parametrize(("name", "block"), [(n, b) for n in FILES for b in blocks(n)])
+@pytest.mark.parametrize(("name", "block"), BLOCKS)
 def test_optimal_sends_no_more_than_the_others(name: str, block: str) -> None:
     sent = {p: figures(name, block, p)["totals"]["wire_bytes"] for p in POLICIES}
     assert sent["optimal"] == min(sent.values())

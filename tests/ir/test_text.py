@@ -25,7 +25,7 @@ from meshdsl.placed import printer as placed_printer
 from meshdsl.placed.verify import verify as verify_placed
 from tests.programs.harness import compiled
 from tests.programs.strategy import cases
-from tests.report.golden import CASES, Case, made
+from tests.report.golden import WHOLE, Case, made
 
 STAGES: dict[str, tuple[ModuleType, ModuleType]] = {
     "named": (named_printer, named_parser),
@@ -49,16 +49,11 @@ def read_again(stage: str, program: Any) -> Any:
     return again
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("stage", STAGES)
-def test_examples(stage: str, case: Case) -> None:
-    read_again(stage, getattr(made(case), stage))
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_lowered_alike(case: Case) -> None:
+@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
+def test_examples(case: Case) -> None:
     """A placed program that is read back is lowered to the same device program."""
+    for stage in ("named", "device"):
+        read_again(stage, getattr(made(case), stage))
     again = read_again("placed", made(case).placed)
     # A reshard is read with the source line of the operator before it.
     assert statements(lower_placed(again)) == statements(made(case).device)

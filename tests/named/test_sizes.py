@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from meshdsl.named.printer import print_program
 from meshdsl.named.sizes import as_float, dims_of, how_of, made, size_of
 from meshdsl.pipeline import front
 from tests.compiling import named
-
-ROOT = Path(__file__).parents[2]
+from tests.report.golden import SOME, source
 
 DIMS = """\
 dim n = 4, batch = 2, heads = 3, seq = 2 * n, mem = seq, key = 2^n, half = key / 2
@@ -116,10 +114,9 @@ def test_the_written_text_means_the_same_at_every_size(name: str) -> None:
     assert compiled > 1
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.mdsl")), ids=lambda p: p.stem)
-def test_examples_at_other_sizes(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("example", SOME)
+def test_examples_at_other_sizes(example: str) -> None:
+    text = source(example).text
     again = written(text)
     declared = front(Source("test.mdsl", text), {}, Diagnostics()).dims
     for dim in declared:

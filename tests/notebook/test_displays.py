@@ -19,11 +19,9 @@ from meshdsl.notebook.views import Code
 from meshdsl.report import pictures as look
 from meshdsl.report.html import TINTS, join, tag
 from tests.notebook.markup import drawing, parsed, pictures, plain, texts
-from tests.project import ROOT, matching
+from tests.project import ROOT
 from tests.report.comparing import ATTACK, EVIL
-from tests.report.golden import SIZES, layouts
-
-EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
+from tests.report.golden import SIZES, SOME, layouts
 
 
 def plans(example: str) -> Iterator[Any]:
@@ -47,8 +45,7 @@ def shown(view: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", SOME)
 def test_every_display_of_every_example(example: str) -> None:
     seen = 0
     for plan in plans(example):

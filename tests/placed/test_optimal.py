@@ -10,6 +10,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import Value, walk
 from meshdsl.report.explain import explain
 from tests.compiling import compile_text, named
+from tests.covering import in_turn
 
 HEAD = "dim m = 8, a = 8, n = {n}, k = {k}\n"
 PROGRAMS = {
@@ -79,9 +80,7 @@ def least(text: str, mesh: str) -> int:
     return min(found)
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@in_turn(name=PROGRAMS, mesh=MESHES)
 def test_no_annotation_sends_less(name: str, mesh: str) -> None:
     for sizes in SIZES if mesh == "x:4" else SIZES[:1]:
         text = (HEAD + PROGRAMS[name]).format(**sizes)

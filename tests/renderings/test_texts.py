@@ -86,7 +86,6 @@ def computed(program: Program) -> list[Var]:
 # --- all notations -----------------------------------------------------------------------------
 
 
-@pytest.mark.some_of(2)
 @pytest.mark.parametrize("notation", RENDERINGS)
 def test_each_source_line_stands_over_its_statements(notation: str) -> None:
     for case, program in every():

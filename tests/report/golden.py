@@ -70,6 +70,13 @@ def layouts(example: str) -> list[str]:
 
 
 EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
+ALL = "MESHDSL_CASES" in os.environ
+_SOME = ("alexnet", "digits_async", "dlrm", "matmul", "mlp", "moe", "nmt")
+SOME = EXAMPLES if ALL else [example for example in EXAMPLES if example in _SOME]
+"""Images, a pipeline, tables, sizes of its own, few rules and many, experts and states.
+
+For what each example shows alike; all of them with `MESHDSL_CASES`."""
+
 PIPELINE = Case("lm", "pipeline")
 """A pipeline: of its plans none is searched."""
 CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]

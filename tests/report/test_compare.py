@@ -22,7 +22,7 @@ from tests.report.comparing import (
     every_layout,
     of_example,
 )
-from tests.report.golden import CASES, EXAMPLES, SIZES, Case, layouts, source
+from tests.report.golden import CASES, SIZES, SOME, Case, layouts, source
 
 EXTRA = {"named", "sbp"}
 """The fields that a comparison adds to every tensor of `explain`."""
@@ -31,8 +31,7 @@ EXTRA = {"named", "sbp"}
 # --- what a column says ----------------------------------------------------------------------
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", SOME)
 def test_a_column_says_what_explain_says(example: str) -> None:
     columns = every_layout(example)["columns"]
     asked = itertools.product(layouts(example), POLICIES)
@@ -44,7 +43,7 @@ def test_a_column_says_what_explain_says(example: str) -> None:
         assert found == expected
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", SOME)
 def test_routes_and_rows_add_up_to_the_totals(example: str) -> None:
     facts = every_layout(example)
     for number, column in enumerate(facts["columns"]):
@@ -154,7 +153,7 @@ def _facts(stages: Compilation) -> Any:
 
 def _pairs() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
     found = []
-    for example in EXAMPLES:
+    for example in SOME:
         asked = list(itertools.product(layouts(example), POLICIES))
         found += [(example, a, b) for a, b in itertools.combinations(asked, 2)]
     return found
@@ -173,8 +172,7 @@ def _columns_of(example: str, *asked: tuple[str, str]) -> list[Column]:
     ]
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", SOME)
 def test_same_exactly_when_placements_routes_and_bytes_agree(example: str) -> None:
     seen = set()
     for _, first, second in (pair for pair in _pairs() if pair[0] == example):

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from meshdsl.diagnostics import Source
@@ -17,6 +16,7 @@ from meshdsl.report.compare import comparison
 from meshdsl.report.terminal import print_document
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
+from tests.covering import in_turn
 from tests.project import ROOT
 from tests.report.comparing import (
     columns_of,
@@ -25,7 +25,7 @@ from tests.report.comparing import (
     lines_of,
     of_example,
 )
-from tests.report.golden import EXAMPLES, broken, source
+from tests.report.golden import SOME, broken, source
 
 __all__ = ["cli"]
 
@@ -33,9 +33,7 @@ __all__ = ["cli"]
 # --- on a terminal ---------------------------------------------------------------------------
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("example", EXAMPLES)
+@in_turn(example=SOME, width=(60, 80, 120))
 def test_no_line_is_wider_than_the_screen(example: str, width: int) -> None:
     for facts in (every_layout(example), compared(of_example(example), source(example))):
         assert [x for x in lines_of(facts, source(example), width) if len(x) > width] == []

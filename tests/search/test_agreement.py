@@ -78,7 +78,6 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
 
 
 @pytest.mark.timeout(3_600)  # all layouts of the largest space take 10 minutes on a busy core
-@pytest.mark.some_of(2)
 def test_methods_agree(case: tuple[Problem, Found]) -> None:
     problem, found = case
     best = found.plans[0]
@@ -125,7 +124,6 @@ def test_bounds_are_bounds(case: tuple[Problem, Found]) -> None:
             assert plan.seconds >= computing(plan) * (1 - ROUNDING)
 
 
-@pytest.mark.some_of(2)
 def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
     problem, found = case
     found = less(found)

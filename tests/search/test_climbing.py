@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import cache
 
@@ -19,9 +20,14 @@ from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import Limits, Problem
 from meshdsl.search.tables import Tables
 from meshdsl.syntax.parse import read_source
+from tests.covering import in_turn
 from tests.project import ROOT
 
 MESH = Mesh("square", (("data", 2), ("model", 2)))
+ALL = "MESHDSL_CASES" in os.environ
+SLOW = ("resnet",) if ALL else ("resnet", "moe")
+"""Examples whose layouts are many to list."""
+
 SMALL = ("mlp", "dlrm", "nmt", "moe", "alexnet", "resnet", "transformer", "encdec")
 
 
@@ -57,21 +63,21 @@ def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
         assert space.allows([axes.get(dim.name, ()) for dim in space.dims])
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "resnet"])
-def test_climbing_finds_what_listing_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_turn(name=[name for name in SMALL if name not in SLOW], timed=(False, True))
+def test_climbing_finds_what_listing_does(
+    name: str, timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the same problem, if nothing could be listed; then nothing is proven."""
-    for timed in (False, True):
-        whole = Layouts().solve(problem(name, timed))
-        monkeypatch.setattr(layouts, "LISTED", 0)
-        found = Layouts().solve(problem(name, timed))
-        monkeypatch.undo()
-        best = [made.problem.value(made.plans[0]) for made in (found, whole)]
-        assert best[0] <= best[1] * 1.02
-        assert not found.proven
+    whole = Layouts().solve(problem(name, timed))
+    monkeypatch.setattr(layouts, "LISTED", 0)
+    found = Layouts().solve(problem(name, timed))
+    monkeypatch.undo()
+    best = [made.problem.value(made.plans[0]) for made in (found, whole)]
+    assert best[0] <= best[1] * 1.02
+    assert not found.proven
 
 
-@pytest.mark.parametrize("timed", [False, True], ids=["bytes", "time"])
+@pytest.mark.parametrize("timed", (False, True) if ALL else (True,))
 def test_millions_of_layouts(timed: bool) -> None:
     """No worse than elimination's layout, no rules at all, and the batch over any devices."""
     found = Layouts().solve(problem("vgg", timed))

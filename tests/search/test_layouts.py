@@ -23,6 +23,7 @@ from meshdsl.search.reasons import reasons
 from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.tables import Tables
+from tests.covering import in_turn
 
 from .problems import CASES, LINE, SQUARE, UNEQUAL, named, problem, solved
 
@@ -280,8 +281,7 @@ COMPOSITES = ("softmax", "log_softmax", "rms_norm", "layer_norm", "logsumexp", "
 SHARED = ("softmax[c](x) + log_softmax[c](x)", "softmax[c](x) + softmax[c](2 * x)")
 
 
-@pytest.mark.parametrize("mesh", [LINE, UNEQUAL], ids=str)
-@pytest.mark.parametrize("text", [*(f"{name}[c](x)" for name in COMPOSITES), *SHARED])
+@in_turn(text=[*(f"{name}[c](x)" for name in COMPOSITES), *SHARED], mesh=(LINE, UNEQUAL))
 def test_a_composite_along_a_split_dim_counts_its_work(text: str, mesh: Mesh) -> None:
     """No plan has less work than is known of its layout; the least is that of one, or nearly."""
     if "norm[" in text:
@@ -313,8 +313,7 @@ TRAINED = (
 )
 
 
-@pytest.mark.parametrize("mesh", [LINE, SQUARE], ids=str)
-@pytest.mark.parametrize("text", TRAINED)
+@in_turn(text=TRAINED, mesh=(LINE, SQUARE))
 def test_an_even_share_of_the_work_is_never_too_much(text: str, mesh: Mesh) -> None:
     """A batch that is split evenly is looked at, where tables count less for a composite's dim."""
     made = Compilation(Source("one.mdsl", STEP.replace("TEXT", text)), Options()).named

@@ -14,11 +14,9 @@ from tests.project import ROOT
 
 SEARCHES = {
     "lm by bytes": ("examples/lm.mdsl", "--mesh", "data:2,tp:2", "--certificate"),
-    "mlp by time": ("examples/mlp.mdsl", "--mesh", "a:2,b:2", "--cluster", "a100-dgx"),
-    "moe in little memory": (
-        *("examples/moe.mdsl", "--mesh", "a:2,b:2", "--cluster", "h100", "--memory", "1MB"),
+    "mlp by time in little memory": (
+        *("examples/mlp.mdsl", "--mesh", "a:2,b:2", "--cluster", "a100-dgx", "--memory", "4MB"),
     ),
-    "gpt3 in 80 GB": ("examples/search/gpt3.mdsl", "--dtype", "bf16", "--memory", "80GB"),
 }
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
@@ -18,9 +16,11 @@ from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import reasons
 from meshdsl.search.selectors import selectors
 from meshdsl.search.shapes import solve
+from tests.covering import in_turn
 
 from .problems import LINE, SQUARE, problem
 
+OBJECTIVES = {"bytes": "", "time": "h100"}
 CASES = [("net", LINE), ("net", SQUARE), ("mlp", LINE), ("lookup", LINE)]
 
 
@@ -31,11 +31,11 @@ def found_for(
     return asked, solve([asked], METHODS["layouts"])
 
 
-@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
-@pytest.mark.parametrize(("name", "mesh"), CASES)
-def test_no_neighbour_is_better(name: str, mesh: Mesh, objective: str, cluster: str) -> None:
+@in_turn(case=CASES, objective=OBJECTIVES)
+def test_no_neighbour_is_better(case: tuple[str, Mesh], objective: str) -> None:
     """Neighbours are listed here anew: every selector, every dim, every axis, and less a rule."""
-    asked, found = found_for(name, mesh, objective, cluster)
+    name, mesh = case
+    asked, found = found_for(name, mesh, objective, OBJECTIVES[objective])
     best = found.plans[0]
     without = replace(asked.limits, selectors=False)
     plain = METHODS["layouts"].solve(replace(asked, limits=without)).plans[0]
@@ -73,12 +73,9 @@ def _can_be_followed(plan: Plan) -> bool:
         return False
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
-@pytest.mark.parametrize(("name", "mesh"), [("net", LINE), ("net", SQUARE), ("lookup", LINE)])
-def test_rules_for_every_tensor_are_never_worse(
-    name: str, mesh: Mesh, objective: str, cluster: str
-) -> None:
+@in_turn(case=[("net", LINE), ("net", SQUARE), ("lookup", LINE)], objective=OBJECTIVES)
+def test_rules_for_every_tensor_are_never_worse(case: tuple[str, Mesh], objective: str) -> None:
+    (name, mesh), cluster = case, OBJECTIVES[objective]
     asked, fewer = found_for(name, mesh, objective, cluster)
     asked, found = found_for(name, mesh, objective, cluster, tensors=True)
     best = found.plans[0]
@@ -101,14 +98,9 @@ def test_no_more_rules_than_asked() -> None:
         assert all(len(plan.rules) <= most for plan in found.plans)
 
 
-@pytest.mark.some_of(3)
-@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
-@pytest.mark.parametrize("tight", [False, True], ids=["free", "tight"])
-@pytest.mark.parametrize(("name", "mesh"), [*CASES, ("dlrm", LINE)])
-def test_no_printed_rule_does_harm(
-    name: str, mesh: Mesh, tight: bool, objective: str, cluster: str
-) -> None:
-    asked = problem(name, mesh, objective, cluster)
+@in_turn(case=[*CASES, ("dlrm", LINE)], tight=(False, True), objective=OBJECTIVES)
+def test_no_printed_rule_does_harm(case: tuple[str, Mesh], tight: bool, objective: str) -> None:
+    asked = problem(*case, objective, OBJECTIVES[objective])
     if tight:
         peaks = sorted(plan.peak for plan in METHODS["layouts"].solve(asked).every)
         asked = replace(asked, limits=replace(asked.limits, memory=peaks[len(peaks) // 4]))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import POLICIES, Plan, Rule
 from meshdsl.search.problem import Problem
 from meshdsl.search.storage import stored
+from tests.covering import in_turn
 
 from .problems import LINE, UNEQUAL, problem
 
@@ -32,10 +31,10 @@ def plans(asked: Problem) -> list[Plan]:
     return [asked.plan(rules, policy) for rules in every[::STEP] for policy in POLICIES]
 
 
-@pytest.mark.parametrize(("objective", "cluster"), OBJECTIVES)
-@pytest.mark.parametrize(("name", "mesh"), [("net", UNEQUAL), ("lookup", LINE)])
-def test_a_walk_is_ended_for_a_reason(name: str, mesh: Mesh, objective: str, cluster: str) -> None:
-    asked, ended = problem(name, mesh, objective, cluster), 0
+@in_turn(by=OBJECTIVES, case=[("lookup", LINE), ("net", UNEQUAL)])
+def test_a_walk_is_ended_for_a_reason(by: tuple[str, str], case: tuple[str, Mesh]) -> None:
+    objective, cluster = by
+    asked, ended = problem(*case, objective, cluster), 0
     for plan in plans(asked):
         computing = asked.computing(plan.rules) if objective == "time" else None
         try:

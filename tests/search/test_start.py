@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from meshdsl.diagnostics import Source
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
@@ -16,6 +14,7 @@ from meshdsl.search.start import changes, started
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
+from tests.covering import covered
 
 from .problems import LINE, SQUARE, problem
 from .test_command import TEXT
@@ -36,14 +35,9 @@ def begin(start: str, objective: str, cluster: str, mesh: Mesh = SQUARE) -> Prob
     return Problem(asked.program, mesh, objective, asked.limits, asked.timing, start=STARTS[start])
 
 
-@pytest.mark.some_of(3)
-@pytest.mark.parametrize("method", ["layouts", "tofu", "mcmc"])
-@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
-@pytest.mark.parametrize("start", STARTS)
-def test_never_worse_and_the_changes_add_up(
-    start: str, objective: str, cluster: str, method: str
-) -> None:
-    asked = begin(start, objective, cluster)
+@covered(start=STARTS, method=("layouts", "tofu", "mcmc"), objective=("bytes", "time"))
+def test_never_worse_and_the_changes_add_up(start: str, method: str, objective: str) -> None:
+    asked = begin(start, objective, "h100" if objective == "time" else "")
     found = solve([asked], METHODS[method])
     first, best = started(asked), found.plans[0]
     divided = objective == "time" or first.flops <= 1.15 * best.flops

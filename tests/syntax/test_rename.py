@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
@@ -17,7 +15,7 @@ from meshdsl.syntax.rename import renamed
 from meshdsl.syntax.symbols import Symbols, symbols
 from tests.programs.harness import Case
 from tests.programs.strategy import cases
-from tests.project import matching
+from tests.report.golden import SOME, source
 
 MARK = "_zq"
 """The end of every new name."""
@@ -71,10 +69,9 @@ def placed(text: str, options: Options) -> str:
     return print_program(made.placed)
 
 
-@pytest.mark.some_of(2)
-@pytest.mark.parametrize("path", matching("examples/*.mdsl"), ids=lambda path: path.stem)
-def test_examples_under_other_names(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("example", SOME)
+def test_examples_under_other_names(example: str) -> None:
+    text = source(example).text
     other = all_renamed(text, back=False, most=12 if len(text) > LONG else 1000)
     assert found(other) == found(text)
     options = Options(reduce="deferred")

@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain, explanation
 from meshdsl.report.terminal import text as as_text
+from tests.covering import in_turn
 from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_cuts import FOUR
@@ -169,22 +169,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "CHUNK", 64)
 
 
-def turns(cases: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each layout with each optimizer; dtypes take turns."""
-    pairs = itertools.product(enumerate(OPTIMIZERS), enumerate(cases))
-    return [(opt, DTYPES[(i + j) % 3], case) for (i, opt), (j, case) in pairs]
-
-
-@pytest.mark.some_of(2)
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("optimizer", "dtype", "layout"), turns(LAYOUTS))
+@in_turn(layout=LAYOUTS, optimizer=OPTIMIZERS, dtype=DTYPES)
 def test_the_numbers_are_the_same_bits(optimizer: str, dtype: str, layout: str) -> None:
     check(optimizer, dtype, *LAYOUTS[layout])
 
 
-@pytest.mark.some_of(2)
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("optimizer", "dtype", "pipeline"), turns(PIPELINES))
+@in_turn(pipeline=PIPELINES, optimizer=OPTIMIZERS, dtype=DTYPES)
 def test_pipelines_have_the_same_bits(optimizer: str, dtype: str, pipeline: str) -> None:
     if "accumulate" in optimizer:
         optimizer = re.sub(r", accumulate=\d", "", optimizer)
@@ -199,8 +191,7 @@ def test_networks_that_are_cut_have_the_same_bits(optimizer: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("policy", POLICIES)
+@in_turn(policy=POLICIES, dtype=DTYPES)
 def test_every_policy_has_the_same_bits(policy: str, dtype: str) -> None:
     check(OPTIMIZERS[4], dtype, *LAYOUTS["columns of states"], policy=policy)
 

@@ -15,6 +15,7 @@ from meshdsl.ops.build import BATCH, HIDDEN, SEQ
 from meshdsl.placed.parser import parse_program
 from meshdsl.placed.printer import print_program
 from meshdsl.report.explain import compressed
+from tests.covering import in_turn
 from tests.programs.harness import Case
 from tests.programs.harness import compiled as compiled_case
 from tests.training.stepping import Compiled, compiled_step
@@ -108,9 +109,7 @@ def test_the_steps_are_those_of_the_paper(rank: int) -> None:
             np.testing.assert_allclose(kept[name], wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.some_of(3)
-@pytest.mark.parametrize("policy", ["deferred", "immediate", "optimal"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@in_turn(layout=LAYOUTS, policy=("deferred", "immediate", "optimal"))
 def test_every_layout_has_the_numbers_of_one_device(layout: str, policy: str) -> None:
     alone = trained(made("one"))[-1]
     for name, array in trained(made(layout, policy=policy))[-1].items():
