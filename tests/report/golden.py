@@ -79,7 +79,7 @@ For what each example shows alike; all of them with `MESHDSL_CASES`."""
 
 PIPELINE = Case("lm", "pipeline")
 """A pipeline: of its plans none is searched."""
-CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]
+_EVERY = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]
 
 _MOST = dict(
     digits=["megatron"],
@@ -88,8 +88,11 @@ _MOST = dict(
     mlp=["hybrid"],
     transformer=["megatron"],
 )
-WHOLE = [case for case in CASES if case.layout in _MOST.get(case.example, [case.layout])]
+WHOLE = [case for case in _EVERY if case.layout in _MOST.get(case.example, [case.layout])]
 """The cases whose texts are golden files: of each example the layout that has most to say."""
+
+CASES = [case for case in _EVERY if ALL or case in WHOLE or case.example in ("matmul", "mlp")]
+"""These, and all layouts of the smallest examples; with `MESHDSL_CASES` of all of them."""
 
 
 @functools.cache

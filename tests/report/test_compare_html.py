@@ -16,9 +16,9 @@ from meshdsl.pipeline import Options
 from meshdsl.report.compare import totals
 from meshdsl.report.page import as_data
 from tests.report.comparing import ATTACK, EVIL, columns_of, compared, example_page, page_of
-from tests.report.golden import EXAMPLES, broken, layouts, source
+from tests.report.golden import SOME, broken, layouts, source
 
-FEW = {name: ",".join(layouts(name)[:2]) for name in EXAMPLES if name != "matmul"}
+FEW = {name: ",".join(layouts(name)[:2]) for name in SOME if name != "matmul"}
 OUTSIDE = re.compile(r"(?:https?:)?//[\w.-]+\.\w+|url\((?!#)|@import|@font-face|fetch\(|XMLHttp")
 SVG = '"http://www.w3.org/2000/svg"'
 
