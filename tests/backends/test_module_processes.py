@@ -369,7 +369,6 @@ def refused(code: str, call: Callable[[], Any]) -> None:
 
 SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
     2: (
-        gradients,
         training,
         guards,
         data_parallel,
@@ -379,7 +378,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         given_values,
         refusals,
     ),
-    4: (gradients, training, states, uneven, part_of_a_mesh, refusals, documented),
+    4: (gradients, uneven, part_of_a_mesh, documented),
 }
 """The scenes for each number of processes."""
 

@@ -75,9 +75,13 @@ def texts() -> Iterator[tuple[str, str, str]]:
         yield name, layout, f"{_DIMS}layout l {{ {layout} }}\nprogram p({inputs}) {{\n{body}}}\n"
 
 
-def cases(devices: int, reduce: str) -> Iterator[tuple[str, Compilation, str]]:
-    """The compiled programs, each with its mesh; layouts that a call refuses are left out."""
-    for (name, layout, text), mesh in itertools.product(texts(), MESHES[devices]):
+def cases(devices: int, reduce: str, step: int = 1) -> Iterator[tuple[str, Compilation, str]]:
+    """Every so many-th of the programs, compiled, with its mesh.
+
+    Layouts that a call refuses are left out.
+    """
+    every = itertools.product(texts(), MESHES[devices])
+    for (name, layout, text), mesh in itertools.islice(every, 0, None, step):
         options = Options(mesh=mesh, layout="l", reduce=reduce, fused=False)
         source = Source(f"{name}.mdsl", text)
         try:

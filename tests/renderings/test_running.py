@@ -71,7 +71,7 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
             continue
         text = peer.text()
         found.append(Job(case.name, peer, text, case.mesh, *values(made.named)))
-    for number, case_ in enumerate(drawn(devices)[::step]):
+    for number, case_ in enumerate(drawn(devices, step)):
         peer = kind(compiled(case_).placed)
         if is_refused(peer):
             continue
@@ -109,19 +109,20 @@ def gradient_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Ite
 
 def operator_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iterator[Job]:
     """Calls that no example has."""
-    for name, made, mesh in itertools.islice(operators.cases(devices, reduce), 0, None, step):
+    for name, made, mesh in operators.cases(devices, reduce, step):
         peer = kind(made.placed)
         yield Job(name, peer, peer.text(), mesh, *values(made.named))
 
 
-def drawn(devices: int) -> list[RandomCase]:
-    """Random programs on so many devices that are accepted."""
+def drawn(devices: int, step: int) -> list[RandomCase]:
+    """Every so many-th of the random programs on so many devices, where it is accepted."""
     every: list[RandomCase] = []
     draw = given(case=random_cases())(lambda case: every.append(case))
     phases, checks = [Phase.generate], list(HealthCheck)
     draw = settings(max_examples=RANDOM, phases=phases, suppress_health_check=checks)(draw)
     seed(devices)(draw)()
-    return [case for case in every if _devices(case.mesh) == devices and _is_accepted(case)]
+    fitting = [case for case in every if _devices(case.mesh) == devices]
+    return [case for case in fitting[::step] if _is_accepted(case)]
 
 
 def _devices(mesh: str) -> int:
