@@ -64,7 +64,7 @@ from meshdsl.placed.ir import EVERY
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.sbp import Placement
-from meshdsl.placed.space import Space, Splits
+from meshdsl.placed.space import RouteKey, Space, Splits
 from meshdsl.placed.zero_one import ALWAYS, Answer, NoPlan, Terms, ZeroOne, total
 
 MOST_COEFFICIENTS = 250_000
@@ -180,6 +180,7 @@ class Model:
         # The pairs to price are counted before any is priced.
         results = ((op, i) for op in self.space.combinations for i in range(len(op.outs)))
         targets = {op.outs[i]: self.space.results(op, i) for op, i in results}
+        self.space.expect(self._priced_anyway(targets))
         for op in self.space.combinations:
             self._settle_results(op, targets, shared)
         for item in collected:
@@ -187,6 +188,17 @@ class Model:
                 self.settled[item.outer] = self.settled[item.inside]
         for piece in stacked:
             self.settled[piece.inside] = self._sliced(piece)
+
+    def _priced_anyway(self, targets: Mapping[Value, list[Placement]]) -> Iterator[RouteKey]:
+        """The routes of stored values to their readers, and of results to where they may settle."""
+        for value in self.space.stored:
+            for need in self.space.readers.get(value, ()):
+                yield value.type, self.request.ruled(value), need
+        for op, combinations in self.space.combinations.items():
+            for index, value in enumerate(op.outs):
+                yields = dict.fromkeys(c.yields[index] for c in combinations)
+                for source, target in itertools.product(yields, targets[value]):
+                    yield value.type, source, target
 
     def _settle_collected(self, item: ir.Collected[Value]) -> None:
         """Place a collected value as its parts; a rule that splits the loop's dim applies later."""

@@ -19,7 +19,7 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import ReduceOp, lookup
 from meshdsl.placed.choose import Chooser, Want, adding_first, allowed_rows, flops
 from meshdsl.placed.request import Request, loops
-from meshdsl.placed.reshard import Price, Route, route
+from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, route
 from meshdsl.placed.rows import Row, call_of, legal_rows
 from meshdsl.placed.sbp import B, Component, Partial, Placement, Split, placement
 from meshdsl.placed.storage import is_load
@@ -41,6 +41,12 @@ One between blocks of several sizes counts as `UNEVEN`: its bytes are added up d
 """
 
 UNEVEN = 4
+
+OVER_MANY = 25
+"""As how many a route counts where a mesh has many axes and both ends together use them."""
+
+RouteKey = tuple[TensorType, Placement, Placement]
+"""A tensor's type, where it is, and where it goes."""
 
 MOST_PLACEMENTS = 40
 """Placements considered of one value; where there are more, splits are left out."""
@@ -79,7 +85,7 @@ class Space:
         self.readers: dict[Value, dict[Placement, None]] = {}
         self.loops = tuple(loops(program))
         self.pairs = 0
-        self.routes: dict[tuple[TensorType, Placement, Placement], Route | None] = {}
+        self.routes: dict[RouteKey, Route | None] = {}
         self.work = 0
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
@@ -102,12 +108,36 @@ class Space:
         """The cheapest route from one placement of a value to another."""
         key = value.type, source, target
         if key not in self.routes:
-            uneven = any(p.splits_unevenly(value.type, self.mesh) for p in (source, target))
-            self.work += UNEVEN if uneven else 1
-            if self.work * len(self.axes) ** 2 > MOST_ROUTES:
-                raise NoPlan
+            self.work += self._work(*key)
+            self._check_work(self.work)
             self.routes[key] = route(value.type, source, target, self.mesh, self.price)
         return self.routes[key]
+
+    def expect(self, routes: Iterable[RouteKey]) -> None:
+        """Raise NoPlan before the first of many routes is looked for, not after the last.
+
+        `routes` are those that will be priced whatever is chosen; some of them more than once.
+        """
+        work = 0
+        for key in dict.fromkeys(routes):
+            work += self._work(*key)
+            self._check_work(work)
+
+    def _check_work(self, work: int) -> None:
+        if work * len(self.axes) ** 2 > MOST_ROUTES:
+            raise NoPlan
+
+    def _work(self, type_: TensorType, source: Placement, target: Placement) -> int:
+        """As how many routes one counts: over many axes, a search passes very many placements."""
+        if has_many_axes(self.mesh) and source != target:
+            ends = (source, target)
+            used = {a for p in ends for _, axes in p.splits for a in axes}.union(
+                *(p.partial for p in ends)
+            )
+            if len(used) > MOST_TOGETHER:
+                return OVER_MANY
+        uneven = any(p.splits_unevenly(type_, self.mesh) for p in (source, target))
+        return UNEVEN if uneven else 1
 
     # --- the program -------------------------------------------------------------------------
 

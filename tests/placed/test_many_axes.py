@@ -124,6 +124,11 @@ def explained(axes: int, reduce: str) -> tuple[dict[str, Any], str]:
     return report, " ".join(str(c["why"]) for c in report["collectives"])
 
 
+@pytest.mark.parametrize("axes", [6, 8, 12])
+def test_a_search_that_is_too_large_ends_before_its_first_route(axes: int) -> None:
+    assert calls(lambda: explained(axes, "optimal")) < 5_000_000
+
+
 @pytest.mark.parametrize("reduce", ["immediate", "deferred"])
 def test_a_policy_says_on_many_axes_that_it_looked_at_some_ways(reduce: str) -> None:
     report, why = explained(6, reduce)
