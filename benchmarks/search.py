@@ -21,12 +21,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from meshdsl.costgraph.annealing import anneal
+from meshdsl.costgraph.exact import TooWide, branch_and_bound, eliminate, integer_program
+from meshdsl.costgraph.graph import CostGraph, Factor, Solution, Variable
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.annealing import anneal
-from meshdsl.search.exact import TooWide, branch_and_bound, eliminate, integer_program
-from meshdsl.search.graph import CostGraph, Factor, Solution, Variable
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Limits, Problem
 from meshdsl.syntax.parse import read_source

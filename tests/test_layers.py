@@ -12,12 +12,14 @@ import pytest
 
 LAYERS = (
     ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
+    ("report.document",),
     ("grammar", "syntax", "ir"),
     ("cluster.measured", "cluster.profile", "schedule"),
     ("named", "ops", "prelude", "lexer", "project"),
     ("placed",),
     ("device",),
     ("cluster",),
+    ("costgraph",),
     ("simulate",),
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("analysis",),

@@ -165,7 +165,7 @@ def asked(given: SearchLayouts) -> Asked:
 
 def _graph(file: Path, given: SearchLayouts) -> None:
     """Find the best plan of a graph with costs."""
-    from meshdsl.report.graphs import Asked, solved, text
+    from meshdsl.costgraph.solve import Asked, solved, text
     from meshdsl.search.asked import amount
 
     asked = Asked(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from meshdsl.search.exact import TooWide, priced_memory
+from meshdsl.costgraph.exact import TooWide, priced_memory
 from meshdsl.search.plan import Rules
 from meshdsl.search.space import Space
 from meshdsl.search.tables import choices_of, picked, table_graph

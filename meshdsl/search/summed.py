@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
+from meshdsl.costgraph.annealing import anneal
+from meshdsl.costgraph.exact import TooWide, integer_program, priced_memory
+from meshdsl.costgraph.graph import Solution
 from meshdsl.diagnostics import DiagnosticError, fail
-from meshdsl.search.annealing import anneal
-from meshdsl.search.exact import TooWide, integer_program, priced_memory
-from meshdsl.search.graph import Solution
 from meshdsl.search.layouts import best_first
 from meshdsl.search.plan import Rules
 from meshdsl.search.problem import Count, Found, Problem

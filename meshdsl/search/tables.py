@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from meshdsl.costgraph.exact import TooWide
+from meshdsl.costgraph.graph import CostGraph, Costs, Factor, Solution, Variable, entries
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.choose import Choice, Chooser, Want
 from meshdsl.placed.rows import Call
 from meshdsl.placed.sbp import Placement, placement
-from meshdsl.search.exact import TooWide
-from meshdsl.search.graph import CostGraph, Costs, Factor, Solution, Variable, entries
 from meshdsl.search.plan import Rules
 from meshdsl.search.space import Space
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from meshdsl.costgraph.exact import TooWide, least
+from meshdsl.costgraph.graph import least_memory
 from meshdsl.diagnostics import fail
-from meshdsl.search.exact import TooWide, least
-from meshdsl.search.graph import least_memory
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.space import Space
 from meshdsl.search.summed import placed, refuse_width

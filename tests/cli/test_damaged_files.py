@@ -24,11 +24,17 @@ from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.cluster.profile import load
+from meshdsl.costgraph.graph_file import (
+    costs_of,
+    layers_of,
+    operators_of,
+    read_graph,
+    transformer_of,
+)
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.pipeline import Options
 from meshdsl.report.check import check_source
 from meshdsl.schedule.files import read
-from meshdsl.search.graph_file import costs_of, layers_of, operators_of, read_graph, transformer_of
 from meshdsl.simulate.against import read_trace
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT

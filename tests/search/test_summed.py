@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from meshdsl.costgraph.annealing import anneal
+from meshdsl.costgraph.exact import branch_and_bound, integer_program, priced_memory
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.annealing import anneal
-from meshdsl.search.exact import branch_and_bound, integer_program, priced_memory
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Plan
 from meshdsl.search.space import Space

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from meshdsl.costgraph.annealing import anneal
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.reshard import route
 from meshdsl.placed.rows import Call, legal_rows
 from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Split, placement
-from meshdsl.search.annealing import anneal
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule
 from meshdsl.search.problem import Problem

@@ -9,11 +9,11 @@ import random
 import numpy as np
 import pytest
 
-from meshdsl.search import exact
-from meshdsl.search.annealing import anneal, change
-from meshdsl.search.exact import branch_and_bound, eliminate, integer_program, priced_memory
-from meshdsl.search.graph import CostGraph, Factor, Variable
-from tests.search.random_graphs import graphs
+from meshdsl.costgraph import exact
+from meshdsl.costgraph.annealing import anneal, change
+from meshdsl.costgraph.exact import branch_and_bound, eliminate, integer_program, priced_memory
+from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from tests.costgraph.random_graphs import graphs
 
 CLOSE = 1e-9
 

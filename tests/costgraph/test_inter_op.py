@@ -8,14 +8,14 @@ import random
 import pytest
 
 from meshdsl.cluster.profile import load
-from meshdsl.search.pipelines import (
+from meshdsl.costgraph.inter_op import (
     Way,
     Ways,
     best_pipeline,
     pipeline_time,
     transformer_ways,
 )
-from meshdsl.search.transformer import Transformer
+from meshdsl.costgraph.transformer import Transformer
 
 
 def every_pipeline(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.search.graph import CostGraph, Factor, Solution, cheapest_of_each
+from meshdsl.costgraph.graph import CostGraph, Factor, Solution, cheapest_of_each
 
 PROPOSALS = 20_000
 """Proposals of all chains together."""

@@ -13,9 +13,9 @@ import itertools
 import numpy as np
 import pytest
 
-from meshdsl.search.exact import eliminate, integer_program
-from meshdsl.search.graph import CostGraph, Factor, Variable
-from tests.search.convnets import BATCH, F32, Layer, alexnet
+from meshdsl.costgraph.exact import eliminate, integer_program
+from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from tests.costgraph.convnets import BATCH, F32, Layer, alexnet
 
 DEVICES = 32
 RATE = 11.3e12

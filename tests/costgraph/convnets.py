@@ -15,8 +15,8 @@ import numpy as np
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
+from meshdsl.costgraph.graph import CostGraph, Factor, Variable
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.graph import CostGraph, Factor, Variable
 
 BATCH = 128
 DEVICES = 4

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshdsl.search.exact import integer_program, priced_memory
-from meshdsl.search.graph_file import costs_of, read_graph
+from meshdsl.costgraph.exact import integer_program, priced_memory
+from meshdsl.costgraph.graph_file import costs_of, read_graph
 from tests.project import ROOT
 
 FILE = ROOT / "examples" / "search" / "galvatron_llama2_7b.json"

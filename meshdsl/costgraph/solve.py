@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshdsl.cluster.profile import Cluster, load
-from meshdsl.diagnostics import Source, Span, counted, did_you_mean, fail
-from meshdsl.report.document import aligned, human
-from meshdsl.search.annealing import anneal
-from meshdsl.search.devices import Devices, exhaustive, reinforce
-from meshdsl.search.exact import (
+from meshdsl.costgraph.annealing import anneal
+from meshdsl.costgraph.device_placement import Devices, exhaustive, reinforce
+from meshdsl.costgraph.exact import (
     TooWide,
     branch_and_bound,
     eliminate,
     integer_program,
     priced_memory,
 )
-from meshdsl.search.graph import CostGraph, Solution, least_memory
-from meshdsl.search.graph_file import (
+from meshdsl.costgraph.graph import CostGraph, Solution, least_memory
+from meshdsl.costgraph.graph_file import (
     Written,
     costs_of,
     layers_of,
@@ -29,10 +27,12 @@ from meshdsl.search.graph_file import (
     read_graph,
     transformer_of,
 )
-from meshdsl.search.grid import Division, Plan, Uncut, near_stages, ranked
-from meshdsl.search.pipelines import best_pipeline, transformer_ways
-from meshdsl.search.stages import TooLarge, cut
-from meshdsl.search.transformer import Transformer
+from meshdsl.costgraph.grid import Division, Plan, Uncut, near_stages, ranked
+from meshdsl.costgraph.inter_op import best_pipeline, transformer_ways
+from meshdsl.costgraph.layer_partition import TooLarge, cut
+from meshdsl.costgraph.transformer import Transformer
+from meshdsl.diagnostics import Source, Span, counted, did_you_mean, fail
+from meshdsl.report.document import aligned, human
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
+from meshdsl.costgraph.transformer import Stage, Transformer
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.transformer import Stage, Transformer
 
 MOST_CHUNKS = 4
 """The most chunks of layers a device that are interleaved."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from meshdsl.costgraph.solve import METHODS, Asked, solved, text
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.report.graphs import METHODS, Asked, solved, text
+from tests.costgraph.random_graphs import graphs
 from tests.project import ROOT, tracked
-from tests.search.random_graphs import graphs
 
 GIVEN = {
     "placement": Asked(),

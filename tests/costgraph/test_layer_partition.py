@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.search.graph_file import layers_of, read_graph
-from meshdsl.search.stages import Layer, LayerGraph, TooLarge, cut, time_of
+from meshdsl.costgraph.graph_file import layers_of, read_graph
+from meshdsl.costgraph.layer_partition import Layer, LayerGraph, TooLarge, cut, time_of
 
 Stages = tuple[tuple[int, ...], ...]
 """The layers of each stage, in order."""

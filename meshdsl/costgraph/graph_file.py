@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from meshdsl.costgraph.device_placement import Operator
+from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from meshdsl.costgraph.layer_partition import Layer, LayerGraph
+from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
-from meshdsl.search.devices import Operator
-from meshdsl.search.graph import CostGraph, Factor, Variable
-from meshdsl.search.stages import Layer, LayerGraph
-from meshdsl.search.transformer import Transformer
 from meshdsl.syntax.parse import read_source
 
 MOST = 1e100

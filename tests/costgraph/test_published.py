@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshdsl.search.annealing import anneal
-from meshdsl.search.exact import branch_and_bound, eliminate, integer_program
-from meshdsl.search.graph import CostGraph, Factor
-from tests.search.convnets import Layer, alexnet, graph, vgg16
+from meshdsl.costgraph.annealing import anneal
+from meshdsl.costgraph.exact import branch_and_bound, eliminate, integer_program
+from meshdsl.costgraph.graph import CostGraph, Factor
+from tests.costgraph.convnets import Layer, alexnet, graph, vgg16
 
 
 @pytest.mark.parametrize(("layers", "faster"), [(alexnet(), 1.2), (vgg16(), 1.0)])

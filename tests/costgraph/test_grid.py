@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from meshdsl.cluster.profile import load
-from meshdsl.search.grid import (
+from meshdsl.costgraph.grid import (
     Division,
     Uncut,
     bubble,
@@ -17,7 +17,7 @@ from meshdsl.search.grid import (
     near_stages,
     ranked,
 )
-from meshdsl.search.transformer import Transformer
+from meshdsl.costgraph.transformer import Transformer
 
 A100 = load("a100-dgx")
 TRILLION = Transformer(128, 25600, 160, 2048, 51200, 3072)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshdsl.search.graph import CostGraph, Factor, Variable
+from meshdsl.costgraph.graph import CostGraph, Factor, Variable
 
 
 def graphs(count: int, seed: int, memory: bool = False) -> Iterator[CostGraph]:

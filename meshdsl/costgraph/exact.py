@@ -14,8 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshdsl.placed.zero_one import ALWAYS, NoPlan, Terms, ZeroOne, total
-from meshdsl.search.graph import (
+from meshdsl.costgraph.graph import (
     CostGraph,
     Factor,
     Solution,
@@ -25,6 +24,7 @@ from meshdsl.search.graph import (
     least_memory,
     merged,
 )
+from meshdsl.placed.zero_one import ALWAYS, NoPlan, Terms, ZeroOne, total
 
 MOST_ENTRIES = 30_000_000
 """Entries of the tables of one elimination, in all."""

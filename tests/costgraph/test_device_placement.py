@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from meshdsl.search.devices import (
+from meshdsl.costgraph.device_placement import (
     Devices,
     Operator,
     exhaustive,

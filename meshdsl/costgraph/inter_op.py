@@ -16,8 +16,8 @@ import numpy as np
 
 from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
+from meshdsl.costgraph.transformer import Stage, Transformer
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.transformer import Stage, Transformer
 
 CLOSE = 1e-4
 """Bounds on the slowest stage that are closer than this share are not told apart (as in Alpa)."""

@@ -1,0 +1,1 @@
+"""Graphs with costs: read from JSON or made by a search, and solved (`search --graph`)."""
