@@ -31,6 +31,7 @@ include_patterns = [
     "examples/notebooks/*.md",
     "examples/notebooks/*.ipynb",
     "grammar/*.md",
+    "meshdsl/search/README.md",
 ]
 exclude_patterns = [".*", "**/.*", "build", "**/node_modules", "**.egg-info", "tests"]
 
