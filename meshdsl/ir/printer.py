@@ -14,7 +14,7 @@ program mlp
   return loss = %11
 ```
 
-The names of values and the text of their types are a stage's own; `parser.py` reads all of it.
+The names of values and the text of their types are a stage's own; `tests/ir_text/` reads all of it.
 """
 
 from __future__ import annotations

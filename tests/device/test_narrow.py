@@ -8,11 +8,11 @@ from meshdsl.backends.engines.run import Given, run, verify
 from meshdsl.device.ir import Bucket, Move, walk
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
-from meshdsl.placed.parser import parse_program
 from meshdsl.placed.printer import print_program
 from meshdsl.report.explain import explain
 from tests.device.steps import LAYOUTS, TEXT
 from tests.device.steps import run as run_device
+from tests.ir_text.placed import parse_program
 from tests.programs.harness import check_bytes
 
 NARROW = "\n".join(f"layout {n}_narrow extends {n} {{ grads: reduce = bf16 }}" for n in LAYOUTS)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from meshdsl.device.ir import Bucket, Loop, Node, Program, Start, Wait
-from meshdsl.device.parser import parse_program
 from meshdsl.device.verify import verify
 from tests.device.steps import passed, plain, with_overlap
+from tests.ir_text.device import parse_program
 
 Broken = Callable[[tuple[Node, ...]], tuple[Node, ...]]
 

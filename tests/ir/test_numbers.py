@@ -15,10 +15,10 @@ import pytest
 
 from meshdsl.ir.types import F64, TensorType
 from meshdsl.named.ir import Loop, Node, Program, Value
-from meshdsl.named.parser import parse_program
 from meshdsl.named.retype import retype
 from meshdsl.ops.opdef import NumpyCall, lookup
 from tests.ir.test_passes import CASES, Case
+from tests.ir_text.named import parse_program
 
 Array = Any
 STEP = 1e-6

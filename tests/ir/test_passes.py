@@ -26,7 +26,6 @@ from typing import Any
 
 import pytest
 
-from meshdsl.device import parser as device_parser
 from meshdsl.device import printer as device_printer
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.from_placed import lower
@@ -36,7 +35,6 @@ from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
-from meshdsl.named import parser as named_parser
 from meshdsl.named import printer as named_printer
 from meshdsl.named import simplify
 from meshdsl.named.cse import cse
@@ -48,12 +46,14 @@ from meshdsl.named.verify import verify as verify_named
 from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Options, front, place_named
 from meshdsl.placed import ir as placed
-from meshdsl.placed import parser as placed_parser
 from meshdsl.placed import printer as placed_printer
 from meshdsl.placed.reshard import route
 from meshdsl.placed.verify import verify as verify_placed
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
+from tests.ir_text import device as device_parser
+from tests.ir_text import named as named_parser
+from tests.ir_text import placed as placed_parser
 from tests.project import matching
 from tests.report.golden import UPDATE
 

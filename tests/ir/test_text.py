@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import event, given, seed, settings
 
-from meshdsl.device import parser as device_parser
 from meshdsl.device import printer as device_printer
 from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.ir.parser import IRSyntaxError
-from meshdsl.named import parser as named_parser
 from meshdsl.named import printer as named_printer
 from meshdsl.named.verify import verify as verify_named
 from meshdsl.pipeline import lower_placed
-from meshdsl.placed import parser as placed_parser
 from meshdsl.placed import printer as placed_printer
 from meshdsl.placed.verify import verify as verify_placed
+from tests.ir_text import device as device_parser
+from tests.ir_text import named as named_parser
+from tests.ir_text import placed as placed_parser
+from tests.ir_text.generic import IRSyntaxError
 from tests.programs.harness import compiled
 from tests.programs.strategy import cases
 from tests.report.golden import WHOLE, Case, made

@@ -11,7 +11,6 @@ import pytest
 import meshdsl as md
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.ir import Move, Pipeline, walk
-from meshdsl.device.parser import parse_program
 from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
@@ -19,6 +18,7 @@ from meshdsl.report.explain import explain
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.verify import verify
 from tests.covering import covered
+from tests.ir_text.device import parse_program
 from tests.pipelines.test_programs import hold_bytes, hold_to
 from tests.ranks import Forks
 

@@ -19,7 +19,6 @@ from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
 from meshdsl.backends.engines.replay import Replayed, replay_of
 from meshdsl.backends.runtime.versions import Versions
-from meshdsl.device.parser import parse_program
 from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
@@ -34,6 +33,7 @@ from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.covering import covered
 from tests.device.alone import allocated, first_device
+from tests.ir_text.device import parse_program
 from tests.pipelines.test_programs import hold_bytes
 from tests.ranks import Forks
 

@@ -10,12 +10,12 @@ from docs._ext.operators import PRELUDE, Example, gradient, reference
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.ir import walk
-from meshdsl.named.parser import parse_program
 from meshdsl.named.prelude import library, meaning, prelude
 from meshdsl.named.printer import print_program
 from meshdsl.named.verify import verify
 from meshdsl.ops.opdef import NumpyCall, load_all, lookup
 from meshdsl.pipeline import Options, compile_source
+from tests.ir_text.named import parse_program
 from tests.ops.row_prover import draw
 
 WRITTEN = [n for n, o in load_all().items() if Example.of(o).call is not None]

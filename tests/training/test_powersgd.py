@@ -12,10 +12,10 @@ from meshdsl.backends.runtime.values import local_part, spec_of
 from meshdsl.backends.torch.head import spec_text
 from meshdsl.named.compress import PRIME, halves
 from meshdsl.ops.build import BATCH, HIDDEN, SEQ
-from meshdsl.placed.parser import parse_program
 from meshdsl.placed.printer import print_program
 from meshdsl.report.explain import compressed
 from tests.covering import in_turn
+from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case
 from tests.programs.harness import compiled as compiled_case
 from tests.training.stepping import Compiled, compiled_step

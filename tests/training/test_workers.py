@@ -19,11 +19,11 @@ from meshdsl.backends.engines.run import check_reference
 from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.workers import PER_WORKER, kept
-from meshdsl.placed.parser import parse_program
 from meshdsl.placed.printer import print_program
 from meshdsl.placed.sbp import Mesh
 from meshdsl.report.explain import compressed
 from meshdsl.search.space import Space
+from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case
 from tests.programs.harness import compiled as compiled_case
 from tests.training.stepping import Compiled, compiled_step, hold_to

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
-from meshdsl.ir.parser import Fields, Line, Scanner
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Reads, lookup
@@ -24,6 +22,8 @@ from meshdsl.placed.sbp import Mesh, Placement, Window, placement
 from meshdsl.placed.stages import Cut, Piped
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verify import printed
+from tests.ir_text import generic as ir
+from tests.ir_text.generic import Fields, Line, Scanner
 
 _HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
 _MESH = re.compile(r"(\S+) \(([^)]*)\)(?: \((.*)\))?")

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 
 from meshdsl.diagnostics import Source, Span
-from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
-from meshdsl.ir.parser import Fields, Line, Scanner
 from meshdsl.named.ir import Init, Loop, Op, Output, Param, Pin, Program, State, Update, Value
 from meshdsl.ops.opdef import lookup
+from tests.ir_text import generic as ir
+from tests.ir_text.generic import Fields, Line, Scanner
 
 
 def parse_program(text: str) -> Program:

@@ -27,17 +27,17 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
-from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
-from meshdsl.ir.parser import Fields, Line, Scanner
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
-from meshdsl.placed.parser import parse_mesh, parse_placed_type, parse_step
 from meshdsl.schedule.table import WEIGHTS, Weights
 from meshdsl.schedule.verify import printed
+from tests.ir_text import generic as ir
+from tests.ir_text.generic import Fields, Line, Scanner
+from tests.ir_text.placed import parse_mesh, parse_placed_type, parse_step
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
 _COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
