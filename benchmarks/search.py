@@ -28,7 +28,8 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
-from meshdsl.search.problem import Limits, Problem
+from meshdsl.search.problem import Problem
+from meshdsl.search.request import Request
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 
@@ -103,9 +104,9 @@ def of_examples(rounds: int) -> None:
         program = Compilation(source, Options(program="lm" if name == "lm" else None)).named
         values: dict[str, tuple[float, float | None]] = {}
         # What all methods look up, such as routes, is found before.
-        _least(Problem(program, MESH, limits=Limits(storage=False)), "layouts")
+        _least(Problem(program, MESH, request=Request(storage=False)), "layouts")
         for method in METHODS:
-            run = partial(_least, Problem(program, MESH, limits=Limits(storage=False)), method)
+            run = partial(_least, Problem(program, MESH, request=Request(storage=False)), method)
             values[method] = timed(run, rounds)
         least = min(v for _, v in values.values() if v is not None)
         cells = [
@@ -121,7 +122,7 @@ def _least(problem: Problem, method: str) -> float | None:
         found = METHODS[method].solve(problem)
     except (DiagnosticError, TooWide):
         return None
-    most = problem.space.least() * (1 + problem.limits.replicated)
+    most = problem.space.least() * (1 + problem.request.replicated)
     within = found.plans and found.plans[0].flops <= most
     return problem.value(found.plans[0]) if within else None
 

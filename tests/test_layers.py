@@ -12,7 +12,7 @@ import pytest
 
 LAYERS = (
     ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
-    ("report.document",),
+    ("report.document", "search.request"),
     ("grammar", "syntax", "ir"),
     ("cluster.measured", "cluster.profile", "schedule"),
     ("named", "ops", "prelude", "lexer", "project"),

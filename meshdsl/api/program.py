@@ -35,8 +35,7 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
-from meshdsl.search.asked import Asked
-from meshdsl.search.problem import REPLICATED
+from meshdsl.search.request import REPLICATED, Request
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 
@@ -270,10 +269,25 @@ class Program:
         """
         from meshdsl.api.searched import searched
 
-        limits = (memory, replicated, fix, max_rules, storage, selectors, partial, per_tensor)
-        about = (front, budget, devices, certificate, start, pipeline)
-        asked = Asked(objective, cluster, *limits, *about)
-        return searched(self, mesh, dtype, asked, method, here())
+        def request() -> Request:
+            return Request(
+                method=method,
+                objective=objective,
+                cluster=cluster,
+                fix=fix,
+                max_rules=max_rules,
+                storage=storage,
+                selectors=selectors,
+                partial=partial,
+                per_tensor=per_tensor,
+                front=front,
+                devices=devices,
+                certificate=certificate,
+                start=start,
+                pipeline=pipeline,
+            ).with_amounts(memory=memory, replicated=replicated, budget=budget)
+
+        return searched(self, mesh, dtype, method, request, here())
 
 
 # --- tracing -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,10 @@ from meshdsl.notebook.views import WIDTH, View
 from meshdsl.report.document import Document
 from meshdsl.report.search import block_of, shown
 from meshdsl.report.search import searched as facts
-from meshdsl.search.asked import Asked
-from meshdsl.search.methods import METHODS
+from meshdsl.search.methods import METHODS, best_plans
 from meshdsl.search.plan import Plan as Planned
 from meshdsl.search.problem import Found
-from meshdsl.search.shapes import solve
-from meshdsl.search.unmet import refuse_limit
+from meshdsl.search.request import Request
 from meshdsl.syntax.format import format_source
 
 if TYPE_CHECKING:
@@ -97,9 +95,14 @@ def _layout(plan: Planned) -> Any:
 
 
 def searched(
-    program: Program, mesh: Any, dtype: str | None, asked: Asked, method: str, site: Site
+    program: Program,
+    mesh: Any,
+    dtype: str | None,
+    method: str,
+    request: Callable[[], Request],
+    site: Site,
 ) -> Searched:
-    """The best layouts of a program; `site` is the call."""
+    """The best layouts of a program; `site` is the call, what is wrong with `request` is there."""
     if method not in METHODS:
         help = did_you_mean(method, list(METHODS)) or f"there are {', '.join(METHODS)}"
         fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
@@ -107,10 +110,7 @@ def searched(
     chosen |= PLAIN
     made = program.compilation(*asked_of(program, chosen, site))
     try:
-        problems = asked.problems(made)
-        found = solve(problems, METHODS[method])
-        if not found.plans:
-            refuse_limit(problems, method, METHODS[method])
+        found = best_plans(request(), made)
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
     return Searched(program, found, method)

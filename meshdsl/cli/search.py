@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,8 +31,8 @@ from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
-    from meshdsl.search.asked import Asked
     from meshdsl.search.problem import Found
+    from meshdsl.search.request import Request
 
 
 @option
@@ -100,13 +101,10 @@ def command(file: File, given: SearchLayouts) -> None:
         if given.graph:
             _graph(file, given)
             return
-        from meshdsl.search.methods import METHODS
-        from meshdsl.search.shapes import solve
-        from meshdsl.search.unmet import refuse_limit
+        from meshdsl.search.methods import DEFAULT, METHODS, best_plans
 
-        name = given.method or next(iter(METHODS))
+        name = given.method or DEFAULT
         refuse_unknown("method", name, METHODS, "there is no such method")
-        method = METHODS[name]
         if given.expect and not given.write:
             fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
         made = common.compiled(file, pipeline_options(given), diagnostics, "named")
@@ -114,11 +112,8 @@ def command(file: File, given: SearchLayouts) -> None:
             from meshdsl.search.written import refuse_name
 
             refuse_name(given.write, made.tree, given.force)
-        problems = asked(given).problems(made)
         with common.patience(f"searching layouts of {made.source.name}"):
-            found = solve(problems, method)
-        if not found.plans:
-            refuse_limit(problems, name, method)
+            found = best_plans(request_of(given), made)
         if given.json:
             from meshdsl.report.search import searched
 
@@ -139,44 +134,22 @@ def _refuse_meaningless(given: SearchLayouts) -> None:
             fail("MD0601", f"`{told}` goes with `--graph`", help="write `--graph FILE.json`")
 
 
-def asked(given: SearchLayouts) -> Asked:
-    """What the options ask for."""
-    from meshdsl.search.asked import Asked
+def request_of(given: SearchLayouts) -> Request:
+    """What the options ask for, in numbers. Raises MD0601."""
+    from meshdsl.search.request import Request
 
-    return Asked(
-        objective=given.objective,
-        cluster=given.cluster,
-        memory=given.memory,
-        replicated=given.replicated,
-        fix=given.fix,
-        max_rules=given.max_rules,
-        storage=not given.no_storage,
-        selectors=given.selectors,
-        partial=not given.no_partial,
-        per_tensor=given.per_tensor,
-        front=given.front,
-        budget=given.budget,
-        devices=given.devices,
-        certificate=given.certificate,
-        start=given.start,
-        pipeline=given.pipeline,
-    )
+    amounts = ("memory", "replicated", "budget", "bandwidth")
+    names = [f.name for f in fields(Request) if hasattr(given, f.name) and f.name not in amounts]
+    same: dict[str, Any] = {name: getattr(given, name) for name in names}
+    request = Request(storage=not given.no_storage, partial=not given.no_partial, **same)
+    return request.with_amounts(**{name: getattr(given, name) for name in amounts})
 
 
 def _graph(file: Path, given: SearchLayouts) -> None:
     """Find the best plan of a graph with costs."""
-    from meshdsl.costgraph.solve import Asked, solved, text
-    from meshdsl.search.asked import amount
+    from meshdsl.costgraph.solve import solved, text
 
-    asked = Asked(
-        given.method,
-        given.devices,
-        amount("bandwidth", given.bandwidth, "1.25GB/s", per="/s"),
-        given.cluster,
-        amount("memory", given.memory, "80GB"),
-        given.stages,
-    )
-    found = solved(file, asked)
+    found = solved(file, request_of(given))
     if given.json:
         common.print_json(found)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +33,7 @@ from meshdsl.costgraph.layer_partition import TooLarge, cut
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, counted, did_you_mean, fail
 from meshdsl.report.document import aligned, human
+from meshdsl.search.request import Request
 
 Json = dict[str, Any]
 
@@ -45,33 +46,21 @@ SHOWN = 5
 NEEDED = "as in `--devices 4 --bandwidth 1.25GB/s`, `--devices 3072 --cluster a100-dgx`"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Choices beside the file. `bandwidth` is in bytes/s, `memory` in bytes a device."""
-
-    method: str | None = None
-    devices: int | None = None
-    bandwidth: float | None = None
-    cluster: str | None = None
-    memory: float | None = None
-    stages: int | None = None
-
-
-def solved(path: Path, asked: Asked) -> Json:
+def solved(path: Path, request: Request) -> Json:
     """The best plan of the graph in a file. Raises MD066x."""
     top = read_graph(path)
     kind = top.field("kind").value
     methods = METHODS[kind]
-    name = asked.method or next(iter(methods))
+    name = request.method or next(iter(methods))
     if name not in methods:
         span = Span(Source("--method", name), 0, len(name))
         help = did_you_mean(name, list(methods)) or f"there are {', '.join(methods)}"
         fail("MD0665", f"no method `{name}` for a graph of kind {kind}", span, help=help)
-    if asked.stages is not None and name != "grid":
-        span = Span(Source("--stages", str(asked.stages)), 0, len(str(asked.stages)))
+    if request.stages is not None and name != "grid":
+        span = Span(Source("--stages", str(request.stages)), 0, len(str(request.stages)))
         help = "leave it out" if kind != "transformer" else "take `--method grid`, or leave it out"
         fail("MD0665", f"`{name}` finds how many stages there are by itself", span, help=help)
-    found = methods[name](top, asked)
+    found = methods[name](top, request)
     return {"version": 1, "graph": str(path), "kind": kind, "method": name, **found}
 
 
@@ -89,19 +78,19 @@ def _elimination(graph: CostGraph) -> Solution:
     return priced_memory(graph) if math.isfinite(graph.limit) else eliminate(graph)
 
 
-def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Asked], Json]:
+def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Request], Json]:
     """The plan of a graph of placements by an exact method or a sample."""
 
-    def found(top: Written, asked: Asked) -> Json:
+    def found(top: Written, request: Request) -> Json:
         graph = costs_of(top)
         _refuse_unread(
             "a graph of placements",
-            devices=asked.devices,
-            bandwidth=asked.bandwidth,
-            cluster=asked.cluster,
+            devices=request.devices,
+            bandwidth=request.bandwidth,
+            cluster=request.cluster,
         )
-        if asked.memory is not None:
-            graph = replace(graph, limit=asked.memory)
+        if request.memory is not None:
+            graph = replace(graph, limit=request.memory)
         try:
             best = solve(graph)
             if not best.found:
@@ -142,16 +131,16 @@ def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoRetu
 # --- stages --------------------------------------------------------------------------------------
 
 
-def _stages(single: bool) -> Callable[[Written, Asked], Json]:
+def _stages(single: bool) -> Callable[[Written, Request], Json]:
     """The plan of a graph of layers: stages on several devices, or on one each."""
 
-    def found(top: Written, asked: Asked) -> Json:
+    def found(top: Written, request: Request) -> Json:
         graph = layers_of(top)
-        if asked.devices is None or asked.bandwidth is None:
+        if request.devices is None or request.bandwidth is None:
             fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
-        _refuse_unread("a graph of layers", memory=asked.memory, cluster=asked.cluster)
+        _refuse_unread("a graph of layers", memory=request.memory, cluster=request.cluster)
         try:
-            best = cut(graph, asked.devices, asked.bandwidth, single)
+            best = cut(graph, request.devices, request.bandwidth, single)
         except TooLarge as error:
             help = "merge layers, those that run side by side first, or take fewer devices"
             top.field("layers").refuse(str(error), "MD0663", help)
@@ -166,8 +155,8 @@ def _stages(single: bool) -> Callable[[Written, Asked], Json]:
         ]
         return {
             "source": graph.source,
-            "devices": asked.devices,
-            "bandwidth": asked.bandwidth,
+            "devices": request.devices,
+            "bandwidth": request.bandwidth,
             "stages": stages,
             "replicas": best.replicas,
             "seconds": best.seconds,
@@ -182,26 +171,26 @@ def _stages(single: bool) -> Callable[[Written, Asked], Json]:
 # --- equal layers --------------------------------------------------------------------------------
 
 
-def _machines(asked: Asked) -> tuple[int, Cluster]:
+def _machines(request: Request) -> tuple[int, Cluster]:
     """The devices that a transformer is divided over, and their cluster. Raises MD0665."""
-    if asked.devices is None or asked.cluster is None:
+    if request.devices is None or request.cluster is None:
         fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
-    _refuse_unread("a transformer", bandwidth=asked.bandwidth)
-    return asked.devices, load(asked.cluster)
+    _refuse_unread("a transformer", bandwidth=request.bandwidth)
+    return request.devices, load(request.cluster)
 
 
-def _grid(top: Written, asked: Asked) -> Json:
+def _grid(top: Written, request: Request) -> Json:
     """The divisions of a cluster for a transformer, the fastest first."""
     model = transformer_of(top)
-    devices, cluster = _machines(asked)
+    devices, cluster = _machines(request)
     try:
-        plans = ranked(model, cluster, devices, True, asked.memory, asked.stages)
+        plans = ranked(model, cluster, devices, True, request.memory, request.stages)
     except Uncut:
-        near = " and ".join(map(str, near_stages(model, asked.stages or 1)))
-        message = f"{model.layers} layers do not cut into {asked.stages} stages"
+        near = " and ".join(map(str, near_stages(model, request.stages or 1)))
+        message = f"{model.layers} layers do not cut into {request.stages} stages"
         top.field("layers").refuse(message, "MD0666", f"the nearest numbers of stages are {near}")
     if not plans:
-        _refuse_division(top, model, cluster, asked)
+        _refuse_division(top, model, cluster, request)
     return {
         "source": top.field("source", "").value,
         "devices": devices,
@@ -212,14 +201,16 @@ def _grid(top: Written, asked: Asked) -> Json:
     }
 
 
-def _refuse_division(top: Written, model: Transformer, cluster: Cluster, asked: Asked) -> NoReturn:
+def _refuse_division(
+    top: Written, model: Transformer, cluster: Cluster, request: Request
+) -> NoReturn:
     """Say why no division is left: none divides the sizes, or none fits in memory."""
-    assert asked.devices is not None
-    every = ranked(model, cluster, asked.devices, True, math.inf, asked.stages)
+    assert request.devices is not None
+    every = ranked(model, cluster, request.devices, True, math.inf, request.stages)
     if not every:
-        message = f"no division of {asked.devices} devices divides the heads, layers and batch"
+        message = f"no division of {request.devices} devices divides the heads, layers and batch"
         top.refuse(message, "MD0666", f"{cluster.name}: try another number of devices")
-    limit = cluster.device.memory if asked.memory is None else asked.memory
+    limit = cluster.device.memory if request.memory is None else request.memory
     least = min(every, key=lambda plan: plan.bytes)
     message = (
         f"nothing fits in {human(int(limit))} a device: the least is {human(int(least.bytes))}"
@@ -241,10 +232,10 @@ def _said(division: Division) -> str:
     return f"tensor {division.tensor}, pipeline {division.pipeline}, data {division.data}"
 
 
-def _alpa(top: Written, asked: Asked) -> Json:
+def _alpa(top: Written, request: Request) -> Json:
     """Stages of a transformer on submeshes of a cluster."""
     model = transformer_of(top)
-    devices, cluster = _machines(asked)
+    devices, cluster = _machines(request)
     micros = top.field("micro_batches").count()
     groups = top.field("groups", model.layers).count()
     for name, whole, parts in (
@@ -253,7 +244,7 @@ def _alpa(top: Written, asked: Asked) -> Json:
     ):
         if whole % parts:
             top.field(name).refuse(f"{parts} does not divide {whole}", "MD0666")
-    limit = cluster.device.memory if asked.memory is None else asked.memory
+    limit = cluster.device.memory if request.memory is None else request.memory
     ways = transformer_ways(model, cluster, groups, model.batch // micros, devices)
     best = best_pipeline(groups, devices, micros, limit, ways)
     if best is None:
@@ -282,24 +273,24 @@ def _alpa(top: Written, asked: Asked) -> Json:
 # --- operators on devices ------------------------------------------------------------------------
 
 
-def _devices(learned: bool) -> Callable[[Written, Asked], Json]:
+def _devices(learned: bool) -> Callable[[Written, Request], Json]:
     """The device of each group: the best of all, or one that is learned."""
 
-    def found(top: Written, asked: Asked) -> Json:
+    def found(top: Written, request: Request) -> Json:
         groups, operators = operators_of(top)
-        if asked.devices is None or asked.bandwidth is None:
+        if request.devices is None or request.bandwidth is None:
             fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)
-        _refuse_unread("operators on devices", memory=asked.memory, cluster=asked.cluster)
+        _refuse_unread("operators on devices", memory=request.memory, cluster=request.cluster)
         transfer = top.field("transfer", 0).cost()
-        devices = Devices(asked.devices, transfer, asked.bandwidth)
-        if not learned and asked.devices ** len(groups) > MOST_PLACEMENTS:
-            message = f"{len(groups)} groups on {asked.devices} devices are too many to try"
+        devices = Devices(request.devices, transfer, request.bandwidth)
+        if not learned and request.devices ** len(groups) > MOST_PLACEMENTS:
+            message = f"{len(groups)} groups on {request.devices} devices are too many to try"
             top.field("operators").refuse(message, "MD0663", "take `--method rl`, or fewer groups")
         best = reinforce(operators, devices) if learned else exhaustive(operators, devices)
         return {
             "source": top.field("source", "").value,
-            "devices": asked.devices,
-            "bandwidth": asked.bandwidth,
+            "devices": request.devices,
+            "bandwidth": request.bandwidth,
             "places": dict(zip(groups, best.devices, strict=True)),
             "seconds": best.seconds,
             "one_device_seconds": math.fsum(o.seconds for o in operators),
@@ -310,7 +301,7 @@ def _devices(learned: bool) -> Callable[[Written, Asked], Json]:
     return found
 
 
-METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
+METHODS: dict[str, dict[str, Callable[[Written, Request], Json]]] = {
     "placement": {
         "elimination": _placement(_elimination),
         "ilp": _placement(integer_program),

@@ -46,7 +46,7 @@ def searched(found: Found, file: str, method: str) -> Json:
         "mesh": dict(problem.mesh.axes),
         "cluster": problem.timing.cluster.name if problem.timing else None,
         "objective": problem.objective,
-        "memory_limit": problem.limits.memory,
+        "memory_limit": problem.request.memory,
         "method": method,
         "space": {
             "level": count.level,
@@ -58,7 +58,7 @@ def searched(found: Found, file: str, method: str) -> Json:
             "pipelines": count.pipelines,
         },
         "plans": [_plan(plan, found) for plan in found.plans],
-        **({"front": [_plan(p, found) for p in _front(found)]} if problem.front else {}),
+        **({"front": [_plan(p, found) for p in _front(found)]} if problem.request.front else {}),
         **({"meshes": list(map(_mesh, found.others))} if found.others else {}),
         "bound": {problem.objective: found.bound},
         **_certificate(found),
@@ -134,7 +134,7 @@ def told(reason: Reason, problem: Problem) -> str:
     if not problem.fits(other):
         return f"without it {human(other.peak)}: does not fit"
     work = other.flops / max(plan.flops, 1)
-    if plan.timing is None and work > 1 + problem.limits.replicated:
+    if plan.timing is None and work > 1 + problem.request.replicated:
         return f"without it {work:.2g}x the work"
     words = []
     if plan.timing is not None:
@@ -162,7 +162,7 @@ def block_of(found: Found, plan: Plan, name: str = NAME, stamp: str = "") -> str
     """The layout block of a plan, with a reason behind each rule; `stamp`: of the program."""
     problem = found.problem
     said = {str(r.rule): told(r, problem) for r in reasons(found, plan)}
-    fixed = {str(rule): "as asked" for rule in problem.limits.fixed}
+    fixed = {str(rule): "as asked" for rule in problem.fixed}
     head = _head(found) + (f"; program {stamp}" if stamp else "")
     return block(name, head, plan, fixed | said)
 
@@ -189,7 +189,7 @@ def _blocks(found: Found) -> Iterator[Block]:
     yield Paragraph((Piece(_scope(found), "strong"),))
     best = found.plans[0]
     yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
-    if found.problem.certificate:
+    if found.problem.request.certificate:
         yield line(_certified(found))
     if found.problem.start is not None:
         yield line(f"The layout to begin from: {figures(started(found.problem))}.")
@@ -200,7 +200,7 @@ def _blocks(found: Found) -> Iterator[Block]:
     if found.problem.start is not None:
         yield _changed(found)
         yield Gap()
-    if found.problem.front:
+    if found.problem.request.front:
         yield _listed("memory front", _front(found), found)
     elif found.plans[1:]:
         yield _listed("next best", found.plans[1:], found)

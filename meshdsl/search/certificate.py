@@ -15,7 +15,7 @@ Ahead = Second[None, Certificate | None]
 def ahead(problem: Problem) -> Ahead:
     """A process that makes the certificate of a problem, if one is asked for, beside a search."""
     found: Ahead = Second(lambda _: certificate(problem))
-    if problem.certificate and problem.objective != "memory":
+    if problem.request.certificate and problem.objective != "memory":
         found.ask("certificate", None)
     return found
 
@@ -23,7 +23,7 @@ def ahead(problem: Problem) -> Ahead:
 def certified(found: Found, begun: Ahead) -> Found:
     """A result with its certificate, where one is asked for and there is something to compare."""
     problem = found.problem
-    if not found.plans or not problem.certificate or problem.objective == "memory":
+    if not found.plans or not problem.request.certificate or problem.objective == "memory":
         return found
     known = begun.take("certificate") or certificate(problem)
     if known is not None:  # up to rounding it may be above what was reached

@@ -119,7 +119,7 @@ class _Run:
     def worth(self) -> float:
         """The value beyond which a plan is not among the first, nor better than another mesh."""
         problem = self.problem
-        if self.most == math.inf or problem.front or problem.objective == "memory":
+        if self.most == math.inf or problem.request.front or problem.objective == "memory":
             return math.inf
         last = self.first[SHOWN - 1] if len(self.first) >= SHOWN else math.inf
         return min(last, problem.below)
@@ -180,7 +180,7 @@ class _Run:
     def _rank(self, plans: list[Plan]) -> None:
         """Note the value of a layout, if it is among the first."""
         problem = self.problem
-        if self.worth == math.inf and (self.most == math.inf or problem.front):
+        if self.worth == math.inf and (self.most == math.inf or problem.request.front):
             return
         near = (plan for plan in plans if problem.at_least(plan) <= self.worth)
         values = [problem.value(plan) for plan in near if problem.fits(plan)]
@@ -193,7 +193,7 @@ class _Run:
 
     def _fits(self, plan: Plan) -> bool:
         """Whether no other walk is needed for the sake of memory."""
-        if self.problem.objective == "memory" or self.problem.front:
+        if self.problem.objective == "memory" or self.problem.request.front:
             return False
         return self.problem.fits(plan)
 
@@ -203,7 +203,7 @@ class _Run:
         What is known to be too large is not placed: rules for storage may make it fit.
         """
         problem, found = self.problem, Placed()
-        bounds = problem.objective == "time" and self.most < math.inf and not problem.front
+        bounds = problem.objective == "time" and self.most < math.inf and not problem.request.front
         self.valid += len(layouts)
         for rules in layouts:
             if self._tried - self.stored >= self.most:
@@ -250,7 +250,7 @@ class _Run:
     def storage(self, placed: Placed, space: Space) -> None:
         """Place them with rules for storage, too, unless that cannot be better."""
         problem, most = self.problem, self.most
-        if self.best is not None and not problem.front and problem.objective != "memory":
+        if self.best is not None and not problem.request.front and problem.objective != "memory":
             operators = sum(1 for _ in walk(problem.program.body))
             most = most if most == math.inf else min(most, STORED // max(1, operators))
         for rules, plans in placed:
@@ -271,7 +271,7 @@ class _Run:
     def _is_too_large(self, rules: Rules) -> bool:
         """Whether it is known that rules do not fit, or need more memory than others."""
         problem = self.problem
-        if self.most == math.inf or problem.front:
+        if self.most == math.inf or problem.request.front:
             return False
         plan = problem.plan(rules, problem.policies[0])
         if problem.objective == "memory" and plan.held_at_least > self.reached:
@@ -286,7 +286,7 @@ class _Run:
         dim that is fixed is split where it is stored.
         """
         problem, reached = self.problem, self.reached
-        if self.most == math.inf or problem.front or problem.objective == "memory":
+        if self.most == math.inf or problem.request.front or problem.objective == "memory":
             return False
         if any(rule.dim in problem.space.loops and rule.axes for rule in found[0]):
             return False
@@ -334,12 +334,12 @@ class Layouts:
 
     def solve(self, problem: Problem) -> Found:
         """The best layouts. Raises MD0641 where none divides the work as far as asked."""
-        limits = problem.limits
+        request = problem.request
         space = problem.space
         least = problem.least_work
         tables, most = Tables(space), MOST if self.bounds else math.inf
-        run = _Run(problem, tables, least * (1 + limits.replicated), most)
-        storage = limits.storage and bool(problem.program.params)
+        run = _Run(problem, tables, least * (1 + request.replicated), most)
+        storage = request.storage and bool(problem.program.params)
         by_memory = problem.objective == "memory"
         if problem.objective == "time":
             placed = self._by_time(run, space, storage)
@@ -359,7 +359,7 @@ class Layouts:
             placed += run.by_work(listed, [rules for rules, _ in placed], placed)
         if not run.plans and not run.bounded:
             _refuse(run, placed, least)
-        level = "L1" if limits.storage else "L0"
+        level = "L1" if request.storage else "L0"
         count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry, cut=run.cut)
         plans = best_first(problem, run.plans)
         for plan in plans[:1]:
@@ -404,7 +404,7 @@ class Layouts:
         the first fits, they have their rules for `storage` before others are looked at. Of the
         others the fixed rules alone come first: more devices are never slower than fewer.
         """
-        problem, alone = run.problem, run.problem.limits.fixed
+        problem, alone = run.problem, run.problem.fixed
         assert problem.timing is not None
         run.most_work = math.inf
         weigh = seconds(problem.timing)
@@ -449,7 +449,7 @@ class Layouts:
 
 
 def _is_short(rules: Rules, problem: Problem) -> bool:
-    most = problem.limits.rules
+    most = problem.request.max_rules
     return most is None or len(rules) <= most
 
 
@@ -472,14 +472,14 @@ def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
 
     Raises what is wrong with the fixed rules, if these alone cannot be placed.
     """
-    asked = run.problem.limits.replicated
+    asked = run.problem.request.replicated
     every: list[float] = [plan.flops for _, plans in placed for plan in plans]
     every = every or [*_beyond(run)]
     message = f"no layout leaves a device at most {1 + asked:.2f} times the least work"
     if not every:
         fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")
     found = math.ceil((min(every) / least - 1) * 100) if least else 100
-    more = "" if run.problem.limits.rules is None else "; more rules may divide it further"
+    more = "" if run.problem.request.max_rules is None else "; more rules may divide it further"
     fail("MD0641", message, help=f"`--replicated {found}%` is what the layouts placed reach{more}")
 
 

@@ -1,13 +1,18 @@
-"""The methods of search by name."""
+"""The methods of search by name, and the search of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from meshdsl.pipeline import Compilation
 from meshdsl.search.layouts import Layouts
-from meshdsl.search.problem import Method
+from meshdsl.search.problem import Found, Method
+from meshdsl.search.problems import problems
+from meshdsl.search.request import Request
+from meshdsl.search.shapes import solve
 from meshdsl.search.summed import ELIMINATION, ILP, MCMC
 from meshdsl.search.tofu import Tofu
+from meshdsl.search.unmet import refuse_limit
 
 METHODS: Mapping[str, Method] = {
     "layouts": Layouts(),
@@ -18,3 +23,15 @@ METHODS: Mapping[str, Method] = {
     "tofu": Tofu(),
 }
 """What `--method` takes."""
+
+DEFAULT = "layouts"
+
+
+def best_plans(request: Request, made: Compilation) -> Found:
+    """The plans of a request. Raises a diagnostic where nothing fits (MD0642)."""
+    name = request.method or DEFAULT
+    tasks = problems(request, made)
+    found = solve(tasks, METHODS[name])
+    if not found.plans:
+        refuse_limit(tasks, name, METHODS[name])
+    return found

@@ -17,6 +17,7 @@ from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.plan import AT_ONCE, POLICIES, Cut, Plan, Rules
+from meshdsl.search.request import Request
 from meshdsl.search.second import Second
 from meshdsl.search.sending import Beyond
 from meshdsl.search.space import Space, seconds, space_of
@@ -24,12 +25,6 @@ from meshdsl.syntax.symbols import ROLES
 
 OBJECTIVES = ("time", "bytes", "memory")
 """What is minimised: predicted seconds of a step, bytes sent per device, or held at the peak."""
-
-REPLICATED = 0.15
-"""The part of the least work per device by which a layout may exceed it.
-
-Bytes alone are least where nothing is split. Tofu assumes that work is divided; Alpa forces it
-(`allow_recompute_heavy_op=False`)."""
 
 Key = tuple[float, int, int, int]
 
@@ -50,42 +45,18 @@ class Question(NamedTuple):
     worth: float
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a plan has to keep to.
-
-    `memory`: bytes per device at the peak. `replicated`: see `REPLICATED`. `fixed`: general rules
-    that every plan has. `rules`: the most that a plan may have. `storage`: whether rules for
-    `params`, `grads` and `state` are searched too (space L1, else L0). `selectors`: whether rules
-    for functions and parameters are, by steps (L2). `partial`: whether sums may flow on in parts;
-    else they are reduced where they appear. `tensors`: rules for all tensors with a name (L3).
-    `pipeline`: the axis that stages of a pipeline may be on.
-    """
-
-    memory: int | None = None
-    replicated: float = REPLICATED
-    fixed: Rules = ()
-    rules: int | None = None
-    storage: bool = True
-    selectors: bool = False
-    partial: bool = True
-    tensors: bool = False
-    pipeline: str | None = None
-
-
 def _never() -> bool:
     return False
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The layout of `program` on `mesh` that is least by `objective`, within `limits`.
+    """The layout of `program` on `mesh` that is least by `objective`, in the limits of `request`.
 
     `timing` is the cluster; `time` needs one. Only where it is another objective has the work to be
-    divided: replicated work costs time. With `front`, layouts that need less memory are searched
-    too, however much they send. `least` is the least work of a device that others are measured
-    by, where that is not the least on this mesh.
-    With `certificate`, per-tensor plans are bounded. `start` are rules to begin from.
+    divided: replicated work costs time. `fixed` are general rules that every plan has, `start` are
+    rules to begin from. `least` is the least work of a device that others are measured by, where
+    that is not the least on this mesh.
     `below` is a value reached on another mesh: what is no better need not be placed.
     `expired` says that the time given has run out; a search depends on no other clock.
     """
@@ -93,25 +64,24 @@ class Problem:
     program: named.Program
     mesh: Mesh
     objective: str = "bytes"
-    limits: Limits = field(default_factory=Limits)
+    request: Request = field(default_factory=Request)
     timing: Timing | None = None
-    front: bool = False
+    fixed: Rules = ()
+    start: Rules | None = None
     expired: Callable[[], bool] = _never
     least: float | None = None
-    certificate: bool = False
-    start: Rules | None = None
     below: float = math.inf
 
     @property
     def space(self) -> Space:
         """The layouts of general rules, with the fixed ones."""
-        about = (self.program, self.mesh, self.limits.fixed, self.timing)
-        return space_of(*about, self.limits.storage)
+        stored = self.request.storage
+        return space_of(self.program, self.mesh, self.fixed, self.timing, stored)
 
     @property
     def policies(self) -> tuple[str, ...]:
         """The walks that a layout is evaluated by; of equals the first is taken."""
-        return POLICIES if self.limits.partial else AT_ONCE
+        return POLICIES if self.request.partial else AT_ONCE
 
     @cached_property
     def least_work(self) -> float:
@@ -129,7 +99,7 @@ class Problem:
         """The FLOPs that a device may do: replicated work costs time, and else is limited."""
         if self.objective == "time":
             return math.inf
-        return self.least_work * (1 + self.limits.replicated)
+        return self.least_work * (1 + self.request.replicated)
 
     def divides(self, plan: Plan) -> bool:
         """Whether a plan divides the work as far as it has to. Raises what placing it raises."""
@@ -207,7 +177,7 @@ class Problem:
 
     def fixed_alone(self) -> float:
         """The work of the fixed rules without others. Raises what is wrong with them."""
-        return self.plan(self.limits.fixed, self.policies[0]).flops
+        return self.plan(self.fixed, self.policies[0]).flops
 
     def at_least(self, plan: Plan) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
@@ -237,16 +207,16 @@ class Problem:
 
     def fits(self, plan: Plan) -> bool:
         """Whether a plan keeps to the limit of memory."""
-        limit = self.limits.memory
+        limit = self.request.memory
         return limit is None or (not self.is_too_large(plan) and plan.peak <= limit)
 
     def is_too_large(self, plan: Plan) -> bool:
         """Whether it is known that a plan does not fit, before it is placed."""
-        if self.limits.memory is None or plan.schedule is not None:
+        if self.request.memory is None or plan.schedule is not None:
             return False
         if plan.rules not in self._held:
             self._held[plan.rules] = plan.held_at_least
-        return self._held[plan.rules] > self.limits.memory
+        return self._held[plan.rules] > self.request.memory
 
     @cached_property
     def _held(self) -> dict[Rules, int]:

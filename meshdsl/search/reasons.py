@@ -34,7 +34,7 @@ class Reason:
 def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
     """The reason of every rule that was not fixed, in order."""
     problem = found.problem
-    free = [rule for rule in plan.rules if rule not in problem.limits.fixed]
+    free = [rule for rule in plan.rules if rule not in problem.fixed]
     for rule in free if plan.schedule is None else ():
         problem.ask(_less(plan, rule), math.inf, None, math.inf)
     return tuple(Reason(rule, plan, without(found, plan, rule)) for rule in free)

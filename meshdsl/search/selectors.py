@@ -47,11 +47,12 @@ def by_steps(found: Found) -> Found:
     starts = {_general(plan.rules): plan for plan in reversed(found.plans)}
     run = _Steps(problem, list(_options(problem)))
     begun = list(starts.values())[::-1][:STARTS]
-    if problem.limits.tensors and begun and (rules := chosen(problem, _general(begun[0].rules))):
+    is_per_tensor = problem.request.per_tensor and bool(begun)
+    if is_per_tensor and (rules := chosen(problem, _general(begun[0].rules))):
         other = run.placed(rules, begun[0])
         begun += [other] if other is not None else []
     best = [run.descend(plan) for plan in begun]
-    level = "L3" if problem.limits.tensors else "L2"
+    level = "L3" if problem.request.per_tensor else "L2"
     count = replace(found.count, level=level, steps=len(run.known))
     return replace(_with(found, best, run), count=count, bound=0)
 
@@ -72,11 +73,11 @@ def less(found: Found) -> Found:
 def onwards(found: Found, plan: Plan) -> Found:
     """The result with a plan, and what steps from it lead to, as far as these are allowed."""
     problem = found.problem
-    options = list(_options(problem)) if problem.limits.selectors else []
+    options = list(_options(problem)) if problem.request.by_steps else []
     run = _Steps(problem, options)
-    limits = problem.limits
-    short = limits.rules is None or len(plan.rules) <= limits.rules
-    kept = all(rule in plan.rules for rule in limits.fixed)
+    request = problem.request
+    short = request.max_rules is None or len(plan.rules) <= request.max_rules
+    kept = all(rule in plan.rules for rule in problem.fixed)
     if not (short and kept and problem.fits(plan) and problem.divides(plan)):
         return found
     return _with(found, [run.descend(plan), plan], run)
@@ -124,7 +125,7 @@ class _Steps:
 
     def steps_from(self, rules: Rules, free: Callable[[Rule], bool]) -> Iterator[Rules]:
         """The rules with one more or less, or with another one in its place."""
-        fixed, most = self.problem.limits.fixed, self.problem.limits.rules
+        fixed, most = self.problem.fixed, self.problem.request.max_rules
         general = {rule.dim: rule.axes for rule in rules if not rule.selector}
         for rule in rules:
             if rule not in fixed and free(rule):
@@ -183,8 +184,8 @@ def _options(problem: Problem) -> Iterator[Rule]:
     `none` is an option too: it frees what is selected of a general rule.
     """
     space, values = problem.space, tuple(values_of(problem.program))
-    every = [(v.label,) for v in named_tensors(problem.program)] if problem.limits.tensors else []
-    for selector in dict.fromkeys((*selectors(problem.program), *every)):
+    every = named_tensors(problem.program) if problem.request.per_tensor else ()
+    for selector in dict.fromkeys((*selectors(problem.program), *((v.label,) for v in every))):
         chosen = [v for v in values if selects(selector, v) is not None]
         names = dict.fromkeys(name for v in chosen for name in v.type.names)
         for dim in (d for d in space.dims if d.name in names):

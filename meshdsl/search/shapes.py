@@ -107,7 +107,7 @@ def _finished(found: Found, begun: Ahead) -> Found:
     And what a layout to begin from leads to, and a certificate.
     """
     if found.plans:
-        found = by_steps(found) if found.problem.limits.selectors else less(found)
+        found = by_steps(found) if found.problem.request.by_steps else less(found)
     found = certified(found if found.problem.start is None else started(found), begun)
     begun.close()
     return found

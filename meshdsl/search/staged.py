@@ -63,7 +63,7 @@ def searched(problem: Problem, method: Method) -> Found:
 
     Where the rule of the stages is to be kept, pipelines alone.
     """
-    axis = problem.limits.pipeline
+    axis = problem.request.pipeline
     if axis is None or problem.mesh.size(axis) == 1:
         return method.solve(problem)
     places, cut = None, tuple[Rule, ...]()
@@ -75,7 +75,7 @@ def searched(problem: Problem, method: Method) -> Found:
         cut = (Rule(loop.name, (axis,)),)
     else:
         return method.solve(problem)
-    if cut and {*cut} <= {*problem.limits.fixed}:
+    if cut and {*cut} <= {*problem.fixed}:
         found = Found(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
     else:
         found = method.solve(problem)
@@ -128,7 +128,7 @@ def _beginnings(program: named.Program, timing: Timing | None) -> Beginnings:
 
 def _loop(problem: Problem) -> Dim | None:
     """The dim whose iterations are on the stages: of several the one with the most, if any do."""
-    stages = problem.mesh.size(problem.limits.pipeline or "")
+    stages = problem.mesh.size(problem.request.pipeline or "")
     dims = [dim for dim in _loops(problem.program) if dim.size % stages == 0]
     return max(dims, key=lambda dim: dim.size, default=None)
 
@@ -149,13 +149,13 @@ def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
     memory or of time for what stages store, decides nothing here.
     """
     axes = tuple((name, 1 if name == axis else size) for name, size in problem.mesh.axes)
-    limits = replace(problem.limits, memory=None, pipeline=None)
-    others = replace(problem, mesh=replace(problem.mesh, axes=axes), front=True, certificate=False)
+    request = replace(problem.request, memory=None, pipeline=None, front=True, certificate=False)
+    others = replace(problem, mesh=replace(problem.mesh, axes=axes), request=request)
     others = replace(others, start=None, least=None, below=math.inf)
     loops = {dim.name for dim in _loops(problem.program)}
     for fixed in _splits(problem, axis):
         try:
-            done = method.solve(replace(others, limits=replace(limits, fixed=fixed)))
+            done = method.solve(replace(others, fixed=fixed))
         except DiagnosticError:
             continue
         found: dict[Rules, dict[Rules, None]] = {}
@@ -168,7 +168,7 @@ def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
 
 def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
     """The rules that are kept, with each way to split the batch over some of the other axes."""
-    kept = tuple(rule for rule in problem.limits.fixed if axis not in rule.axes)
+    kept = tuple(rule for rule in problem.fixed if axis not in rule.axes)
     batch = _batch(problem)
     if batch is None or any(r.dim == batch.name and not r.selector for r in kept):
         yield kept
@@ -236,7 +236,7 @@ class _Run:
         again = replace(use, options={"recompute": "stage"})
         for rules in ((), *self.layouts[general]):
             yield (*general, *rules), use
-            if self.problem.limits.memory is not None:
+            if self.problem.request.memory is not None:
                 yield (*general, *rules), again
 
     def _scheduled(self, plan: Plan) -> Iterator[tuple[Rules, ScheduleUse]]:
@@ -254,12 +254,12 @@ class _Run:
 
     def _try(self, tried: Iterable[Tried]) -> None:
         """Place layouts in stages, as far as they can be and there is time."""
-        limits = self.problem.limits
+        most, fixed = self.problem.request.max_rules, self.problem.fixed
         known = {plan.asked for plan in self.made}
         for others, use, cuts in tried:
             rules = (*self.cut, *others)
-            long = limits.rules is not None and len(rules) > limits.rules
-            if long or not {*limits.fixed} <= {*rules}:
+            long = most is not None and len(rules) > most
+            if long or not {*fixed} <= {*rules}:
                 continue
             try:
                 plan = self.problem.pipeline(rules, use, self._begun(use, cuts))

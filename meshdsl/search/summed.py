@@ -36,17 +36,17 @@ class Summed:
 
     def solve(self, problem: Problem) -> Found:
         """The plan. Raises MD0641 where none divides the work as asked, MD0663 if too wide."""
-        limits = problem.limits
+        request = problem.request
         space = problem.space
         timed = problem.objective == "time"  # what is done on every device takes its time
-        most = math.inf if timed else problem.least_work * (1 + limits.replicated)
+        most = math.inf if timed else problem.least_work * (1 + request.replicated)
         try:
             graph = table_graph(space, most)
             best = self.search(graph, *self._starts(problem, space))
         except TooWide as error:
             refuse_width(error)
         if not best.found:
-            message = f"{best.method} found no layout within {1 + limits.replicated:.2f} times"
+            message = f"{best.method} found no layout within {1 + request.replicated:.2f} times"
             fail("MD0641", f"{message} the least work", help="a larger `--replicated`")
         return placed(problem, space, space.rules(picked(space, best)))
 

@@ -41,12 +41,12 @@ def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes
     mesh = problem.mesh
     done = mesh.names[: mesh.names.index(axis) + 1]
     sizes = tuple((a, n if a in done else 1) for a, n in mesh.axes)
-    space = Space(problem.program, replace(mesh, axes=sizes), problem.limits.fixed)
+    space = Space(problem.program, replace(mesh, axes=sizes), problem.fixed)
     choices = [tuple(_choices(space, number, axis, taken)) for number in range(len(space.dims))]
     graph = table_graph(space, float("inf"), choices)
     try:
         work = least(least_memory(graph)).cost
-        best = least(replace(graph, limit=work * (1 + problem.limits.replicated)))
+        best = least(replace(graph, limit=work * (1 + problem.request.replicated)))
     except TooWide as error:
         refuse_width(error)
     if not best.found:

@@ -14,10 +14,10 @@ from meshdsl.search.shapes import solve
 
 def refuse_limit(problems: Sequence[Problem], name: str, method: Method) -> NoReturn:
     """Raise MD0642: the least memory of all plans, and meshes on which their layout would fit."""
-    limit = problems[0].limits.memory
+    limit = problems[0].request.memory
     assert limit is not None
-    free = replace(problems[0].limits, memory=None)
-    found = solve([replace(p, objective="memory", limits=free) for p in problems], method)
+    free = replace(problems[0].request, memory=None)
+    found = solve([replace(p, objective="memory", request=free) for p in problems], method)
     least = found.plans[0]
     of = "" if found.proven else f" of the {counted(found.count.evaluated, 'layout')} placed"
     message = (

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from meshdsl.costgraph.solve import METHODS, Asked, solved, text
+from meshdsl.costgraph.solve import METHODS, solved, text
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.search.request import Request
 from tests.costgraph.random_graphs import graphs
 from tests.project import ROOT, tracked
 
 GIVEN = {
-    "placement": Asked(),
-    "stages": Asked(devices=8, bandwidth=1e9),
-    "devices": Asked(devices=8, bandwidth=1e9),
-    "transformer": Asked(devices=8, cluster="a100-dgx"),
+    "placement": Request(),
+    "stages": Request(devices=8, bandwidth=1e9),
+    "devices": Request(devices=8, bandwidth=1e9),
+    "transformer": Request(devices=8, cluster="a100-dgx"),
 }
 """What each kind of graph needs to be told."""
 EXAMPLES = [ROOT / p for p in tracked() if p.match("examples/search/*.json")]
@@ -111,7 +112,7 @@ def test_exact_methods_agree_on_written_graphs(tmp_path: Path) -> None:
 def cost_of(path: Path, method: str) -> float:
     """The least cost; infinite where everything is forbidden."""
     try:
-        return float(solved(path, Asked(method))["cost"])
+        return float(solved(path, Request(method=method))["cost"])
     except DiagnosticError as error:
         codes = {d.code for d in error.diagnostics}
     return math.inf if codes == {"MD0664"} else math.nan
@@ -171,10 +172,10 @@ WRONG = [
 ]
 
 
-def given(graph: object) -> Asked:
+def given(graph: object) -> Request:
     """What the kind of a graph needs, if it has one."""
     kind = graph.get("kind") if isinstance(graph, dict) else None
-    return GIVEN.get(str(kind), Asked())
+    return GIVEN.get(str(kind), Request())
 
 
 @pytest.mark.parametrize(("code", "graph", "said"), WRONG)
@@ -206,37 +207,57 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
     edges = [{"between": pair, "cost": table} for pair in (["a", "b"], ["b", "c"], ["a", "c"])]
     path = written(tmp_path, {"kind": "placement", "nodes": nodes, "edges": edges})
     with pytest.raises(DiagnosticError) as caught:
-        solved(path, Asked(method))
+        solved(path, Request(method=method))
     (found,) = caught.value.diagnostics
     assert found.code == "MD0663", found.message
     assert "`mcmc`" in (found.help or "")
-    assert solved(path, Asked("mcmc"))["cost"] >= 0
+    assert solved(path, Request(method="mcmc"))["cost"] >= 0
 
 
 @pytest.mark.parametrize(
     ("kind", "asked", "code", "said"),
     [
-        ("placement", Asked(method="ipl"), "MD0665", "`ilp`"),
-        ("placement", Asked(method="grid"), "MD0665", "elimination"),
-        ("stages", Asked(devices=2), "MD0665", "--bandwidth"),
-        ("devices", Asked(devices=2), "MD0665", "--bandwidth"),
-        ("stages", Asked(devices=2, bandwidth=1.0, stages=9), "MD0665", "leave it out"),
-        ("transformer", Asked("alpa", 2, cluster="a100-dgx", stages=9), "MD0665", "grid"),
-        ("transformer", Asked(devices=2), "MD0665", "--cluster"),
-        ("placement", Asked(devices=2), "MD0665", "leave `--devices` out"),
-        ("stages", Asked(None, 2, 1.0, "h100"), "MD0665", "leave `--cluster` out"),
-        ("stages", Asked(devices=2, bandwidth=1.0, memory=9), "MD0665", "leave `--memory` out"),
-        ("devices", Asked(devices=2, bandwidth=1.0, memory=9), "MD0665", "leave `--memory` out"),
-        ("transformer", Asked(None, 2, 1.0, "h100"), "MD0665", "leave `--bandwidth` out"),
-        ("stages", Asked(devices=100_000, bandwidth=1.0), "MD0663", "fewer devices"),
-        ("transformer", Asked(devices=2, cluster="a100-dg"), "MD0320", "a100-dgx"),
-        ("transformer", Asked(devices=3, cluster="a100-dgx", stages=3), "MD0666", "2 and 4"),
-        ("transformer", Asked(devices=2, cluster="a100-dgx", memory=1), "MD0664", "the least"),
-        ("transformer", Asked("alpa", 2, None, "a100-dgx", 1), "MD0664", "more devices"),
+        ("placement", Request(method="ipl"), "MD0665", "`ilp`"),
+        ("placement", Request(method="grid"), "MD0665", "elimination"),
+        ("stages", Request(devices=2), "MD0665", "--bandwidth"),
+        ("devices", Request(devices=2), "MD0665", "--bandwidth"),
+        ("stages", Request(devices=2, bandwidth=1.0, stages=9), "MD0665", "leave it out"),
+        (
+            "transformer",
+            Request(method="alpa", devices=2, cluster="a100-dgx", stages=9),
+            "MD0665",
+            "grid",
+        ),
+        ("transformer", Request(devices=2), "MD0665", "--cluster"),
+        ("placement", Request(devices=2), "MD0665", "leave `--devices` out"),
+        (
+            "stages",
+            Request(devices=2, bandwidth=1.0, cluster="h100"),
+            "MD0665",
+            "leave `--cluster` out",
+        ),
+        ("stages", Request(devices=2, bandwidth=1.0, memory=9), "MD0665", "leave `--memory` out"),
+        ("devices", Request(devices=2, bandwidth=1.0, memory=9), "MD0665", "leave `--memory` out"),
+        (
+            "transformer",
+            Request(devices=2, bandwidth=1.0, cluster="h100"),
+            "MD0665",
+            "leave `--bandwidth` out",
+        ),
+        ("stages", Request(devices=100_000, bandwidth=1.0), "MD0663", "fewer devices"),
+        ("transformer", Request(devices=2, cluster="a100-dg"), "MD0320", "a100-dgx"),
+        ("transformer", Request(devices=3, cluster="a100-dgx", stages=3), "MD0666", "2 and 4"),
+        ("transformer", Request(devices=2, cluster="a100-dgx", memory=1), "MD0664", "the least"),
+        (
+            "transformer",
+            Request(method="alpa", devices=2, cluster="a100-dgx", memory=1),
+            "MD0664",
+            "more devices",
+        ),
     ],
 )
 def test_what_is_asked_has_to_fit_the_graph(
-    kind: str, asked: Asked, code: str, said: str, tmp_path: Path
+    kind: str, asked: Request, code: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DiagnosticError) as caught:
         solved(written(tmp_path, GRAPHS[kind]), asked)

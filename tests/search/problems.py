@@ -12,7 +12,9 @@ from meshdsl.named.ir import Program
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
-from meshdsl.search.problem import Found, Limits, Problem
+from meshdsl.search.plan import Rules
+from meshdsl.search.problem import Found, Problem
+from meshdsl.search.request import Request
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 
@@ -74,11 +76,16 @@ def named(name: str) -> Program:
 
 
 def problem(
-    name: str, mesh: Mesh, objective: str = "bytes", cluster: str = "", **limits: Any
+    name: str,
+    mesh: Mesh,
+    objective: str = "bytes",
+    cluster: str = "",
+    fixed: Rules = (),
+    **limits: Any,
 ) -> Problem:
-    """The problem of a program; `limits` are those of `Limits`."""
+    """The problem of a program; `limits` are fields of `Request`."""
     timing = Timing(load(cluster), mesh) if cluster else None
-    return Problem(named(name), mesh, objective, Limits(**limits), timing)
+    return Problem(named(name), mesh, objective, Request(**limits), timing, fixed)
 
 
 @functools.cache

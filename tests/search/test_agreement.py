@@ -19,8 +19,9 @@ from meshdsl.named.ir import walk as walk_named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Plan
-from meshdsl.search.problem import Found, Limits, Problem
+from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import reasons
+from meshdsl.search.request import Request
 from meshdsl.search.selectors import less
 from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import seconds
@@ -69,7 +70,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
     """A problem and its best by `layouts`; of general rules alone, unless all cases are taken."""
     name, mesh, objective = request.param
     timing = Timing(load("cpu"), mesh) if objective == "time" else None
-    problem = Problem(named(name), mesh, objective, Limits(storage=ALL), timing)
+    problem = Problem(named(name), mesh, objective, Request(storage=ALL), timing)
     found = answer("layouts", problem)
     if isinstance(found, list):
         assert answer("exhaustive", problem) == found
@@ -89,7 +90,7 @@ def test_methods_agree(case: tuple[Problem, Found]) -> None:
         best = every.plans[0]
     elif not found.proven:
         pytest.skip("neither proven nor all visited")
-    most = problem.space.least() * (1 + problem.limits.replicated)
+    most = problem.space.least() * (1 + problem.request.replicated)
     for method in METHODS.keys() - {"layouts", "exhaustive"}:
         other = answer(method, problem)
         for plan in other.plans if isinstance(other, Found) else ():
@@ -130,7 +131,7 @@ def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
     best = found.plans[0]
     keys = [problem.key(plan) for plan in found.plans]
     assert keys == sorted(keys)
-    most = problem.space.least() * (1 + problem.limits.replicated)
+    most = problem.space.least() * (1 + problem.request.replicated)
     for reason in reasons(found, best):
         without = reason.without
         if without is not None and (problem.objective == "time" or without.flops <= most):

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.search.asked import Asked
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Found
+from meshdsl.search.problems import problems
+from meshdsl.search.request import Request
 from meshdsl.search.shapes import solve
 from meshdsl.syntax.parse import read_source
 from tests.examples.test_images import TORCHVISION
@@ -22,10 +23,10 @@ LOSS = 6
 
 
 def searched(path: Path, mesh: str, sizes: dict[str, int] | None = None, **asked) -> Found:
-    """The result of a search in a file; `asked` are fields of `Asked`."""
+    """The result of a search in a file; `asked` are fields of `Request`."""
     chosen = Options(mesh=mesh, set_dims=sizes or {}, program="lm" if path.stem == "lm" else None)
-    problems = Asked(**asked).problems(Compilation(read_source(path), chosen))
-    return solve(problems, METHODS["layouts"])
+    made = Compilation(read_source(path), chosen)
+    return solve(problems(Request(**asked), made), METHODS["layouts"])
 
 
 def text(plan: Plan) -> str:
@@ -124,7 +125,7 @@ def test_megatron_and_zero_under_a_limit_of_memory() -> None:
     """From no layout at all, for GPT-3 on 6 x 8 A100 of 80 GB."""
     options = Options(dtype="bf16")
     made = Compilation(read_source(SEARCH / "gpt3.mdsl"), options)
-    found = solve(Asked(memory="80GB").problems(made), METHODS["layouts"])
+    found = solve(problems(Request(memory=80 * 10**9), made), METHODS["layouts"])
     best = found.plans[0]
     assert found.proven
     general = {str(rule) for rule in best.rules if not rule.selector}

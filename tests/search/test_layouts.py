@@ -17,9 +17,10 @@ from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Rule
-from meshdsl.search.problem import Found, Limits, Problem
+from meshdsl.search.plan import Rule, Rules
+from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import reasons
+from meshdsl.search.request import Request
 from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.tables import Tables
@@ -143,7 +144,7 @@ def test_a_partial_value_that_flows_on_saves_half() -> None:
     named = Compilation(Source("added.mdsl", ADDED), Options()).named
     fixed = (Rule("inner", ("x",)),)
     sent = [
-        METHODS["layouts"].solve(Problem(named, LINE, limits=Limits(fixed=fixed, partial=flows)))
+        METHODS["layouts"].solve(Problem(named, LINE, request=Request(partial=flows), fixed=fixed))
         for flows in (True, False)
     ]
     one, two = (found.plans[0] for found in sent)
@@ -200,7 +201,7 @@ def test_more_devices_are_never_slower_however_many_layouts_there_are() -> None:
 
 
 def test_few_rules() -> None:
-    found = METHOD.solve(problem("net", SQUARE, rules=1))
+    found = METHOD.solve(problem("net", SQUARE, max_rules=1))
     assert all(len(plan.rules) <= 1 for plan in found.every)
 
 
@@ -230,9 +231,9 @@ def test_what_divides_best_cannot_be_placed(objective: str, method: str) -> None
     program = Compilation(Source("p.mdsl", MEETS), Options()).named
     mesh = Mesh("m", (("d", 8),))
 
-    def solve(**limits: Any) -> Found:
-        asked = Limits(storage=False, **limits)
-        return METHODS[method].solve(Problem(program, mesh, objective, asked))
+    def solve(fixed: Rules = (), **limits: Any) -> Found:
+        request = Request(storage=False, **limits)
+        return METHODS[method].solve(Problem(program, mesh, objective, request, fixed=fixed))
 
     with pytest.raises(DiagnosticError) as error:
         solve()
@@ -269,8 +270,8 @@ def test_layers_that_are_stored_in_parts(objective: str, cluster: str, axis: str
     """What is fixed of a loop's dim is a rule for storage, which another one may better."""
     program = Compilation(Source("p.mdsl", LAYERED), Options()).named
     timing = Timing(load(cluster), SQUARE) if cluster else None
-    limits = Limits(fixed=(Rule("layers", (axis,)),))
-    asked = Problem(program, SQUARE, objective, limits, timing)
+    fixed = (Rule("layers", (axis,)),)
+    asked = Problem(program, SQUARE, objective, timing=timing, fixed=fixed)
     found, every = (value(METHODS[m].solve(asked)) for m in ("layouts", "exhaustive"))
     assert found == pytest.approx(every)
 
@@ -288,7 +289,7 @@ def test_a_composite_along_a_split_dim_counts_its_work(text: str, mesh: Mesh) ->
         text = text.replace("(x)", "(x, w, w)" if "layer" in text else "(x, w)")
     source = f"dim b = 8, c = 64\nprogram one(x[b, c], w[c]) {{\n  y = {text}\n  return y\n}}\n"
     made = Compilation(Source("one.mdsl", source), Options()).named
-    found = METHODS["exhaustive"].solve(Problem(made, mesh, limits=Limits(replicated=9.0)))
+    found = METHODS["exhaustive"].solve(Problem(made, mesh, request=Request(replicated=9.0)))
     space, least = found.problem.space, found.problem.least_work
     assert least > 0
     assert all(plan.flops >= space.of(plan.rules) for plan in found.every)
@@ -319,7 +320,7 @@ def test_an_even_share_of_the_work_is_never_too_much(text: str, mesh: Mesh) -> N
     made = Compilation(Source("one.mdsl", STEP.replace("TEXT", text)), Options()).named
     asked = Problem(made, mesh)
     split, whole = (asked.plan(r, "deferred") for r in ((Rule("b", mesh.names),), ()))
-    assert split.flops <= whole.flops / mesh.devices * (1 + asked.limits.replicated)
+    assert split.flops <= whole.flops / mesh.devices * (1 + asked.request.replicated)
     assert asked.key(METHOD.solve(asked).plans[0]) <= asked.key(split)
 
 

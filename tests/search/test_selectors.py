@@ -37,8 +37,8 @@ def test_no_neighbour_is_better(case: tuple[str, Mesh], objective: str) -> None:
     name, mesh = case
     asked, found = found_for(name, mesh, objective, OBJECTIVES[objective])
     best = found.plans[0]
-    without = replace(asked.limits, selectors=False)
-    plain = METHODS["layouts"].solve(replace(asked, limits=without)).plans[0]
+    without = replace(asked.request, selectors=False)
+    plain = METHODS["layouts"].solve(replace(asked, request=without)).plans[0]
     assert asked.key(best) <= asked.key(plain)
     values = list(values_of(asked.program))
     axes = [(), *((a,) for a in mesh.names)]
@@ -57,7 +57,7 @@ def test_no_neighbour_is_better(case: tuple[str, Mesh], objective: str) -> None:
         near.append((*kept, rule))
     limit = asked.least or min(p.flops for p in found.every)
     for made in (p for rules in near for p in _placed(asked, rules)):
-        if objective == "time" or made.flops <= limit * (1 + asked.limits.replicated):
+        if objective == "time" or made.flops <= limit * (1 + asked.request.replicated):
             assert asked.value(made) >= asked.value(best), str(made)
 
 
@@ -103,7 +103,7 @@ def test_no_printed_rule_does_harm(case: tuple[str, Mesh], tight: bool, objectiv
     asked = problem(*case, objective, OBJECTIVES[objective])
     if tight:
         peaks = sorted(plan.peak for plan in METHODS["layouts"].solve(asked).every)
-        asked = replace(asked, limits=replace(asked.limits, memory=peaks[len(peaks) // 4]))
+        asked = replace(asked, request=replace(asked.request, memory=peaks[len(peaks) // 4]))
     found = solve([asked], METHODS["layouts"])
     best = found.plans[0]
     least = found.problem.least or min(plan.flops for plan in found.every)
@@ -111,5 +111,5 @@ def test_no_printed_rule_does_harm(case: tuple[str, Mesh], tight: bool, objectiv
         without = reason.without
         if without is None or not asked.fits(without):
             continue
-        if objective == "time" or without.flops <= least * (1 + asked.limits.replicated):
+        if objective == "time" or without.flops <= least * (1 + asked.request.replicated):
             assert asked.value(without) >= asked.value(best), str(reason.rule)

@@ -32,7 +32,7 @@ STARTS: dict[str, Rules] = {
 def begin(start: str, objective: str, cluster: str, mesh: Mesh = SQUARE) -> Problem:
     """The problem of the small net, from a layout."""
     asked = problem("net", mesh, objective, cluster)
-    return Problem(asked.program, mesh, objective, asked.limits, asked.timing, start=STARTS[start])
+    return Problem(asked.program, mesh, objective, asked.request, asked.timing, start=STARTS[start])
 
 
 @covered(start=STARTS, method=("layouts", "tofu", "mcmc"), objective=("bytes", "time"))
