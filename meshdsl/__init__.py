@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program, check, load, program
     from meshdsl.api.schedules import Schedule, scheduled
-    from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs, Simulation
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat, update
     from meshdsl.api.tensor import Tensor
+    from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 __all__ = [
     "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",

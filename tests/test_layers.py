@@ -24,6 +24,7 @@ LAYERS = (
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("analysis",),
     ("pipeline",),
+    ("columns",),
     ("search",),
     ("report", "backends.engines", "backends.train", "backends.generate"),
     ("editor",),

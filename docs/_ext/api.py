@@ -41,7 +41,7 @@ VIEWS = (
     "MeshView",
     "Code",
 )
-"""What plans draw; of `meshdsl.notebook.views`."""
+"""What plans draw; of `meshdsl.report.views.parts`."""
 
 
 def reference() -> str:
@@ -50,7 +50,7 @@ def reference() -> str:
     by_title: dict[str, list[str]] = {title: [] for title in (*PARTS.values(), "More")}
     for name in sorted(meshdsl.__all__, key=str.lower):
         by_title[PARTS.get(homes.get(name, ""), "More")].append(f"meshdsl.{name}")
-    by_title["What plans draw"] = [f"meshdsl.notebook.views.{name}" for name in VIEWS]
+    by_title["What plans draw"] = [f"meshdsl.report.views.parts.{name}" for name in VIEWS]
     listed = "\n\n".join(
         f"## {title}\n\n" + "\n\n".join(map(_entry, names))
         for title, names in by_title.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 import meshdsl as md
 from meshdsl.api.plan import Plan
-from meshdsl.notebook.views import MeshView
+from meshdsl.report.views.parts import MeshView
 
 _ROOT = Path(md.__file__).resolve().parents[1]
 

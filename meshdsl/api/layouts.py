@@ -41,12 +41,12 @@ class Mesh:
         return f"mesh {self.name} = {{ {', '.join(f'{a}: {n}' for a, n in self.axes)} }}"
 
     def __str__(self) -> str:
-        from meshdsl.notebook.views import MeshView
+        from meshdsl.report.views.parts import MeshView
 
         return f"{self!r}\n{MeshView(self.name, self.axes)}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from meshdsl.notebook.views import MeshView
+        from meshdsl.report.views.parts import MeshView
 
         return {"text/plain": str(self), "text/html": MeshView(self.name, self.axes).html()}
 

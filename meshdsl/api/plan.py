@@ -12,13 +12,13 @@ from meshdsl.api.dims import check_seed
 from meshdsl.api.errors import told, warn
 from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
 from meshdsl.api.places import Site, here
-from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs, Simulation
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
 from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import OBJECTIVES, Compilation, Options
 from meshdsl.report.focus import Focus
+from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.named.declarations import Declarations
-    from meshdsl.notebook.views import Code, Collectives, Memory, Placements, TensorView
     from meshdsl.pipeline import Compilation
+    from meshdsl.report.views.parts import Code, Collectives, Memory, Placements, TensorView
 
 
 # --- views of a plan ----------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Looks:
     @property
     def placements(self) -> Placements:
         """The placement of every named tensor, by name."""
-        from meshdsl.notebook.views import placements
+        from meshdsl.report.views.parts import placements
 
         return placements(self._report)
 
@@ -80,14 +80,14 @@ class Looks:
     @property
     def collectives(self) -> Collectives:
         """The collectives in order, each with its tensor before and after, and its groups."""
-        from meshdsl.notebook.views import collectives
+        from meshdsl.report.views.parts import collectives
 
         return collectives(self._made.device, self._report)
 
     @property
     def memory(self) -> Memory:
         """Bytes of memory per device, of parameters, gradients, state, inputs and activations."""
-        from meshdsl.notebook.views import Memory
+        from meshdsl.report.views.parts import Memory
 
         return Memory({self._made.placed.layout: self._report["memory"]})
 
@@ -148,7 +148,7 @@ class Plan(Looks):
     @property
     def code(self) -> Code:
         """The standalone torch program that every device runs, one text for all of them."""
-        from meshdsl.notebook.views import Code
+        from meshdsl.report.views.parts import Code
 
         return Code(self._made.text)
 
@@ -449,7 +449,8 @@ class Plan(Looks):
         Without any: beside its own positional SBP, and beside itself reduced immediately. With
         `run`, every column is run on the same made-up values and compared with the reference.
         """
-        from meshdsl.report.columns import NOT_RUN, compile_columns, measure, raise_if_none_works
+        from meshdsl.backends.engines.compare_run import measure
+        from meshdsl.columns import NOT_RUN, compile_columns, raise_if_none_works
         from meshdsl.report.compare import compare
 
         site = here()
@@ -471,7 +472,7 @@ class Plan(Looks):
         return Comparison({**compare(columns, made.source), "run": ran}, made.source)
 
     def _wishes(self, reduce: str | Sequence[str] | None) -> list[Any]:
-        from meshdsl.report.columns import Wish
+        from meshdsl.columns import Wish
 
         options = self.options
         name = options.layout if options.sbp is None else options.sbp

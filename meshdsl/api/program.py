@@ -166,7 +166,7 @@ class Program:
     @told
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """The text of the program, in colours."""
-        from meshdsl.notebook.views import highlighted
+        from meshdsl.report.views.parts import highlighted
 
         return {"text/plain": repr(self), "text/html": highlighted(self._text(), "mdsl")}
 

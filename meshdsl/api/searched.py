@@ -11,10 +11,10 @@ from meshdsl.api.layouts import layout
 from meshdsl.api.places import Site, here
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
-from meshdsl.notebook.views import WIDTH, View
 from meshdsl.report.document import Document
 from meshdsl.report.search import block_of, shown
 from meshdsl.report.search import searched as facts
+from meshdsl.report.views.parts import WIDTH, View
 from meshdsl.search.methods import METHODS, best_plans
 from meshdsl.search.plan import Plan as Planned
 from meshdsl.search.problem import Found

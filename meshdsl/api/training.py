@@ -13,11 +13,11 @@ import numpy as np
 
 from meshdsl.api.dims import check_seed
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted, fail
-from meshdsl.notebook.views import View
 from meshdsl.report.curves import curve_picture
 from meshdsl.report.document import Document, Picture, line
 from meshdsl.report.running import headline
 from meshdsl.report.training import progress
+from meshdsl.report.views.parts import View
 
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan

@@ -77,7 +77,8 @@ def compare_columns(
     Raises:
         DiagnosticError: an unknown column, one that is requested twice, or none that compiles.
     """
-    from meshdsl.report import columns
+    from meshdsl import columns
+    from meshdsl.backends.engines.compare_run import measure
     from meshdsl.report.compare import compare
 
     asked = columns.wishes(
@@ -86,7 +87,7 @@ def compare_columns(
     with common.patience(f"compiling {made.source.name} in {len(asked)} columns"):
         found = columns.compile_columns(made, asked)
     columns.raise_if_none_works(found)
-    ran = columns.measure(found, given.seed) if measured else columns.NOT_RUN
+    ran = measure(found, given.seed) if measured else columns.NOT_RUN
     for column in found:
         diagnostics.add(*column.diagnostics)
     return {**compare(found, made.source), "run": ran}

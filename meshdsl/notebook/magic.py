@@ -14,7 +14,6 @@ from meshdsl.api.errors import ProgramError, shown, told
 from meshdsl.api.places import cell_of
 from meshdsl.api.plan import Plan
 from meshdsl.api.program import Program
-from meshdsl.api.shown import Comparison
 from meshdsl.cli.compare import compare_columns
 from meshdsl.cli.explain import focus_of
 from meshdsl.cli.options import pipeline_options
@@ -22,8 +21,9 @@ from meshdsl.cli.run import asked, check_engine, run
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
 from meshdsl.notebook.lines import Line, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
-from meshdsl.notebook.views import MeshView, Ran
 from meshdsl.placed.layout import mesh_of
+from meshdsl.report.views.parts import MeshView, Ran
+from meshdsl.report.views.results import Comparison
 
 
 @magics_class

@@ -96,7 +96,7 @@ def _totals(report: Json) -> list[tuple[str, str]]:
 
 def _mesh(report: Json, writer: Writer) -> str:
     """The devices by their coordinates, and the memory of one."""
-    from meshdsl.notebook.views import Memory, MeshView
+    from meshdsl.report.views.parts import Memory, MeshView
 
     axes = tuple(report["mesh"].items())
     memory = Memory({report["layout"]: report["memory"]}).document
@@ -105,7 +105,7 @@ def _mesh(report: Json, writer: Writer) -> str:
 
 def _pictures(made: Compilation, report: Json, writer: Writer) -> list[Json]:
     """Which device holds what of each named tensor, and who sends to whom in each collective."""
-    from meshdsl.notebook.views import collectives, placements
+    from meshdsl.report.views.parts import collectives, placements
 
     if report["devices"] > MAX_DEVICES:
         return []

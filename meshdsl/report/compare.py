@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshdsl.columns import Column, Wish
 from meshdsl.device import ir as device
 from meshdsl.device.sent import Done, busiest
 from meshdsl.diagnostics import Source
@@ -21,7 +22,6 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.sbp import WHOLE
 from meshdsl.render import to_json
-from meshdsl.report.columns import Column, Wish
 from meshdsl.report.document import (
     NO_BREAK,
     UNIT,

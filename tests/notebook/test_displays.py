@@ -15,9 +15,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.api.program import Program, read
-from meshdsl.notebook.views import Code
 from meshdsl.report import pictures as look
 from meshdsl.report.html import TINTS, join, tag
+from meshdsl.report.views.parts import Code
 from tests.notebook.markup import drawing, parsed, pictures, plain, texts
 from tests.project import ROOT
 from tests.report.comparing import ATTACK, EVIL

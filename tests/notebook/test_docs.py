@@ -47,7 +47,7 @@ def test_pictures_are_there_and_small() -> None:
         assert 0 < (ROOT / "docs" / name).stat().st_size < MOST_BYTES
 
 
-@pytest.mark.parametrize("module", ["report.html", "notebook.views"])
+@pytest.mark.parametrize("module", ["report.html", "report.views.parts"])
 def test_doctests(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     done = doctest.testmod(importlib.import_module(f"meshdsl.{module}"))

@@ -19,11 +19,11 @@ from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
 from meshdsl.backends.engines.replay import Replayed, replay_of
 from meshdsl.backends.runtime.versions import Versions
+from meshdsl.columns import Wish, compile_columns
 from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.check import check_source
-from meshdsl.report.columns import Wish, compile_columns
 from meshdsl.report.compare import column_as_json
 from meshdsl.report.explain import explain
 from meshdsl.schedule.registry import generate

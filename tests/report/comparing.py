@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from meshdsl.columns import NOT_RUN, Column, compile_columns, wishes
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.columns import NOT_RUN, Column, compile_columns, wishes
 from meshdsl.report.compare import compare, comparison
 from meshdsl.report.page import page
 from meshdsl.report.terminal import lines

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from meshdsl.backends.engines.compare_run import measure
+from meshdsl.columns import Column, Wish
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.ir import Reshard, walk
-from meshdsl.report.columns import Column, Wish, measure
 from meshdsl.report.compare import compare, positional, sentence
 from meshdsl.report.explain import explain
 from tests.report.comparing import (

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from meshdsl.backends.engines.compare_run import measure
+from meshdsl.columns import Column, raise_if_none_works
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Options
-from meshdsl.report.columns import Column, measure, raise_if_none_works
 from meshdsl.report.compare import measured
 from meshdsl.report.terminal import text
 from tests.cli.command import Cli
@@ -95,7 +96,7 @@ def test_the_columns_agree_with_the_reference_and_each_other(example: str) -> No
 
 def _spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> dict[str, Any]:
     """Three columns, of which the second to run has other outputs."""
-    from meshdsl.backends.engines import run as engines
+    from meshdsl.backends.engines import compare_run as engines
 
     real, calls = engines.run, itertools.count()
 

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli.app import app
+from meshdsl.columns import Wish, compile_columns
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.columns import Wish, compile_columns
 from meshdsl.report.compare import compare
 from meshdsl.report.explain import explain, explanation
 from meshdsl.report.terminal import text

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
-from meshdsl.notebook.views import WIDTH, Memory, View, of_columns
 from meshdsl.report.compare import comparison
 from meshdsl.report.document import Document, Picture
 from meshdsl.report.focus import Focus, focused
 from meshdsl.report.gantt import gantt_picture, gantt_text
 from meshdsl.report.html import html
 from meshdsl.report.simulation import simulated, simulation
+from meshdsl.report.views.parts import WIDTH, Memory, View, of_columns
 from meshdsl.simulate.trace import simulated_trace, trace_text
 
 if TYPE_CHECKING:
