@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshdsl.backends.engines.run import Given, check_reference, reference_of, run
+from meshdsl.backends.engines import run as engines
+from meshdsl.backends.engines.run import Given, check_reference, reference_of
 from meshdsl.backends.engines.verify import Comparison, Reference, problems
 from meshdsl.columns import Column
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Severity
@@ -63,7 +64,7 @@ def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yiel
     if column.same_as is not None:
         return entry | {"status": "same", "same_as": column.same_as}
     try:
-        result = run(column.made, "local", given, budget)
+        result = engines.run(column.made, "local", given, budget)
     except DiagnosticError as error:
         refused = all(d.code in TOO_LARGE for d in error.diagnostics)
         told = [to_json(d) for d in error.diagnostics]
