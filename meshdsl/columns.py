@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -22,7 +22,6 @@ from meshdsl.syntax import ast
 if TYPE_CHECKING:
     pass
 
-Json = dict[str, Any]
 OPTIONS = {"layout": "--layouts", "sbp": "--sbp"}
 
 
@@ -206,7 +205,3 @@ def raise_if_none_works(columns: Sequence[Column]) -> None:
     if not any(c.works for c in columns):
         found: list[Diagnostic] = [d for c in columns for d in c.diagnostics]
         raise DiagnosticError(*dict.fromkeys(found))
-
-
-NOT_RUN: Json = {"executed": [], "seed": None, "engine": None, "runs": [], "between": []}
-"""The result of `measure` where nothing was executed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.analysis import analyse
 from meshdsl.cluster.profile import load
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.torch.text import ProgramText
     from meshdsl.device.owned import Stored
     from meshdsl.placed.sbp import Mesh
+    from meshdsl.report.facts import ReportFacts
 
 DEFAULT_POLICY = "optimal"
 
@@ -263,7 +264,7 @@ class Compilation:
         return emit(self.device, {}, bare=True).text
 
     @cached_property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> ReportFacts:
         """The memory and communication of each line, their reasons, and their cost."""
         from meshdsl.report.explain import explain
 

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from meshdsl.diagnostics import Diagnostic, Related, Span
 
@@ -233,7 +233,57 @@ def _width(cells: list[str]) -> int:
 # --- JSON ------------------------------------------------------------------------------------
 
 
-def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
+class PositionFacts(TypedDict):
+    """A place in a text; lines and columns count from 1."""
+
+    line: int
+    column: int
+
+
+class RangeFacts(TypedDict):
+    """A part of a text; the end is exclusive."""
+
+    start: PositionFacts
+    end: PositionFacts
+
+
+class RelatedFacts(TypedDict):
+    """Another place that a diagnostic speaks of."""
+
+    message: str
+    file: str
+    span: RangeFacts
+
+
+class EditFacts(RangeFacts):
+    """A text in the place of a part of a file."""
+
+    file: str
+    text: str
+
+
+class FixFacts(TypedDict):
+    """A way out that can be carried out."""
+
+    title: str
+    safe: bool
+    edits: list[EditFacts]
+
+
+class DiagnosticFacts(TypedDict):
+    """A diagnostic as the JSON that users read."""
+
+    code: str
+    severity: str
+    message: str
+    file: str | None
+    span: RangeFacts | None
+    related: list[RelatedFacts]
+    help: str | None
+    fixes: list[FixFacts]
+
+
+def to_json(diagnostic: Diagnostic) -> DiagnosticFacts:
     """A diagnostic as plain data; lines and columns count from 1, ends are exclusive."""
     span = diagnostic.span
     return {
@@ -260,7 +310,7 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
     }
 
 
-def _range(span: Span) -> dict[str, dict[str, int]]:
+def _range(span: Span) -> RangeFacts:
     start, end = span.source.position(span.start), span.source.position(span.end)
     return {
         "start": {"line": start[0], "column": start[1]},

@@ -15,8 +15,7 @@ from meshdsl.columns import Column
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Severity
 from meshdsl.placed.ir import reduced_in
 from meshdsl.render import to_json
-
-Json = dict[str, Any]
+from meshdsl.report.facts import DistanceFacts, PairFacts, RanFacts, RunFacts
 
 Yielded = tuple[Mapping[str, Any], Mapping[str, Any]]
 """The outputs of a run, and its parameters and states after the step."""
@@ -25,7 +24,7 @@ TOO_LARGE = ("MD0703", "MD0704")
 """The codes of refused runs: too much memory, or too many devices."""
 
 
-def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> Json:
+def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> RunFacts:
     """Run all columns that compiled with the local engine, and the float64 reference once.
 
     `runs` has an entry per column: `status` is `ran`, `same` (the program of an earlier column,
@@ -38,7 +37,7 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
             check_reference(column.made)
     yielded: dict[str, Yielded] = {}
     runs = [_run(c, given, budget, yielded) for c in columns]
-    between: list[Json] = []
+    between: list[PairFacts] = []
     if yielded:
         ran = next(c.made for c in columns if c.letter in yielded and c.made)
         reference = reference_of(ran, given)
@@ -56,13 +55,13 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
     }
 
 
-def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yielded]) -> Json:
+def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yielded]) -> RanFacts:
 
-    entry: Json = {"column": column.letter, "status": "broken"}
+    entry: RanFacts = {"column": column.letter, "status": "broken"}
     if column.made is None:
         return entry
     if column.same_as is not None:
-        return entry | {"status": "same", "same_as": column.same_as}
+        return {**entry, "status": "same", "same_as": column.same_as}
     try:
         result = engines.run(column.made, "local", given, budget)
     except DiagnosticError as error:
@@ -70,19 +69,19 @@ def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yiel
         told = [to_json(d) for d in error.diagnostics]
         severity: Severity = "warning" if refused else "error"
         column.diagnostics.add(*(replace(d, severity=severity) for d in error.diagnostics))
-        return entry | {"status": "refused" if refused else "failed", "diagnostics": told}
+        return {**entry, "status": "refused" if refused else "failed", "diagnostics": told}
     for text in result.disagreements:
         column.diagnostics.add(Diagnostic("MD0707", f"column {column.letter}: {text}"))
     yielded[column.letter] = (result.outputs, result.updated)
     sent = max((wire for _, wire in result.sent), default=0)
-    return entry | {"status": "ran", "seconds": result.seconds, "wire_bytes": sent}
+    return {**entry, "status": "ran", "seconds": result.seconds, "wire_bytes": sent}
 
 
 def _against_reference(
     columns: Sequence[Column],
     reference: Reference,
     yielded: Mapping[str, Yielded],
-    runs: Sequence[Json],
+    runs: Sequence[RanFacts],
 ) -> None:
     """Add to every run the distance of its outputs and updates from the reference's."""
     for entry, column in zip(runs, columns, strict=True):
@@ -94,12 +93,14 @@ def _against_reference(
             column.diagnostics.add(*problems(checked, f" of column {column.letter}"))
 
 
-def _between(first: str, second: str, yielded: Mapping[str, Yielded], reference: Reference) -> Json:
+def _between(
+    first: str, second: str, yielded: Mapping[str, Yielded], reference: Reference
+) -> PairFacts:
     checked = reference.compare(*yielded[second], other=yielded[first])
     return {"columns": [first, second], **_worst(checked)}
 
 
-def _worst(checked: Sequence[Comparison]) -> Json:
+def _worst(checked: Sequence[Comparison]) -> DistanceFacts:
     """The worst output: `max_error` is the largest max|Δ|, `relative` a part of its `measure`.
 
     Both are None where shapes, NaN or infinities differ. `role` is `output`, `param` or `state`.

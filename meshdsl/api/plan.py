@@ -17,6 +17,7 @@ from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import OBJECTIVES, Compilation, Options
+from meshdsl.report.facts import ReportFacts
 from meshdsl.report.focus import Focus
 from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
@@ -44,7 +45,7 @@ class Looks:
     _made: Compilation
 
     @property
-    def _report(self) -> dict[str, Any]:
+    def _report(self) -> ReportFacts:
         return self._made.report
 
     @property
@@ -450,8 +451,8 @@ class Plan(Looks):
         `run`, every column is run on the same made-up values and compared with the reference.
         """
         from meshdsl.backends.engines.compare_run import measure
-        from meshdsl.columns import NOT_RUN, compile_columns, raise_if_none_works
-        from meshdsl.report.compare import compare
+        from meshdsl.columns import compile_columns, raise_if_none_works
+        from meshdsl.report.compare import NOT_RUN, compare
 
         site = here()
         declarations, wishes = self._made.declarations, self._wishes(reduce)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -24,6 +24,9 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.pipeline import Compilation, Options, compile_source
+
+if TYPE_CHECKING:
+    from meshdsl.render import DiagnosticFacts
 
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
 PROGRAM_CODES = (
@@ -115,7 +118,7 @@ def show(diagnostics: Iterable[Diagnostic]) -> None:
         print_diagnostics(items, Console(stderr=True, highlight=False))
 
 
-def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
+def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[DiagnosticFacts]:
     """Diagnostics as `check --json` prints them."""
     from meshdsl.render import to_json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +27,7 @@ from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
+    from meshdsl.report.facts import ComparisonFacts
 
 
 @option
@@ -71,7 +72,7 @@ def command(file: File, given: Compare) -> None:
 
 def compare_columns(
     made: Compilation, given: Compare, diagnostics: Diagnostics, measured: bool
-) -> dict[str, Any]:
+) -> ComparisonFacts:
     """The comparison of the chosen columns; collects their diagnostics.
 
     Raises:
@@ -79,7 +80,7 @@ def compare_columns(
     """
     from meshdsl import columns
     from meshdsl.backends.engines.compare_run import measure
-    from meshdsl.report.compare import compare
+    from meshdsl.report.compare import NOT_RUN, compare
 
     asked = columns.wishes(
         made.declarations, given.layouts, given.sbp, given.reduce, made.options.reduce
@@ -87,13 +88,13 @@ def compare_columns(
     with common.patience(f"compiling {made.source.name} in {len(asked)} columns"):
         found = columns.compile_columns(made, asked)
     columns.raise_if_none_works(found)
-    ran = measure(found, given.seed) if measured else columns.NOT_RUN
+    ran = measure(found, given.seed) if measured else NOT_RUN
     for column in found:
         diagnostics.add(*column.diagnostics)
     return {**compare(found, made.source), "run": ran}
 
 
-def _show(compared: dict[str, Any], made: Compilation, given: Compare) -> None:
+def _show(compared: ComparisonFacts, made: Compilation, given: Compare) -> None:
     from meshdsl.report.compare import comparison, measured, sentence
     from meshdsl.report.document import line
     from meshdsl.report.terminal import print_document, text
@@ -103,11 +104,11 @@ def _show(compared: dict[str, Any], made: Compilation, given: Compare) -> None:
     elif given.html is None:
         print_document(comparison(compared, made.source))
     else:
-        typer.echo(text((line(sentence(compared)), *measured(compared))))
+        typer.echo(text((line(sentence(compared)), *measured(compared["run"]))))
         common.say(f"wrote {given.html}; open it in a browser")
 
 
-def _write(html: Path, compared: dict[str, Any], made: Compilation) -> None:
+def _write(html: Path, compared: ComparisonFacts, made: Compilation) -> None:
     from meshdsl.report.page import page
 
     common.write_whole(html, page(compared, made.source))

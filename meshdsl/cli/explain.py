@@ -15,6 +15,7 @@ from meshdsl.cli.options import Json, Placing, flag, only_one, opt, option, pipe
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
+    from meshdsl.report.facts import ReportFacts
     from meshdsl.report.focus import Focus
 
 
@@ -84,7 +85,7 @@ def command(
         from meshdsl.report.terminal import print_document
 
         # Warnings follow on the error output, with carets.
-        report = made.report | {"warnings": []}
+        report: ReportFacts = {**made.report, "warnings": []}
         print_document(focused(report, {made.source.name: made.source}, focus, REST))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
 from meshdsl.cli.options import (
@@ -91,7 +91,7 @@ def _show(made: Compilation, timeline: Timeline, given: Simulate) -> None:
     from meshdsl.report.simulation import simulated, simulation
     from meshdsl.report.terminal import print_document
 
-    facts: dict[str, Any] = simulation(timeline)
+    facts = simulation(timeline)
     if given.json:
         common.print_json(facts)
         return

@@ -39,7 +39,7 @@ def write_measured(out: Path, made: Compilation, folder: str | None) -> bool:
     found = timed_in(folder)
     if found:
         options = made.options
-        about = {"evaluate": options.evaluate, "measured": options.measured}
-        trace = measured_trace(made.device, made.emitted.nodes, found, **about)
+        about = (options.evaluate, options.measured)
+        trace = measured_trace(made.device, made.emitted.nodes, found, *about)
         common.write_whole(out, trace_text(trace))
     return bool(found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from meshdsl.analysis import Analysis, analyse
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span
@@ -19,10 +18,9 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Known, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.check import placement_checks
+from meshdsl.report.facts import ReportFacts
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import Symbols, symbols
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Placing:
     text: Text
     layout: str = ""
     missing: str = ""
-    reports: Mapping[str, Json] = field(default_factory=dict)
+    reports: Mapping[str, ReportFacts] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
 
     def lines(self, now: Text) -> LineMap:

@@ -9,7 +9,7 @@ from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Diagnostics, Span
 from meshdsl.editor.calls import meaning
-from meshdsl.editor.facts import Facts, Json, Placing
+from meshdsl.editor.facts import Facts, Placing
 from meshdsl.editor.sent import explained, tensors
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Loop, Program, Value
@@ -22,6 +22,7 @@ from meshdsl.placed.layout import (
 )
 from meshdsl.report.document import counted, human
 from meshdsl.report.explain import type_text
+from meshdsl.report.facts import TensorFacts
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import TENSORS, Symbol
@@ -130,7 +131,7 @@ def _all(program: Program) -> Iterator[Value]:
         yield from node.makes
 
 
-def _because(tensor: Json) -> str:
+def _because(tensor: TensorFacts) -> str:
     """The rules that split it."""
     rules = {rule["rule"]: rule.get("line") for rule in tensor["rules"].values() if "line" in rule}
     said = ", ".join(f"`{rule}` (line {line})" for rule, line in rules.items())

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Span
-from meshdsl.editor.facts import Facts, Json, Placing
+from meshdsl.editor.facts import Facts, Placing
 from meshdsl.editor.text import Text
 from meshdsl.report.document import counted, human
 from meshdsl.report.explain import collective_note, type_text
+from meshdsl.report.facts import CollectiveFacts, ReportFacts, TensorFacts
 from meshdsl.report.terminal import text as as_text
 from meshdsl.syntax import ast
 
@@ -21,7 +22,7 @@ CHOOSE, EXPLAIN, LAYOUTS = "meshdsl.chooseLayout", "meshdsl.explainLine", "meshd
 
 def tensors(
     placing: Placing, now: Text, line: int, name: str, left: tuple[str, ...] = ()
-) -> list[Json]:
+) -> list[TensorFacts]:
     """The tensors that are called so where a line defines them, one for each call of its `def`.
 
     In a loop it is the part of one iteration; after loops over the dims `left`, the stack.
@@ -45,7 +46,7 @@ def tensors(
     return slices or [t for t in found if t["loop"] is None] or found
 
 
-def sent(placing: Placing, now: Text) -> dict[int, list[tuple[str, Json]]]:
+def sent(placing: Placing, now: Text) -> dict[int, list[tuple[str, CollectiveFacts]]]:
     """The collectives of every line that sends, each with the name of its program."""
     lines, found = placing.lines(now), defaultdict(list)
     for name, report in placing.reports.items():
@@ -94,9 +95,9 @@ def _lens(text: Text, span: Span, title: str, command: str, *arguments: object) 
     return lsp.CodeLens(text.range(span), lsp.Command(title, command, arguments=list(arguments)))
 
 
-def summed(collectives: list[Json]) -> str:
+def summed(collectives: list[CollectiveFacts]) -> str:
     """`all_reduce 64 KiB`, `3 all_reduce 1 MiB, all_gather 4 KiB`; the bytes of all iterations."""
-    kinds: dict[str, list[Json]] = defaultdict(list)
+    kinds: dict[str, list[CollectiveFacts]] = defaultdict(list)
     for collective in collectives:
         kinds[collective["kind"]].append(collective)
     parts = []
@@ -114,7 +115,7 @@ def _told(program: str, placing: Placing | None) -> Iterator[str]:
         yield f"{cost(placing.reports[program])}{wanting}"
 
 
-def cost(report: Json) -> str:
+def cost(report: ReportFacts) -> str:
     """`megatron on data:2, tp:2: 8 collectives, 4 MiB sent, 6 MiB held per device`."""
     mesh = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items()) or "one device"
     total, held = report["totals"], human(report["memory"]["peak"])
@@ -145,7 +146,7 @@ def _defined(tree: ast.File) -> Iterator[tuple[ast.Name, tuple[ast.DimRef, ...] 
 
 
 def _hints(
-    text: Text, name: ast.Name, dims: tuple[ast.DimRef, ...] | None, tensor: Json
+    text: Text, name: ast.Name, dims: tuple[ast.DimRef, ...] | None, tensor: TensorFacts
 ) -> Iterator[lsp.InlayHint]:
     """The hints of one name: behind each split dim that is written, or else of all of them."""
     sizes = dict(

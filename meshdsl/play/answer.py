@@ -18,6 +18,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.render import safe
 from meshdsl.report.check import check_source
 from meshdsl.report.document import human, scaled
+from meshdsl.report.facts import ReportFacts
 from meshdsl.report.html import Writer
 
 Json = dict[str, Any]
@@ -69,7 +70,7 @@ def _result(made: Compilation) -> Json:
     """The report in parts, each as markup, and the text of the program."""
     from meshdsl.report.explain import explanation, sentence
 
-    report = made.report | {"warnings": []}
+    report: ReportFacts = {**made.report, "warnings": []}
     writer = Writer(classes=True)
     _, *document = explanation(report, {made.source.name: made.source})  # the sentence is apart
     return {
@@ -82,7 +83,7 @@ def _result(made: Compilation) -> Json:
     }
 
 
-def _totals(report: Json) -> list[tuple[str, str]]:
+def _totals(report: ReportFacts) -> list[tuple[str, str]]:
     """The figures that are read first, with their names."""
     total = report["totals"]
     return [
@@ -94,7 +95,7 @@ def _totals(report: Json) -> list[tuple[str, str]]:
     ]
 
 
-def _mesh(report: Json, writer: Writer) -> str:
+def _mesh(report: ReportFacts, writer: Writer) -> str:
     """The devices by their coordinates, and the memory of one."""
     from meshdsl.report.views.parts import Memory, MeshView
 
@@ -103,7 +104,7 @@ def _mesh(report: Json, writer: Writer) -> str:
     return writer.write((*MeshView("mesh", axes).document, *memory))
 
 
-def _pictures(made: Compilation, report: Json, writer: Writer) -> list[Json]:
+def _pictures(made: Compilation, report: ReportFacts, writer: Writer) -> list[Json]:
     """Which device holds what of each named tensor, and who sends to whom in each collective."""
     from meshdsl.report.views.parts import collectives, placements
 

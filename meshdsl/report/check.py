@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 from meshdsl.analysis import Analysis, analyse, chosen_layouts, of_another_layout
 from meshdsl.diagnostics import (
@@ -37,6 +36,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
 from meshdsl.placed.layout import TENSOR, selects
 from meshdsl.report.explain import explain
+from meshdsl.report.facts import CollectiveFacts, ReportFacts
 from meshdsl.search.stamp import outdated
 from meshdsl.syntax import ast
 
@@ -193,7 +193,7 @@ def _placement_problem(
 
 def _check_figure(
     entry: ast.ExpectCount,
-    reports: list[dict[str, Any]],
+    reports: list[ReportFacts],
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
@@ -218,23 +218,30 @@ def _said(number: int | Fraction) -> str:
     return f"{number:,}" if isinstance(number, int) else str(number)
 
 
-def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int | Fraction:
+def _figure(entry: ast.ExpectCount, report: ReportFacts) -> int | Fraction:
     """The value of a figure in the report; without a pipeline nothing is idle or in flight."""
     what = entry.what.text
     if what in KINDS:
         return sum(int(c["count"]) for c in report["collectives"] if _counts(entry, c))
-    pipeline = report.get("pipeline", {"bubble": 0, "in_flight": [0]})
+    pipeline = report.get("pipeline")
     match what:
         case "memory":
-            return int(report["memory"]["peak"])
+            return report["memory"]["peak"]
         case "bubble":
-            return Fraction(pipeline["bubble"])
+            return Fraction(pipeline["bubble"] if pipeline else 0)
         case "in_flight":
-            return int(max(pipeline["in_flight"]))
-    return int(report["totals"][what])
+            return max(pipeline["in_flight"]) if pipeline else 0
+    totals = report["totals"]
+    figures = {
+        "wire_bytes": totals["wire_bytes"],
+        "cluster_wire_bytes": totals["cluster_wire_bytes"],
+        "collectives": totals["collectives"],
+        "flops_per_device": totals["flops_per_device"],
+    }
+    return figures[what]
 
 
-def _counts(entry: ast.ExpectCount, collective: dict[str, Any]) -> bool:
+def _counts(entry: ast.ExpectCount, collective: CollectiveFacts) -> bool:
     if collective["kind"] != entry.what.text:
         return False
     return entry.axes is None or {a.text for a in entry.axes} == set(collective["axes"])

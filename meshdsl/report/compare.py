@@ -8,9 +8,10 @@ columns side by side; a cell is None where a column has none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Literal
 
 from meshdsl.columns import Column, Wish
 from meshdsl.device import ir as device
@@ -44,21 +45,46 @@ from meshdsl.report.document import (
     line,
 )
 from meshdsl.report.explain import explain
+from meshdsl.report.facts import (
+    AnnotationFacts,
+    BrokenColumn,
+    ColumnFacts,
+    ColumnHead,
+    ComparisonFacts,
+    CompiledColumn,
+    DistanceFacts,
+    PlacementFacts,
+    RanFacts,
+    RouteCells,
+    RouteFacts,
+    RowFacts,
+    RunFacts,
+    StepFacts,
+    TableFacts,
+    TensorCells,
+    TensorFacts,
+    TotalsFacts,
+)
 
-Json = dict[str, Any]
 Place = tuple[str, int]
 Key = tuple[str, int, str, int]
 """A tensor or a reshard of the program: file, line, name, and its number among those."""
 
 VERSION = 1
+NOT_RUN: RunFacts = {"executed": [], "seed": None, "engine": None, "runs": [], "between": []}
+"""The runs where nothing was executed."""
 UNNAMED = "a subexpression"
-TIMES = {"computing": "compute", "waiting": "waiting", "time in all": "seconds"}
+TIMES: dict[str, Literal["compute", "waiting", "seconds"]] = {
+    "computing": "compute",
+    "waiting": "waiting",
+    "time in all": "seconds",
+}
 """Rows of predicted times, where a cluster is named, and their keys."""
 MOST_NAME = 14
 """The longest name that shares a line with its cells."""
 
 
-def compare(columns: Sequence[Column], source: Source) -> Json:
+def compare(columns: Sequence[Column], source: Source) -> TableFacts:
     """The comparison. Each entry of `columns` is that of `explain`, and more (docs/compare.md).
 
     `same` is true where placements, routes and bytes of all columns agree.
@@ -77,18 +103,22 @@ def compare(columns: Sequence[Column], source: Source) -> Json:
     }
 
 
-def _bytes_agree(entries: Sequence[Json]) -> bool:
-    first = entries[0]["totals"]
-    sent = ("wire_bytes", "cluster_wire_bytes", "by_axis", "by_kind")
-    return all(e["totals"][key] == first[key] for e in entries for key in sent)
+def _bytes_agree(entries: Sequence[ColumnFacts]) -> bool:
+    sent = [_sums_of(e["totals"]) for e in entries if "totals" in e]
+    return all(each == sent[0] for each in sent)
+
+
+def _sums_of(totals: TotalsFacts) -> tuple[object, ...]:
+    each = (totals["wire_bytes"], totals["cluster_wire_bytes"])
+    return (*each, totals["by_axis"], totals["by_kind"])
 
 
 # --- a column --------------------------------------------------------------------------------
 
 
-def column_as_json(column: Column) -> Json:
+def column_as_json(column: Column) -> ColumnFacts:
     """The report of a column, or its diagnostics, under its letter and title."""
-    about = {
+    about: ColumnHead = {
         "letter": column.letter,
         "title": column.title,
         "kind": column.wish.kind,
@@ -96,8 +126,14 @@ def column_as_json(column: Column) -> Json:
         "same_as": column.same_as,
     }
     if column.made is None:
-        asked = {"version": VERSION, "layout": column.wish.name, "reduce": column.wish.reduce}
-        return {**asked, **about, "diagnostics": [to_json(d) for d in column.diagnostics]}
+        broken: BrokenColumn = {
+            "version": VERSION,
+            "layout": column.wish.name,
+            "reduce": column.wish.reduce,
+            **about,
+            "diagnostics": [to_json(d) for d in column.diagnostics],
+        }
+        return broken
     device = column.made.device
     report = explain(device, column.diagnostics, column.made.timing)
     for entry, tensor in zip(report["tensors"], device.placed.tensors, strict=True):
@@ -105,10 +141,11 @@ def column_as_json(column: Column) -> Json:
         entry["sbp"] = positional(entry)
     routes = [_route(moves) for moves in _chains(busiest(device).done)]
     annotations = count_annotations(column.wish, column.made)
-    return {**report, **about, "annotations": annotations, "routes": routes}
+    compiled: CompiledColumn = {**report, **about, "annotations": annotations, "routes": routes}
+    return compiled
 
 
-def count_annotations(wish: Wish, made: Compilation) -> Json:
+def count_annotations(wish: Wish, made: Compilation) -> AnnotationFacts:
     """The number of annotations: `rules` and `pins` by name, `signatures` by position.
 
     Of a layout, `signatures` counts those that a positional system needs: one for every input and
@@ -143,7 +180,7 @@ def _signatures(program: placed.Program) -> int:
     return sum(t.placement != WHOLE for t in stored) + len(asked - reductions)
 
 
-def positional(tensor: Json) -> Json:
+def positional(tensor: TensorFacts) -> dict[str, str]:
     """The placement by positions, per mesh axis: `S(0)`, `B`, `P`, `P(max)`.
 
     A position is that of a dim as the program declares the tensor. A dim that several axes split in
@@ -153,15 +190,14 @@ def positional(tensor: Json) -> Json:
     return {axis: _component(tensor, axis, axes) for axis in axes}
 
 
-def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
+def _component(tensor: TensorFacts, axis: str, mesh: Sequence[str]) -> str:
     for dim, order in tensor["order"].items():
         if axis in order:
             in_order = list(order) == sorted(order, key=mesh.index)
             rank = "" if in_order else f"/{order.index(axis) + 1}"
-            dims = tensor["declared" if dim in tensor["declared"] else "dims"]
+            dims = tensor["declared"] if dim in tensor["declared"] else tensor["dims"]
             return f"S({dims.index(dim)}){rank}"
-    found: str = tensor["placement"][axis]
-    return found
+    return tensor["placement"][axis]
 
 
 # --- routes ----------------------------------------------------------------------------------
@@ -208,7 +244,7 @@ def _continues(before: device.Move, node: device.Move) -> bool:
     return one and node.source is before.target
 
 
-def _route(legs: Sequence[Leg]) -> Json:
+def _route(legs: Sequence[Leg]) -> RouteFacts:
     moves = [move for move, _ in legs]
     first, last = moves[0], moves[-1]
     value = last.target.value
@@ -229,7 +265,7 @@ def _route(legs: Sequence[Leg]) -> Json:
     }
 
 
-def _step(move: device.Move) -> Json:
+def _step(move: device.Move) -> StepFacts:
     step = move.step
     return {
         "kind": step.kind,
@@ -244,7 +280,7 @@ def _step(move: device.Move) -> Json:
     }
 
 
-def _placement(var: device.Var) -> Json:
+def _placement(var: device.Var) -> PlacementFacts:
     """The text of a placement, and the data for a picture of it."""
     p = var.placement
     return {
@@ -259,30 +295,30 @@ def _placement(var: device.Var) -> Json:
 # --- rows ------------------------------------------------------------------------------------
 
 
-def rows(entries: Sequence[Json], source: Source) -> list[Json]:
+def rows(entries: Sequence[ColumnFacts], source: Source) -> list[RowFacts]:
     """Rows of all columns, those of the file first and in the order of its lines."""
     tensors = [dict(_tensors(e, source)) for e in entries]
     routes = [dict(_keyed_routes(e)) for e in entries]
     places = sorted(
-        {key[:2] for found in (*tensors, *routes) for key in found},
+        {key[:2] for keys in (*map(list, tensors), *map(list, routes)) for key in keys},
         key=lambda place: (place[0] != source.name, place),
     )
     works = ["totals" in e for e in entries]
     return [_row(place, tensors, routes, works, source) for place in places]
 
 
-def _tensors(entry: Json, source: Source) -> Iterator[tuple[Key, Json]]:
+def _tensors(entry: ColumnFacts, source: Source) -> Iterator[tuple[Key, TensorFacts]]:
     """The named tensors of the file; of those that a loop makes, the carried ones."""
     seen: Counter[tuple[str, int, str]] = Counter()
-    for tensor in entry.get("tensors", ()):
-        loop = tensor["loop"] or {"as": "carried", "line": tensor["line"]}
-        if tensor["name"] and tensor["file"] == source.name and loop["as"] == "carried":
-            yield _key(tensor["file"], loop["line"], tensor["name"], seen), tensor
+    for tensor in entry["tensors"] if "tensors" in entry else ():
+        loop, name = tensor["loop"], tensor["name"]
+        if name and tensor["file"] == source.name and (loop is None or loop["as"] == "carried"):
+            yield _key(tensor["file"], (loop or tensor)["line"], name, seen), tensor
 
 
-def _keyed_routes(entry: Json) -> Iterator[tuple[Key, Json]]:
+def _keyed_routes(entry: ColumnFacts) -> Iterator[tuple[Key, RouteFacts]]:
     seen: Counter[tuple[str, int, str]] = Counter()
-    for route in entry.get("routes", ()):
+    for route in entry["routes"] if "routes" in entry else ():
         name = route["tensor"] if route["named"] else UNNAMED
         yield _key(route["file"], route["line"], name, seen), route
 
@@ -294,13 +330,13 @@ def _key(file: str, line: int, name: str, seen: Counter[tuple[str, int, str]]) -
 
 def _row(
     place: Place,
-    tensors: Sequence[Mapping[Key, Json]],
-    routes: Sequence[Mapping[Key, Json]],
+    tensors: Sequence[Mapping[Key, TensorFacts]],
+    routes: Sequence[Mapping[Key, RouteFacts]],
     works: Sequence[bool],
     source: Source,
-) -> Json:
-    held = [_line(k, [t.get(k) for t in tensors], works, _held) for k in _keys(tensors, place)]
-    sent = [_line(k, [r.get(k) for r in routes], works, _sent) for k in _keys(routes, place)]
+) -> RowFacts:
+    held = [_tensor_cells(k, tensors, works) for k in _keys(tensors, place)]
+    sent = [_route_cells(k, routes, works) for k in _keys(routes, place)]
     here = [[c for k, c in found.items() if k[:2] == place] for found in routes]
     sums = zip(works, here, strict=True)
     return {
@@ -314,18 +350,35 @@ def _row(
     }
 
 
-def _keys(columns: Iterable[Mapping[Key, Json]], place: Place) -> list[Key]:
+def _keys(columns: Iterable[Mapping[Key, object]], place: Place) -> list[Key]:
     return list(dict.fromkeys(k for found in columns for k in found if k[:2] == place))
 
 
-def _line(key: Key, cells: list[Json | None], works: Sequence[bool], fact: Any) -> Json:
-    """One tensor or reshard in all columns; columns that did not compile are ignored."""
-    first = fact(cells[works.index(True)])
-    differs = [ok and fact(c) != first for c, ok in zip(cells, works, strict=True)]
+def _tensor_cells(
+    key: Key, columns: Sequence[Mapping[Key, TensorFacts]], works: Sequence[bool]
+) -> TensorCells:
+    """One tensor in all columns."""
+    cells = [c.get(key) for c in columns]
+    differs = _differing([_held(c) for c in cells], works)
     return {"tensor": key[2], "same": not any(differs), "differs": differs, "cells": cells}
 
 
-def _held(tensor: Json | None) -> Any:
+def _route_cells(
+    key: Key, columns: Sequence[Mapping[Key, RouteFacts]], works: Sequence[bool]
+) -> RouteCells:
+    """One reshard in all columns."""
+    cells = [c.get(key) for c in columns]
+    differs = _differing([_sent(c) for c in cells], works)
+    return {"tensor": key[2], "same": not any(differs), "differs": differs, "cells": cells}
+
+
+def _differing(facts: Sequence[object], works: Sequence[bool]) -> list[bool]:
+    """Whether each is other than the first; columns that did not compile are ignored."""
+    first = facts[works.index(True)]
+    return [ok and each != first for each, ok in zip(facts, works, strict=True)]
+
+
+def _held(tensor: TensorFacts | None) -> object:
     """The facts of a tensor to compare: splits, partial axes, and the local shape."""
     if tensor is None:
         return None
@@ -333,17 +386,17 @@ def _held(tensor: Json | None) -> Any:
     return tensor["order"], partial, tensor["local_shape"]
 
 
-def _sent(route: Json | None) -> Any:
+def _sent(r: RouteFacts | None) -> object:
     """The facts of a reshard to compare: steps, bytes, and the number of executions."""
-    if route is None:
+    if r is None:
         return None
-    return [route[key] for key in ("from", "to", "steps", "count", "wire_bytes", "phase")]
+    return r["from"], r["to"], r["steps"], r["count"], r["wire_bytes"], r["phase"]
 
 
 # --- for people ------------------------------------------------------------------------------
 
 
-def comparison(compared: Json, source: Source) -> Document:
+def comparison(compared: ComparisonFacts, source: Source) -> Document:
     """The comparison as a document, with measurements (`run`)."""
     return (
         line(sentence(compared), "strong"),
@@ -352,11 +405,11 @@ def comparison(compared: Json, source: Source) -> Document:
         Gap(),
         table(compared, source),
         Gap(),
-        *measured(compared),
+        *measured(compared["run"]),
     )
 
 
-def sentence(compared: Json) -> str:
+def sentence(compared: TableFacts) -> str:
     """The sentence `mlp in 3 columns: 1 of 6 statements differs.`."""
     columns, found = compared["columns"], compared["rows"]
     head = f"{compared['program']} in {counted(len(columns), 'column')}"
@@ -371,14 +424,14 @@ def sentence(compared: Json) -> str:
     return f"{head}: {unlike} of {counted(len(found), 'statement')} {verb}.{failed}"
 
 
-def headings(compared: Json) -> Iterator[Item]:
+def headings(compared: TableFacts) -> Iterator[Item]:
     """A line for each column; for one that did not compile, the reason."""
     for column in compared["columns"]:
         head = (Piece(f"  {column['letter']}  ", "strong"),)
         yield Item(head, (Piece(column["title"]), *_about(column)))
 
 
-def _about(column: Json) -> Text:
+def _about(column: ColumnFacts) -> Text:
     """The text `, on rows:2, cols:2 (4 devices)`, and other properties of a column."""
     if "totals" not in column:
         errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
@@ -391,7 +444,7 @@ def _about(column: Json) -> Text:
     return (Piece(text),)
 
 
-def table(compared: Json, source: Source) -> Table:
+def table(compared: TableFacts, source: Source) -> Table:
     """Tensors and reshards of every source line, then the totals of bytes and memory."""
     found, columns = compared["rows"], compared["columns"]
     names = [entry["tensor"] for row in found for entry in (*row["tensors"], *row["routes"])]
@@ -404,37 +457,46 @@ def table(compared: Json, source: Source) -> Table:
     return Table(tuple(sections), letters, "tensor", label)
 
 
-def _section(number: int, row: Json, compared: Json, gutter: int, source: Source) -> Section:
+def _section(
+    number: int, row: RowFacts, compared: TableFacts, gutter: int, source: Source
+) -> Section:
     here = row["file"] == source.name
     where = "" if here else f"{row['file']} "
     head = SourceLine(f"{where}{row['line']:>{gutter}}", row["text"] if here else None)
     columns = compared["columns"]
-    body = (
-        _entry(entry, kind, (("kind", kind), ("row", number), ("entry", at)), columns)
-        for kind in ("tensors", "routes")
-        for at, entry in enumerate(row[kind])
-    )
-    return Section(head, tuple(body), data=(("row", number),))
+    held = (_tensor_row(e, (number, at), columns) for at, e in enumerate(row["tensors"]))
+    sent = (_route_row(e, (number, at)) for at, e in enumerate(row["routes"]))
+    return Section(head, (*held, *sent), data=(("row", number),))
 
 
-def _entry(entry: Json, kind: str, data: Any, columns: Sequence[Json]) -> Row:
-    route = kind == "routes"
-    label = (Piece("=> " if route else "  ", "arrow"), Piece(entry["tensor"], "code"))
-    told = zip(entry["cells"], columns, entry["differs"], strict=True)
+NOTHING = (Piece("-", "muted"),)
+"""The cell of a column that has no such tensor or reshard."""
+
+
+def _tensor_row(entry: TensorCells, at: tuple[int, int], columns: Sequence[ColumnFacts]) -> Row:
+    label = (Piece("  ", "arrow"), Piece(entry["tensor"], "code"))
     cells = (
-        Cell(
-            _route_text(cell) if route else _tensor_text(cell, c),
-            differs,
-            cell["why"] if route else "",
-        )
-        if cell
-        else Cell((Piece("-", "muted"),), differs)
-        for cell, c, differs in told
+        Cell(_tensor_text(cell, column) if cell else NOTHING, differs, "")
+        for cell, column, differs in zip(entry["cells"], columns, entry["differs"], strict=True)
     )
-    return Row(label, tuple(cells), "route" if route else "tensor", data)
+    return Row(label, tuple(cells), "tensor", _data("tensors", *at))
 
 
-def _tensor_text(tensor: Json, column: Json) -> Text:
+def _route_row(entry: RouteCells, at: tuple[int, int]) -> Row:
+    label = (Piece("=> ", "arrow"), Piece(entry["tensor"], "code"))
+    cells = (
+        Cell(_route_text(cell) if cell else NOTHING, differs, cell["why"] if cell else "")
+        for cell, differs in zip(entry["cells"], entry["differs"], strict=True)
+    )
+    return Row(label, tuple(cells), "route", _data("routes", *at))
+
+
+def _data(kind: str, row: int, entry: int) -> tuple[tuple[str, str | int], ...]:
+    """What the script of a page finds a row's facts by."""
+    return (("kind", kind), ("row", row), ("entry", entry))
+
+
+def _tensor_text(tensor: TensorFacts, column: ColumnFacts) -> Text:
     """The placement by name, or in a positional column by position, one entry per mesh axis."""
     if column["positional"]:
         places = f"({', '.join(tensor['sbp'].values())})"
@@ -443,7 +505,7 @@ def _tensor_text(tensor: Json, column: Json) -> Text:
     return (Piece(tensor["named"], "code"), Piece(axes, extra=True))
 
 
-def _route_text(route: Json) -> Text:
+def _route_text(route: RouteFacts) -> Text:
     """`slice over rows, all_gather over cols: 64 KiB`; in a loop `768 KiB × 4 trips`."""
     steps = ", ".join(f"{s['kind']} over {'+'.join(s['axes'])}" for s in route["steps"])
     count = route["count"]
@@ -457,7 +519,7 @@ def _route_text(route: Json) -> Text:
 # --- in all ----------------------------------------------------------------------------------
 
 
-def _sums(compared: Json) -> Iterator[Row]:
+def _sums(compared: TableFacts) -> Iterator[Row]:
     for label, texts, differs in totals(compared):
         cells = (
             Cell((Piece(UNIT.sub(NO_BREAK, text)),), mark)
@@ -466,7 +528,7 @@ def _sums(compared: Json) -> Iterator[Row]:
         yield Row((Piece(label),), tuple(cells), "total", plain=True)
 
 
-def totals(compared: Json) -> Iterator[tuple[str, list[str], list[bool]]]:
+def totals(compared: TableFacts) -> Iterator[tuple[str, list[str], list[bool]]]:
     """Annotations, bytes sent and memory: a label, a text per column, and whether that differs.
 
     Annotations are not compared: their units differ.
@@ -479,34 +541,33 @@ def totals(compared: Json) -> Iterator[tuple[str, list[str], list[bool]]]:
         yield label, texts, differs
 
 
-def _amounts(columns: Sequence[Json]) -> Iterator[tuple[str, list[str]]]:
-    axes = dict.fromkeys(a for c in columns for a in c.get("totals", {}).get("by_axis", ()))
+def _amounts(columns: Sequence[ColumnFacts]) -> Iterator[tuple[str, list[str]]]:
+    axes = dict.fromkeys(a for c in columns if "totals" in c for a in c["totals"]["by_axis"])
     yield "written", [_written(c) if "totals" in c else "-" for c in columns]
     for axis in axes:
-        yield f"sent, {axis}", [_number(c, "totals", "by_axis", axis) for c in columns]
-    yield "sent in all", [_number(c, "totals", "wire_bytes") for c in columns]
-    counts = [c["totals"]["collectives"] if "totals" in c else "-" for c in columns]
-    yield "collectives", [f"{n:,}" if isinstance(n, int) else n for n in counts]
-    yield "memory", [_number(c, "memory", "peak") for c in columns]
+        yield f"sent, {axis}", _each(columns, partial(_over, axis))
+    yield "sent in all", _each(columns, lambda c: exact(c["totals"]["wire_bytes"]))
+    yield "collectives", _each(columns, lambda c: f"{c['totals']['collectives']:,}")
+    yield "memory", _each(columns, lambda c: exact(c["memory"]["peak"]))
     if any("time" in c for c in columns):
         for label, key in TIMES.items():
-            yield label, [_seconds(c, key) for c in columns]
+            yield label, _each(columns, partial(_time, key))
 
 
-def _seconds(column: Json, key: str) -> str:
+def _each(columns: Sequence[ColumnFacts], text: Callable[[CompiledColumn], str]) -> list[str]:
+    """A text for each column that compiled."""
+    return [text(c) if "totals" in c else "-" for c in columns]
+
+
+def _over(axis: str, column: CompiledColumn) -> str:
+    return exact(column["totals"]["by_axis"].get(axis, 0))
+
+
+def _time(key: Literal["compute", "waiting", "seconds"], column: CompiledColumn) -> str:
     return duration(column["time"][key]) if "time" in column else "-"
 
 
-def _number(column: Json, *keys: str) -> str:
-    if "totals" not in column:
-        return "-"
-    found: Any = column
-    for key in keys:
-        found = found.get(key, 0)
-    return exact(found)
-
-
-def _written(column: Json) -> str:
+def _written(column: CompiledColumn) -> str:
     """The number of annotations: `2 rules`, or `5 signatures` in a positional column."""
     about = column["annotations"]
     if column["positional"]:
@@ -518,12 +579,12 @@ def _written(column: Json) -> str:
 # --- measurements ----------------------------------------------------------------------------
 
 
-def measured(compared: Json) -> Iterator[Block]:
+def measured(run: RunFacts) -> Iterator[Block]:
     """Sentences on the runs; only values that were compared are called equal."""
-    return (Paragraph((Piece(text),), hang=2) for text in _measured(compared["run"]))
+    return (Paragraph((Piece(text),), hang=2) for text in _measured(run))
 
 
-def _measured(run: Json) -> Iterator[str]:
+def _measured(run: RunFacts) -> Iterator[str]:
     if not run["executed"]:
         yield "Nothing was executed: no word on whether the values are equal."
     else:
@@ -539,7 +600,7 @@ def _measured(run: Json) -> Iterator[str]:
         yield f"  {' and '.join(pair['columns'])}: {_verdict(pair)}."
 
 
-def _ran(entry: Json) -> str:
+def _ran(entry: RanFacts) -> str:
     match entry["status"]:
         case "ran":
             text = f"{_verdict(entry['reference'])}, against the float64 reference."
@@ -553,7 +614,7 @@ def _ran(entry: Json) -> str:
     return f"{entry['column']}: {text}"
 
 
-def _verdict(found: Json) -> str:
+def _verdict(found: DistanceFacts) -> str:
     """The distance between two results, in words."""
     which = f"`{found['output']}`{'' if found['role'] == 'output' else ' after the step'}"
     if found["relative"] is None:

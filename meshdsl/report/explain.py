@@ -7,9 +7,8 @@ is the document for people.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
@@ -54,6 +53,24 @@ from meshdsl.report.document import (
     plain,
     scaled,
 )
+from meshdsl.report.facts import (
+    BoundedFacts,
+    CollectiveFacts,
+    CompressionFacts,
+    LineTime,
+    LoopFacts,
+    MovedFacts,
+    OffloadedFacts,
+    OffloadFacts,
+    PlanFacts,
+    ReportFacts,
+    RuleFacts,
+    StageLocal,
+    TensorFacts,
+    TimedFacts,
+    TotalsFacts,
+    WarningFacts,
+)
 from meshdsl.report.holding import Holding
 from meshdsl.report.pictures import small_picture
 from meshdsl.report.stages import (
@@ -63,7 +80,6 @@ from meshdsl.report.stages import (
 )
 from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
-Json = dict[str, Any]
 VERSION = 1
 LOOP_WORDS = {
     "carried": "carried through {trips} trips",
@@ -75,7 +91,7 @@ LOOP_WORDS = {
 
 def explain(
     program: Program, warnings: Iterable[Diagnostic] = (), timing: Timing | None = None
-) -> dict[str, Any]:
+) -> ReportFacts:
     """The report of one program under one layout. Bytes and FLOPs are per device.
 
     With a `timing` it has predicted times, too.
@@ -90,7 +106,9 @@ def explain(
     if timing is not None:
         for entry, node in zip(collectives, moves, strict=True):
             entry["seconds"] = timing.node(node).seconds * entry["count"]
-    timed = {} if timing is None else {"time": times(program, timing)}
+    timed: TimedFacts = {} if timing is None else {"time": times(program, timing)}
+    is_bounded = bool(source.bounded and not source.plan)
+    bounded: BoundedFacts = {"bounded": SOME_ROUTES} if is_bounded else {}
     return {
         "version": VERSION,
         "program": source.named.name,
@@ -101,7 +119,7 @@ def explain(
         "reduce": source.policy,
         "proven": source.plan.proven if source.plan else None,
         "plan": _plan(source.plan),
-        **({"bounded": SOME_ROUTES} if source.bounded and not source.plan else {}),
+        **bounded,
         **_compressed(source),
         "tensors": _tensors(source, _alone(program)),
         "collectives": collectives,
@@ -118,7 +136,7 @@ def explain(
     }
 
 
-def _compressed(program: placed.Program) -> dict[str, Any]:
+def _compressed(program: placed.Program) -> CompressionFacts:
     """The compression of gradients, as it is written; nothing without one.
 
     Where each worker compresses what it has, also their number.
@@ -127,34 +145,45 @@ def _compressed(program: placed.Program) -> dict[str, Any]:
     found = None if goal is None or not program.updates else goal.optimizer.compress
     if found is None:
         return {}
-    return {"compress": str(found)} | ({"workers": n} if (n := workers(program)) else {})
+    compression: CompressionFacts = {"compress": str(found)}
+    if several := workers(program):
+        compression["workers"] = several
+    return compression
 
 
-def _away(program: Program) -> dict[str, Any]:
+def _away(program: Program) -> OffloadFacts:
     """What lies on disk or on the host, of the device that has most there; else nothing."""
     if not program.away:
         return {}
     each = (traffic(walk.bytes, program) for walk in walks(program))
-    where = next(iter(program.away.values()))
-    return {where: max(each, key=lambda found: found["bytes"])}
+    most = max(each, key=lambda found: found["bytes"])
+    facts: OffloadedFacts = {
+        "bytes": most["bytes"],
+        "read": most["read"],
+        "written": most["written"],
+        "chunk": most["chunk"],
+    }
+    return {"disk": facts} if "disk" in program.away.values() else {"host": facts}
 
 
-def _plan(found: placed.Found | None) -> dict[str, Any] | None:
+def _plan(found: placed.Found | None) -> PlanFacts | None:
     if found is None:
         return None
-    return {
+    plan: PlanFacts = {
         "message_bytes": found.message_bytes,
         "searched": found.searched,
         "least": found.least,
-        **({"objective": "time"} if found.timed else {}),
     }
+    if found.timed:
+        plan["objective"] = "time"
+    return plan
 
 
-def _alone(program: Program) -> dict[Value, dict[str, Any]]:
+def _alone(program: Program) -> dict[Value, StageLocal]:
     """What is said otherwise of tensors that one device along the axis of the stages has alone."""
     pipe = program.placed.pipe
     every_var = (*program.params, *program.states, *(v for n in program.body for v in n.makes))
-    found: dict[Value, dict[str, Any]] = {}
+    found: dict[Value, StageLocal] = {}
     for var in every_var:
         if var.on is not None and pipe is not None:
             mesh, devices = program.mesh, range(program.mesh.devices)
@@ -162,23 +191,21 @@ def _alone(program: Program) -> dict[Value, dict[str, Any]]:
             at, blocks = {pipe.axis: var.on}, var.placement.shapes(var.type, mesh, devices)
             there = (mesh.coordinates(rank)[pipe.axis] == var.on for rank in devices)
             shapes = [b if d else [0 for _ in b] for b, d in zip(blocks, there, strict=True)]
-            own = {"placement": placed | {pipe.axis: f"A({var.on})"}, "on": at}
-            found.setdefault(var.value, {"local_shapes": shapes, **own})
+            placed[pipe.axis] = f"A({var.on})"
+            own: StageLocal = {"local_shapes": shapes, "placement": placed, "on": at}
+            found.setdefault(var.value, own)
     return found
 
 
-def _tensors(
-    program: placed.Program, alone: Mapping[Value, dict[str, Any]]
-) -> list[dict[str, Any]]:
-    loops = _loop_values(program)
-    between = _between(program)
-    tensors = enumerate(program.tensors)
-    found = [_tensor(t, i, program) | alone.get(t.value, {}) for i, t in tensors]
-    for entry, tensor in zip(found, program.tensors, strict=True):
-        entry["loop"] = loops.get(tensor.value)
-        if entry["loop"] is not None and entry["loop"]["as"] == "stacked":
-            entry["loop"]["bytes"] = tensor.local(program.mesh).bytes
-        entry["between"] = tensor.value in between
+def _tensors(program: placed.Program, alone: Mapping[Value, StageLocal]) -> list[TensorFacts]:
+    loops, between = _loop_values(program), _between(program)
+    found = []
+    for number, tensor in enumerate(program.tensors):
+        value, loop = tensor.value, loops.get(tensor.value)
+        if loop is not None and loop["as"] == "stacked":
+            loop["bytes"] = tensor.local(program.mesh).bytes
+        own = alone.get(value)
+        found.append(_tensor(tensor, number, program, own, loop, value in between))
     return found
 
 
@@ -206,26 +233,26 @@ def _between(program: placed.Program) -> set[Value]:
     return found
 
 
-def _loop_values(program: placed.Program) -> dict[Value, dict[str, Any]]:
+def _loop_values(program: placed.Program) -> dict[Value, LoopFacts]:
     """The role of values in a `repeat`: `carried` in it, a `slice` of a stack, or its `result`.
 
     Values of all iterations are `stacked` where the program reads them after the loop, and else
     `kept` for the backward pass.
     """
-    found: dict[Value, dict[str, Any]] = {}
+    found: dict[Value, LoopFacts] = {}
     read = {tensor.value for node in every(program.body) for tensor in _reads(node)}
     read.update(o.value for o in program.named.outputs)
     for node in every(program.body):
         if not isinstance(node, placed.Loop):
             continue
-        where = {"line": node.span.line, "trips": node.dim.size}
-        found.update({s.inside.value: {"as": "slice", **where} for s in node.stacked})
-        found.update({c.inside.value: {"as": "carried", **where} for c in node.carries})
-        found.update({c.result.value: {"as": "result", **where} for c in node.carries})
         kept = [c.outer.value for c in node.collected if c.outer.value.role == "activation"]
         stacked = {v for v in kept if v in read and node.phase == "forward"}
-        words = {v: "stacked" if v in stacked else "kept" for v in kept}
-        found.update({v: {"as": word, **where} for v, word in words.items()})
+        words = {s.inside.value: "slice" for s in node.stacked}
+        words |= {c.inside.value: "carried" for c in node.carries}
+        words |= {c.result.value: "result" for c in node.carries}
+        words |= {v: "stacked" if v in stacked else "kept" for v in kept}
+        for value, word in words.items():
+            found[value] = {"as": word, "line": node.span.line, "trips": node.dim.size}
     return found
 
 
@@ -235,13 +262,16 @@ def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
     return () if later else node.reads
 
 
-def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
+def _tensor(
+    tensor: placed.Tensor,
+    number: int,
+    program: placed.Program,
+    own: StageLocal | None,
+    loop: LoopFacts | None,
+    between: bool,
+) -> TensorFacts:
     value, p = tensor.value, tensor.placement
-    local = tensor.local(program.mesh)
-    uneven, ranks = p.splits_unevenly(value.type, program.mesh), range(program.mesh.devices)
-    causes = program.causes.get(value, {})
-    lying = program.blocks(value.type, p)
-    return {
+    facts: TensorFacts = {
         "name": value.name,
         "id": number,
         "file": value.span.file,
@@ -250,17 +280,26 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         "dims": list(value.type.names),
         "declared": list(value.positions),
         "shape": list(value.type.shape),
-        "local_shape": list(local.shape),
-        **({"local_shapes": p.shapes(value.type, program.mesh, ranks)} if uneven else {}),
+        "local_shape": list(tensor.local(program.mesh).shape),
         "placement": {a: str(p.component(a)) for a in program.mesh.names},
         "order": {d: list(axes) for d, axes in p.splits},
-        **({"blocks": lying} if lying else {}),
         "role": value.role if value.role != "activation" else _role(value, program),
         "rules": {
             dim: {"rule": rule, "file": span.file, "line": span.line}
-            for dim, (rule, span) in causes.items()
+            for dim, (rule, span) in program.causes.get(value, {}).items()
         },
+        "loop": loop,
+        "between": between,
     }
+    if p.splits_unevenly(value.type, program.mesh):
+        ranks = range(program.mesh.devices)
+        facts["local_shapes"] = p.shapes(value.type, program.mesh, ranks)
+    if lying := program.blocks(value.type, p):
+        facts["blocks"] = lying
+    if own is not None:
+        facts["local_shapes"], facts["placement"] = own["local_shapes"], own["placement"]
+        facts["on"] = own["on"]
+    return facts
 
 
 def _role(value: Value, program: placed.Program) -> str:
@@ -274,7 +313,7 @@ def _collective(
     program: Program,
     overlapped: bool,
     names: Mapping[str, str],
-) -> dict[str, Any]:
+) -> CollectiveFacts:
     """One executed collective; the tensors of a bucket are in `parts`.
 
     `count` and `wire_bytes` are those of the device that sends most in it, `trip_bytes` the most
@@ -284,16 +323,13 @@ def _collective(
     most = max((each for each, _ in done), key=lambda each: (each.bytes, each.count))
     count = most.count
     parts = [_part(move, count, names) for move in node.moves]
-    said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
     mesh, pipe, device = program.mesh, program.placed.pipe, only_on(node)
-    uneven = any(m.step.is_uneven(m.source.type, mesh) for m in node.moves)
-    alone = {"on": {pipe.axis: device}} if pipe and device is not None else {}
-    return {
+    facts: CollectiveFacts = {
         "kind": node.step.kind,
         "op": node.step.op,
         "axes": list(node.step.axes),
         "group_size": mesh.size(*node.step.axes),
-        "tensor": said["tensor"],
+        "tensor": _said((part["tensor"] for part in parts), ", "),
         "file": node.span.file,
         "line": node.span.line,
         "phase": node.phase,
@@ -304,17 +340,20 @@ def _collective(
         "wire_bytes": most.bytes,
         "cluster_wire_bytes": sum(each.bytes * alike for each, alike in done),
         "formula": COLLECTIVES[node.step.kind].formula,
-        **({"uneven": True} if uneven else {}),
-        **alone,
-        "from": said["from"],
-        "to": said["to"],
-        "why": said["why"],
-        "remedy": said["remedy"],
+        "from": _said(part["from"] for part in parts),
+        "to": _said(part["to"] for part in parts),
+        "why": _said(part["why"] for part in parts),
+        "remedy": _said(part["remedy"] for part in parts),
         "parts": parts if isinstance(node, Bucket) else [],
     }
+    if any(m.step.is_uneven(m.source.type, mesh) for m in node.moves):
+        facts["uneven"] = True
+    if pipe and device is not None:
+        facts["on"] = {pipe.axis: device}
+    return facts
 
 
-def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
+def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
     """The part of one tensor in a collective; alone it would send `wire_bytes`.
 
     A subexpression has its name in the emitted text, by `names`.
@@ -322,7 +361,7 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
     return {
         # What is sent to another stage has no name there: it is what it was here.
         "tensor": node.target.value.name
-        or names.get(node.target.name, names.get(node.source.name)),
+        or names.get(node.target.name, names.get(node.source.name, "")),
         "file": node.span.file,
         "line": node.span.line,
         "phase": node.phase,
@@ -335,9 +374,9 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _said(parts: list[dict[str, Any]], key: str) -> str:
-    """The distinct values of all parts under a key, joined."""
-    return (", " if key == "tensor" else "; ").join(dict.fromkeys(part[key] for part in parts))
+def _said(texts: Iterable[str], between: str = "; ") -> str:
+    """The distinct texts, joined."""
+    return between.join(dict.fromkeys(texts))
 
 
 def show(p: Placement, node: Move) -> str:
@@ -346,19 +385,20 @@ def show(p: Placement, node: Move) -> str:
 
 
 def _totals(
-    entries: Mapping[Collective, dict[str, Any]],
+    entries: Mapping[Collective, CollectiveFacts],
     every_device: Sequence[Sender],
     program: Program,
-) -> dict[str, Any]:
+) -> TotalsFacts:
     """Sums of one device: of that which sends most; `flops_per_device` of the busiest stage."""
     cluster = sum(c["cluster_wire_bytes"] for c in entries.values() if c["phase"] != "output")
     most = max(every_device, key=lambda sender: sender.bytes)
     # Another device may do one of them more often, or of a larger block.
-    collectives = [
-        entries[node] | {"count": done.count, "wire_bytes": done.bytes}
-        for node, done in most.done.items()
-        if node in entries
-    ]
+    collectives = []
+    for node, done in most.done.items():
+        if node in entries:
+            entry = entries[node].copy()
+            entry["count"], entry["wire_bytes"] = done.count, done.bytes
+            collectives.append(entry)
     by_kind: Counter[str] = Counter()
     by_axis: Counter[str] = Counter()
     by_phase: Counter[str] = Counter()
@@ -381,7 +421,7 @@ def _totals(
 # --- for people ------------------------------------------------------------------------------
 
 
-def explanation(report: Json, sources: Mapping[str, Source]) -> Document:
+def explanation(report: ReportFacts, sources: Mapping[str, Source]) -> Document:
     """The whole report as a document. `sources`, by name, are the texts whose tensors are shown.
 
     Lines of the first source come before those of others.
@@ -390,7 +430,7 @@ def explanation(report: Json, sources: Mapping[str, Source]) -> Document:
     return (*summary(report), lines, Gap(), *_totals_of(report))
 
 
-def summary(report: Json) -> Iterator[Block]:
+def summary(report: ReportFacts) -> Iterator[Block]:
     """Two sentences, what is sent and what sends the most; then axes that are of no use."""
     yield line(sentence(report), "strong")
     if report["collectives"]:
@@ -406,7 +446,7 @@ def summary(report: Json) -> Iterator[Block]:
             yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
 
 
-def sentence(report: Json) -> str:
+def sentence(report: ReportFacts) -> str:
     """`mlp under layout hybrid on mesh rows:2, cols:2 (4 devices): 2 collectives send …`."""
     axes = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items())
     devices = counted(report["devices"], "device")
@@ -419,7 +459,7 @@ def sentence(report: Json) -> str:
     return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
 
 
-def compressed(report: Json) -> Iterator[Block]:
+def compressed(report: ReportFacts) -> Iterator[Block]:
     """How gradients are compressed, and what that means for their numbers."""
     if "compress" not in report:
         return
@@ -437,7 +477,7 @@ def compressed(report: Json) -> Iterator[Block]:
         )
 
 
-def planned(report: Json) -> Iterator[Block]:
+def planned(report: ReportFacts) -> Iterator[Block]:
     """The objective of the plan, and the extent of its search; nothing where nothing is sent."""
     plan = report["plan"]
     if not plan or not report["collectives"]:
@@ -449,7 +489,7 @@ def planned(report: Json) -> Iterator[Block]:
     yield line(f"{known} ({cost}; searched: {plan['searched']}).")
 
 
-def _largest(report: Json) -> str:
+def _largest(report: ReportFacts) -> str:
     """The collective that sends the most."""
     found = report["collectives"]
     most = max(found, key=lambda c: c["wire_bytes"])
@@ -464,7 +504,7 @@ def _largest(report: Json) -> str:
 # --- source lines ----------------------------------------------------------------------------
 
 
-def listed(report: Json, sources: Mapping[str, Source]) -> list[Json]:
+def listed(report: ReportFacts, sources: Mapping[str, Source]) -> list[TensorFacts]:
     """The tensors to show: of the sources, named or else bound as no named one beside them.
 
     Less those remade per loop iteration.
@@ -473,23 +513,24 @@ def listed(report: Json, sources: Mapping[str, Source]) -> list[Json]:
     return [t for t in shown if t["file"] in sources and _told(t)]
 
 
-def place_of(entry: Json) -> tuple[str, int]:
+def place_of(entry: TensorFacts | CollectiveFacts) -> tuple[str, int]:
     """The file and line of an entry; a tensor that a `repeat` carries or keeps is on its line."""
-    return entry["file"], (entry.get("loop") or entry)["line"]
+    loop = entry["loop"] if "loop" in entry else None
+    return entry["file"], entry["line"] if loop is None else loop["line"]
 
 
 def listing(
-    report: Json,
+    report: ReportFacts,
     sources: Mapping[str, Source],
-    tensors: Sequence[Json],
-    collectives: Sequence[Json],
+    tensors: Sequence[TensorFacts],
+    collectives: Sequence[CollectiveFacts],
 ) -> Table:
     """The source lines of tensors and collectives: those of the first file in order, then others.
 
     Lines with collectives have blank lines around them.
     """
     first = next(iter(sources), "")
-    found = {place_of(entry) for entry in (*tensors, *collectives)}
+    found = {*map(place_of, tensors), *map(place_of, collectives)}
     sections, sends = [], True
     for place in sorted(found, key=lambda place: (place[0] != first, place)):
         made = [t for t in tensors if place_of(t) == place]
@@ -500,11 +541,11 @@ def listing(
 
 
 def section(
-    report: Json,
+    report: ReportFacts,
     sources: Mapping[str, Source],
     place: tuple[str, int],
-    tensors: Sequence[Json],
-    collectives: Sequence[Json],
+    tensors: Sequence[TensorFacts],
+    collectives: Sequence[CollectiveFacts],
     apart: bool = True,
 ) -> Section:
     """A source line, and below it tensors and collectives."""
@@ -520,17 +561,17 @@ def section(
     return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*items, *sent), apart)
 
 
-def _times_at(report: Json, place: tuple[str, int]) -> list[Json]:
+def _times_at(report: ReportFacts, place: tuple[str, int]) -> Sequence[LineTime]:
     """The predicted time of a line, where there is one."""
     lines = report["time"]["lines"] if "time" in report else ()
     return [t for t in lines if (t["file"], t["line"]) == place]
 
 
-def _told(tensor: Json) -> bool:
-    return tensor.get("loop") is None or tensor["loop"]["as"] in LOOP_WORDS
+def _told(tensor: TensorFacts) -> bool:
+    return tensor["loop"] is None or tensor["loop"]["as"] in LOOP_WORDS
 
 
-def _gutter(report: Json, sources: Mapping[str, Source]) -> int:
+def _gutter(report: ReportFacts, sources: Mapping[str, Source]) -> int:
     """The width of line numbers; tensors of the prelude are not listed."""
     tensors = [t for t in report["tensors"] if t["file"] in sources]
     lines = [e["line"] for e in (*tensors, *report["collectives"])]
@@ -540,7 +581,9 @@ def _gutter(report: Json, sources: Mapping[str, Source]) -> int:
 # --- a tensor --------------------------------------------------------------------------------
 
 
-def tensor_item(tensor: Json, mesh: Mapping[str, int], indent: int = 0, width: int = 0) -> Item:
+def tensor_item(
+    tensor: TensorFacts, mesh: Mapping[str, int], indent: int = 0, width: int = 0
+) -> Item:
     """`h  f32[batch@rows 64→32, hidden@cols 2048→1024]  line 8: batch -> rows, hidden -> cols`."""
     held = Holding.of(tensor, mesh)
     head = (Piece(f"{held.name:{width}}  ", "name"),)
@@ -549,12 +592,12 @@ def tensor_item(tensor: Json, mesh: Mapping[str, int], indent: int = 0, width: i
     return Item(head, typed(tensor), asides if asides[0] else (), picture, indent)
 
 
-def type_text(tensor: Json) -> str:
+def type_text(tensor: TensorFacts) -> str:
     """The type with global sizes, arrows to local ones of split dims, and partial axes."""
     return plain(typed(tensor))
 
 
-def typed(tensor: Json) -> Text:
+def typed(tensor: TensorFacts) -> Text:
     """The type in pieces; the style of a split dim has the number of its first axis."""
     sizes = zip(tensor["dims"], tensor["shape"], tensor["local_shape"], strict=True)
     dims = [_dim(d, n, local, tensor) for d, n, local in sizes]
@@ -568,7 +611,7 @@ def typed(tensor: Json) -> Text:
     return (Piece(f"{tensor['dtype']}[", "code"), *separated, Piece("]", "code"), *tail)
 
 
-def _dim(name: str, size: int, local: int, tensor: Json) -> Piece:
+def _dim(name: str, size: int, local: int, tensor: TensorFacts) -> Piece:
     axes = tensor["order"].get(name, [])
     if not axes:
         return Piece(f"{name} {size}", "code")
@@ -577,12 +620,12 @@ def _dim(name: str, size: int, local: int, tensor: Json) -> Piece:
     return Piece(f"{name}@{over} {size}→{local}", axis=number)
 
 
-def _rules(tensor: Json, short: bool = False) -> str:
+def _rules(tensor: TensorFacts, short: bool = False) -> str:
     """The rules that split a tensor, by line; and whether a loop carries or keeps it.
 
     `short` omits rules that the dims already show: those without a selector.
     """
-    loop = tensor.get("loop") if _told(tensor) else None
+    loop = tensor["loop"] if _told(tensor) else None
     advice = "; name it, for a rule of its own" if tensor["between"] else ""
     notes = []
     if loop:
@@ -598,7 +641,7 @@ def _rules(tensor: Json, short: bool = False) -> str:
     return "; ".join(notes) + advice
 
 
-def _place(rule: Json, file: str) -> str:
+def _place(rule: RuleFacts, file: str) -> str:
     if "line" not in rule:
         return "by its operator"
     where: str = rule["file"]
@@ -608,15 +651,15 @@ def _place(rule: Json, file: str) -> str:
 # --- a collective ----------------------------------------------------------------------------
 
 
-def collective_note(c: Json, named: bool, indent: int) -> Note:
+def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
     """A collective: bytes, formula, change of placement, reason, and remedy."""
     details = [("bytes", f"{_formula(c)}{c['trip_bytes']:,} B {_inputs(c)}")]
     if "seconds" in c:
         details.append(("time", duration(c["seconds"])))
     details += [("only", f"where {axis} = {device}") for axis, device in c.get("on", {}).items()]
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
-    for label, key in (("why", "why"), ("remove it", "remedy")):
-        details += [(label, text) for text in _reasons(c, key)]
+    details += [("why", text) for text in _reasons(c, lambda part: part["why"])]
+    details += [("remove it", text) for text in _reasons(c, lambda part: part["remedy"])]
     items = (
         Item((Piece(f"{label + ':':11}", "muted"),), (Piece(text),), indent=indent + 3)
         for label, text in details
@@ -625,7 +668,7 @@ def collective_note(c: Json, named: bool, indent: int) -> Note:
     return Note((Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose)), tuple(items), indent)
 
 
-def sending(c: Json, whose: str) -> Text:
+def sending(c: CollectiveFacts, whose: str) -> Text:
     """The text `all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
     phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
     op = f" {c['op']}" if c["op"] else ""
@@ -633,12 +676,12 @@ def sending(c: Json, whose: str) -> Text:
     return (Piece(head, "sent"), Piece(f": {_sent(c)}", "amount"))
 
 
-def _bucket(c: Json) -> str:
+def _bucket(c: CollectiveFacts) -> str:
     """The text `3 tensors in a bucket`; empty for a collective on one tensor."""
     return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
 
 
-def _parts(c: Json) -> list[tuple[str, str]]:
+def _parts(c: CollectiveFacts) -> list[tuple[str, str]]:
     """The tensors of a bucket, a line for each."""
     return [
         (
@@ -649,17 +692,17 @@ def _parts(c: Json) -> list[tuple[str, str]]:
     ]
 
 
-def _reasons(c: Json, key: str) -> list[str]:
+def _reasons(c: CollectiveFacts, texts: Callable[[MovedFacts], str]) -> list[str]:
     """The reasons or the remedies; in a bucket each with its tensors."""
     whose: dict[str, list[str]] = {}
     for part in c["parts"]:
-        whose.setdefault(part[key], []).append(part["tensor"])
+        whose.setdefault(texts(part), []).append(part["tensor"])
     if len(whose) < 2:
-        return [c[key]]
+        return [texts(c)]
     return [f"{', '.join(names)}: {text}" for text, names in whose.items()]
 
 
-def _sent(c: Json) -> str:
+def _sent(c: CollectiveFacts) -> str:
     """`64 KiB (65,536 B) sent per device`; in a loop per iteration, and in total."""
     meanwhile = " while it computes" if c["overlapped"] else ""
     whole = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
@@ -671,12 +714,12 @@ def _sent(c: Json) -> str:
     return f"{each} a trip × {trips} = {whole}"
 
 
-def _inputs(c: Json) -> str:
+def _inputs(c: CollectiveFacts) -> str:
     upto = "up to " if "uneven" in c else ""
     return f"(n = {c['group_size']:,} devices, b = {upto}{c['payload_bytes']:,} B on each)"
 
 
-def _formula(c: Json) -> str:
+def _formula(c: CollectiveFacts) -> str:
     """The formula of the bytes sent; of blocks of several sizes the most that a device sends."""
     if "uneven" in c and c["kind"] in ("reduce_scatter", "all_to_all"):
         return "b less its own block, at most "
@@ -686,7 +729,7 @@ def _formula(c: Json) -> str:
 # --- totals ----------------------------------------------------------------------------------
 
 
-def _totals_of(report: Json) -> Iterator[Block]:
+def _totals_of(report: ReportFacts) -> Iterator[Block]:
     """Totals: bytes sent, FLOPs, and memory."""
     yield from _sent_in_all(report)
     flops, devices = report["totals"]["flops_per_device"], report["devices"]
@@ -705,7 +748,7 @@ def _totals_of(report: Json) -> Iterator[Block]:
         yield from _warnings(report["warnings"])
 
 
-def _sent_in_all(report: Json) -> Iterator[Block]:
+def _sent_in_all(report: ReportFacts) -> Iterator[Block]:
     total = report["totals"]
     if total["collectives"]:
         sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
@@ -739,7 +782,7 @@ def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]
         yield Item(head, (Piece(exact(value)),))
 
 
-def held(memory: Json) -> Iterator[Item]:
+def held(memory: Mapping[str, int]) -> Iterator[Item]:
     """The memory of a device at the worst moment, by kind."""
     yield _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment")
     kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
@@ -755,16 +798,22 @@ AWAY = {
 """What states that lie elsewhere are headed by, and what is to be said behind them."""
 
 
-def away(report: Json) -> Iterator[Block]:
+def away(report: ReportFacts) -> Iterator[Block]:
     """What a device has on disk or on the host, and what a step reads and writes there."""
-    for where in (w for w in AWAY if w in report):
-        (head, more), found = AWAY[where], report[where]
-        text = f"{exact(found['bytes'])} of states; each step reads {exact(found['read'])} and "
-        text += f"writes {exact(found['written'])}, in chunks of at most {human(found['chunk'])}"
-        yield _headed(head, text + more)
+    if "disk" in report:
+        yield _offloaded("disk", report["disk"])
+    if "host" in report:
+        yield _offloaded("host", report["host"])
 
 
-def _warnings(warnings: list[Json]) -> Iterator[Block]:
+def _offloaded(where: str, states: OffloadedFacts) -> Item:
+    head, more = AWAY[where]
+    text = f"{exact(states['bytes'])} of states; each step reads {exact(states['read'])} and "
+    text += f"writes {exact(states['written'])}, in chunks of at most {human(states['chunk'])}"
+    return _headed(head, text + more)
+
+
+def _warnings(warnings: list[WarningFacts]) -> Iterator[Block]:
     yield line(counted(len(warnings), "warning").capitalize() + ":", "strong")
     for warning in warnings:
         where = f"line {warning['line']}: " if warning["line"] else ""

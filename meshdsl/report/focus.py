@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from meshdsl.diagnostics import Source, did_you_mean, fail
 from meshdsl.report.document import (
@@ -36,9 +36,8 @@ from meshdsl.report.explain import (
     sentence,
     summary,
 )
+from meshdsl.report.facts import CollectiveFacts, ReportFacts, TensorFacts
 from meshdsl.report.stages import by_stage
-
-Json = dict[str, Any]
 
 TOP = 5
 """The collectives of a long report that are shown; a short one has no more."""
@@ -67,7 +66,9 @@ class Focus:
     tensor: str | None = None
 
 
-def focused(report: Json, sources: Mapping[str, Source], focus: Focus, rest: str) -> Document:
+def focused(
+    report: ReportFacts, sources: Mapping[str, Source], focus: Focus, rest: str
+) -> Document:
     """The document of a part; `rest` is the sentence on how to see the rest.
 
     Raises:
@@ -84,7 +85,7 @@ def focused(report: Json, sources: Mapping[str, Source], focus: Focus, rest: str
     return tuple(_excerpt(report, sources, focus.top or TOP, rest))
 
 
-def _is_short(report: Json, sources: Mapping[str, Source]) -> bool:
+def _is_short(report: ReportFacts, sources: Mapping[str, Source]) -> bool:
     tensors = len(listed(report, sources)) + sum(len(c["parts"]) for c in report["collectives"])
     return len(report["collectives"]) <= TOP and tensors <= SHORT
 
@@ -92,7 +93,9 @@ def _is_short(report: Json, sources: Mapping[str, Source]) -> bool:
 # --- the largest collectives -----------------------------------------------------------------
 
 
-def _excerpt(report: Json, sources: Mapping[str, Source], top: int, rest: str) -> Iterator[Block]:
+def _excerpt(
+    report: ReportFacts, sources: Mapping[str, Source], top: int, rest: str
+) -> Iterator[Block]:
     """The summary, the collectives that send the most, the largest first, and the memory."""
     yield from summary(report)
     most, others = _largest(report["collectives"], top)
@@ -112,15 +115,17 @@ def _excerpt(report: Json, sources: Mapping[str, Source], top: int, rest: str) -
     yield line(rest, "muted")
 
 
-def _largest(collectives: Iterable[Json], top: int | None) -> tuple[list[Json], list[Json]]:
+def _largest(
+    collectives: Iterable[CollectiveFacts], top: int | None
+) -> tuple[list[CollectiveFacts], list[CollectiveFacts]]:
     """The `top` collectives that send the most, in order, and the others."""
     found = sorted(collectives, key=lambda c: -c["wire_bytes"])
     return found[:top], found[top:] if top is not None else []
 
 
-def _by_size(c: Json) -> Json:
+def _by_size(c: CollectiveFacts) -> CollectiveFacts:
     """A collective with the largest tensors of its bucket first."""
-    return c | {"parts": sorted(c["parts"], key=lambda part: -part["payload_bytes"])}
+    return {**c, "parts": sorted(c["parts"], key=lambda part: -part["payload_bytes"])}
 
 
 def _shortened(found: Section) -> Section:
@@ -142,7 +147,7 @@ def _few(note: Note) -> Note:
     return replace(note, details=tuple(details))
 
 
-def _left_out(others: Sequence[Json]) -> Iterator[Block]:
+def _left_out(others: Sequence[CollectiveFacts]) -> Iterator[Block]:
     if others:
         sent = human(sum(c["wire_bytes"] for c in others))
         ones = "one sends" if len(others) == 1 else f"{len(others):,} send"
@@ -152,7 +157,7 @@ def _left_out(others: Sequence[Json]) -> Iterator[Block]:
 # --- a line, a tensor ------------------------------------------------------------------------
 
 
-def _asked(report: Json, sources: Mapping[str, Source], focus: Focus) -> Iterator[Block]:
+def _asked(report: ReportFacts, sources: Mapping[str, Source], focus: Focus) -> Iterator[Block]:
     """What there is on a line and of a tensor."""
     first = next(iter(sources.values()))
     tensors, collectives = listed(report, sources), list(report["collectives"])
@@ -186,7 +191,10 @@ def _check_line(source: Source, number: int) -> None:
 
 
 def _elsewhere(
-    report: Json, sources: Mapping[str, Source], focus: Focus, known: tuple[list[Json], list[Json]]
+    report: ReportFacts,
+    sources: Mapping[str, Source],
+    focus: Focus,
+    known: tuple[list[TensorFacts], list[CollectiveFacts]],
 ) -> Iterator[Block]:
     """On a line that makes and sends nothing: what its rules split, or the lines near it."""
     first = next(iter(sources.values()))
@@ -195,7 +203,8 @@ def _elsewhere(
     if rules:
         yield Table((section(report, sources, (first.name, focus.line), rules, ()),))
         return
-    lines = sorted({n for file, n in map(place_of, itertools.chain(*known)) if file == first.name})
+    places = (*map(place_of, known[0]), *map(place_of, known[1]))
+    lines = sorted({n for file, n in places if file == first.name})
     near = [n for n in lines if n < focus.line][-NEAR:] + [n for n in lines if n > focus.line][
         :NEAR
     ]
@@ -206,18 +215,18 @@ def _elsewhere(
     yield line(f"Nothing{whose} is made, split or sent on this line.{nearest}")
 
 
-def _ruled(tensor: Json, file: str, number: int) -> bool:
+def _ruled(tensor: TensorFacts, file: str, number: int) -> bool:
     """Whether a rule on this line splits the tensor."""
     rules = tensor["rules"].values()
     return any((rule["file"], rule["line"]) == (file, number) for rule in rules)
 
 
-def _moved(c: Json) -> set[str]:
+def _moved(c: CollectiveFacts) -> set[str]:
     """The names of the tensors that a collective moves."""
     return {part["tensor"] for part in c["parts"]} | {c["tensor"]}
 
 
-def _names(report: Json, sources: Mapping[str, Source], wanted: str) -> set[str]:
+def _names(report: ReportFacts, sources: Mapping[str, Source], wanted: str) -> set[str]:
     """The tensors of this name; else those whose name ends in it, as `attention.q` in `q`."""
     known = dict.fromkeys(t["name"] for t in listed(report, sources) if t["name"])
     alone = (c for c in report["collectives"] if not c["parts"])

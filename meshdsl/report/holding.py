@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.device.ir import lie_alone
 from meshdsl.placed.sbp import Mesh
+from meshdsl.report.facts import TensorFacts
 
-Json = dict[str, Any]
 SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
 """Signs between devices whose partial values are reduced."""
 
@@ -35,7 +34,7 @@ class Holding:
     lying: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tensor: Json, mesh: Mapping[str, int]) -> Holding:
+    def of(cls, tensor: TensorFacts, mesh: Mapping[str, int]) -> Holding:
         """The tensor of an entry of `tensors` in the JSON of `explain`, on its `mesh`."""
         partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
         order = {dim: tuple(axes) for dim, axes in tensor["order"].items()}

@@ -9,7 +9,6 @@ import itertools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshdsl.placed.sbp import Mesh
 from meshdsl.report.document import Picture, aligned, human
@@ -647,7 +646,6 @@ def _bent(x0: float, y0: float, x1: float, y1: float, right: float, below: float
 
 # --- memory ----------------------------------------------------------------------------------
 
-Json = dict[str, Any]
 KINDS = {
     "params": "parameters",
     "grads": "gradients",
@@ -659,12 +657,12 @@ FILLS = dict(zip(KINDS, (BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[5], BLOCKS[3]),
 WIDTH, HEIGHT, STEP = 380.0, 20.0, 30.0
 
 
-def kinds_held(rows: Mapping[str, Json]) -> tuple[str, ...]:
+def kinds_held(rows: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
     """The kinds that any row has; `rows` maps a title to the `memory` of a report."""
     return tuple(k for k in KINDS if any(row.get(k) for row in rows.values()))
 
 
-def memory_table(rows: Mapping[str, Json]) -> list[list[str]]:
+def memory_table(rows: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
     """The header and a line for each row: every kind, and the total."""
     kinds = kinds_held(rows)
     head = ["held per device", *(KINDS[k] for k in kinds), "at most"]
@@ -673,7 +671,7 @@ def memory_table(rows: Mapping[str, Json]) -> list[list[str]]:
     ]
 
 
-def memory_picture(rows: Mapping[str, Json]) -> Markup:
+def memory_picture(rows: Mapping[str, Mapping[str, int]]) -> Markup:
     """A bar for each row, to one scale, with its total."""
     kinds = kinds_held(rows)
     left = max(width_of(title) for title in rows) + 10
@@ -689,7 +687,9 @@ def memory_picture(rows: Mapping[str, Json]) -> Markup:
     return card(left + WIDTH + 80, top + STEP * len(rows), *parts)
 
 
-def _bar(kinds: Sequence[str], row: Json, left: float, y: float, scale: float) -> Markup:
+def _bar(
+    kinds: Sequence[str], row: Mapping[str, int], left: float, y: float, scale: float
+) -> Markup:
     found, x = [], left
     for kind in kinds:
         width = row[kind] * scale

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from meshdsl.device.ir import Compute
 from meshdsl.diagnostics import Source
@@ -18,9 +17,10 @@ from meshdsl.report.document import (
     line,
     scaled,
 )
+from meshdsl.report.facts import LineSeconds, SimulationFacts, StageFacts
+from meshdsl.simulate.against import AgainstFacts, RatioFacts
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Timeline
 
-Json = dict[str, Any]
 VERSION = 1
 TOP = 8
 """The lines that are shown."""
@@ -29,7 +29,7 @@ TEXT_WIDTH = 44
 """Columns of a source line beside its figures."""
 
 
-def simulation(timeline: Timeline) -> Json:
+def simulation(timeline: Timeline) -> SimulationFacts:
     """The facts of a simulated step. Seconds and bytes are of one device: all are alike.
 
     Of a pipeline those of a stage are.
@@ -57,7 +57,7 @@ def simulation(timeline: Timeline) -> Json:
     }
 
 
-def of_stage(timeline: Timeline) -> Json:
+def of_stage(timeline: Timeline) -> StageFacts:
     """The stage that is simulated, the share of all stages' time that is idle, and their passes.
 
     Of these it has the seconds of each stage, `send` those of a message from stage to stage.
@@ -73,13 +73,13 @@ def of_stage(timeline: Timeline) -> Json:
     return {"stage": timeline.stage, "bubble": timeline.bubble, "passes": seconds}
 
 
-def stage_text(facts: Json) -> str:
+def stage_text(facts: StageFacts) -> str:
     """`a device of stage 0; 29.5 % of the stages' time is idle`."""
     idle = f"{100 * facts['bubble']:.3g} % of the stages' time is idle"
     return f"a device of stage {facts['stage']}; {idle}"
 
 
-def _lines(timeline: Timeline) -> Iterator[Json]:
+def _lines(timeline: Timeline) -> Iterator[LineSeconds]:
     """What each source line takes of the compute stream."""
     found: dict[tuple[str, int], list[Event]] = defaultdict(list)
     for event in timeline.events:
@@ -105,12 +105,12 @@ def _lines(timeline: Timeline) -> Iterator[Json]:
 # --- for people ------------------------------------------------------------------------------
 
 
-def simulated(facts: Json, sources: Mapping[str, Source], top: int = TOP) -> Document:
+def simulated(facts: SimulationFacts, sources: Mapping[str, Source], top: int = TOP) -> Document:
     """The step, where its time goes, its memory, and the dearest lines."""
     return (line(sentence(facts), "strong"), *_figures(facts), _dearest(facts, sources, top))
 
 
-def sentence(facts: Json) -> str:
+def sentence(facts: SimulationFacts) -> str:
     """`lm under layout zero3 on mesh data:4 (4 devices of h100): a step takes 2.01 ms.`."""
     axes = ", ".join(f"{axis}:{size}" for axis, size in facts["mesh"].items())
     devices = f"{counted(facts['devices'], 'device')} of {facts['cluster']}"
@@ -119,7 +119,7 @@ def sentence(facts: Json) -> str:
     return f"{facts['program']} under layout {facts['layout']} on {where}: a step takes {took}."
 
 
-def _figures(facts: Json) -> Iterator[Block]:
+def _figures(facts: SimulationFacts) -> Iterator[Block]:
     whole = facts["seconds"]
     rows = [("compute", duration(facts["compute"]), share(facts["compute"], whole), "")]
     for axes, sent in facts["sending"].items():
@@ -138,7 +138,7 @@ def _figures(facts: Json) -> Iterator[Block]:
     yield line(f"Most memory of a device: {held}.")
 
 
-def _dearest(facts: Json, sources: Mapping[str, Source], top: int) -> Grid:
+def _dearest(facts: SimulationFacts, sources: Mapping[str, Source], top: int) -> Grid:
     rows = []
     for entry in facts["lines"][:top]:
         source = sources.get(entry["file"])
@@ -152,23 +152,26 @@ def _dearest(facts: Json, sources: Mapping[str, Source], top: int) -> Grid:
     return Grid(title, ("line", "time", "share", "bound by", ""), tuple(rows))
 
 
-def compared(found: Json, top: int = TOP) -> Document:
+def compared(found: AgainstFacts, top: int = TOP) -> Document:
     """Simulated beside measured: the step, kinds of operators, lines."""
     step, heads = found["step"], ("simulated", "measured", "measured / simulated")
-    tables = (("kinds", "operator", "by kind of operator"), ("lines", "line", "by line"))
+    tables = (
+        (found["kinds"], "operator", "by kind of operator"),
+        (found["lines"], "line", "by line"),
+    )
     grids = (
-        Grid(title, (word, *heads), tuple(_row(r) for r in found[key][:top]))
-        for key, word, title in tables
+        Grid(title, (word, *heads), tuple(map(_row, ratios[:top])))
+        for ratios, word, title in tables
     )
     said = f"measured {duration(step['measured'])}, simulated {duration(step['simulated'])}"
     return (line(f"The step: {said}, {_ratio(step)}."), *grids)
 
 
-def _row(entry: Json) -> tuple[str, ...]:
+def _row(entry: RatioFacts) -> tuple[str, ...]:
     return (entry["name"], duration(entry["simulated"]), duration(entry["measured"]), _ratio(entry))
 
 
-def _ratio(entry: Json) -> str:
+def _ratio(entry: RatioFacts) -> str:
     return "-" if entry["ratio"] is None else f"{entry['ratio']:.3g}x"
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 from meshdsl.device.ir import Part, Pipeline, Program
 from meshdsl.device.memory import walks
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
+from meshdsl.report.facts import (
+    DividedFacts,
+    PipedFacts,
+    PipelineFacts,
+    ReportFacts,
+    TimeFacts,
+    UpdateFacts,
+)
 from meshdsl.report.schedules import schedule_picture
 from meshdsl.schedule.times import Times, timed
 from meshdsl.schedule.verify import Verified, printed
-
-Json = dict[str, Any]
 
 MOST_ACTIONS = 1024
 """Actions of a schedule whose rows are in the report, and are drawn."""
@@ -23,7 +28,7 @@ MOST_STAGES = 12
 """Stages that are listed; of more, the first and the last ones."""
 
 
-def piped(program: Program) -> dict[str, Any]:
+def piped(program: Program) -> PipedFacts:
     """The entry of a pipeline in a report, if there is one. Bytes are those of one device.
 
     `bubble` is the share of the devices' time that is idle where a forward pass takes as long as
@@ -38,31 +43,35 @@ def piped(program: Program) -> dict[str, Any]:
     early = Part.WEIGHTS in found.parts
     small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
     peaks = [walk.stored + walk.walked().most for walk in walks(program)]
-    return {
-        "pipeline": {
-            "axis": found.axis,
-            "schedule": schedule.name,
-            "stages": schedule.stages,
-            "micro_batches": schedule.micro,
-            "rows": schedule.text.splitlines() if small else None,
-            "early": early,
-            **({"layers": list(found.sizes)} if found.sizes else {}),
-            **({"held": list(map(list, table.held))} if _is_shared(table) else {}),
-            **({"recompute": "stage"} if found.recomputes else {}),
-            "bubble": str(timed(table, alike(found.sizes, early)).bubble),
-            "in_flight": list(table.peaks),
-            "peak": peaks,
-            **_updates(table),
-        }
+    facts: PipelineFacts = {
+        "axis": found.axis,
+        "schedule": schedule.name,
+        "stages": schedule.stages,
+        "micro_batches": schedule.micro,
+        "rows": schedule.text.splitlines() if small else None,
+        "early": early,
+        **_shared(found, table),
+        "bubble": str(timed(table, alike(found.sizes, early)).bubble),
+        "in_flight": list(table.peaks),
+        "peak": peaks,
+        **_updates(table),
     }
+    return {"pipeline": facts}
 
 
-def _is_shared(table: Verified) -> bool:
-    """Whether a stage is on several devices."""
-    return sum(map(len, table.held)) > table.schedule.stages
+def _shared(node: Pipeline, table: Verified) -> DividedFacts:
+    """How layers and stages are divided, where that is not evident, and what is recomputed."""
+    facts: DividedFacts = {}
+    if node.sizes:
+        facts["layers"] = list(node.sizes)
+    if sum(map(len, table.held)) > table.schedule.stages:  # a stage is on several devices
+        facts["held"] = list(map(list, table.held))
+    if node.recomputes:
+        facts["recompute"] = "stage"
+    return facts
 
 
-def _updates(table: Verified) -> Json:
+def _updates(table: Verified) -> UpdateFacts:
     """Of updates on the way: which parameters passes read, and of each stage how old they are.
 
     `copies` of parameters are held, also for a stage whose passes read the newest ones.
@@ -82,7 +91,7 @@ def alike(sizes: Sequence[int], early: bool) -> Times:
     return Times(each, each, each, early=early)
 
 
-def pipeline_sentence(pipeline: Json) -> str:
+def pipeline_sentence(pipeline: PipelineFacts) -> str:
     """`one_f_one_b over pipe: 4 stages, 8 micro-batches; 3/11 (27.3 %) of … is idle.`."""
     stages = counted(pipeline["stages"], "stage")
     batches = counted(pipeline["micro_batches"], "micro-batch")
@@ -95,7 +104,7 @@ def pipeline_sentence(pipeline: Json) -> str:
     return f"{head}; {idle}.{late}"
 
 
-def by_stage(report: Json) -> Iterator[Block]:
+def by_stage(report: ReportFacts) -> Iterator[Block]:
     """A line for each stage: micro-batches in flight, and memory; for each device with several.
 
     Where stages are on several devices, `held` are those of each.
@@ -104,7 +113,7 @@ def by_stage(report: Json) -> Iterator[Block]:
     if pipeline is None:
         return
     if pipeline["rows"] is not None:
-        yield _picture(pipeline, report.get("time"))
+        yield _picture(pipeline, pipeline["rows"], report.get("time"))
     each = _row(pipeline)
     head = [each, "in flight", "held"]
     columns = [map(str, pipeline["in_flight"]), map(human, pipeline["peak"])]
@@ -125,9 +134,9 @@ def by_stage(report: Json) -> Iterator[Block]:
     yield Grid(f"by {each}", tuple(head), tuple(rows))
 
 
-def _picture(pipeline: Json, time: Json | None) -> Picture:
+def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -> Picture:
     """The passes of each stage: as long as is predicted, without a cluster each half alike."""
-    table = printed("\n".join(pipeline["rows"]))
+    table = printed("\n".join(rows))
     times = alike(pipeline.get("layers", ()), pipeline["early"])
     if time is not None:
         each = {name: tuple(map(Fraction, found)) for name, found in time["passes"].items()}
@@ -144,7 +153,7 @@ def _numbers(stages: Sequence[int]) -> str:
     return " ".join(map(str, stages))
 
 
-def _row(pipeline: Json) -> str:
+def _row(pipeline: PipelineFacts) -> str:
     """What a device is called: by its stage, if it has one that no other has."""
     several = "held" in pipeline or pipeline["stages"] != len(pipeline["peak"])
     return "device" if several else "stage"

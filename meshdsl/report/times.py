@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Program, on_device, walk
 from meshdsl.report.document import Item, Piece, duration
+from meshdsl.report.facts import LineTime, TimeFacts
 from meshdsl.report.simulation import of_stage, stage_text
 from meshdsl.simulate.engine import simulate
-
-Json = dict[str, Any]
 
 BOUNDS = {
     "compute": "arithmetic",
@@ -27,7 +25,7 @@ BOUNDS = {
 """What bounds a time, in words; in the order they are shown."""
 
 
-def times(program: Program, timing: Timing) -> Json:
+def times(program: Program, timing: Timing) -> TimeFacts:
     """Predicted seconds of one device: of the step, computing, sending, and waiting for that.
 
     `exposed` and `sending` are by mesh axes, `by_bound` by what bounds operators and collectives,
@@ -50,16 +48,16 @@ def times(program: Program, timing: Timing) -> Json:
         "exposed": timeline.exposed,
         "sending": timeline.sending,
         "by_bound": {bound: seconds for bound, seconds in found.items() if seconds},
-        "lines": [
-            {"file": file, "line": line, **_line(at)} for (file, line), at in sorted(lines.items())
-        ],
+        "lines": [_line(*place, at) for place, at in sorted(lines.items())],
     }
 
 
-def _line(by_bound: dict[str, float]) -> Json:
+def _line(file: str, line: int, by_bound: dict[str, float]) -> LineTime:
     """Seconds of computing and of sending on a line, and what bounds the most of them."""
     sending = by_bound.get("network", 0.0)
     return {
+        "file": file,
+        "line": line,
         "compute": sum(s for bound, s in by_bound.items() if bound != "network"),
         "communication": sending,
         "bound": max(BOUNDS, key=lambda bound: by_bound.get(bound, 0.0)),
@@ -69,7 +67,7 @@ def _line(by_bound: dict[str, float]) -> Json:
 # --- for people ------------------------------------------------------------------------------
 
 
-def timed_sentence(time: Json) -> str:
+def timed_sentence(time: TimeFacts) -> str:
     """The text `Predicted on h100: 81.2 µs, 45% of it waiting for what is sent`."""
     head = f"Predicted on {time['cluster']}: {duration(time['seconds'])}"
     if not time["waiting"]:
@@ -77,15 +75,15 @@ def timed_sentence(time: Json) -> str:
     return f"{head}, {100 * time['waiting'] / time['seconds']:.0f}% of it waiting for what is sent."
 
 
-def timed_item(entry: Json, indent: int) -> Item:
+def timed_item(entry: LineTime, indent: int) -> Item:
     """The time of a line: `takes 7 µs computing, 5.3 µs sending; most for memory traffic`."""
-    words = (("compute", "computing"), ("communication", "sending"))
-    parts = [f"{duration(entry[key])} {word}" for key, word in words if entry[key]]
+    seconds = ((entry["compute"], "computing"), (entry["communication"], "sending"))
+    parts = [f"{duration(taken)} {word}" for taken, word in seconds if taken]
     text = f"{', '.join(parts)}; most for {BOUNDS[entry['bound']]}"
     return Item((Piece("takes ", "muted"),), (Piece(text),), indent=indent)
 
 
-def timed_in_all(time: Json) -> Iterator[Item]:
+def timed_in_all(time: TimeFacts) -> Iterator[Item]:
     """The time of the step; that of its operators and collectives by bound; waiting by axis."""
     whole = f"{duration(time['compute'])} computing, {duration(time['waiting'])} waiting"
     text = f"{duration(time['seconds'])}: {whole}"

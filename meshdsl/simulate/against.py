@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.device.ir import Program
 from meshdsl.diagnostics import fail
 from meshdsl.kept import checked, parsed
 from meshdsl.simulate.timeline import Timeline
-from meshdsl.simulate.trace import COMPUTE_THREAD
+from meshdsl.simulate.trace import COMPUTE_THREAD, TraceFile
 
-Json = dict[str, Any]
 MEASURE = "`meshdsl run FILE --engine torchrun --trace OUT.json` writes one"
 STATEMENT = "X"
 """The kind of event that has a time and a length: a statement at work."""
@@ -31,6 +30,23 @@ class Statement:
     file: str
     line: int
     phase: str
+
+
+class RatioFacts(TypedDict):
+    """Seconds of a group of statements; `ratio` is None for what was to take no time."""
+
+    name: str
+    simulated: float
+    measured: float
+    ratio: float | None
+
+
+class AgainstFacts(TypedDict):
+    """Simulated beside measured: the step, kinds of operators, lines."""
+
+    step: RatioFacts
+    kinds: list[RatioFacts]
+    lines: list[RatioFacts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +63,7 @@ class Ratio:
         return self.measured / self.simulated if self.simulated else math.inf
 
 
-def read_trace(path: Path) -> Json:
+def read_trace(path: Path) -> TraceFile:
     """A trace that this package wrote. Raises MD0631 for any other file."""
     try:
         text = read_regular(path).decode("utf-8")
@@ -55,7 +71,7 @@ def read_trace(path: Path) -> Json:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         fail("MD0631", f"the trace {path} cannot be read: {why}", help=MEASURE)
     try:
-        found: Json = parsed(text)
+        found: TraceFile = parsed(text)
     except (ValueError, RecursionError):
         _refuse(path, "it is no JSON")
     _check(path, found)
@@ -88,7 +104,7 @@ def _refuse(path: Path, why: str) -> NoReturn:
     fail("MD0631", f"{path} is no trace that can be compared with: {why}", help=MEASURE)
 
 
-def refuse_other(path: Path, trace: Json, program: Program) -> None:
+def refuse_other(path: Path, trace: TraceFile, program: Program) -> None:
     """Raise MD0632 for a trace of another program, mesh or layout."""
     head, placed = trace["otherData"], program.placed
     own = {
@@ -108,7 +124,7 @@ def _said(value: object) -> str:
     return f"`{value}`"
 
 
-def of_devices(trace: Json, timeline: Timeline) -> Json:
+def of_devices(trace: TraceFile, timeline: Timeline) -> TraceFile:
     """What a trace says of the devices that a timeline is of: of a pipeline those of its stage."""
     pipe, mesh = timeline.program.placed.pipe, timeline.program.mesh
     if timeline.stage is None or pipe is None:
@@ -117,7 +133,7 @@ def of_devices(trace: Json, timeline: Timeline) -> Json:
     return {**trace, "traceEvents": [e for e in trace["traceEvents"] if e.get("pid") in ranks]}
 
 
-def seconds_of(trace: Json) -> dict[Statement, float]:
+def seconds_of(trace: TraceFile) -> dict[Statement, float]:
     """The seconds of each statement of the compute stream of a trace, all trips together.
 
     Of several devices it is the mean; of a collective the least, that of the device that all the
@@ -142,7 +158,9 @@ def seconds_of(trace: Json) -> dict[Statement, float]:
     }
 
 
-def ratios(simulated: Json, measured: Json, group: Callable[[Statement], str]) -> tuple[Ratio, ...]:
+def ratios(
+    simulated: TraceFile, measured: TraceFile, group: Callable[[Statement], str]
+) -> tuple[Ratio, ...]:
     """The ratios of groups of statements, the longest first."""
     sides = [seconds_of(trace) for trace in (simulated, measured)]
     names = dict.fromkeys(group(key) for side in sides for key in side)
@@ -154,7 +172,7 @@ def ratios(simulated: Json, measured: Json, group: Callable[[Statement], str]) -
     return tuple(sorted(found, key=lambda r: (-r.measured, -r.simulated, r.name)))
 
 
-def against(simulated: Json, measured: Json) -> Json:
+def against(simulated: TraceFile, measured: TraceFile) -> AgainstFacts:
     """The comparison as data: the step, the kinds of operators, the lines."""
     step = Ratio("step", *(t["otherData"]["seconds"] for t in (simulated, measured)))
     return {
@@ -166,7 +184,10 @@ def against(simulated: Json, measured: Json) -> Json:
     }
 
 
-def _as_json(found: Ratio) -> Json:
-    ratio = found.ratio if found.simulated else None
-    times = {"simulated": found.simulated, "measured": found.measured}
-    return {"name": found.name, **times, "ratio": ratio}
+def _as_json(each: Ratio) -> RatioFacts:
+    return {
+        "name": each.name,
+        "simulated": each.simulated,
+        "measured": each.measured,
+        "ratio": each.ratio if each.simulated else None,
+    }

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from meshdsl.device.ir import Bucket, Compute, Move, Node, Program, Wait
 from meshdsl.simulate.timeline import COMPUTE
-from meshdsl.simulate.trace import named_streams, slices, whole
+from meshdsl.simulate.trace import Measurement, TraceEvent, TraceFile, named_streams, slices, whole
 
-Json = dict[str, Any]
 Timed = tuple[int, int, int]
 """A line of the emitted text, and the nanoseconds at which it began and ended."""
 
 
 def measured_trace(
-    program: Program, nodes: Mapping[int, Node], ranks: Sequence[Sequence[Timed]], **about: Any
-) -> Json:
+    program: Program,
+    nodes: Mapping[int, Node],
+    ranks: Sequence[Sequence[Timed]],
+    evaluate: bool = False,
+    measured: bool = False,
+) -> TraceFile:
     """The trace of a run: a process for each device, from what each measured of its lines.
 
     `nodes` are the statements behind the lines of the emitted text. Times begin with the first
@@ -25,20 +27,21 @@ def measured_trace(
     too; of one in flight the wait alone was measured.
     """
     zero = min((timed[0][1] for timed in ranks if timed), default=0)
-    events: list[Json] = []
+    events: list[TraceEvent] = []
     for rank, timed in enumerate(ranks):
         name = f"{program.placed.named.name}: device {rank}"
         events += named_streams(program, rank, name)
         events += _of_device(program, nodes, rank, [(n, s - zero, e - zero) for n, s, e in timed])
     seconds = max((end - zero for timed in ranks for *_, end in timed), default=0) / 1e9
-    return whole(program, "run", events, {"seconds": seconds, **about})
+    about: Measurement = {"seconds": seconds, "evaluate": evaluate, "measured": measured}
+    return whole(program, "run", events, about)
 
 
 def _of_device(
     program: Program, nodes: Mapping[int, Node], rank: int, timed: Sequence[Timed]
-) -> Iterator[Json]:
+) -> Iterator[TraceEvent]:
     for node, start, end in statements(nodes, timed):
-        at: Json = {"pid": rank, "ts": start / 1e3, "dur": (end - start) / 1e3}
+        at: TraceEvent = {"pid": rank, "ts": start / 1e3, "dur": (end - start) / 1e3}
         match node:
             case Compute():
                 yield from slices(program, node, "run", (COMPUTE,), at)

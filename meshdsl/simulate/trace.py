@@ -11,13 +11,76 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from meshdsl.device.ir import Bucket, Collective, Compute, Program
 from meshdsl.simulate.timeline import PER_SECOND, Event, Folded, Timeline, streams_of
 from meshdsl.version import __version__
 
-Json = dict[str, Any]
+
+class TraceArgs(TypedDict, total=False):
+    """What a trace says of a statement: its place, its size, and the reason of a collective."""
+
+    op: str
+    file: str
+    line: int
+    phase: str
+    flops: int
+    bytes: int
+    axes: list[str]
+    sent: int
+    why: str
+    trips: int
+    bound: str
+    first: int
+    name: str
+    sort_index: int
+
+
+class TraceEvent(TypedDict, total=False):
+    """An event of the trace format; times are in microseconds."""
+
+    ph: str
+    id: int
+    name: str
+    cat: str
+    pid: int
+    tid: int
+    ts: float
+    dur: float
+    args: TraceArgs
+    bp: str
+
+
+class Measurement(TypedDict):
+    """How long a step took, on which machine, or as what the program was run."""
+
+    seconds: float
+    cluster: NotRequired[str]
+    evaluate: NotRequired[bool]
+    measured: NotRequired[bool]
+
+
+_Maker = TypedDict("_Maker", {"made by": str})
+
+
+class TraceHead(Measurement, _Maker):
+    """What a trace is of, and who made it."""
+
+    program: str
+    file: str
+    mesh: dict[str, int]
+    layout: str
+
+
+class TraceFile(TypedDict):
+    """A trace: its events, and of what program they are."""
+
+    traceEvents: list[TraceEvent]
+    displayTimeUnit: str
+    otherData: TraceHead
+
+
 PER_MICROSECOND = PER_SECOND // 10**6
 COMPUTE_THREAD = 0
 """The thread of the compute stream; the axes have the numbers after it."""
@@ -32,38 +95,54 @@ def label(node: Compute | Collective) -> str:
     return f"{kind} {var.value.name or var.hint}".rstrip()
 
 
-def described(node: Compute | Collective) -> Json:
+def described(node: Compute | Collective) -> TraceArgs:
     """What a trace says of a statement: its place, its size, and the reason of a collective."""
-    place = {"file": node.span.file, "line": node.span.line, "phase": node.phase}
+    args: TraceArgs = {
+        "op": node.name if isinstance(node, Compute) else node.step.kind,
+        "file": node.span.file,
+        "line": node.span.line,
+        "phase": node.phase,
+    }
     if isinstance(node, Compute):
-        moved = sum(v.local.bytes for v in (*node.ins, *node.outs))
-        return {"op": node.name, **place, "flops": node.flops, "bytes": moved}
-    why = "; ".join(dict.fromkeys(move.why for move in node.moves))
-    sent = {"axes": list(node.step.axes), "bytes": node.payload, "sent": node.wire}
-    return {"op": node.step.kind, **place, **sent, "why": why}
+        args["flops"] = node.flops
+        args["bytes"] = sum(v.local.bytes for v in (*node.ins, *node.outs))
+        return args
+    args["axes"] = list(node.step.axes)
+    args["bytes"], args["sent"] = node.payload, node.wire
+    args["why"] = "; ".join(dict.fromkeys(move.why for move in node.moves))
+    return args
 
 
-def simulated_trace(timeline: Timeline) -> Json:
+def simulated_trace(timeline: Timeline) -> TraceFile:
     """The trace of a simulation: one process, as all devices do the same."""
     program = timeline.program
     devices = f"device 0 to {program.mesh.devices - 1}" if program.mesh.devices > 1 else "device 0"
     if timeline.stage is not None:
         devices = f"the devices of stage {timeline.stage}"
-    about = {"cluster": timeline.timing.cluster.name, "seconds": timeline.seconds}
-    events = [
+    cluster = timeline.timing.cluster.name
+    about: Measurement = {"cluster": cluster, "seconds": timeline.seconds}
+    events: list[TraceEvent] = [
         *named_streams(program, 0, f"{program.placed.named.name}: {devices}, all alike"),
         *_slices(timeline),
         *_flows(timeline),
-        *({"ph": "C", "name": "memory", "pid": 0, "ts": microseconds(at), "args": {"bytes": size}}
-          for at, size in timeline.memory),
-    ]  # fmt: skip
+        *map(_held, timeline.memory),
+    ]
     return whole(program, "simulate", events, about)
 
 
-def whole(program: Program, maker: str, events: Iterable[Json], about: Json) -> Json:
+def _held(at: tuple[int, int]) -> TraceEvent:
+    """What is held from a time on."""
+    time, size = at
+    args: TraceArgs = {"bytes": size}
+    return {"ph": "C", "name": "memory", "pid": 0, "ts": microseconds(time), "args": args}
+
+
+def whole(
+    program: Program, maker: str, events: Iterable[TraceEvent], about: Measurement
+) -> TraceFile:
     """A trace file: its events, and of what program they are."""
     placed = program.placed
-    head = {
+    head: TraceHead = {
         "made by": f"meshdsl {__version__} {maker}",
         "program": placed.named.name,
         "file": placed.named.span.file,
@@ -74,19 +153,19 @@ def whole(program: Program, maker: str, events: Iterable[Json], about: Json) -> 
     return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": head}
 
 
-def trace_text(trace: Json) -> str:
+def trace_text(trace: TraceFile) -> str:
     """The text of a trace file, one event a line."""
     events = ",\n".join(map(json.dumps, trace["traceEvents"]))
     rest = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
     return f'{{"traceEvents": [\n{events}\n], {rest[1:]}\n'
 
 
-def named_streams(program: Program, pid: int, name: str) -> Iterator[Json]:
+def named_streams(program: Program, pid: int, name: str) -> Iterator[TraceEvent]:
     """The names of a process and of its threads."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for tid, stream in enumerate(streams_of(program)):
-        at = {"pid": pid, "tid": tid}
+        at: TraceEvent = {"pid": pid, "tid": tid}
         name = f"axis {stream}" if tid else stream
         yield {"ph": "M", "name": "thread_name", **at, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}}
@@ -99,10 +178,10 @@ def threads(program: Program, streams: Iterable[str]) -> Iterator[int]:
 
 
 def slices(
-    program: Program, node: Compute | Collective, kind: str, streams: Iterable[str], at: Json
-) -> Iterator[Json]:
+    program: Program, node: Compute | Collective, kind: str, streams: Iterable[str], at: TraceEvent
+) -> Iterator[TraceEvent]:
     """A statement on all of its streams; `at` are process, time, duration, and more `args`."""
-    args = {**described(node), **at.get("args", {})}
+    args: TraceArgs = {**described(node), **at.get("args", TraceArgs())}
     name = f"wait for {label(node)}" if kind == "wait" else label(node)
     for tid in threads(program, streams):
         category = "wait" if kind == "wait" else node.phase
@@ -114,10 +193,10 @@ def microseconds(ticks: int) -> float:
     return ticks / PER_MICROSECOND
 
 
-def _slices(timeline: Timeline) -> Iterator[Json]:
+def _slices(timeline: Timeline) -> Iterator[TraceEvent]:
     for event in timeline.events:
-        more = {"trips": event.trips, "bound": event.bound}
-        at = {"pid": 0, **_lasting(event), "args": more}
+        more: TraceArgs = {"trips": event.trips, "bound": event.bound}
+        at: TraceEvent = {"pid": 0, **_lasting(event), "args": more}
         yield from slices(timeline.program, event.node, event.kind, event.streams, at)
     for item in timeline.folded:
         name = f"{item.trips} more iterations of {item.loop.dim.name}"
@@ -126,14 +205,14 @@ def _slices(timeline: Timeline) -> Iterator[Json]:
         yield {"ph": "X", "name": name, "cat": "folded", **at}
 
 
-def _lasting(item: Event | Folded) -> Json:
+def _lasting(item: Event | Folded) -> TraceEvent:
     return {"ts": microseconds(item.start), "dur": microseconds(item.end - item.start)}
 
 
-def _flows(timeline: Timeline) -> Iterator[Json]:
+def _flows(timeline: Timeline) -> Iterator[TraceEvent]:
     """Arrows from what lets a collective begin, and from it to what waited for it."""
     for number, ends in enumerate(timeline.flows):
         for phase, event in zip("sf", (timeline.events[i] for i in ends), strict=True):
             tid = next(threads(timeline.program, event.streams))
-            at = {"pid": 0, "tid": tid, "ts": microseconds(event.start)}
+            at: TraceEvent = {"pid": 0, "tid": tid, "ts": microseconds(event.start)}
             yield {"ph": phase, "id": number, "name": "after", "cat": "flow", **at, "bp": "e"}

@@ -64,7 +64,7 @@ def chosen(name: str, block: str, policy: str) -> Chosen:
 
 
 @functools.cache
-def figures(name: str, block: str, policy: str) -> dict[str, Any]:
+def figures(name: str, block: str, policy: str) -> Any:
     """The `explain --json` at the sizes of the file."""
     return explained(chosen(name, block, policy))
 

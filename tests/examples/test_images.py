@@ -27,7 +27,7 @@ TORCHVISION = {
 ISBI = {"n": 1, "a": 64, "h": 512, "w": 512}
 
 
-def collectives(example: str, layout: str, **options: Any) -> list[dict[str, Any]]:
+def collectives(example: str, layout: str, **options: Any) -> list[Any]:
     text = options.pop("text", None) or (EXAMPLES / f"{example}.mdsl").read_text("utf-8")
     program = compile_text(text, layout=layout, **options).device
     assert program is not None

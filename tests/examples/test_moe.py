@@ -24,13 +24,13 @@ HUGE = {
 """GShard's model of 600 billion parameters: each second of its 36 layers has experts."""
 
 
-def collectives(text: str = TEXT, layout: str = "gshard", **options: Any) -> list[dict[str, Any]]:
+def collectives(text: str = TEXT, layout: str = "gshard", **options: Any) -> list[Any]:
     program = compile_text(text, layout=layout, **options).device
     assert program is not None
     return list(explain(program)["collectives"])
 
 
-def sent(found: list[dict[str, Any]]) -> Counter[str]:
+def sent(found: list[Any]) -> Counter[str]:
     """The bytes by kind of collective."""
     return sum((Counter({c["kind"]: c["wire_bytes"]}) for c in found), Counter())
 

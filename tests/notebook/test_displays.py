@@ -163,7 +163,9 @@ def test_code_is_text_and_shows_what_a_device_does() -> None:
 def test_a_name_in_a_loop_is_that_of_what_comes_out() -> None:
     path = ROOT / "examples" / "transformer.mdsl"
     plan = md.load(path).compile("pod", "megatron")
-    assert plan.tensor("x").json["loop"]["as"] == "result"
+    loop = plan.tensor("x").json["loop"]
+    assert loop is not None
+    assert loop["as"] == "result"
     assert plan.tensor("attention.wq").shape == (4, 256, 8, 32)
     assert plan.tensor("attention.q").dims == ("batch", "heads", "seq", "key")
 

@@ -39,11 +39,11 @@ def layouts() -> list[tuple[Path, str]]:
     return cases
 
 
-def report(text: str, layout: str, mesh: str, **options: Any) -> dict[str, Any]:
+def report(text: str, layout: str, mesh: str, **options: Any) -> Any:
     return explain(compile_text(text, layout=layout, mesh=mesh, **options).device)
 
 
-def moved(found: dict[str, Any], *phases: str) -> list[tuple[str, str]]:
+def moved(found: Any, *phases: str) -> list[tuple[str, str]]:
     """Kind and tensor of what the collectives of some phases send, buckets taken apart."""
     return sorted(
         (c["kind"], part["tensor"])

@@ -81,7 +81,7 @@ class Checked:
     """A case that ran and passed: the named program, its report, the run, and its exact outputs."""
 
     named: Program
-    report: dict[str, Any]
+    report: Any
     run: LocalRun
     exact: frozenset[str]
 
@@ -149,7 +149,7 @@ def compiled(case: Case, dtype: str | None = None) -> Compilation:
     return built.under(options, Diagnostics()).checked()
 
 
-def explained(case: Case) -> dict[str, Any]:
+def explained(case: Case) -> Any:
     """The `explain --json` of a case."""
     return explain(compiled(case).device)
 
@@ -318,7 +318,7 @@ UNEVEN = ("permute", "halo")
 """Collectives in which devices send different amounts."""
 
 
-def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
+def check_bytes(report: Any, run: LocalRun) -> None:
     """Every device did just the collectives, and sent just the bytes, that `explain` predicted.
 
     Of one permute or halo the prediction is the most that a device sends: some send less. What a
@@ -349,7 +349,7 @@ def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
     assert report["totals"]["wire_bytes"] == most - by_phase.get("output", 0)
 
 
-def _predicted(report: dict[str, Any], at: Mapping[str, int]) -> Counter[object]:
+def _predicted(report: Any, at: Mapping[str, int]) -> Counter[object]:
     """The collectives of the device at some coordinates, but for messages."""
     found: Counter[object] = Counter()
     for c in (c for c in report["collectives"] if c["kind"] != "send"):
@@ -360,7 +360,7 @@ def _predicted(report: dict[str, Any], at: Mapping[str, int]) -> Counter[object]
     return found
 
 
-def counts(report: dict[str, Any]) -> Counter[str]:
+def counts(report: Any) -> Counter[str]:
     """The number of collectives of each kind, iterations of loops counted."""
     found: Counter[str] = Counter()
     for c in report["collectives"]:

@@ -17,13 +17,11 @@ from tests.programs.harness import Case, counts, explained
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def report(
-    program: str, mesh: str, layout: str, reduce: str = "deferred", **dims: int
-) -> dict[str, Any]:
+def report(program: str, mesh: str, layout: str, reduce: str = "deferred", **dims: int) -> Any:
     return explained(Case(program, mesh, layout, reduce, dims))
 
 
-def example(name: str, mesh: str, layout: str, **dims: int) -> dict[str, Any]:
+def example(name: str, mesh: str, layout: str, **dims: int) -> Any:
     return explained(Case(text_of(name), mesh, layout, dims=dims))
 
 

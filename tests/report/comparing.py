@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from meshdsl.columns import NOT_RUN, Column, compile_columns, wishes
+from meshdsl.columns import Column, compile_columns, wishes
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.compare import compare, comparison
+from meshdsl.report.compare import NOT_RUN, compare, comparison
 from meshdsl.report.page import page
 from meshdsl.report.terminal import lines
 from tests.report.golden import SIZES, layouts, source
@@ -30,22 +30,22 @@ def of_example(name: str, *given: str | None, **options: Any) -> list[Column]:
     return columns_of(source(name), chosen, *given)
 
 
-def compared(columns: list[Column], text: Source, run: Any = NOT_RUN) -> dict[str, Any]:
+def compared(columns: list[Column], text: Source, run: Any = NOT_RUN) -> Any:
     return {**compare(columns, text), "run": run}
 
 
 @functools.cache
-def every_layout(example: str) -> dict[str, Any]:
+def every_layout(example: str) -> Any:
     """Every layout of an example under two policies."""
     given = (",".join(layouts(example)), None, ",".join(POLICIES))
     return compared(of_example(example, *given), source(example))
 
 
-def lines_of(facts: dict[str, Any], text: Source, width: int = 100) -> list[str]:
+def lines_of(facts: Any, text: Source, width: int = 100) -> list[str]:
     return ["".join(t for t, _ in line) for line in lines(comparison(facts, text), width)]
 
 
-def text_of(facts: dict[str, Any], text: Source, width: int = 200) -> str:
+def text_of(facts: Any, text: Source, width: int = 200) -> str:
     return "\n".join(lines_of(facts, text, width))
 
 

@@ -61,6 +61,7 @@ def test_named_placements_are_those_of_the_compiler(case: Case) -> None:
     (column,) = of_example(case.example, case.layout)
     (found,) = compare([column], source(case.example))["columns"]
     assert column.made is not None
+    assert "tensors" in found
     for entry, tensor in zip(found["tensors"], column.made.placed.tensors, strict=True):
         assert entry["named"] == tensor.placement.show(tensor.value.type)
 
@@ -80,7 +81,7 @@ POSITIONAL = {
 @pytest.mark.parametrize("name", POSITIONAL)
 def test_by_positions(name: str) -> None:
     placement, order, expected = POSITIONAL[name]
-    tensor = TENSOR | {"placement": TENSOR["placement"] | placement, "order": order}  # type: ignore[operator]
+    tensor: Any = {**TENSOR, "placement": WHOLE | placement, "order": order}
     assert list(positional(tensor).values()) == expected
 
 
@@ -95,6 +96,7 @@ WRITTEN = {
 @pytest.mark.parametrize(("example", "layout"), WRITTEN)
 def test_what_has_to_be_written(example: str, layout: str) -> None:
     (column,) = compare(of_example(example, layout), source(example))["columns"]
+    assert "annotations" in column
     rules, signatures = WRITTEN[example, layout]
     assert column["annotations"]["rules"] == rules
     assert column["annotations"]["signatures"] == signatures
@@ -103,6 +105,7 @@ def test_what_has_to_be_written(example: str, layout: str) -> None:
 def test_pins_are_counted() -> None:
     text = Source("p.mdsl", "dim b = 4\nmesh m = { a: 2 }\nprogram p(x[b@a]) { return x }\n")
     (column,) = compare(columns_of(text, Options(), None, None, "deferred"), text)["columns"]
+    assert "annotations" in column
     assert column["annotations"] == {"rules": 0, "pins": 1, "signatures": 1}
 
 

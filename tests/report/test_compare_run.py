@@ -59,7 +59,7 @@ def test_a_column_that_is_too_large_is_not_run_and_says_so() -> None:
     run = measure(columns, 0, budget=4 * 5_000_000)
     assert [r["status"] for r in run["runs"]] == ["ran", "refused"]
     assert not run["between"]
-    assert "B: not executed: MD0703" in text(tuple(measured({"run": run})))
+    assert "B: not executed: MD0703" in text(tuple(measured(run)))
     assert {d.severity for d in columns[1].diagnostics} == {"warning"}
 
 
@@ -94,7 +94,7 @@ def test_the_columns_agree_with_the_reference_and_each_other(example: str) -> No
     assert all(pair["ok"] for pair in run["between"])
 
 
-def _spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> dict[str, Any]:
+def _spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> Any:
     """Three columns, of which the second to run has other outputs."""
     from meshdsl.backends.engines import run as engines
 
@@ -118,7 +118,7 @@ def test_columns_that_differ_are_not_called_equal(monkeypatch: pytest.MonkeyPatc
     assert pair["output"] == "y"
     assert pair["max_error"] == pytest.approx(0.5)
     assert not pair["ok"]
-    lines = text(tuple(measured(facts))).splitlines()
+    lines = text(tuple(measured(facts["run"]))).splitlines()
     assert any(line.startswith("  A and C: NOT equal, by ") for line in lines)
     assert any(line.startswith("  C: NOT equal, by ") for line in lines)
 
@@ -127,7 +127,7 @@ def test_a_difference_without_a_number_is_null(monkeypatch: pytest.MonkeyPatch) 
     facts = _spoilt(monkeypatch, lambda y: y * float("nan"))
     assert facts["run"]["between"][0]["max_error"] is None
     json.dumps(facts, allow_nan=False)
-    assert "A and C: NOT equal, `y` has other shapes, NaN" in text(tuple(measured(facts)))
+    assert "A and C: NOT equal, `y` has other shapes, NaN" in text(tuple(measured(facts["run"])))
 
 
 def test_nothing_is_called_equal_that_was_not_executed() -> None:
@@ -141,7 +141,7 @@ def test_a_program_shown_twice_is_executed_once() -> None:
     run = measure(of_example("mlp"), 0)
     assert run["executed"] == ["A", "C"]
     assert run["between"][0]["max_error"] == 0
-    said = text(tuple(measured({"run": run})))
+    said = text(tuple(measured(run)))
     assert "B: the program of A, not executed again." in said
     assert "A and C: equal, bit for bit." in said
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from meshdsl.columns import NOT_RUN
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import DEFAULT_POLICY, Options
-from meshdsl.report.compare import comparison
+from meshdsl.report.compare import NOT_RUN, comparison
 from meshdsl.report.terminal import print_document
 from tests.cli.command import Cli
 from tests.cli.conftest import cli

@@ -20,11 +20,11 @@ from tests.compiling import compile_text
 from tests.report.golden import CASES, Case, made, source
 
 
-def _report(case: Case, **options: Any) -> dict[str, Any]:
+def _report(case: Case, **options: Any) -> Any:
     return explain(_stages(case, **options).device)
 
 
-def _shown(report: dict[str, Any], text: Source, width: int = 100) -> Iterator[Line]:
+def _shown(report: Any, text: Source, width: int = 100) -> Iterator[Line]:
     return lines(explanation(report, {text.name: text}), width)
 
 
@@ -127,7 +127,7 @@ def test_all_that_is_sent_is_shown(case: Case) -> None:
     assert exact(report["memory"]["peak"]) in text
 
 
-def _printed(report: dict[str, Any], text: Source, **console: Any) -> str:
+def _printed(report: Any, text: Source, **console: Any) -> str:
     out = console.pop("file", None) or io.StringIO()
     print_document(explanation(report, {text.name: text}), Console(file=out, **console))
     return out.getvalue() if isinstance(out, io.StringIO) else ""
@@ -192,7 +192,7 @@ def test_numbers() -> None:
 
 
 def test_partial_values_are_named_so() -> None:
-    tensor = {"dims": [], "shape": [], "local_shape": [], "order": {}, "dtype": "f32"}
+    tensor: Any = {"dims": [], "shape": [], "local_shape": [], "order": {}, "dtype": "f32"}
     placed = {"placement": {"a": "P(max)", "b": "B", "c": "P(max)"}}
     assert type_text(tensor | placed) == "f32[], a partial max over a, c"
 

@@ -161,7 +161,7 @@ def test_a_run_as_json_lists_the_updates(file: str) -> None:
 # --- compare -----------------------------------------------------------------------------------
 
 
-def compared() -> dict[str, Any]:
+def compared() -> Any:
     asked = [Wish("layout", name, "deferred") for name in ("parts", "zero")]
     return compare(compile_columns(made("named"), asked), SOURCE)
 

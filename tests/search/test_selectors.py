@@ -77,7 +77,7 @@ def _can_be_followed(plan: Plan) -> bool:
 def test_rules_for_every_tensor_are_never_worse(case: tuple[str, Mesh], objective: str) -> None:
     (name, mesh), cluster = case, OBJECTIVES[objective]
     asked, fewer = found_for(name, mesh, objective, cluster)
-    asked, found = found_for(name, mesh, objective, cluster, tensors=True)
+    asked, found = found_for(name, mesh, objective, cluster, per_tensor=True)
     best = found.plans[0]
     assert asked.value(best) <= asked.value(fewer.plans[0])
     known = certificate(asked)

@@ -16,7 +16,7 @@ from meshdsl.simulate.trace import simulated_trace
 from tests.poison import poisoned
 from tests.simulate.flat import flat, layered
 
-Json = dict[str, Any]
+Json = Any
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,6 @@ def test_traces_of_other_programs(trace: Json, tmp_path: Path) -> None:
     program = layered("both", 9)
     refuse_other(tmp_path, trace, program)
     for key, value in (("program", "other"), ("mesh", {"data": 8}), ("layout", None)):
-        other = {**trace, "otherData": {**trace["otherData"], key: value}}
+        other: Any = {**trace, "otherData": {**trace["otherData"], key: value}}
         with pytest.raises(DiagnosticError, match="MD0632"):
             refuse_other(tmp_path, other, program)

@@ -20,7 +20,7 @@ from meshdsl.simulate.trace import label, simulated_trace
 from tests.report.golden import WHOLE, Case, made
 from tests.simulate.flat import LAYOUTS, flat, layered
 
-Json = dict[str, Any]
+Json = Any
 PHASES = {"M", "X", "C", "s", "f"}
 NUMBER = (int, float)
 CLOSE = 1e-6

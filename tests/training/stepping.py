@@ -50,7 +50,7 @@ class Compiled:
 
     named: Program
     emitted: ProgramText
-    report: dict[str, Any]
+    report: Any
 
     def step(
         self, inputs: Mapping[str, Any], kept: Mapping[str, Any], before: Held | None = None

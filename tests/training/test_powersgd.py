@@ -55,16 +55,16 @@ def made(layout: str, rank: int = 2, policy: str = "deferred", dtype: str = "f64
     return compiled_step(Case(text, LAYOUTS[layout], name, policy), dtype)
 
 
-def batches() -> list[dict[str, Any]]:
+def batches() -> list[Any]:
     rng = np.random.default_rng(3)
     shapes = {"x": (8, 12, 10), "y": (8, 10)}
     return [{n: rng.normal(size=s) for n, s in shapes.items()} for _ in range(STEPS)]
 
 
-def trained(compiled: Compiled) -> list[dict[str, Any]]:
+def trained(compiled: Compiled) -> list[Any]:
     """Parameters and states after every step."""
     rng = np.random.default_rng(4)
-    kept: dict[str, Any] = {"w": rng.normal(size=(12, 10)), "c": rng.normal(size=10)}
+    kept: Any = {"w": rng.normal(size=(12, 10)), "c": rng.normal(size=10)}
     kept["u"] = rng.normal(size=(3, 12, 10))
     found = []
     for batch in batches():
@@ -148,7 +148,7 @@ def test_the_error_stays_in_parts_and_each_part_is_of_one_device() -> None:
 
 
 def test_a_column_without_anything_in_it_begins_anew() -> None:
-    kept: dict[str, Any] = {}
+    kept: Any = {}
     zeros = {n: np.zeros_like(a) for n, a in batches()[0].items()}
     kept = made("dp").step(zeros, kept).run.updated
     np.testing.assert_allclose(kept["w.factor1"], start(10, 0))

@@ -56,7 +56,7 @@ LAYOUTS = {
     "pod": ("pod", "pod:2,data:2", 4), "zero1": ("zero1", "data:2", 2),
     "fsdp": ("fsdp", "data:2", 2),
 }  # fmt: skip
-Slices = dict[str, Any]
+Slices = Any
 Sum = Callable[[list[Any]], Any]
 
 
@@ -125,7 +125,7 @@ def test_every_compression_of_workers_has_an_oracle() -> None:
 HOWS = pytest.mark.parametrize("how", ORACLES)
 
 
-def batches(kind: str = "normal") -> list[dict[str, Any]]:
+def batches(kind: str = "normal") -> list[Any]:
     rng = np.random.default_rng(3)
     shapes = {"x": (8, 9, 7), "y": (8, 7)}
     if kind == "ties":  # -1, 0 and 1: most are equal, and some steps are nothing at all

@@ -85,7 +85,7 @@ def parameters(made: Compilation) -> int:
     return sum(p.value.type.elements for p in made.named.params)
 
 
-def kept_bytes(report: dict[str, Any]) -> int:
+def kept_bytes(report: Any) -> int:
     memory = report["memory"]
     return int(memory["params"] + memory["grads"] + memory["state"])
 

@@ -12,18 +12,17 @@ import hashlib
 import json
 import re
 from importlib.resources import files
-from typing import Any
 
 from meshdsl.diagnostics import Source
 from meshdsl.report.compare import headings, measured, sentence, table
+from meshdsl.report.facts import ComparisonFacts
 from meshdsl.report.html import Markup, Writer, escaped, join, tag
 from meshdsl.version import __version__
 
-Json = dict[str, Any]
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
-def page(compared: Json, source: Source) -> str:
+def page(compared: ComparisonFacts, source: Source) -> str:
     """The whole page; `source` is the text of the compared file."""
     style, script = colours() + _resource("page.css"), _resource("page.js")
     writer = Writer(classes=True)
@@ -35,7 +34,7 @@ def page(compared: Json, source: Source) -> str:
         "columns": writer.write(tuple(headings(compared))),
         "source": _source(source),
         "table": writer.write((table(compared, source),)),
-        "measured": writer.write(tuple(measured(compared))),
+        "measured": writer.write(tuple(measured(compared["run"]))),
         "data": as_data(_needed(compared)),
         "style": style,
         "script": script,
@@ -66,10 +65,10 @@ def as_data(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _needed(compared: Json) -> Json:
+def _needed(compared: ComparisonFacts) -> dict[str, object]:
     """The data of the script: the rows, and a few facts of the columns."""
     kept = ("letter", "mesh", "totals")
-    columns = [{key: c[key] for key in kept if key in c} for c in compared["columns"]]
+    columns = [{key: each for key, each in c.items() if key in kept} for c in compared["columns"]]
     return {"file": compared["file"], "columns": columns, "rows": compared["rows"]}
 
 

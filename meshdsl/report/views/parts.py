@@ -28,6 +28,7 @@ from meshdsl.report.document import (
     plain,
 )
 from meshdsl.report.explain import sending, tensor_item, typed
+from meshdsl.report.facts import CollectiveFacts, ReportFacts, TableFacts, TensorFacts
 from meshdsl.report.holding import Holding
 from meshdsl.report.running import run_report
 from meshdsl.report.terminal import ENDLESS, text
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
     from meshdsl.report.html import Markup
 
-Json = dict[str, Any]
 WIDTH = 100
 """Columns to which a text is wrapped."""
 
@@ -104,7 +104,7 @@ class TensorView(View):
     ({'rows': 'S(batch)', 'cols': 'S(hidden)'}, (32, 1024))
     """
 
-    def __init__(self, json: Json, mesh: Mapping[str, int]) -> None:
+    def __init__(self, json: TensorFacts, mesh: Mapping[str, int]) -> None:
         self.json, self.mesh = json, dict(mesh)
         self.held = Holding.of(json, mesh)
 
@@ -174,19 +174,19 @@ LATEST = ("result", "stacked", "", "carried")
 """The roles of a loop's tensors of one name, the latest first: those after it, those in it."""
 
 
-def placements(report: Json) -> Placements:
+def placements(report: ReportFacts) -> Placements:
     """The named tensors of a report in order, one for each name: the one made last."""
-    found: dict[str, Json] = {}
+    found: dict[str, TensorFacts] = {}
     for tensor in report["tensors"]:
-        old = found.setdefault(tensor["name"], tensor) if tensor["name"] else None
-        if old is not None and _rank(tensor) <= _rank(old):
-            found[tensor["name"]] = tensor
+        name = tensor["name"]
+        if name and _rank(tensor) <= _rank(found.setdefault(name, tensor)):
+            found[name] = tensor
     return Placements({name: TensorView(t, report["mesh"]) for name, t in found.items()})
 
 
-def _rank(tensor: Json) -> int:
+def _rank(tensor: TensorFacts) -> int:
     """The order in which a tensor is made among those of its name: 0 is the latest."""
-    what = (tensor["loop"] or {"as": ""})["as"]
+    what = tensor["loop"]["as"] if tensor["loop"] else ""
     return LATEST.index(what) if what in LATEST else len(LATEST)
 
 
@@ -202,7 +202,7 @@ class CollectiveView(View):
     For a bucket of several tensors they show the first.
     """
 
-    def __init__(self, json: Json, node: Move | Bucket, mesh: Mesh) -> None:
+    def __init__(self, json: CollectiveFacts, node: Move | Bucket, mesh: Mesh) -> None:
         self.json, self.mesh = json, mesh
         self._node = node
         move = node.moves[0]
@@ -318,7 +318,7 @@ class Collectives(View, Sequence[CollectiveView]):
         return found or (line("nothing is sent"),)
 
 
-def collectives(program: Program, report: Mapping[str, Any]) -> Collectives:
+def collectives(program: Program, report: ReportFacts) -> Collectives:
     """The collectives of a device program, with their entries in its report."""
     nodes = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     told = zip(report["collectives"], nodes, strict=True)
@@ -350,7 +350,7 @@ class Memory(View):
     `json` maps a title to the `memory` of `explain`; `memory["params"]` is that of the first.
     """
 
-    def __init__(self, json: Mapping[str, Json]) -> None:
+    def __init__(self, json: Mapping[str, Mapping[str, int]]) -> None:
         self.json = dict(json)
 
     def __getitem__(self, kind: str) -> int:
@@ -382,7 +382,7 @@ class Memory(View):
         return (Picture(lambda: memory_picture(self.json), "\n".join(aligned(self.table()))),)
 
 
-def of_columns(compared: Json) -> Memory:
+def of_columns(compared: TableFacts) -> Memory:
     """The memory of every column of a comparison that compiled."""
     return Memory(
         {f"{c['letter']}: {c['title']}": c["memory"] for c in compared["columns"] if "memory" in c}

@@ -11,6 +11,7 @@ from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
 from meshdsl.report.compare import comparison
 from meshdsl.report.document import Document, Picture
+from meshdsl.report.facts import ComparisonFacts, ReportFacts
 from meshdsl.report.focus import Focus, focused
 from meshdsl.report.gantt import gantt_picture, gantt_text
 from meshdsl.report.html import html
@@ -21,7 +22,6 @@ from meshdsl.simulate.trace import simulated_trace, trace_text
 if TYPE_CHECKING:
     from meshdsl.simulate.timeline import Timeline
 
-Json = dict[str, Any]
 REST = 'explain(all=True) shows every line; line=N, tensor="NAME" and top=N a part of them.'
 
 
@@ -72,7 +72,7 @@ class Explanation(View):
 
     def __init__(
         self,
-        json: Json,
+        json: ReportFacts,
         source: Source,
         sources: Mapping[str, Source] | None = None,
         focus: Focus | None = None,
@@ -80,7 +80,7 @@ class Explanation(View):
         self.json, self.source = json, source
         self.sources = sources or {source.name: source}
         self.focus = focus or Focus()
-        self._document = focused(json | {"warnings": []}, self.sources, self.focus, REST)
+        self._document = focused({**json, "warnings": []}, self.sources, self.focus, REST)
 
     @property
     def document(self) -> Document:
@@ -105,7 +105,7 @@ class Comparison(View):
 
     width = WIDTH
 
-    def __init__(self, json: Json, source: Source) -> None:
+    def __init__(self, json: ComparisonFacts, source: Source) -> None:
         self.json, self.source = json, source
 
     @property
@@ -188,7 +188,7 @@ class Cost:
     memory: dict[str, int]
 
     @classmethod
-    def of(cls, report: Json) -> Cost:
+    def of(cls, report: ReportFacts) -> Cost:
         """The costs in a report."""
         totals = report["totals"]
         return cls(

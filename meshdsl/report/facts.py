@@ -1,0 +1,461 @@
+"""The facts of reports, as the JSON that users read: what has which fields.
+
+A field that is not always there is in a class of its own, with the fields that are there with it.
+Bytes, FLOPs and seconds are those of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict, final
+
+from meshdsl.render import DiagnosticFacts
+
+Saves = dict[str, float]
+"""What a rule saves: bytes sent, bytes held, FLOPs, seconds."""
+
+# --- explain -------------------------------------------------------------------------------------
+
+
+class RuleFacts(TypedDict):
+    """A rule that splits a dim, and where it is written."""
+
+    rule: str
+    file: NotRequired[str]
+    line: NotRequired[int]
+
+
+LoopFacts = TypedDict(
+    "LoopFacts", {"as": str, "line": int, "trips": int, "bytes": NotRequired[int]}
+)
+"""What a tensor is to a `repeat`: `carried`, `slice`, `result`, `stacked` or `kept`."""
+
+
+class StageLocal(TypedDict):
+    """What is said of a tensor that one device along the axis of the stages has alone."""
+
+    local_shapes: list[list[int]]
+    placement: dict[str, str]
+    on: dict[str, int]
+
+
+@final
+class TensorFacts(TypedDict):
+    """A tensor of a program. In a comparison also as the language writes it, and by positions."""
+
+    name: str | None
+    id: int
+    file: str
+    line: int
+    dtype: str
+    dims: list[str]
+    declared: list[str]
+    shape: list[int]
+    local_shape: list[int]
+    local_shapes: NotRequired[list[list[int]]]
+    placement: dict[str, str]
+    order: dict[str, list[str]]
+    blocks: NotRequired[dict[str, list[list[int]]]]
+    role: str
+    rules: dict[str, RuleFacts]
+    on: NotRequired[dict[str, int]]
+    loop: LoopFacts | None
+    between: bool
+    named: NotRequired[str]
+    sbp: NotRequired[dict[str, str]]
+
+
+_Way = TypedDict("_Way", {"from": str, "to": str})
+
+
+class MovedFacts(_Way):
+    """A tensor in a collective, and its placements before and after."""
+
+    tensor: str
+    file: str
+    line: int
+    phase: str
+    payload_bytes: int
+    wire_bytes: int
+    why: str
+    remedy: str
+
+
+@final
+class CollectiveFacts(MovedFacts):
+    """An executed collective; the tensors of a bucket are in `parts`."""
+
+    kind: str
+    op: str | None
+    axes: list[str]
+    group_size: int
+    count: int
+    overlapped: bool
+    trip_bytes: int
+    cluster_wire_bytes: int
+    formula: str
+    uneven: NotRequired[bool]
+    on: NotRequired[dict[str, int]]
+    parts: list[MovedFacts]
+    seconds: NotRequired[float]
+
+
+class TotalsFacts(TypedDict):
+    """Sums of one device, of that which sends most."""
+
+    wire_bytes: int
+    cluster_wire_bytes: int
+    collectives: int
+    by_kind: dict[str, int]
+    by_axis: dict[str, int]
+    by_phase: dict[str, int]
+    flops_per_device: int
+
+
+class PlanFacts(TypedDict):
+    """What the plan of the policy `optimal` minimises, and how far it was searched."""
+
+    message_bytes: int
+    searched: str
+    least: bool
+    objective: NotRequired[str]
+
+
+class OffloadedFacts(TypedDict):
+    """Bytes of states that are elsewhere, and those read and written in a step."""
+
+    bytes: int
+    read: int
+    written: int
+    chunk: int
+
+
+class WarningFacts(TypedDict):
+    """A warning."""
+
+    code: str
+    message: str
+    line: int | None
+
+
+class StageFacts(TypedDict, total=False):
+    """The stage that is simulated, idle time, and seconds of each stage's passes."""
+
+    stage: int
+    bubble: float
+    passes: dict[str, list[float]]
+
+
+class LineTime(TypedDict):
+    """Seconds of a source line, and what bounds the most of them."""
+
+    file: str
+    line: int
+    compute: float
+    communication: float
+    bound: str
+
+
+class TimeFacts(StageFacts):
+    """Predicted seconds of a step."""
+
+    cluster: str
+    seconds: float
+    compute: float
+    waiting: float
+    exposed: dict[str, float]
+    sending: dict[str, float]
+    by_bound: dict[str, float]
+    lines: list[LineTime]
+
+
+class UpdateFacts(TypedDict, total=False):
+    """Of updates on the way: which parameters passes read, how old, and in how many copies."""
+
+    weights: str
+    updates_behind: list[int]
+    copies: list[int]
+
+
+class DividedFacts(TypedDict, total=False):
+    """Iterations of each stage, stages of each device, and what is recomputed."""
+
+    layers: list[int]
+    held: list[list[int]]
+    recompute: str
+
+
+class PipelineFacts(DividedFacts, UpdateFacts):
+    """A pipeline: its table, what is idle, and what each stage holds."""
+
+    axis: str
+    schedule: str
+    stages: int
+    micro_batches: int
+    rows: list[str] | None
+    early: bool
+    bubble: str
+    in_flight: list[int]
+    peak: list[int]
+
+
+class CompressionFacts(TypedDict, total=False):
+    """The compression of gradients as written, and how many workers compress for themselves."""
+
+    compress: str
+    workers: int
+
+
+class OffloadFacts(TypedDict, total=False):
+    """What is on disk, or in the memory of the host."""
+
+    disk: OffloadedFacts
+    host: OffloadedFacts
+
+
+class PipedFacts(TypedDict, total=False):
+    """The pipeline of a program that is one."""
+
+    pipeline: PipelineFacts
+
+
+class TimedFacts(TypedDict, total=False):
+    """Predicted times, where a cluster is named."""
+
+    time: TimeFacts
+
+
+class BoundedFacts(TypedDict, total=False):
+    """What was looked at, where there may be cheaper routes."""
+
+    bounded: str
+
+
+class ReportFacts(CompressionFacts, OffloadFacts, PipedFacts, TimedFacts, BoundedFacts):
+    """`explain`: a program under a layout."""
+
+    version: int
+    program: str
+    file: str
+    mesh: dict[str, int]
+    devices: int
+    layout: str
+    reduce: str
+    proven: bool | None
+    plan: PlanFacts | None
+    tensors: list[TensorFacts]
+    collectives: list[CollectiveFacts]
+    totals: TotalsFacts
+    memory: dict[str, int]
+    warnings: list[WarningFacts]
+
+
+# --- compare -------------------------------------------------------------------------------------
+
+
+class PlacementFacts(TypedDict):
+    """A placement as the language writes it, and the data for a picture of it."""
+
+    named: str
+    order: dict[str, list[str]]
+    partial: list[str]
+    op: str | None
+    local_shape: list[int]
+
+
+class StepFacts(TypedDict):
+    """A step of a reshard."""
+
+    kind: str
+    op: str | None
+    axes: list[str]
+    dim: str | None
+    to_dim: str | None
+    before: PlacementFacts
+    after: PlacementFacts
+    payload_bytes: int
+    wire_bytes: int
+
+
+class RouteFacts(_Way):
+    """A reshard in its steps."""
+
+    tensor: str
+    named: bool
+    file: str
+    line: int
+    phase: str
+    count: int
+    dims: list[str]
+    shape: list[int]
+    steps: list[StepFacts]
+    wire_bytes: int
+    why: str
+
+
+class TensorCells(TypedDict):
+    """A tensor in all columns; None where a column has none."""
+
+    tensor: str
+    same: bool
+    differs: list[bool]
+    cells: Sequence[TensorFacts | None]
+
+
+class RouteCells(TypedDict):
+    """A reshard in all columns; None where a column has none."""
+
+    tensor: str
+    same: bool
+    differs: list[bool]
+    cells: Sequence[RouteFacts | None]
+
+
+class RowFacts(TypedDict):
+    """A source line in all columns."""
+
+    file: str
+    line: int
+    text: str
+    same: bool
+    tensors: list[TensorCells]
+    routes: list[RouteCells]
+    wire_bytes: list[int | None]
+
+
+class AnnotationFacts(TypedDict):
+    """The number of annotations: by name `rules` and `pins`, by position `signatures`."""
+
+    rules: int
+    pins: int
+    signatures: int
+
+
+class ColumnHead(TypedDict):
+    """The letter and title of a column."""
+
+    letter: str
+    title: str
+    kind: str
+    positional: bool
+    same_as: str | None
+
+
+@final
+class BrokenColumn(ColumnHead):
+    """A column that could not be compiled."""
+
+    version: int
+    layout: str | None
+    reduce: str
+    diagnostics: list[DiagnosticFacts]
+
+
+@final
+class CompiledColumn(ReportFacts, ColumnHead):
+    """A column, with the report of its program."""
+
+    annotations: AnnotationFacts
+    routes: list[RouteFacts]
+
+
+ColumnFacts = CompiledColumn | BrokenColumn
+
+
+class DistanceFacts(TypedDict):
+    """The worst output of a run, against the reference or another run."""
+
+    output: str
+    role: str
+    measure: str
+    max_error: float | None
+    relative: float | None
+    tolerance: float
+    ok: bool
+
+
+class PairFacts(DistanceFacts):
+    """Two columns that ran."""
+
+    columns: list[str]
+
+
+class RanFacts(TypedDict):
+    """The run of a column: `ran`, `same`, `refused`, `failed` or `broken`."""
+
+    column: str
+    status: str
+    same_as: NotRequired[str]
+    diagnostics: NotRequired[list[DiagnosticFacts]]
+    seconds: NotRequired[float]
+    wire_bytes: NotRequired[int]
+    reference: NotRequired[DistanceFacts]
+
+
+class RunFacts(TypedDict):
+    """The runs of all columns."""
+
+    executed: list[str]
+    seed: int | None
+    engine: str | None
+    runs: list[RanFacts]
+    between: list[PairFacts]
+
+
+class TableFacts(TypedDict):
+    """A comparison before anything has run."""
+
+    version: int
+    program: str
+    file: str
+    same: bool
+    columns: list[ColumnFacts]
+    rows: list[RowFacts]
+
+
+class ComparisonFacts(TableFacts):
+    """`compare`: columns side by side, and their runs."""
+
+    run: RunFacts
+
+
+# --- simulate ------------------------------------------------------------------------------------
+
+
+class LineSeconds(TypedDict):
+    """What a source line takes of the compute stream."""
+
+    file: str
+    line: int
+    seconds: float
+    waiting: float
+    flops: int
+    bound: str
+
+
+class PeakFacts(TypedDict):
+    """The most memory of a device, when, and how much there is."""
+
+    bytes: int
+    seconds: float
+    limit: float
+
+
+class SimulationFacts(StageFacts):
+    """`simulate`: a step in time."""
+
+    version: int
+    program: str
+    file: str
+    mesh: dict[str, int]
+    devices: int
+    layout: str
+    cluster: str
+    seconds: float
+    compute: float
+    exposed: dict[str, float]
+    sending: dict[str, float]
+    mfu: float
+    model_flops: int
+    peak: PeakFacts
+    lines: list[LineSeconds]
