@@ -147,13 +147,13 @@ def request_of(given: SearchLayouts) -> Request:
 
 def _graph(file: Path, given: SearchLayouts) -> None:
     """Find the best plan of a graph with costs."""
-    from meshdsl.costgraph.solve import solved, text
+    from meshdsl.costgraph.solve import solved
 
     found = solved(file, request_of(given))
     if given.json:
-        common.print_json(found)
+        common.print_json(found.facts())
     else:
-        typer.echo(text(found), nl=False)
+        typer.echo(found.text(), nl=False)
 
 
 def _show(found: Found) -> None:

@@ -1,4 +1,4 @@
-"""What `search --graph` says: the best plan of a graph with costs, and what is proven of it."""
+"""`search --graph`: the methods for each kind of graph with costs, and why there is no plan."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from meshdsl.cluster.profile import Cluster, load
 from meshdsl.costgraph.annealing import anneal
+from meshdsl.costgraph.answers import (
+    Answer,
+    DevicesAnswer,
+    DividedPlan,
+    GridAnswer,
+    InterOpAnswer,
+    PartitionAnswer,
+    PartitionStage,
+    PlacementAnswer,
+    Solved,
+    SubmeshStage,
+)
 from meshdsl.costgraph.device_placement import Devices, exhaustive, reinforce
 from meshdsl.costgraph.exact import (
     TooWide,
@@ -31,22 +43,20 @@ from meshdsl.costgraph.grid import Division, Plan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import best_pipeline, transformer_ways
 from meshdsl.costgraph.layer_partition import TooLarge, cut
 from meshdsl.costgraph.transformer import Transformer
-from meshdsl.diagnostics import Source, Span, counted, did_you_mean, fail
-from meshdsl.report.document import aligned, human
+from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.report.document import human
 from meshdsl.search.request import Request
-
-Json = dict[str, Any]
 
 MOST_PLACEMENTS = 100_000
 """Placements of groups on devices that are all tried."""
 
-SHOWN = 5
-"""Divisions of equal layers that are shown."""
+Solve = Callable[[Written, Request], Answer]
+"""A method: from what is written in the file, and what is asked."""
 
 NEEDED = "as in `--devices 4 --bandwidth 1.25GB/s`, `--devices 3072 --cluster a100-dgx`"
 
 
-def solved(path: Path, request: Request) -> Json:
+def solved(path: Path, request: Request) -> Solved:
     """The best plan of the graph in a file. Raises MD066x."""
     top = read_graph(path)
     kind = top.field("kind").value
@@ -60,8 +70,7 @@ def solved(path: Path, request: Request) -> Json:
         span = Span(Source("--stages", str(request.stages)), 0, len(str(request.stages)))
         help = "leave it out" if kind != "transformer" else "take `--method grid`, or leave it out"
         fail("MD0665", f"`{name}` finds how many stages there are by itself", span, help=help)
-    found = methods[name](top, request)
-    return {"version": 1, "graph": str(path), "kind": kind, "method": name, **found}
+    return Solved(str(path), kind, name, methods[name](top, request))
 
 
 def _refuse_unread(what: str, **options: object) -> None:
@@ -78,10 +87,10 @@ def _elimination(graph: CostGraph) -> Solution:
     return priced_memory(graph) if math.isfinite(graph.limit) else eliminate(graph)
 
 
-def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Request], Json]:
+def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
     """The plan of a graph of placements by an exact method or a sample."""
 
-    def found(top: Written, request: Request) -> Json:
+    def answer(top: Written, request: Request) -> Answer:
         graph = costs_of(top)
         _refuse_unread(
             "a graph of placements",
@@ -99,20 +108,20 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Req
             help = "take another `--method`, such as `mcmc` for a sample"
             top.refuse(str(error), "MD0663", help)
         held = graph.bytes(best.picks) if graph.memory else None
-        return {
-            "source": graph.source,
-            "choices": graph.names(best.picks),
-            "cost": best.cost,
-            "memory": held,
-            "memory_limit": graph.limit if math.isfinite(graph.limit) else None,
-            "bound": best.bound if math.isfinite(best.bound) else None,
-            "proven": best.proven,
-            "combinations": math.prod(graph.sizes),
-            "work": best.work,
-            "note": best.note,
-        }
+        return PlacementAnswer(
+            source=graph.source,
+            choices=graph.names(best.picks),
+            cost=best.cost,
+            memory=held,
+            memory_limit=graph.limit if math.isfinite(graph.limit) else None,
+            bound=best.bound if math.isfinite(best.bound) else None,
+            proven=best.proven,
+            combinations=math.prod(graph.sizes),
+            work=best.work,
+            note=best.note,
+        )
 
-    return found
+    return answer
 
 
 def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoReturn:
@@ -131,10 +140,10 @@ def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoRetu
 # --- stages --------------------------------------------------------------------------------------
 
 
-def _stages(single: bool) -> Callable[[Written, Request], Json]:
+def _stages(single: bool) -> Solve:
     """The plan of a graph of layers: stages on several devices, or on one each."""
 
-    def found(top: Written, request: Request) -> Json:
+    def answer(top: Written, request: Request) -> Answer:
         graph = layers_of(top)
         if request.devices is None or request.bandwidth is None:
             fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
@@ -146,26 +155,22 @@ def _stages(single: bool) -> Callable[[Written, Request], Json]:
             top.field("layers").refuse(str(error), "MD0663", help)
         alone = math.fsum(layer.seconds for layer in graph.layers)
         stages = [
-            {
-                "layers": [graph.layers[i].name for i in stage.layers],
-                "devices": stage.devices,
-                "seconds": stage.seconds,
-            }
-            for stage in best.stages
+            PartitionStage([graph.layers[i].name for i in s.layers], s.devices, s.seconds)
+            for s in best.stages
         ]
-        return {
-            "source": graph.source,
-            "devices": request.devices,
-            "bandwidth": request.bandwidth,
-            "stages": stages,
-            "replicas": best.replicas,
-            "seconds": best.seconds,
-            "one_device_seconds": alone,
-            "proven": True,
-            "work": best.work,
-        }
+        return PartitionAnswer(
+            source=graph.source,
+            devices=request.devices,
+            bandwidth=request.bandwidth,
+            stages=stages,
+            replicas=best.replicas,
+            seconds=best.seconds,
+            one_device_seconds=alone,
+            proven=True,
+            work=best.work,
+        )
 
-    return found
+    return answer
 
 
 # --- equal layers --------------------------------------------------------------------------------
@@ -179,7 +184,7 @@ def _machines(request: Request) -> tuple[int, Cluster]:
     return request.devices, load(request.cluster)
 
 
-def _grid(top: Written, request: Request) -> Json:
+def _grid(top: Written, request: Request) -> GridAnswer:
     """The divisions of a cluster for a transformer, the fastest first."""
     model = transformer_of(top)
     devices, cluster = _machines(request)
@@ -191,14 +196,14 @@ def _grid(top: Written, request: Request) -> Json:
         top.field("layers").refuse(message, "MD0666", f"the nearest numbers of stages are {near}")
     if not plans:
         _refuse_division(top, model, cluster, request)
-    return {
-        "source": top.field("source", "").value,
-        "devices": devices,
-        "cluster": cluster.name,
-        "parameters": model.parameters,
-        "plans": [_division(plan) for plan in plans],
-        "proven": True,
-    }
+    return GridAnswer(
+        source=top.field("source", "").value,
+        devices=devices,
+        cluster=cluster.name,
+        parameters=model.parameters,
+        plans=[*map(_divided, plans)],
+        proven=True,
+    )
 
 
 def _refuse_division(
@@ -218,21 +223,21 @@ def _refuse_division(
     top.refuse(message, "MD0664", f"{_said(least.division)} takes that")
 
 
-def _division(plan: Plan) -> Json:
-    return {
+def _divided(plan: Plan) -> DividedPlan:
+    return DividedPlan(
         **asdict(plan.division),
-        "seconds": plan.seconds,
-        "memory": plan.bytes,
-        "bubble": plan.bubble,
-        "utilisation": plan.utilisation,
-    }
+        seconds=plan.seconds,
+        memory=plan.bytes,
+        bubble=plan.bubble,
+        utilisation=plan.utilisation,
+    )
 
 
 def _said(division: Division) -> str:
     return f"tensor {division.tensor}, pipeline {division.pipeline}, data {division.data}"
 
 
-def _alpa(top: Written, request: Request) -> Json:
+def _alpa(top: Written, request: Request) -> InterOpAnswer:
     """Stages of a transformer on submeshes of a cluster."""
     model = transformer_of(top)
     devices, cluster = _machines(request)
@@ -253,30 +258,30 @@ def _alpa(top: Written, request: Request) -> Json:
         top.refuse(message, "MD0664", help)
     ends = (*best.starts[1:], groups)
     stages = [
-        {"groups": [a, b], "devices": way.devices, "mesh": way.name, "seconds": way.seconds}
+        SubmeshStage([a, b], way.devices, way.name, way.seconds)
         for a, b, way in zip(best.starts, ends, best.ways, strict=True)
     ]
-    return {
-        "source": top.field("source", "").value,
-        "devices": devices,
-        "cluster": cluster.name,
-        "parameters": model.parameters,
-        "micro_batches": micros,
-        "memory_limit": limit,
-        "seconds": best.seconds,
-        "stages": stages,
-        "proven": True,
-        "work": best.work,
-    }
+    return InterOpAnswer(
+        source=top.field("source", "").value,
+        devices=devices,
+        cluster=cluster.name,
+        parameters=model.parameters,
+        micro_batches=micros,
+        memory_limit=limit,
+        seconds=best.seconds,
+        stages=stages,
+        proven=True,
+        work=best.work,
+    )
 
 
 # --- operators on devices ------------------------------------------------------------------------
 
 
-def _devices(learned: bool) -> Callable[[Written, Request], Json]:
+def _devices(learned: bool) -> Solve:
     """The device of each group: the best of all, or one that is learned."""
 
-    def found(top: Written, request: Request) -> Json:
+    def answer(top: Written, request: Request) -> Answer:
         groups, operators = operators_of(top)
         if request.devices is None or request.bandwidth is None:
             fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)
@@ -287,21 +292,21 @@ def _devices(learned: bool) -> Callable[[Written, Request], Json]:
             message = f"{len(groups)} groups on {request.devices} devices are too many to try"
             top.field("operators").refuse(message, "MD0663", "take `--method rl`, or fewer groups")
         best = reinforce(operators, devices) if learned else exhaustive(operators, devices)
-        return {
-            "source": top.field("source", "").value,
-            "devices": request.devices,
-            "bandwidth": request.bandwidth,
-            "places": dict(zip(groups, best.devices, strict=True)),
-            "seconds": best.seconds,
-            "one_device_seconds": math.fsum(o.seconds for o in operators),
-            "proven": not learned,
-            "work": best.tried,
-        }
+        return DevicesAnswer(
+            source=top.field("source", "").value,
+            devices=request.devices,
+            bandwidth=request.bandwidth,
+            places=dict(zip(groups, best.devices, strict=True)),
+            seconds=best.seconds,
+            one_device_seconds=math.fsum(o.seconds for o in operators),
+            proven=not learned,
+            work=best.tried,
+        )
 
-    return found
+    return answer
 
 
-METHODS: dict[str, dict[str, Callable[[Written, Request], Json]]] = {
+METHODS: dict[str, dict[str, Solve]] = {
     "placement": {
         "elimination": _placement(_elimination),
         "ilp": _placement(integer_program),
@@ -314,93 +319,3 @@ METHODS: dict[str, dict[str, Callable[[Written, Request], Json]]] = {
     "devices": {"exhaustive": _devices(learned=False), "rl": _devices(learned=True)},
 }
 """The methods for each kind of graph; the first is taken unless another is named."""
-
-
-# --- for people ----------------------------------------------------------------------------------
-
-
-def text(found: Json) -> str:
-    """The result of `solved` as text."""
-    lines = {
-        "placement": _placement_text,
-        "stages": _stages_text,
-        "transformer": _grid_text,
-        "devices": _devices_text,
-    }
-    write = _alpa_text if found["method"] == "alpa" else lines[found["kind"]]
-    return "\n".join(write(found)) + "\n"
-
-
-def _placement_text(found: Json) -> list[str]:
-    known = "no choice costs less" if found["proven"] else _unproven(found)
-    held = "" if found["memory"] is None else f", {human(int(found['memory']))}"
-    head = f"{found['graph']}: cost {found['cost']:.6g}{held}, by {found['method']}: {known}"
-    counts = f"{found['combinations']:,} combinations, {found['work']:,} steps"
-    rows = [list(pair) for pair in found["choices"].items()]
-    return [head, counts, *(f"  {line}" for line in aligned(rows))]
-
-
-def _unproven(found: Json) -> str:
-    if found["bound"] is None:
-        return found["note"] or "nothing is proven"
-    above = (found["cost"] - found["bound"]) / found["cost"]
-    return f"within {above:.2%} of the least"
-
-
-def _times(found: Json) -> float:
-    """How much faster than on one device; what takes no time is no faster."""
-    return float(found["one_device_seconds"] / found["seconds"]) if found["seconds"] else 1.0
-
-
-def _stages_text(found: Json) -> list[str]:
-    head = (
-        f"{found['graph']} on {found['devices']} devices at {found['bandwidth'] / 1e9:g} GB/s: "
-        f"{found['replicas']}, a micro-batch every {found['seconds'] * 1e3:.4g} ms, "
-        f"{_times(found):.3g} times one device"
-    )
-    rows = [["stage", "devices", "ms", "layers"]]
-    for number, stage in enumerate(found["stages"]):
-        layers = stage["layers"]
-        ends = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
-        ms = f"{stage['seconds'] * 1e3:.4g}"
-        rows.append([str(number), str(stage["devices"]), ms, ends])
-    return [head, *(f"  {line}" for line in aligned(rows))]
-
-
-def _devices_text(found: Json) -> list[str]:
-    known = "the best of all" if found["proven"] else "the best of those"
-    head = (
-        f"{found['graph']} on {found['devices']} devices: {found['seconds']:.4g} s, "
-        f"{_times(found):.3g} times one device; {known} {found['work']:,} tried"
-    )
-    rows = [[group, f"device {place}"] for group, place in found["places"].items()]
-    return [head, *(f"  {line}" for line in aligned(rows))]
-
-
-def _grid_text(found: Json) -> list[str]:
-    head = (
-        f"{found['graph']} on {found['devices']} x {found['cluster']}: "
-        f"{found['parameters'] / 1e9:.4g} billion parameters, {len(found['plans'])} divisions fit"
-    )
-    names = ("tensor", "pipeline", "data", "micro", "chunks")
-    rows = [[*names, "step", "memory", "bubble", "of peak"]]
-    for plan in found["plans"][:SHOWN]:
-        figures = (f"{plan['seconds']:.4g} s", human(int(plan["memory"])))
-        shares = (f"{plan['bubble']:.2%}", f"{plan['utilisation']:.1%}")
-        rows.append([*(str(plan[n]) for n in names), *figures, *shares])
-    return [head, *(f"  {line}" for line in aligned(rows))]
-
-
-def _alpa_text(found: Json) -> list[str]:
-    head = (
-        f"{found['graph']} on {found['devices']} x {found['cluster']}: "
-        f"{found['parameters'] / 1e9:.4g} billion parameters, "
-        f"{counted(found['micro_batches'], 'micro-batch')} in {found['seconds']:.4g} s"
-    )
-    rows = [["stage", "devices", "data, tensor", "groups", "ms a micro-batch"]]
-    for number, stage in enumerate(found["stages"]):
-        first, end = stage["groups"]
-        groups = f"{first}" if end == first + 1 else f"{first} to {end - 1}"
-        ms = f"{stage['seconds'] * 1e3:.4g}"
-        rows.append([str(number), str(stage["devices"]), stage["mesh"], groups, ms])
-    return [head, *(f"  {line}" for line in aligned(rows))]

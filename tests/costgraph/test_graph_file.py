@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from meshdsl.costgraph.solve import METHODS, solved, text
+from meshdsl.costgraph.answers import PlacementAnswer
+from meshdsl.costgraph.solve import METHODS, solved
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.search.request import Request
 from tests.costgraph.random_graphs import graphs
@@ -78,9 +79,10 @@ def changed(graph: dict[str, Any], path: tuple[str | int, ...], value: object) -
 )
 def test_every_method_answers(kind: str, method: str, tmp_path: Path) -> None:
     found = solved(written(tmp_path, GRAPHS[kind]), replace(GIVEN[kind], method=method))
-    assert found["method"] == method
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert text(found).startswith(str(tmp_path))
+    facts = found.facts()
+    assert facts["method"] == method
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    assert found.text().startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -88,7 +90,7 @@ def test_every_example_is_solved(path: Path) -> None:
     # With a limit of memory elimination only says how far from the least it is.
     graph = json.loads(path.read_text(encoding="utf-8"))
     given = replace(GIVEN[graph["kind"]], method="ilp" if "memory_limit" in graph else None)
-    found = solved(path, replace(given, devices=3072) if "gpt" in path.stem else given)
+    found = solved(path, replace(given, devices=3072) if "gpt" in path.stem else given).facts()
     assert found["proven"]
     assert found["source"]
 
@@ -109,10 +111,16 @@ def test_exact_methods_agree_on_written_graphs(tmp_path: Path) -> None:
         assert costs == pytest.approx([costs[0]] * 4)
 
 
+def cost(path: Path, method: str) -> float:
+    answer = solved(path, Request(method=method)).answer
+    assert isinstance(answer, PlacementAnswer)
+    return answer.cost
+
+
 def cost_of(path: Path, method: str) -> float:
     """The least cost; infinite where everything is forbidden."""
     try:
-        return float(solved(path, Request(method=method))["cost"])
+        return cost(path, method)
     except DiagnosticError as error:
         codes = {d.code for d in error.diagnostics}
     return math.inf if codes == {"MD0664"} else math.nan
@@ -193,8 +201,8 @@ def test_what_takes_no_time_is_no_faster_on_several_devices(tmp_path: Path) -> N
     nothing = {**STAGES, "layers": [{**layer, "parameters": 0} for layer in layers]}
     for method in METHODS["stages"]:
         found = solved(written(tmp_path, nothing), replace(GIVEN["stages"], method=method))
-        assert found["seconds"] == 0
-        assert "1 times one device" in text(found)
+        assert found.facts()["seconds"] == 0
+        assert "1 times one device" in found.text()
 
 
 @pytest.mark.parametrize("method", ["ilp", "elimination", "exhaustive"])
@@ -211,7 +219,7 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
     (found,) = caught.value.diagnostics
     assert found.code == "MD0663", found.message
     assert "`mcmc`" in (found.help or "")
-    assert solved(path, Request(method="mcmc"))["cost"] >= 0
+    assert cost(path, "mcmc") >= 0
 
 
 @pytest.mark.parametrize(

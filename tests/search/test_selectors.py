@@ -94,7 +94,7 @@ def test_rules_that_are_fixed_stay() -> None:
 
 def test_no_more_rules_than_asked() -> None:
     for most in (0, 1, 2):
-        _, found = found_for("lookup", LINE, "time", "h100", rules=most)
+        _, found = found_for("lookup", LINE, "time", "h100", max_rules=most)
         assert all(len(plan.rules) <= most for plan in found.plans)
 
 

@@ -1,0 +1,222 @@
+"""The best plan of a graph with costs, and what is proven of it: as data, and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from meshdsl.diagnostics import counted
+from meshdsl.report.document import aligned, human
+
+SHOWN = 5
+"""Divisions of equal layers that are shown."""
+
+
+class Answer(Protocol):
+    """The result of a method; its fields are those of the JSON that users read."""
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The result as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A graph, by the path of its file, and the answer of a method."""
+
+    graph: str
+    kind: str
+    method: str
+    answer: Answer
+
+    def facts(self) -> dict[str, object]:
+        """The result as data (version 1)."""
+        head = {"version": 1, "graph": self.graph, "kind": self.kind, "method": self.method}
+        return {**head, **asdict(self.answer)}  # type: ignore[call-overload]
+
+    def text(self) -> str:
+        """The result as text."""
+        return "\n".join(self.answer.lines(self.graph, self.method)) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementAnswer:
+    """A choice for each node. `memory` and its limit are in bytes; None where nothing is known."""
+
+    source: str
+    choices: dict[str, str]
+    cost: float
+    memory: float | None
+    memory_limit: float | None
+    bound: float | None
+    proven: bool
+    combinations: int
+    work: int
+    note: str
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The cost and what is proven of it, and the choices."""
+        proof = "no choice costs less" if self.proven else self._unproven()
+        memory = "" if self.memory is None else f", {human(int(self.memory))}"
+        yield f"{graph}: cost {self.cost:.6g}{memory}, by {method}: {proof}"
+        yield f"{self.combinations:,} combinations, {self.work:,} steps"
+        yield from _indented([list(pair) for pair in self.choices.items()])
+
+    def _unproven(self) -> str:
+        if self.bound is None:
+            return self.note or "nothing is proven"
+        return f"within {(self.cost - self.bound) / self.cost:.2%} of the least"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStage:
+    """Consecutive layers on devices that share the micro-batches."""
+
+    layers: list[str]
+    devices: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAnswer:
+    """Layers in stages; `seconds` a micro-batch, `bandwidth` in bytes a second."""
+
+    source: str
+    devices: int
+    bandwidth: float
+    stages: list[PartitionStage]
+    replicas: str
+    seconds: float
+    one_device_seconds: float
+    proven: bool
+    work: int
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The pace of the pipeline, and its stages."""
+        yield (
+            f"{graph} on {self.devices} devices at {self.bandwidth / 1e9:g} GB/s: "
+            f"{self.replicas}, a micro-batch every {self.seconds * 1e3:.4g} ms, "
+            f"{_speedup(self.one_device_seconds, self.seconds):.3g} times one device"
+        )
+        rows = [["stage", "devices", "ms", "layers"]]
+        for number, stage in enumerate(self.stages):
+            first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
+            ends = first if count == 1 else f"{first} to {last} ({count})"
+            rows.append([str(number), str(stage.devices), f"{stage.seconds * 1e3:.4g}", ends])
+        yield from _indented(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DividedPlan:
+    """A division of a cluster; `memory` in bytes a device, `seconds` a step."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    micro: int
+    chunks: int
+    seconds: float
+    memory: float
+    bubble: float
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class GridAnswer:
+    """The divisions of a cluster for a transformer that fit, the fastest first."""
+
+    source: str
+    devices: int
+    cluster: str
+    parameters: int
+    plans: list[DividedPlan]
+    proven: bool
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The first divisions."""
+        yield (
+            f"{graph} on {self.devices} x {self.cluster}: "
+            f"{self.parameters / 1e9:.4g} billion parameters, {len(self.plans)} divisions fit"
+        )
+        names = ["tensor", "pipeline", "data", "micro", "chunks"]
+        rows = [[*names, "step", "memory", "bubble", "of peak"]]
+        for plan in self.plans[:SHOWN]:
+            sizes = (plan.tensor, plan.pipeline, plan.data, plan.micro, plan.chunks)
+            figures = (f"{plan.seconds:.4g} s", human(int(plan.memory)))
+            shares = (f"{plan.bubble:.2%}", f"{plan.utilisation:.1%}")
+            rows.append([*map(str, sizes), *figures, *shares])
+        yield from _indented(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmeshStage:
+    """Groups of layers, from one to another, exclusive, on a submesh."""
+
+    groups: list[int]
+    devices: int
+    mesh: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class InterOpAnswer:
+    """Stages of a transformer on submeshes; `seconds` of all micro-batches."""
+
+    source: str
+    devices: int
+    cluster: str
+    parameters: int
+    micro_batches: int
+    memory_limit: float
+    seconds: float
+    stages: list[SubmeshStage]
+    proven: bool
+    work: int
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The time of a step, and the stages."""
+        yield (
+            f"{graph} on {self.devices} x {self.cluster}: "
+            f"{self.parameters / 1e9:.4g} billion parameters, "
+            f"{counted(self.micro_batches, 'micro-batch')} in {self.seconds:.4g} s"
+        )
+        rows = [["stage", "devices", "data, tensor", "groups", "ms a micro-batch"]]
+        for number, stage in enumerate(self.stages):
+            first, end = stage.groups
+            groups = f"{first}" if end == first + 1 else f"{first} to {end - 1}"
+            ms = f"{stage.seconds * 1e3:.4g}"
+            rows.append([str(number), str(stage.devices), stage.mesh, groups, ms])
+        yield from _indented(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesAnswer:
+    """The device of each group of operators."""
+
+    source: str
+    devices: int
+    bandwidth: float
+    places: dict[str, int]
+    seconds: float
+    one_device_seconds: float
+    proven: bool
+    work: int
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The time of a step, and where each group is."""
+        best = "the best of all" if self.proven else "the best of those"
+        yield (
+            f"{graph} on {self.devices} devices: {self.seconds:.4g} s, "
+            f"{_speedup(self.one_device_seconds, self.seconds):.3g} times one device; "
+            f"{best} {self.work:,} tried"
+        )
+        yield from _indented([[g, f"device {place}"] for g, place in self.places.items()])
+
+
+def _indented(rows: list[list[str]]) -> Iterable[str]:
+    return (f"  {line}" for line in aligned(rows))
+
+
+def _speedup(one_device: float, seconds: float) -> float:
+    """How much faster than on one device; what takes no time is no faster."""
+    return one_device / seconds if seconds else 1.0
