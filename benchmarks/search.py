@@ -29,7 +29,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Problem
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest as Request
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.torch.text import ProgramText
     from meshdsl.device.owned import Stored
     from meshdsl.placed.sbp import Mesh
-    from meshdsl.report.facts import ReportFacts
+    from meshdsl.report.schema import ReportFacts
 
 DEFAULT_POLICY = "optimal"
 

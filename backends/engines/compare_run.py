@@ -15,7 +15,7 @@ from meshdsl.columns import Column
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Severity
 from meshdsl.placed.ir import reduced_in
 from meshdsl.render import to_json
-from meshdsl.report.facts import DistanceFacts, PairFacts, RanFacts, RunFacts
+from meshdsl.report.schema import DistanceFacts, PairFacts, RanFacts, RunFacts
 
 Yielded = tuple[Mapping[str, Any], Mapping[str, Any]]
 """The outputs of a run, and its parameters and states after the step."""

@@ -17,8 +17,8 @@ from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import OBJECTIVES, Compilation, Options
-from meshdsl.report.facts import ReportFacts
 from meshdsl.report.focus import Focus
+from meshdsl.report.schema import ReportFacts
 from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshdsl.api.training import Training
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
+    from meshdsl.backends.runtime.values import Spec
     from meshdsl.named.declarations import Declarations
     from meshdsl.pipeline import Compilation
     from meshdsl.report.views.parts import Code, Collectives, Memory, Placements, TensorView
@@ -113,7 +114,7 @@ class Plan(Looks):
         self.program, self._made = program, made
         self.warnings = tuple(made.diagnostics)
         self._engine: PersistentEngine | None = None
-        self._arrays: dict[str, Any] | None = None
+        self._arrays: dict[str, Array] | None = None
         self._blocks: Blocks | None = None
         self._lock = threading.RLock()
 
@@ -215,7 +216,7 @@ class Plan(Looks):
             raise
 
     @told
-    def sample(self, seed: int = 0) -> dict[str, Any]:
+    def sample(self, seed: int = 0) -> dict[str, Array]:
         """Made-up inputs, for trying the plan: `plan(**plan.sample())`."""
         from meshdsl.backends.engines.reference import made_up
 
@@ -256,13 +257,13 @@ class Plan(Looks):
             raise
         self._blocks = None if self._engine is None else self._engine.parameters(self._arrays)
 
-    def _parameters(self) -> dict[str, Any]:
+    def _parameters(self) -> dict[str, Array]:
         if self._arrays is None:
             self._set_params({}, 0)
         assert self._arrays is not None, "parameters were set"
         return self._arrays
 
-    def _merged(self, params: Mapping[str, Array]) -> dict[str, Any]:
+    def _merged(self, params: Mapping[str, Array]) -> dict[str, Array]:
         self._refuse_unknown(params, self._specs()[1], "parameter")
         return {**self._parameters(), **params}
 
@@ -278,7 +279,7 @@ class Plan(Looks):
                 self._blocks = self._engine.parameters(self._parameters())
             return self._engine
 
-    def _specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _specs(self) -> tuple[dict[str, Spec], dict[str, Spec]]:
         from meshdsl.backends.draws import draws
         from meshdsl.backends.engines.reference import whole_specs
 
@@ -482,7 +483,7 @@ class Plan(Looks):
         return [now, *(replace(now, reduce=p) for p in policies)]
 
 
-def _fitting(arrays: Mapping[str, Array], specs: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _fitting(arrays: Mapping[str, Array], specs: Mapping[str, Spec], what: str) -> dict[str, Array]:
     """The arrays copied to numpy. Raises ArraysRefused where one does not fit its spec."""
     from meshdsl.backends.engines.persistent import as_numpy
     from meshdsl.backends.runtime.files import check_arrays

@@ -35,7 +35,7 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
-from meshdsl.search.request import REPLICATED, Request
+from meshdsl.search.request import REPLICATED, SearchRequest
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 
@@ -269,8 +269,8 @@ class Program:
         """
         from meshdsl.api.searched import searched
 
-        def request() -> Request:
-            return Request(
+        def request() -> SearchRequest:
+            return SearchRequest(
                 method=method,
                 objective=objective,
                 cluster=cluster,

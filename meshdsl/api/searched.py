@@ -12,13 +12,14 @@ from meshdsl.api.places import Site, here
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
 from meshdsl.report.document import Document
+from meshdsl.report.schema import SearchFacts
 from meshdsl.report.search import block_of, shown
 from meshdsl.report.search import searched as facts
 from meshdsl.report.views.parts import WIDTH, View
 from meshdsl.search.methods import METHODS, best_plans
 from meshdsl.search.plan import Plan as Planned
 from meshdsl.search.problem import Found
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.syntax.format import format_source
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Searched(View):
         return shown(self._found)
 
     @property
-    def json(self) -> dict[str, Any]:
+    def json(self) -> SearchFacts:
         """The facts."""
         return facts(self._found, self._found.problem.program.span.file, self._method)
 
@@ -99,7 +100,7 @@ def searched(
     mesh: Any,
     dtype: str | None,
     method: str,
-    request: Callable[[], Request],
+    request: Callable[[], SearchRequest],
     site: Site,
 ) -> Searched:
     """The best layouts of a program; `site` is the call, what is wrong with `request` is there."""

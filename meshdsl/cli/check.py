@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
-from meshdsl.cli.options import Files, Json, Placing, flag, option, pipeline_options
+from meshdsl.cli.options import AsData, Files, Placing, flag, option, pipeline_options
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -19,6 +19,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.pipeline import Options
+from meshdsl.render import DiagnosticFacts
 from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @option
-class Check(Placing, Json):
+class Check(Placing, AsData):
     """Options of `check`."""
 
     fix: bool = flag("--fix", "Carry out the fixes that leave no choice, in the files.")
@@ -73,9 +74,23 @@ def _check(path: Path, chosen: Options, diagnostics: Diagnostics) -> str:
         return ""
 
 
-def _data(diagnostics: Diagnostics, done: list[tuple[Diagnostic, Fix]] | None) -> dict[str, Any]:
+class FixedFacts(DiagnosticFacts):
+    """A diagnostic that was fixed, and how."""
+
+    title: str
+
+
+class CheckFacts(TypedDict):
+    """`check`: what is wrong; with `--fix`, what was done too."""
+
+    version: int
+    diagnostics: list[DiagnosticFacts]
+    fixed: NotRequired[list[FixedFacts]]
+
+
+def _data(diagnostics: Diagnostics, done: list[tuple[Diagnostic, Fix]] | None) -> CheckFacts:
     """What `--json` prints; with `--fix`, what was done too."""
-    data: dict[str, Any] = {"version": 1, "diagnostics": common.as_dicts(diagnostics)}
+    data: CheckFacts = {"version": 1, "diagnostics": common.as_dicts(diagnostics)}
     if done is not None:
         data["fixed"] = [{"title": fix.title, **common.as_dicts([of])[0]} for of, fix in done]
     return data

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import Json, option
+from meshdsl.cli.options import AsData, option
 from meshdsl.cluster.profile import MEASURED
 from meshdsl.diagnostics import fail
 
@@ -22,7 +22,7 @@ class What(StrEnum):
 
 
 @option
-class Clusters(Json):
+class Clusters(AsData):
     """Options of `cluster`."""
 
 

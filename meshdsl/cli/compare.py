@@ -9,9 +9,9 @@ import typer
 
 from meshdsl.cli import common, complete
 from meshdsl.cli.options import (
+    AsData,
     File,
     Force,
-    Json,
     Search,
     Sizes,
     Strict,
@@ -27,7 +27,7 @@ from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
-    from meshdsl.report.facts import ComparisonFacts
+    from meshdsl.report.schema import ComparisonFacts
 
 
 @option
@@ -40,7 +40,7 @@ class Measured:
 
 
 @option
-class Compare(Which, Search, Timed, Sizes, Measured, Strict, Force, Json):
+class Compare(Which, Search, Timed, Sizes, Measured, Strict, Force, AsData):
     """Options of `compare`."""
 
     layouts: str | None = opt(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import Json, Placing, flag, only_one, opt, option, pipeline_options
+from meshdsl.cli.options import AsData, Placing, flag, only_one, opt, option, pipeline_options
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
-    from meshdsl.report.facts import ReportFacts
     from meshdsl.report.focus import Focus
+    from meshdsl.report.schema import ReportFacts
 
 
 REST = "--all shows every line; --line N, --tensor NAME and --top N a part of them."
@@ -50,7 +50,7 @@ class Shown:
 
 
 @option
-class Explain(Shown, Placing, Json, Stage):
+class Explain(Shown, Placing, AsData, Stage):
     """Options of `explain`."""
 
 

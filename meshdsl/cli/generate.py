@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
-from meshdsl.cli.options import File, Json, Placing, opt, option, pipeline_options, refuse_unknown
+from meshdsl.cli.options import AsData, File, Placing, opt, option, pipeline_options, refuse_unknown
 from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.pipeline import Compilation
 
@@ -17,7 +17,7 @@ TOKENS = ("bytes", "chars")
 
 
 @option
-class Generate(Placing, Json):
+class Generate(Placing, AsData):
     """Options of `generate`."""
 
     params: str = opt("--params", "F", "A checkpoint's folder, or a file of parameters.", ...)

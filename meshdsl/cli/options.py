@@ -176,7 +176,7 @@ class Force:
 
 
 @option
-class Json:
+class AsData:
     """The option of output as data."""
 
     json: bool = flag("--json", "Print JSON.")

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import Json, flag, option
+from meshdsl.cli.options import AsData, flag, option
 
 
 @option
-class Rows(Json):
+class Rows(AsData):
     """Options of `rows`."""
 
     every: bool = flag("--all", "Every sample call, and rows that hold but are not used.")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.cli import common, traces
 from meshdsl.cli.options import (
+    AsData,
     File,
     Force,
-    Json,
     Placing,
     flag,
     opt,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @option
-class Run(Placing, Force, Json):
+class Run(Placing, Force, AsData):
     """Options of `run`."""
 
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")

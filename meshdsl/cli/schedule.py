@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import Force, Json, flag, opt, option, refuse_unknown
+from meshdsl.cli.options import AsData, Force, flag, opt, option, refuse_unknown
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Table:
 
 
 @option
-class Draw(Table, Force, Json):
+class Draw(Table, Force, AsData):
     """Options of `schedule`."""
 
     times: str | None = opt(

@@ -12,9 +12,9 @@ import typer
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import (
+    AsData,
     File,
     Force,
-    Json,
     Search,
     Sizes,
     Strict,
@@ -32,7 +32,7 @@ from meshdsl.syntax.parse import STDIN
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
     from meshdsl.search.problem import Found
-    from meshdsl.search.request import Request
+    from meshdsl.search.request import SearchRequest
 
 
 @option
@@ -84,7 +84,7 @@ class Graph:
 
 
 @option
-class SearchLayouts(Which, Objective, Written, Graph, Search, Sizes, Strict, Force, Json):
+class SearchLayouts(Which, Objective, Written, Graph, Search, Sizes, Strict, Force, AsData):
     """Options of `search`."""
 
 
@@ -134,14 +134,14 @@ def _refuse_meaningless(given: SearchLayouts) -> None:
             fail("MD0601", f"`{told}` goes with `--graph`", help="write `--graph FILE.json`")
 
 
-def request_of(given: SearchLayouts) -> Request:
+def request_of(given: SearchLayouts) -> SearchRequest:
     """What the options ask for, in numbers. Raises MD0601."""
-    from meshdsl.search.request import Request
+    from meshdsl.search.request import SearchRequest
 
     amounts = ("memory", "replicated", "budget", "bandwidth")
-    names = [f.name for f in fields(Request) if hasattr(given, f.name) and f.name not in amounts]
-    same: dict[str, Any] = {name: getattr(given, name) for name in names}
-    request = Request(storage=not given.no_storage, partial=not given.no_partial, **same)
+    names = {f.name for f in fields(SearchRequest)}.difference(amounts)
+    same: Any = {name: getattr(given, name) for name in names if hasattr(given, name)}
+    request = SearchRequest(storage=not given.no_storage, partial=not given.no_partial, **same)
     return request.with_amounts(**{name: getattr(given, name) for name in amounts})
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
 from meshdsl.cli.options import (
+    AsData,
     File,
     Force,
-    Json,
     Placing,
     flag,
     only_one,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @option
-class Simulate(Placing, Force, Json):
+class Simulate(Placing, Force, AsData):
     """Options of `simulate`."""
 
     trace: Path | None = opt("--trace", "F.json", "Write a trace for Perfetto.")

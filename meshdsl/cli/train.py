@@ -11,9 +11,9 @@ import typer
 
 from meshdsl.cli import common, traces
 from meshdsl.cli.options import (
+    AsData,
     File,
     Force,
-    Json,
     Placing,
     flag,
     opt,
@@ -31,7 +31,7 @@ WRITTEN = (".npz", ".safetensors")
 
 
 @option
-class Train(Placing, Force, Json):
+class Train(Placing, Force, AsData):
     """Options of `train`."""
 
     data: Path = opt("--data", "F", "Samples: .npz, .safetensors, or a text.", ...)

@@ -13,7 +13,7 @@ SHOWN = 5
 """Divisions of equal layers that are shown."""
 
 
-class Answer(Protocol):
+class GraphAnswer(Protocol):
     """The result of a method; its fields are those of the JSON that users read."""
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
@@ -27,7 +27,7 @@ class Solved:
     graph: str
     kind: str
     method: str
-    answer: Answer
+    answer: GraphAnswer
 
     def facts(self) -> dict[str, object]:
         """The result as data (version 1)."""

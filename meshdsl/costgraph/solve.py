@@ -11,9 +11,9 @@ from typing import NoReturn
 from meshdsl.cluster.profile import Cluster, load
 from meshdsl.costgraph.annealing import anneal
 from meshdsl.costgraph.answers import (
-    Answer,
     DevicesAnswer,
     DividedPlan,
+    GraphAnswer,
     GridAnswer,
     InterOpAnswer,
     PartitionAnswer,
@@ -45,18 +45,18 @@ from meshdsl.costgraph.layer_partition import TooLarge, cut
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.report.document import human
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 
 MOST_PLACEMENTS = 100_000
 """Placements of groups on devices that are all tried."""
 
-Solve = Callable[[Written, Request], Answer]
+Solve = Callable[[Written, SearchRequest], GraphAnswer]
 """A method: from what is written in the file, and what is asked."""
 
 NEEDED = "as in `--devices 4 --bandwidth 1.25GB/s`, `--devices 3072 --cluster a100-dgx`"
 
 
-def solved(path: Path, request: Request) -> Solved:
+def solved(path: Path, request: SearchRequest) -> Solved:
     """The best plan of the graph in a file. Raises MD066x."""
     top = read_graph(path)
     kind = top.field("kind").value
@@ -90,7 +90,7 @@ def _elimination(graph: CostGraph) -> Solution:
 def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
     """The plan of a graph of placements by an exact method or a sample."""
 
-    def answer(top: Written, request: Request) -> Answer:
+    def answer(top: Written, request: SearchRequest) -> GraphAnswer:
         graph = costs_of(top)
         _refuse_unread(
             "a graph of placements",
@@ -143,7 +143,7 @@ def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoRetu
 def _stages(single: bool) -> Solve:
     """The plan of a graph of layers: stages on several devices, or on one each."""
 
-    def answer(top: Written, request: Request) -> Answer:
+    def answer(top: Written, request: SearchRequest) -> GraphAnswer:
         graph = layers_of(top)
         if request.devices is None or request.bandwidth is None:
             fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
@@ -176,7 +176,7 @@ def _stages(single: bool) -> Solve:
 # --- equal layers --------------------------------------------------------------------------------
 
 
-def _machines(request: Request) -> tuple[int, Cluster]:
+def _machines(request: SearchRequest) -> tuple[int, Cluster]:
     """The devices that a transformer is divided over, and their cluster. Raises MD0665."""
     if request.devices is None or request.cluster is None:
         fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
@@ -184,7 +184,7 @@ def _machines(request: Request) -> tuple[int, Cluster]:
     return request.devices, load(request.cluster)
 
 
-def _grid(top: Written, request: Request) -> GridAnswer:
+def _grid(top: Written, request: SearchRequest) -> GridAnswer:
     """The divisions of a cluster for a transformer, the fastest first."""
     model = transformer_of(top)
     devices, cluster = _machines(request)
@@ -207,7 +207,7 @@ def _grid(top: Written, request: Request) -> GridAnswer:
 
 
 def _refuse_division(
-    top: Written, model: Transformer, cluster: Cluster, request: Request
+    top: Written, model: Transformer, cluster: Cluster, request: SearchRequest
 ) -> NoReturn:
     """Say why no division is left: none divides the sizes, or none fits in memory."""
     assert request.devices is not None
@@ -237,7 +237,7 @@ def _said(division: Division) -> str:
     return f"tensor {division.tensor}, pipeline {division.pipeline}, data {division.data}"
 
 
-def _alpa(top: Written, request: Request) -> InterOpAnswer:
+def _alpa(top: Written, request: SearchRequest) -> InterOpAnswer:
     """Stages of a transformer on submeshes of a cluster."""
     model = transformer_of(top)
     devices, cluster = _machines(request)
@@ -281,7 +281,7 @@ def _alpa(top: Written, request: Request) -> InterOpAnswer:
 def _devices(learned: bool) -> Solve:
     """The device of each group: the best of all, or one that is learned."""
 
-    def answer(top: Written, request: Request) -> Answer:
+    def answer(top: Written, request: SearchRequest) -> GraphAnswer:
         groups, operators = operators_of(top)
         if request.devices is None or request.bandwidth is None:
             fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)

@@ -18,7 +18,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Known, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.check import placement_checks
-from meshdsl.report.facts import ReportFacts
+from meshdsl.report.schema import ReportFacts
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import Symbols, symbols
 

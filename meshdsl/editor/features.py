@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import attrs
 from lsprotocol import types as lsp
@@ -271,7 +271,15 @@ async def explain_line(server: Server, uri: Any = None, line: Any = None, *_: An
     return told
 
 
-async def layouts(server: Server, uri: Any = None, *_: Any) -> dict[str, Any]:
+class LayoutsShown(TypedDict):
+    """The layouts of a document, the one it is shown under, and what its programs cost there."""
+
+    layouts: list[str]
+    chosen: str | None
+    cost: list[str]
+
+
+async def layouts(server: Server, uri: Any = None, *_: Any) -> LayoutsShown:
     """The layouts of a document, the one it is shown under, and what its programs cost there."""
     document = _open(server, uri)
     placing = await server.documents.placing(document.uri)

@@ -22,7 +22,7 @@ from meshdsl.placed.layout import (
 )
 from meshdsl.report.document import counted, human
 from meshdsl.report.explain import type_text
-from meshdsl.report.facts import TensorFacts
+from meshdsl.report.schema import TensorFacts
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import TENSORS, Symbol

@@ -12,7 +12,7 @@ from meshdsl.editor.facts import Facts, Placing
 from meshdsl.editor.text import Text
 from meshdsl.report.document import counted, human
 from meshdsl.report.explain import collective_note, type_text
-from meshdsl.report.facts import CollectiveFacts, ReportFacts, TensorFacts
+from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
 from meshdsl.report.terminal import text as as_text
 from meshdsl.syntax import ast
 

@@ -6,28 +6,36 @@ strings of a browser do. What is markup was written by `report/html.py`, which e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source, Span
 from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.play.protocol import (
+    Choices,
+    PageAnswer,
+    PageDiagnostic,
+    PageEdit,
+    PageFix,
+    PageOptions,
+    PagePicture,
+    PagePlace,
+    PageResult,
+)
 from meshdsl.render import safe
 from meshdsl.report.check import check_source
 from meshdsl.report.document import human, scaled
-from meshdsl.report.facts import ReportFacts
 from meshdsl.report.html import Writer
-
-Json = dict[str, Any]
+from meshdsl.report.schema import ReportFacts
 
 MAX_DEVICES = 4096
 """The most devices that are drawn: pictures shorten what is large, but every rank is counted."""
 
 
-def answer(source: Source, options: Options) -> Json:
+def answer(source: Source, options: Options) -> PageAnswer:
     """The diagnostics, the names to choose from, and the result, None where there are errors."""
     analysis = analyse(source, options)
     diagnostics = Diagnostics()
@@ -41,7 +49,7 @@ def answer(source: Source, options: Options) -> Json:
     }
 
 
-def _compiled(source: Source, options: Options, diagnostics: Diagnostics) -> Json | None:
+def _compiled(source: Source, options: Options, diagnostics: Diagnostics) -> PageResult | None:
     """The result, unless the program cannot be compiled so; and what only placing it shows.
 
     Expectations that fail, and layouts that were not chosen and cannot be used, spoil no result.
@@ -52,7 +60,7 @@ def _compiled(source: Source, options: Options, diagnostics: Diagnostics) -> Jso
     return result
 
 
-def _choices(known: Declarations) -> Json:
+def _choices(known: Declarations) -> Choices:
     """The names that the file declares, and the sizes of its dims, as far as it can be read."""
     return {
         "programs": list(known.programs),
@@ -66,7 +74,7 @@ def _choices(known: Declarations) -> Json:
 # --- the result ------------------------------------------------------------------------------
 
 
-def _result(made: Compilation) -> Json:
+def _result(made: Compilation) -> PageResult:
     """The report in parts, each as markup, and the text of the program."""
     from meshdsl.report.explain import explanation, sentence
 
@@ -104,17 +112,17 @@ def _mesh(report: ReportFacts, writer: Writer) -> str:
     return writer.write((*MeshView("mesh", axes).document, *memory))
 
 
-def _pictures(made: Compilation, report: ReportFacts, writer: Writer) -> list[Json]:
+def _pictures(made: Compilation, report: ReportFacts, writer: Writer) -> list[PagePicture]:
     """Which device holds what of each named tensor, and who sends to whom in each collective."""
     from meshdsl.report.views.parts import collectives, placements
 
     if report["devices"] > MAX_DEVICES:
         return []
-    tensors = [
+    tensors: list[PagePicture] = [
         {"title": name, "line": view.json["line"], "html": writer.write(view.document)}
         for name, view in placements(report).items()
     ]
-    sent = [
+    sent: list[PagePicture] = [
         {"title": view.title, "line": view.line, "html": writer.write(view.document)}
         for view in collectives(made.device, report)
     ]
@@ -147,7 +155,7 @@ class Units:
         return offset + sum(char > "\uffff" for char in self._text[:offset])
 
 
-def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> Json:
+def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> PageDiagnostic:
     span = diagnostic.span
     return {
         "code": diagnostic.code,
@@ -163,7 +171,7 @@ def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> Json:
     }
 
 
-def _where(span: Span, source: Source, units: Units) -> Json:
+def _where(span: Span, source: Source, units: Units) -> PagePlace:
     """A place: in the text by its offsets; in a field of the page, or another file, by its name."""
     if span.source is not source and span.source.text != source.text:
         return {"file": safe(span.file), "line": span.line, "column": span.column}
@@ -176,11 +184,11 @@ def _of_page(fix: Fix, source: Source) -> bool:
     return all(edit.span.source.text == source.text for edit in fix.edits)
 
 
-def _fix(fix: Fix, source: Source, units: Units) -> Json:
+def _fix(fix: Fix, source: Source, units: Units) -> PageFix:
     return {"title": fix.title, "edits": [_edit(edit, units) for edit in fix.edits]}
 
 
-def _edit(edit: Edit, units: Units) -> Json:
+def _edit(edit: Edit, units: Units) -> PageEdit:
     return {
         "start": units.at(edit.span.start),
         "end": units.at(edit.span.end),
@@ -191,7 +199,7 @@ def _edit(edit: Edit, units: Units) -> Json:
 # --- questions -------------------------------------------------------------------------------
 
 
-def asked(question: Mapping[str, Any], base: Options) -> Options:
+def asked(question: PageOptions, base: Options) -> Options:
     """The options that a question chooses; what it does not say is as in `base`."""
     return replace(
         base,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
 
+from meshdsl.play.protocol import PageState
 from meshdsl.report.html import escaped
 from meshdsl.report.page import as_data, colours, digest
 from meshdsl.version import __version__
@@ -14,7 +13,7 @@ from meshdsl.version import __version__
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
-def page(state: Mapping[str, Any]) -> tuple[str, str]:
+def page(state: PageState) -> tuple[str, str]:
     """The page that starts from a state, and the content security policy it needs.
 
     The policy allows the style and the script of the page, by their hashes, and requests to the

@@ -24,9 +24,18 @@ from meshdsl.placed.place import POLICIES
 from meshdsl.play.answer import asked, colours
 from meshdsl.play.document import Document
 from meshdsl.play.page import page
+from meshdsl.play.protocol import (
+    CompileJob,
+    CompileQuestion,
+    Failed,
+    PageAnswer,
+    PageState,
+    Runs,
+    Saved,
+    SaveQuestion,
+    TextQuestion,
+)
 from meshdsl.play.worker import Desk
-
-Json = dict[str, Any]
 
 HOST = "127.0.0.1"
 MAX_BODY = 1 << 20
@@ -53,7 +62,7 @@ class Play:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     desk: Desk = field(default_factory=Desk)
 
-    def state(self) -> Json:
+    def state(self) -> PageState:
         """The text of the file, its digest, and the choices that the page begins with."""
         source, digest = self.document.read()
         chosen = self.options
@@ -73,22 +82,22 @@ class Play:
             },
         }
 
-    def compile(self, question: Json) -> Json:
+    def compile(self, question: CompileQuestion) -> PageAnswer | Failed:
         """The outcome of a text under the choices beside it; 409 where a newer one was asked."""
         check_form(question, QUESTION)
         options = asdict(asked(question, self.options))
-        job = {"name": self.document.name, "text": question["text"], "options": options}
+        job: CompileJob = {"name": self.document.name, "text": question["text"], "options": options}
         found = self.desk.ask(job)
         if found is None:
             raise Refused(409, "superseded by a newer question")
         return found
 
-    def colours(self, question: Json) -> Json:
+    def colours(self, question: TextQuestion) -> Runs:
         """The words of a text, as lengths and classes."""
         check_form(question, {"text": str})
         return {"runs": colours(question["text"])}
 
-    def save(self, question: Json) -> Json:
+    def save(self, question: SaveQuestion) -> Saved:
         """Write the file, unless it changed since the page read it: then 412."""
         check_form(question, {"text": str, "digest": str})
         try:
@@ -141,7 +150,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def _json(value: Json, status: int = 200) -> Reply:
+def _json(value: object, status: int = 200) -> Reply:
     return Reply(status, "application/json", json.dumps(value))
 
 
@@ -216,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
         self._check_bearer()
         return _json(self.play.state())
 
-    def _asked(self, ask: Callable[[Json], Json]) -> Reply:
+    def _asked(self, ask: Callable[[Any], object]) -> Reply:
         self._check_bearer()
         return _json(ask(self._body()))
 

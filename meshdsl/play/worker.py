@@ -14,9 +14,11 @@ import sys
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from meshdsl.play.protocol import CompileJob, Failed, PageAnswer
+
 _START = "from meshdsl.play.worker import main; main()"
 
 
@@ -38,7 +40,7 @@ def _read(questions: SimpleQueue[str]) -> None:
     os._exit(0)
 
 
-def _answered(job: Json) -> Json:
+def _answered(job: CompileJob) -> PageAnswer | Failed:
     from meshdsl.diagnostics import Source
     from meshdsl.pipeline import Options
     from meshdsl.play.answer import answer
@@ -58,7 +60,7 @@ class Desk:
         self._busy = False
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, job: Json) -> Json | None:
+    def ask(self, job: CompileJob) -> PageAnswer | Failed | None:
         """The answer to a question; None if another one was asked meanwhile.
 
         `{"failed": …}` where the compiler itself failed.
@@ -79,8 +81,8 @@ class Desk:
             if not line:
                 self._end()
                 return {"failed": f"the compiling process ended with {process.returncode}"}
-        found: Json = json.loads(line)
-        return found
+        reply: PageAnswer | Failed = json.loads(line)
+        return reply
 
     def warm(self) -> None:
         """Start the process before the first question."""

@@ -36,7 +36,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
 from meshdsl.placed.layout import TENSOR, selects
 from meshdsl.report.explain import explain
-from meshdsl.report.facts import CollectiveFacts, ReportFacts
+from meshdsl.report.schema import CollectiveFacts, ReportFacts
 from meshdsl.search.stamp import outdated
 from meshdsl.syntax import ast
 

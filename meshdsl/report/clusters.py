@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from meshdsl.cluster.measured import kept
 from meshdsl.cluster.profile import MEASURED, UNBOUNDED, Cluster, Level
 from meshdsl.report.document import Block, Document, Gap, Grid, Item, Piece, duration, line
 
-Json = dict[str, Any]
 
-
-def as_json(cluster: Cluster) -> Json:
+def as_json(cluster: Cluster) -> dict[str, object]:
     """A profile as it is in TOML; an outermost level of any size has none."""
     levels = [asdict(level) for level in cluster.levels]
     for level in levels:

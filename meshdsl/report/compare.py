@@ -45,7 +45,7 @@ from meshdsl.report.document import (
     line,
 )
 from meshdsl.report.explain import explain
-from meshdsl.report.facts import (
+from meshdsl.report.schema import (
     AnnotationFacts,
     BrokenColumn,
     ColumnFacts,

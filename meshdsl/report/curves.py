@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.report.html import Markup, tag
@@ -31,7 +31,7 @@ def curve_picture(name: str, values: Sequence[float], first: int = 1) -> Markup:
         for step, value in points
     )
     last = str(first + len(values) - 1)
-    small: dict[str, Any] = {"fill": SOFT, "font_size": 11}
+    small: Mapping[str, Any] = {"fill": SOFT, "font_size": 11}
     return card(
         left + WIDTH + 4,
         top + HEIGHT + 18,

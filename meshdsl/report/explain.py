@@ -53,7 +53,9 @@ from meshdsl.report.document import (
     plain,
     scaled,
 )
-from meshdsl.report.facts import (
+from meshdsl.report.holding import Holding
+from meshdsl.report.pictures import small_picture
+from meshdsl.report.schema import (
     BoundedFacts,
     CollectiveFacts,
     CompressionFacts,
@@ -71,8 +73,6 @@ from meshdsl.report.facts import (
     TotalsFacts,
     WarningFacts,
 )
-from meshdsl.report.holding import Holding
-from meshdsl.report.pictures import small_picture
 from meshdsl.report.stages import (
     by_stage,
     piped,

@@ -36,7 +36,7 @@ from meshdsl.report.explain import (
     sentence,
     summary,
 )
-from meshdsl.report.facts import CollectiveFacts, ReportFacts, TensorFacts
+from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
 from meshdsl.report.stages import by_stage
 
 TOP = 5

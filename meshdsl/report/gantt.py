@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ FILLS = {
     "waiting": "#ffffff",
     "more iterations": "#e6e9ee",
 }
-SMALL: dict[str, Any] = {"fill": SOFT, "font_size": 11}
+SMALL: Mapping[str, Any] = {"fill": SOFT, "font_size": 11}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from meshdsl.backends.runtime.values import block
 from meshdsl.device.ir import lie_alone
 from meshdsl.placed.sbp import Mesh
-from meshdsl.report.facts import TensorFacts
+from meshdsl.report.schema import TensorFacts
 
 SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
 """Signs between devices whose partial values are reduced."""

@@ -6,8 +6,6 @@ several axes take one row per axis.
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
@@ -16,6 +14,7 @@ from meshdsl.ops.build import listed
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.placed.rows import Row, rows
 from meshdsl.report.document import aligned
+from meshdsl.report.schema import CallFacts, OperatorFacts, ShardingRow, TypeFacts
 
 VERSION = 1
 _M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)
@@ -39,14 +38,14 @@ def find(name: str) -> OpDef:
     fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
 
 
-def describe(opdef: OpDef, every_call: bool = False) -> dict[str, Any]:
+def describe(opdef: OpDef, every_call: bool = False) -> OperatorFacts:
     """The rows of the call that has most of them, or of every sample of the record."""
     samples = (TELLING[opdef.name],) if opdef.name in TELLING else opdef.samples
     calls = [_call(opdef, sample) for sample in samples]
     calls = [max(calls, key=lambda call: len(call["rows"]))]
     if every_call:
         calls += [_call(opdef, sample) for sample in opdef.samples]
-    found: dict[str, Any] = {
+    found: OperatorFacts = {
         "version": VERSION,
         "operator": opdef.name,
         "composite": opdef.composite,
@@ -58,7 +57,7 @@ def describe(opdef: OpDef, every_call: bool = False) -> dict[str, Any]:
     return found
 
 
-def _call(opdef: OpDef, sample: Sample) -> dict[str, Any]:
+def _call(opdef: OpDef, sample: Sample) -> CallFacts:
     attrs = dict(sample.attrs)
     sig = Signature(sample.ins, opdef.infer(sample.ins, attrs), attrs)
     factors = opdef.factors(sig)
@@ -71,11 +70,11 @@ def _call(opdef: OpDef, sample: Sample) -> dict[str, Any]:
     }
 
 
-def _type(type_: TensorType) -> dict[str, Any]:
+def _type(type_: TensorType) -> TypeFacts:
     return {"dtype": str(type_.dtype), "dims": list(type_.names)}
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row) -> ShardingRow:
     return {
         "ins": [str(c) for c in row.ins],
         "outs": [str(c) for c in row.outs],
@@ -117,14 +116,14 @@ def _whole(sig: Signature, factors: Factors) -> list[str]:
 # --- for people --------------------------------------------------------------------------------
 
 
-def rows_text(found: dict[str, Any]) -> str:
+def rows_text(found: OperatorFacts) -> str:
     """The result of `describe` as text."""
     blocks = [_call_text(found, call) for call in found["calls"]]
     blocks += [notes for notes in (_notes(found),) if notes]
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
-def _call_text(found: dict[str, Any], call: dict[str, Any]) -> list[str]:
+def _call_text(found: OperatorFacts, call: CallFacts) -> list[str]:
     cells = [[*row["ins"], "->", *row["outs"], row["because"]] for row in call["rows"]]
     lines = [_headline(found["operator"], call), *(f"  {line}" for line in aligned(cells))]
     if call["whole"]:
@@ -132,24 +131,24 @@ def _call_text(found: dict[str, Any], call: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _headline(name: str, call: dict[str, Any]) -> str:
-    ins, outs = (", ".join(map(_type_text, call[side])) for side in ("ins", "outs"))
+def _headline(name: str, call: CallFacts) -> str:
+    ins, outs = (", ".join(map(_type_text, side)) for side in (call["ins"], call["outs"]))
     attrs = ", ".join(f"{key}={value}" for key, value in call["attrs"].items())
     return f"{name}: {ins or 'no operands'} -> {outs}" + (f"  {{{attrs}}}" if attrs else "")
 
 
-def _type_text(type_: dict[str, Any]) -> str:
+def _type_text(type_: TypeFacts) -> str:
     return f"{type_['dtype']}[{', '.join(type_['dims'])}]"
 
 
-def _about_whole(found: dict[str, Any], whole: list[str]) -> str:
+def _about_whole(found: OperatorFacts, whole: list[str]) -> str:
     if found["composite"]:
         dims = " or ".join(f"`{name}`" for name in whole)
         return f"where {dims} is split, the prelude's `{found['operator']}` is used instead"
     return f"{listed(whole)} must be whole on each device"
 
 
-def _notes(found: dict[str, Any]) -> list[str]:
+def _notes(found: OperatorFacts) -> list[str]:
     lines = []
     if found["multi_axis_condition"]:
         lines.append("over several axes, both sides must be cut into the same blocks")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.diagnostics import counted
 from meshdsl.ir.types import TensorType
 from meshdsl.report.document import Block, Grid, line
+from meshdsl.report.schema import RanProgram, SentFacts, ValueFacts
 
 if TYPE_CHECKING:
     from meshdsl.backends.engines.run import Result
@@ -38,20 +39,16 @@ def run_report(
 
 def run_as_json(
     made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
-) -> dict[str, Any]:
+) -> RanProgram:
     """The report as data, without values, which `--out` writes."""
-    found = {"max_error": "error", "relative": "relative", "ok": "ok"}
-    errors = {
-        (c.role, c.name): {key: getattr(c, field) for key, field in found.items()} for c in checked
-    }
-    outputs = [_facts(n, var, errors.get(("output", n), {})) for n, var in made.device.outputs]
-    devices = [{"collectives": n, "wire_bytes": b} for n, b in result.sent]
-    kept = [(str(old.value.name), old) for old, _ in made.device.updates]
-    updated = [
-        _facts(name, var, errors.get((var.value.role, name), {}), role=var.value.role)
-        for name, var in kept
-        if name in result.updated
-    ]
+    compared = {(c.role, c.name): c for c in checked}
+    outputs = [_facts(n, var, compared.get(("output", n))) for n, var in made.device.outputs]
+    devices: list[SentFacts] = [{"collectives": n, "wire_bytes": b} for n, b in result.sent]
+    updated = []
+    for var, _ in made.device.updates:
+        name, role = str(var.value.name), var.value.role
+        if name in result.updated:
+            updated.append(_facts(name, var, compared.get((role, name)), role))
     return {
         "version": 1,
         "engine": engine,
@@ -62,15 +59,19 @@ def run_as_json(
     }
 
 
-def _facts(name: str, var: Var, errors: dict[str, Any], **more: str) -> dict[str, Any]:
-    return {
+def _facts(name: str, var: Var, compared: Comparison | None, role: str = "") -> ValueFacts:
+    facts: ValueFacts = {
         "name": name,
-        **more,
         "dims": list(var.value.type.names),
         "shape": list(var.value.type.shape),
         "local_shape": list(var.local.shape),
-        **errors,
     }
+    if role:
+        facts["role"] = role
+    if compared is not None:
+        facts["max_error"], facts["relative"] = compared.error, compared.relative
+        facts["ok"] = compared.ok
+    return facts
 
 
 def headline(made: Compilation, engine: str) -> str:

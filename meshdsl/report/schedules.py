@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
 
 from meshdsl.report.document import Block, Document, Gap, Grid, Listing, counted, line
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.pictures import BLOCKS, INK, card, centred, width_of, words
+from meshdsl.report.schema import ActionTimes, DeviceRow, ScheduleFacts, VersionFacts
 from meshdsl.schedule.table import Kind, row_text
-from meshdsl.schedule.times import Each, Slot, Timed
+from meshdsl.schedule.times import Slot, Timed
 from meshdsl.schedule.verify import Verified
 
-Json = dict[str, Any]
 VERSION = 1
 
 FILLS: dict[Kind, str] = {
@@ -41,7 +40,7 @@ NARROWEST, WIDEST = 640.0, 2400.0
 # --- facts ---------------------------------------------------------------------------------------
 
 
-def described(timed: Timed) -> Json:
+def described(timed: Timed) -> ScheduleFacts:
     """The facts of a schedule in time. Times are exact fractions, as text."""
     found = timed.verified
     schedule = found.schedule
@@ -80,19 +79,19 @@ def described(timed: Timed) -> Json:
     }
 
 
-def _times(timed: Timed) -> Json:
+def _times(timed: Timed) -> ActionTimes:
     times = timed.times
-    each: dict[str, Each] = {
-        "F": times.forward,
-        "I": times.inputs,
-        "W": times.weights,
-        "U": times.update,
-        "send": times.send,
+    return {
+        "F": [*map(str, times.forward)],
+        "I": [*map(str, times.inputs)],
+        "W": [*map(str, times.weights)],
+        "U": [*map(str, times.update)],
+        "send": [*map(str, times.send)],
+        "early": times.early,
     }
-    return {**{name: [str(t) for t in value] for name, value in each.items()}, "early": times.early}
 
 
-def _devices(timed: Timed) -> Iterator[Json]:
+def _devices(timed: Timed) -> Iterator[DeviceRow]:
     found = timed.verified
     for device, row in enumerate(found.schedule.rows):
         yield {
@@ -123,7 +122,7 @@ def shown(timed: Timed, width: int) -> Document:
     )
 
 
-def sentence(facts: Json) -> str:
+def sentence(facts: ScheduleFacts) -> str:
     """`gpipe: 4 stages on 4 devices, 8 micro-batches.`."""
     devices = counted(len(facts["devices"]), "device")
     micro = counted(facts["micro_batches"], "micro-batch")
@@ -131,7 +130,7 @@ def sentence(facts: Json) -> str:
     return f"{facts['schedule'] or 'schedule'}: {stages} on {devices}, {micro}."
 
 
-def _sentences(timed: Timed, facts: Json) -> Iterator[str]:
+def _sentences(timed: Timed, facts: ScheduleFacts) -> Iterator[str]:
     share = f"{100 * float(timed.bubble):.3g} %"
     idle = f"{facts['bubble']} of the devices' time is idle ({share})" if timed.bubble else ""
     took = f"A step takes {facts['makespan']} ({_said(facts['times'])})"
@@ -153,14 +152,14 @@ def _sentences(timed: Timed, facts: Json) -> Iterator[str]:
         yield "Gradients are added up in another order than on one device, so they round otherwise."
 
 
-def _said(times: Json) -> str:
-    said = [f"{n}={':'.join(times[n])}" for n in ("F", "I", "W", "U", "send") if n != "U"]
-    if times["U"] != ["0"]:
-        said.insert(3, f"U={':'.join(times['U'])}")
+def _said(times: ActionTimes) -> str:
+    each = {"F": times["F"], "I": times["I"], "W": times["W"], "U": times["U"]}
+    each["send"] = times["send"]
+    said = [f"{n}={':'.join(t)}" for n, t in each.items() if n != "U" or t != ["0"]]
     return ", ".join(said) + ("" if times["early"] else ", B sends after W")
 
 
-def _tables(facts: Json) -> Iterator[Block]:
+def _tables(facts: ScheduleFacts) -> Iterator[Block]:
     head = ("device", "stages", "in flight", "busy", "idle", "waiting")
     yield Grid("", head, tuple(_row(n, each) for n, each in enumerate(facts["devices"])))
     if facts["versions"]:
@@ -174,13 +173,13 @@ def _tables(facts: Json) -> Iterator[Block]:
         yield Grid(title, ("stage", "updates behind", "copies", last), rows)
 
 
-def _row(number: int, device: Json) -> tuple[str, ...]:
+def _row(number: int, device: DeviceRow) -> tuple[str, ...]:
     stages = ", ".join(map(str, device["stages"]))
     flying = str(device["in_flight"])
     return (str(number), stages, flying, device["busy"], device["idle"], device["waiting"])
 
 
-def _behind(versions: Json) -> str:
+def _behind(versions: VersionFacts) -> str:
     """Whether a micro-batch's two passes read one version."""
     pairs = zip(versions["forward"], versions["backward"], strict=True)
     apart = max(backward - forward for forward, backward in pairs)

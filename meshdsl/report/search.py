@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from meshdsl.report.document import (
     Block,
@@ -21,25 +20,32 @@ from meshdsl.report.document import (
     line,
     scaled,
 )
+from meshdsl.report.schema import (
+    ChangeFacts,
+    MeshFacts,
+    Saves,
+    SavingRule,
+    SearchedPlan,
+    SearchFacts,
+)
 from meshdsl.search.front import front
-from meshdsl.search.plan import NAME, Plan
+from meshdsl.search.plan import NAME, Plan, Rule
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import Reason, reasons
-from meshdsl.search.start import changes, started
+from meshdsl.search.start import Change, changes, started
 from meshdsl.search.written import block, written
 
-Json = dict[str, Any]
 VERSION = 1
 
 
 # --- facts ---------------------------------------------------------------------------------------
 
 
-def searched(found: Found, file: str, method: str) -> Json:
+def searched(found: Found, file: str, method: str) -> SearchFacts:
     """The result of a search. Bytes and FLOPs are per device."""
     problem = found.problem
     count = found.count
-    return {
+    facts: SearchFacts = {
         "version": VERSION,
         "program": problem.program.name,
         "file": file,
@@ -58,41 +64,32 @@ def searched(found: Found, file: str, method: str) -> Json:
             "pipelines": count.pipelines,
         },
         "plans": [_plan(plan, found) for plan in found.plans],
-        **({"front": [_plan(p, found) for p in _front(found)]} if problem.request.front else {}),
-        **({"meshes": list(map(_mesh, found.others))} if found.others else {}),
         "bound": {problem.objective: found.bound},
-        **_certificate(found),
-        **_from(found),
         "proven": found.proven,
+    }
+    if problem.request.front:
+        facts["front"] = [_plan(p, found) for p in _front(found)]
+    if found.others:
+        facts["meshes"] = list(map(_mesh, found.others))
+    if found.certificate is not None and found.plans:
+        gap = found.certificate.gap(problem.value(found.plans[0]))
+        least = found.certificate.least
+        facts["certificate"] = {"space": "L3", problem.objective: least, "gap": gap}
+    if problem.start is not None and found.plans:
+        changed = [*map(_change, changes(found))]
+        facts["from"] = {**_plan(started(problem), found), "changes": changed}
+    return facts
+
+
+def _change(change: Change) -> ChangeFacts:
+    return {
+        "before": str(change.before) if change.before else None,
+        "after": str(change.after) if change.after else None,
+        "saves": change.reason.saved,
     }
 
 
-def _certificate(found: Found) -> Json:
-    """The bound of all per-tensor plans, where there is one."""
-    if found.certificate is None or not found.plans:
-        return {}
-    problem, known = found.problem, found.certificate
-    gap = known.gap(problem.value(found.plans[0]))
-    return {"certificate": {"space": "L3", problem.objective: known.least, "gap": gap}}
-
-
-def _from(found: Found) -> Json:
-    """The layout to begin from, and what is other in the best plan."""
-    problem = found.problem
-    if problem.start is None or not found.plans:
-        return {}
-    changed = [
-        {
-            "before": str(c.before) if c.before else None,
-            "after": str(c.after) if c.after else None,
-            "saves": c.reason.saved,
-        }
-        for c in changes(found)
-    ]
-    return {"from": {**_plan(started(problem), found), "changes": changed}}
-
-
-def _mesh(found: Found) -> Json:
+def _mesh(found: Found) -> MeshFacts:
     """The best plan found on another mesh; None where none fits, or none could be better."""
     best = _plan(found.plans[0], found) if found.plans else None
     bound = {found.problem.objective: found.bound}
@@ -104,15 +101,16 @@ def _front(found: Found) -> tuple[Plan, ...]:
     return front(found.problem, found.every)
 
 
-def _plan(plan: Plan, found: Found) -> Json:
+def _rule(rule: Rule, saves: Saves) -> SavingRule:
+    selector = ".".join(rule.selector)
+    return {"selector": selector, "dim": rule.dim, "axes": list(rule.axes), "saves": saves}
+
+
+def _plan(plan: Plan, found: Found) -> SearchedPlan:
     is_best = plan in found.plans[:1]
     saved = {r.rule: r.saved for r in reasons(found, plan)} if is_best else {}
-    rules = (
-        {"selector": ".".join(r.selector), "dim": r.dim, "axes": list(r.axes)} for r in plan.rules
-    )
-    pairs = zip(rules, plan.rules, strict=True)
     return {
-        "rules": [{**told, "saves": saved.get(rule, {})} for told, rule in pairs],
+        "rules": [_rule(rule, saved.get(rule, {})) for rule in plan.rules],
         "cuts": [str(cut) for cut in plan.cuts],
         "schedule": str(plan.schedule) if plan.schedule else None,
         "reduce": plan.policy,

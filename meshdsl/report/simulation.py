@@ -17,7 +17,7 @@ from meshdsl.report.document import (
     line,
     scaled,
 )
-from meshdsl.report.facts import LineSeconds, SimulationFacts, StageFacts
+from meshdsl.report.schema import LineSeconds, SimulationFacts, StageFacts
 from meshdsl.simulate.against import AgainstFacts, RatioFacts
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Timeline
 

@@ -9,7 +9,8 @@ from functools import partial
 from meshdsl.device.ir import Part, Pipeline, Program
 from meshdsl.device.memory import walks
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
-from meshdsl.report.facts import (
+from meshdsl.report.schedules import schedule_picture
+from meshdsl.report.schema import (
     DividedFacts,
     PipedFacts,
     PipelineFacts,
@@ -17,7 +18,6 @@ from meshdsl.report.facts import (
     TimeFacts,
     UpdateFacts,
 )
-from meshdsl.report.schedules import schedule_picture
 from meshdsl.schedule.times import Times, timed
 from meshdsl.schedule.verify import Verified, printed
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Program, on_device, walk
 from meshdsl.report.document import Item, Piece, duration
-from meshdsl.report.facts import LineTime, TimeFacts
+from meshdsl.report.schema import LineTime, TimeFacts
 from meshdsl.report.simulation import of_stage, stage_text
 from meshdsl.simulate.engine import simulate
 

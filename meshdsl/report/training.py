@@ -204,7 +204,7 @@ def _lines(ending: Ending, out: str | None) -> Iterator[str]:
 
 def ending_as_json(
     made: Compilation, engine: str, ending: Ending, files: Mapping[str, str | None]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The ending of a run, as data. `files` are the written ones, by kind."""
     program = made.device
     return {

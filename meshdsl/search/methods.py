@@ -8,7 +8,7 @@ from meshdsl.pipeline import Compilation
 from meshdsl.search.layouts import Layouts
 from meshdsl.search.problem import Found, Method
 from meshdsl.search.problems import problems
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
 from meshdsl.search.summed import ELIMINATION, ILP, MCMC
 from meshdsl.search.tofu import Tofu
@@ -27,7 +27,7 @@ METHODS: Mapping[str, Method] = {
 DEFAULT = "layouts"
 
 
-def best_plans(request: Request, made: Compilation) -> Found:
+def best_plans(request: SearchRequest, made: Compilation) -> Found:
     """The plans of a request. Raises a diagnostic where nothing fits (MD0642)."""
     name = request.method or DEFAULT
     tasks = problems(request, made)

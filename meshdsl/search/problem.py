@@ -17,7 +17,7 @@ from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.plan import AT_ONCE, POLICIES, Cut, Plan, Rules
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.second import Second
 from meshdsl.search.sending import Beyond
 from meshdsl.search.space import Space, seconds, space_of
@@ -64,7 +64,7 @@ class Problem:
     program: named.Program
     mesh: Mesh
     objective: str = "bytes"
-    request: Request = field(default_factory=Request)
+    request: SearchRequest = field(default_factory=SearchRequest)
     timing: Timing | None = None
     fixed: Rules = ()
     start: Rules | None = None

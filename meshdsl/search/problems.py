@@ -15,12 +15,12 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.stages import piped
 from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import OBJECTIVES, Problem
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import shapes, timed
 from meshdsl.search.staged import check
 
 
-def problems(request: Request, made: Compilation) -> tuple[Problem, ...]:
+def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
     """The problem on the mesh of a program's options, or on each shape of it of `devices`.
 
     Raises a diagnostic.
@@ -38,7 +38,7 @@ def problems(request: Request, made: Compilation) -> tuple[Problem, ...]:
 
 
 def _problem(
-    request: Request,
+    request: SearchRequest,
     made: Compilation,
     mesh: Mesh,
     timing: Timing | None,
@@ -71,7 +71,9 @@ def _problem(
     )
 
 
-def _check_pipeline(request: Request, made: Compilation, mesh: Mesh, meshes: list[Mesh]) -> None:
+def _check_pipeline(
+    request: SearchRequest, made: Compilation, mesh: Mesh, meshes: list[Mesh]
+) -> None:
     """Raise MD0647 where there can be no pipeline over the axis that is named, if one is."""
     if request.pipeline is None:
         return
@@ -86,7 +88,7 @@ def _check_pipeline(request: Request, made: Compilation, mesh: Mesh, meshes: lis
     check(made.named, request.pipeline, meshes)
 
 
-def _objective(request: Request, timing: Timing | None) -> str:
+def _objective(request: SearchRequest, timing: Timing | None) -> str:
     objective = request.objective or ("bytes" if timing is None else "time")
     if objective not in OBJECTIVES:
         help = did_you_mean(objective, list(OBJECTIVES)) or f"there are {', '.join(OBJECTIVES)}"
@@ -97,7 +99,7 @@ def _objective(request: Request, timing: Timing | None) -> str:
     return objective
 
 
-def _rules(request: Request, made: Compilation, mesh: Mesh, option: str, text: str) -> Rules:
+def _rules(request: SearchRequest, made: Compilation, mesh: Mesh, option: str, text: str) -> Rules:
     """The rules of a layout by name, or as text. Raises MD0302 for some that contradict."""
     layout = resolve_layout(made.declarations, text, mesh, option=option)
     if layout.schedule is not None or layout.cuts:

@@ -17,7 +17,7 @@ Bytes alone are least where nothing is split. Tofu assumes that work is divided;
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SearchRequest:
     """A request, its fields named as on the command line; None: the default.
 
     `memory` is in bytes per device, `replicated` a part of 1 (see `REPLICATED`), `budget` in
@@ -62,7 +62,7 @@ class Request:
         replicated: str | float = REPLICATED,
         budget: str | float | None = None,
         bandwidth: str | None = None,
-    ) -> Request:
+    ) -> SearchRequest:
         """This request with amounts that are texts: `80GB`, `15%`, `10s`. Raises MD0601."""
         return replace(
             self,

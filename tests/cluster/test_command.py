@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,6 @@ def test_a_profile_is_shown_with_both_rates(name: str) -> None:
     said = " ".join(text(shown(cluster)).split())
     for level in cluster.levels:
         assert f"{level.bandwidth / 1e9:,.4g} {level.nominal / 1e9:,.4g}" in said
-    facts = as_json(cluster)
+    facts: Any = as_json(cluster)
     assert json.loads(json.dumps(facts)) == facts
     assert len(facts["tables"]) == len(cluster.tables)

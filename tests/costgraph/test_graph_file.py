@@ -13,7 +13,7 @@ import pytest
 from meshdsl.costgraph.answers import PlacementAnswer
 from meshdsl.costgraph.solve import METHODS, solved
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest as Request
 from tests.costgraph.random_graphs import graphs
 from tests.project import ROOT, tracked
 
@@ -244,8 +244,18 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
             "MD0665",
             "leave `--cluster` out",
         ),
-        ("stages", Request(devices=2, bandwidth=1.0, memory=9), "MD0665", "leave `--memory` out"),
-        ("devices", Request(devices=2, bandwidth=1.0, memory=9), "MD0665", "leave `--memory` out"),
+        (
+            "stages",
+            Request(devices=2, bandwidth=1.0, memory=9),
+            "MD0665",
+            "leave `--memory` out",
+        ),
+        (
+            "devices",
+            Request(devices=2, bandwidth=1.0, memory=9),
+            "MD0665",
+            "leave `--memory` out",
+        ),
         (
             "transformer",
             Request(devices=2, bandwidth=1.0, cluster="h100"),
@@ -254,8 +264,18 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
         ),
         ("stages", Request(devices=100_000, bandwidth=1.0), "MD0663", "fewer devices"),
         ("transformer", Request(devices=2, cluster="a100-dg"), "MD0320", "a100-dgx"),
-        ("transformer", Request(devices=3, cluster="a100-dgx", stages=3), "MD0666", "2 and 4"),
-        ("transformer", Request(devices=2, cluster="a100-dgx", memory=1), "MD0664", "the least"),
+        (
+            "transformer",
+            Request(devices=3, cluster="a100-dgx", stages=3),
+            "MD0666",
+            "2 and 4",
+        ),
+        (
+            "transformer",
+            Request(devices=2, cluster="a100-dgx", memory=1),
+            "MD0664",
+            "the least",
+        ),
         (
             "transformer",
             Request(method="alpa", devices=2, cluster="a100-dgx", memory=1),

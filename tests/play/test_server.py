@@ -276,7 +276,7 @@ def test_a_page_that_may_not_write_writes_nothing(
     monkeypatch.chdir(tmp_path)
     Path("f.mdsl").write_text(TEXT, encoding="utf-8")
     play = Play(Document(path, False, lambda *_: pytest.fail("it wrote")), Options())
-    state = play.state()
+    state: Any = play.state()
     assert not state["writable"]
     assert state["text"] == (project("example")[0].text if path is None else TEXT)
     with pytest.raises(Refused, match="writes nothing") as refused:
@@ -306,27 +306,31 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.close()
 
 
+def _job(text: str) -> Any:
+    return {"text": text}
+
+
 def _meanwhile(desk: Desk, text: str) -> tuple[threading.Thread, list[Any]]:
     """A question that is being asked."""
     found: list[Any] = []
     before = desk._turn
-    thread = threading.Thread(target=lambda: found.append(desk.ask({"text": text})))
+    thread = threading.Thread(target=lambda: found.append(desk.ask(_job(text))))
     thread.start()
     until(lambda: desk._turn > before)
     return thread, found
 
 
-def test_the_newest_question_is_answered_and_the_others_are_given_up(desk: Desk) -> None:
+def test_the_newest_question_is_answered_and_the_others_are_given_up(desk: Any) -> None:
     waiting = [_meanwhile(desk, f"forever {n}") for n in range(3)]
-    assert desk.ask({"text": "quick"}) == {"done": True}
+    assert desk.ask(_job("quick")) == {"done": True}
     for thread, found in waiting:
         thread.join()
         assert found == [None]
 
 
-def test_a_process_that_ends_is_said_and_replaced(desk: Desk) -> None:
-    assert desk.ask({"text": "crash"}) == {"failed": "the compiling process ended with 7"}
-    assert desk.ask({"text": "quick"}) == {"done": True}
+def test_a_process_that_ends_is_said_and_replaced(desk: Any) -> None:
+    assert desk.ask(_job("crash")) == {"failed": "the compiling process ended with 7"}
+    assert desk.ask(_job("quick")) == {"done": True}
 
 
 def test_a_desk_that_closes_leaves_nobody_waiting(desk: Desk) -> None:

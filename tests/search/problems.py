@@ -14,7 +14,7 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rules
 from meshdsl.search.problem import Found, Problem
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 
@@ -83,9 +83,9 @@ def problem(
     fixed: Rules = (),
     **limits: Any,
 ) -> Problem:
-    """The problem of a program; `limits` are fields of `Request`."""
+    """The problem of a program; `limits` are fields of `SearchRequest`."""
     timing = Timing(load(cluster), mesh) if cluster else None
-    return Problem(named(name), mesh, objective, Request(**limits), timing, fixed)
+    return Problem(named(name), mesh, objective, SearchRequest(**limits), timing, fixed)
 
 
 @functools.cache

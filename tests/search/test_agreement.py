@@ -21,7 +21,7 @@ from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import reasons
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.selectors import less
 from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import seconds
@@ -70,7 +70,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
     """A problem and its best by `layouts`; of general rules alone, unless all cases are taken."""
     name, mesh, objective = request.param
     timing = Timing(load("cpu"), mesh) if objective == "time" else None
-    problem = Problem(named(name), mesh, objective, Request(storage=ALL), timing)
+    problem = Problem(named(name), mesh, objective, SearchRequest(storage=ALL), timing)
     found = answer("layouts", problem)
     if isinstance(found, list):
         assert answer("exhaustive", problem) == found

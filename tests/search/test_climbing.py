@@ -18,7 +18,7 @@ from meshdsl.search.layouts import LISTED, Layouts
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import Problem
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.tables import Tables
 from meshdsl.syntax.parse import read_source
 from tests.covering import in_turn
@@ -39,7 +39,7 @@ def problem(name: str, timed: bool = False, storage: bool = False) -> Problem:
     program = Compilation(source, Options()).named
     timing = Timing(load("h100"), MESH) if timed else None
     objective = "time" if timed else "bytes"
-    return Problem(program, MESH, objective, Request(storage=storage), timing)
+    return Problem(program, MESH, objective, SearchRequest(storage=storage), timing)
 
 
 def at_once(items: Iterable[Rules]) -> Iterable[Rules]:

@@ -11,7 +11,7 @@ from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Found
 from meshdsl.search.problems import problems
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
 from meshdsl.syntax.parse import read_source
 from tests.examples.test_images import TORCHVISION
@@ -23,10 +23,10 @@ LOSS = 6
 
 
 def searched(path: Path, mesh: str, sizes: dict[str, int] | None = None, **asked) -> Found:
-    """The result of a search in a file; `asked` are fields of `Request`."""
+    """The result of a search in a file; `asked` are fields of `SearchRequest`."""
     chosen = Options(mesh=mesh, set_dims=sizes or {}, program="lm" if path.stem == "lm" else None)
     made = Compilation(read_source(path), chosen)
-    return solve(problems(Request(**asked), made), METHODS["layouts"])
+    return solve(problems(SearchRequest(**asked), made), METHODS["layouts"])
 
 
 def text(plan: Plan) -> str:
@@ -125,7 +125,7 @@ def test_megatron_and_zero_under_a_limit_of_memory() -> None:
     """From no layout at all, for GPT-3 on 6 x 8 A100 of 80 GB."""
     options = Options(dtype="bf16")
     made = Compilation(read_source(SEARCH / "gpt3.mdsl"), options)
-    found = solve(problems(Request(memory=80 * 10**9), made), METHODS["layouts"])
+    found = solve(problems(SearchRequest(memory=80 * 10**9), made), METHODS["layouts"])
     best = found.plans[0]
     assert found.proven
     general = {str(rule) for rule in best.rules if not rule.selector}

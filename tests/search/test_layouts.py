@@ -20,7 +20,7 @@ from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import reasons
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest as Request
 from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.tables import Tables

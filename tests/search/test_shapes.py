@@ -16,7 +16,7 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found
 from meshdsl.search.problems import problems
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import shapes, solve
 from meshdsl.search.written import written
 from tests.cli.command import Cli, write
@@ -40,9 +40,9 @@ def test_every_shape_is_there_once(axes: int) -> None:
 
 
 def searched(devices: int, **asked) -> Found:
-    """The best of a small training step; `asked` are fields of `Request`."""
+    """The best of a small training step; `asked` are fields of `SearchRequest`."""
     made = Compilation(Source("net.mdsl", TEXT), Options())
-    return solve(problems(Request(devices=devices, **asked), made), METHODS["layouts"])
+    return solve(problems(SearchRequest(devices=devices, **asked), made), METHODS["layouts"])
 
 
 @pytest.mark.parametrize("cluster", [None, "h100"])
@@ -55,7 +55,7 @@ def test_the_best_is_that_of_the_best_mesh(cluster: str | None) -> None:
     assert found.proven
     for one in every:
         made = Compilation(Source("net.mdsl", TEXT), Options(mesh=str(one.problem.mesh)))
-        (alone,) = problems(Request(cluster=cluster), made)
+        (alone,) = problems(SearchRequest(cluster=cluster), made)
         best = alone.key(METHODS["layouts"].solve(alone).plans[0])
         assert all(best <= alone.key(plan) for plan in one.plans[:1])
         # Other meshes are searched only as far as they could be better.

@@ -23,7 +23,7 @@ from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found
 from meshdsl.search.problems import problems
 from meshdsl.search.reasons import reasons
-from meshdsl.search.request import Request
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
 from meshdsl.simulate.engine import simulate
 from tests.cli.command import Cli
@@ -75,7 +75,7 @@ def found_in(
 ) -> Found:
     """What is found on a mesh of H100s."""
     made = Compilation(Source("net.mdsl", text), Options(mesh=mesh))
-    asked = Request(cluster="h100", memory=memory, pipeline=pipeline)
+    asked = SearchRequest(cluster="h100", memory=memory, pipeline=pipeline)
     return solve(problems(asked, made), METHODS["layouts"])
 
 
@@ -237,7 +237,7 @@ def test_no_rule_of_a_pipeline_does_harm() -> None:
     """Less a rule, in stages all the same, none is better: also on the best of several meshes."""
     made = Compilation(Source("net.mdsl", TEXT), Options(mesh="data:1,pipe:1"))
     limit = between(MESH)
-    asked = Request(cluster="h100", memory=2 * limit, pipeline="pipe", devices=4)
+    asked = SearchRequest(cluster="h100", memory=2 * limit, pipeline="pipe", devices=4)
     for found in (found_in(TEXT, MESH, limit), solve(problems(asked, made), METHODS["layouts"])):
         best = found.plans[0]
         for reason in reasons(found, best):
@@ -248,7 +248,7 @@ def test_no_rule_of_a_pipeline_does_harm() -> None:
 def test_fewest_bytes() -> None:
     """Without a cluster, too, what is printed is what was found."""
     made = Compilation(Source("net.mdsl", TEXT), Options(mesh="data:2,pipe:2"))
-    found = solve(problems(Request(pipeline="pipe"), made), METHODS["layouts"])
+    found = solve(problems(SearchRequest(pipeline="pipe"), made), METHODS["layouts"])
     plan = next(plan for plan in found.plans if plan.schedule is not None)
     text = f"{TEXT}\n{block_of(found, plan, 'again')}"
     options = Options(mesh="data:2,pipe:2", layout="again", reduce=plan.policy)
@@ -322,7 +322,7 @@ def test_a_cut_network_in_python(tmp_path: Path) -> None:
 def test_a_rule_that_is_fixed_meets_the_batch(fix: str) -> None:
     """No split of the batch is tried over an axis that a fixed rule has of the same tensors."""
     made = Compilation(Source("net.mdsl", TEXT), Options(mesh="pipe:2,tp:2"))
-    found = solve(problems(Request(pipeline="pipe", fix=fix), made), METHODS["layouts"])
+    found = solve(problems(SearchRequest(pipeline="pipe", fix=fix), made), METHODS["layouts"])
     dim, axis = fix.split(",")[0].split(":")
     assert found.plans
     for plan in found.plans:

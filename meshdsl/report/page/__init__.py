@@ -15,8 +15,8 @@ from importlib.resources import files
 
 from meshdsl.diagnostics import Source
 from meshdsl.report.compare import headings, measured, sentence, table
-from meshdsl.report.facts import ComparisonFacts
 from meshdsl.report.html import Markup, Writer, escaped, join, tag
+from meshdsl.report.schema import ComparisonFacts
 from meshdsl.version import __version__
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")

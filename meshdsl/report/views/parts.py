@@ -28,9 +28,9 @@ from meshdsl.report.document import (
     plain,
 )
 from meshdsl.report.explain import sending, tensor_item, typed
-from meshdsl.report.facts import CollectiveFacts, ReportFacts, TableFacts, TensorFacts
 from meshdsl.report.holding import Holding
 from meshdsl.report.running import run_report
+from meshdsl.report.schema import CollectiveFacts, ReportFacts, TableFacts, TensorFacts
 from meshdsl.report.terminal import ENDLESS, text
 
 if TYPE_CHECKING:

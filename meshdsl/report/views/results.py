@@ -11,10 +11,10 @@ from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
 from meshdsl.report.compare import comparison
 from meshdsl.report.document import Document, Picture
-from meshdsl.report.facts import ComparisonFacts, ReportFacts
 from meshdsl.report.focus import Focus, focused
 from meshdsl.report.gantt import gantt_picture, gantt_text
 from meshdsl.report.html import html
+from meshdsl.report.schema import ComparisonFacts, ReportFacts
 from meshdsl.report.simulation import simulated, simulation
 from meshdsl.report.views.parts import WIDTH, Memory, View, of_columns
 from meshdsl.simulate.trace import simulated_trace, trace_text
@@ -33,7 +33,7 @@ class Outputs:
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
     def keys(self) -> tuple[str, ...]:

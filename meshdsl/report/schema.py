@@ -419,6 +419,40 @@ class ComparisonFacts(TableFacts):
     run: RunFacts
 
 
+# --- run -----------------------------------------------------------------------------------------
+
+
+class SentFacts(TypedDict):
+    """What a device sent."""
+
+    collectives: int
+    wire_bytes: int
+
+
+class ValueFacts(TypedDict):
+    """An output, or an updated parameter or state with its `role`, and how it compares."""
+
+    name: str
+    dims: list[str]
+    shape: list[int]
+    local_shape: list[int]
+    role: NotRequired[str]
+    max_error: NotRequired[float]
+    relative: NotRequired[float]
+    ok: NotRequired[bool]
+
+
+class RanProgram(TypedDict):
+    """`run`: devices, outputs and updates, without values."""
+
+    version: int
+    engine: str
+    seconds: float
+    devices: list[SentFacts]
+    outputs: list[ValueFacts]
+    updated: list[ValueFacts]
+
+
 # --- simulate ------------------------------------------------------------------------------------
 
 
@@ -459,3 +493,187 @@ class SimulationFacts(StageFacts):
     model_flops: int
     peak: PeakFacts
     lines: list[LineSeconds]
+
+
+# --- schedule ------------------------------------------------------------------------------------
+
+
+class ActionTimes(TypedDict):
+    """How long each kind of action takes on each stage, exact fractions as text."""
+
+    F: list[str]
+    I: list[str]  # noqa: E741
+    W: list[str]
+    U: list[str]
+    send: list[str]
+    early: bool
+
+
+class DeviceRow(TypedDict):
+    """The row of a device: its actions, and how long it is busy, idle and waiting."""
+
+    row: str
+    stages: list[int]
+    in_flight: int
+    in_flight_by_stage: dict[str, int]
+    busy: str
+    idle: str
+    waiting: str
+
+
+ChannelFacts = TypedDict(
+    "ChannelFacts", {"from": int, "to": int, "kind": str, "messages": int, "buffers": int}
+)
+"""Messages from one device to another."""
+
+
+class VersionFacts(TypedDict):
+    """The versions of a stage's parameters that its micro-batches read."""
+
+    stage: int
+    forward: list[int]
+    backward: list[int]
+    staleness: list[int]
+    copies: int
+
+
+class ScheduleFacts(TypedDict):
+    """`schedule show`: a table in time."""
+
+    version: int
+    schedule: str | None
+    stages: int
+    micro_batches: int
+    weights: str | None
+    times: ActionTimes
+    makespan: str
+    bubble: str
+    sends: int
+    in_order: bool
+    devices: list[DeviceRow]
+    lines: list[ChannelFacts]
+    versions: list[VersionFacts]
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+class TypeFacts(TypedDict):
+    """The type of an operand or a result."""
+
+    dtype: str
+    dims: list[str]
+
+
+class ShardingRow(TypedDict):
+    """A legal placement of operands and results along one mesh axis, and what it follows from."""
+
+    ins: list[str]
+    outs: list[str]
+    because: str
+
+
+class CallFacts(TypedDict):
+    """A call of an operator, and its rows."""
+
+    ins: list[TypeFacts]
+    outs: list[TypeFacts]
+    attrs: dict[str, str]
+    rows: list[ShardingRow]
+    whole: list[str]
+
+
+class OperatorFacts(TypedDict):
+    """`rows`: an operator."""
+
+    version: int
+    operator: str
+    composite: bool
+    multi_axis_condition: bool
+    calls: list[CallFacts]
+    hold_but_are_not_used: NotRequired[dict[str, str]]
+
+
+# --- search --------------------------------------------------------------------------------------
+
+
+class SavingRule(TypedDict):
+    """A rule of a layout that was searched for, and what it saves."""
+
+    selector: str
+    dim: str
+    axes: list[str]
+    saves: Saves
+
+
+class SearchedPlan(TypedDict):
+    """A plan that a search placed."""
+
+    rules: list[SavingRule]
+    cuts: list[str]
+    schedule: str | None
+    reduce: str
+    step_seconds: float | None
+    wire_bytes: int
+    memory: dict[str, int]
+    flops_per_device: int
+
+
+class ChangeFacts(TypedDict):
+    """A change to the layout that a search began from."""
+
+    before: str | None
+    after: str | None
+    saves: Saves
+
+
+class StartFacts(SearchedPlan):
+    """The layout that a search began from."""
+
+    changes: list[ChangeFacts]
+
+
+class MeshFacts(TypedDict):
+    """The best plan on another mesh of as many devices."""
+
+    mesh: dict[str, int]
+    best: SearchedPlan | None
+    bound: dict[str, float]
+    proven: bool
+
+
+class SpaceFacts(TypedDict):
+    """How many layouts there are, and what was done with them."""
+
+    level: str
+    valid: int
+    evaluated: int
+    bounded: int
+    symmetry: int
+    steps: int
+    pipelines: int
+
+
+class _Searched(TypedDict):
+    version: int
+    program: str
+    file: str
+    mesh: dict[str, int]
+    cluster: str | None
+    objective: str
+    memory_limit: int | None
+    method: str
+    space: SpaceFacts
+    plans: list[SearchedPlan]
+    bound: dict[str, float]
+    proven: bool
+    front: NotRequired[list[SearchedPlan]]
+    meshes: NotRequired[list[MeshFacts]]
+    certificate: NotRequired[dict[str, str | float]]
+
+
+_From = TypedDict("_From", {"from": StartFacts}, total=False)
+
+
+class SearchFacts(_Searched, _From):
+    """`search`: plans, the best first."""

@@ -1,0 +1,158 @@
+"""What the page and its server send each other, as JSON (docs/playground.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+
+class PageOptions(TypedDict):
+    """The options that a page can choose."""
+
+    program: str | None
+    mesh: str | None
+    layout: str | None
+    sbp: str | None
+    reduce: str
+    sizes: dict[str, int]
+
+
+class PageState(TypedDict):
+    """The text of the file, its digest, and the choices that the page begins with."""
+
+    file: str
+    text: str
+    digest: str | None
+    writable: bool
+    policies: list[str]
+    chosen: PageOptions
+
+
+class TextQuestion(TypedDict):
+    """A text."""
+
+    text: str
+
+
+class SaveQuestion(TextQuestion):
+    """A text to be written, and the digest of the file that the page read."""
+
+    digest: str
+
+
+class CompileQuestion(TextQuestion, PageOptions):
+    """A text, and the options to compile it with."""
+
+
+class Runs(TypedDict):
+    """The words of a text: lengths in UTF-16 units, and classes."""
+
+    runs: list[tuple[int, str]]
+
+
+class Saved(TypedDict):
+    """The digest of the file that was written."""
+
+    digest: str
+
+
+class CompileJob(TypedDict):
+    """What the compiling process is asked: `options` are fields of `Options`."""
+
+    name: str
+    text: str
+    options: Mapping[str, Any]
+
+
+class Choices(TypedDict):
+    """The names that a file declares, and the sizes of its dims."""
+
+    programs: list[str]
+    layouts: list[str]
+    sbps: list[str]
+    meshes: list[str]
+    dims: dict[str, int]
+
+
+class PagePlace(TypedDict):
+    """A place: in the text by its offsets, elsewhere by the name of a file or a field."""
+
+    line: int
+    column: int
+    start: NotRequired[int]
+    end: NotRequired[int]
+    file: NotRequired[str]
+
+
+class PageEdit(TypedDict):
+    """A text in the place of a part of the page's text."""
+
+    start: int
+    end: int
+    text: str
+
+
+class PageFix(TypedDict):
+    """A way out that can be carried out."""
+
+    title: str
+    edits: list[PageEdit]
+
+
+class PageNote(TypedDict):
+    """Another place that a diagnostic speaks of."""
+
+    message: str
+    where: PagePlace
+
+
+class PageDiagnostic(TypedDict):
+    """A diagnostic."""
+
+    code: str
+    severity: str
+    message: str
+    help: str | None
+    where: PagePlace | None
+    related: list[PageNote]
+    fixes: list[PageFix]
+
+
+class PagePicture(TypedDict):
+    """A picture of a tensor or a collective, as markup, and its line."""
+
+    title: str
+    line: int
+    html: str
+
+
+class PageCode(TypedDict):
+    """The text of the program: what every device runs, as markup, and the whole."""
+
+    bare: str
+    whole: str
+
+
+class PageResult(TypedDict):
+    """The report in parts, each as markup, and the text of the program."""
+
+    sentence: str
+    totals: list[tuple[str, str]]
+    report: str
+    mesh: str
+    pictures: list[PagePicture]
+    code: PageCode
+
+
+class PageAnswer(TypedDict):
+    """The diagnostics, the names to choose from, and the result, None where there are errors."""
+
+    choices: Choices
+    diagnostics: list[PageDiagnostic]
+    result: PageResult | None
+
+
+class Failed(TypedDict):
+    """What went wrong with the compiler itself."""
+
+    failed: str
