@@ -131,6 +131,10 @@ class Fix:
     edits: tuple[Edit, ...]
     safe: bool = True
 
+    def is_of(self, text: str) -> bool:
+        """Whether it edits this text, and not the value of an option."""
+        return all(edit.span.source.text == text for edit in self.edits)
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:

@@ -19,7 +19,6 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import TypeGuard
 
 from meshdsl.diagnostics import Source, Span
 
@@ -72,7 +71,9 @@ class Site:
     def entry(self, key: str, name: str, position: int) -> Span:
         """The span of one entry of an argument that is written as a dict, or of the argument."""
         node = self._argument(name, position)
-        for at, value in zip(node.keys, node.values, strict=True) if _is_dict(node) else ():
+        for at, value in (
+            zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        ):
             if isinstance(at, ast.Constant) and at.value == key and self.file is not None:
                 return self.file.span(key_of(at)).to(self.file.span(key_of(value)))
         return self.argument(name, position)
@@ -221,10 +222,6 @@ def key_of(node: ast.AST) -> Key:
     """The place of a node of the syntax tree."""
     found = (getattr(node, a) for a in ("lineno", "end_lineno", "col_offset", "end_col_offset"))
     return tuple(found)
-
-
-def _is_dict(node: ast.AST | None) -> TypeGuard[ast.Dict]:
-    return isinstance(node, ast.Dict)
 
 
 def _keys(node: ast.AST) -> Iterator[Key]:

@@ -369,7 +369,9 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     place = place_of(function)
     tracer = Tracer(Declarations(place.source), diagnostics)
     tracer.root_dims = tracer.known
-    inputs = tuple(_input(tracer, function, types, p) for p in _parameters(function))
+    inputs = tuple(
+        _input(tracer, function, types, p) for p in inspect.signature(function).parameters
+    )
     variables = [Variable(node.span, None, node.name.text) for node in inputs]
     returned: list[tuple[str | None, ast.Expr]] = []
 
@@ -418,10 +420,6 @@ def _output(
     span = node.span
     shown = ast.Ref(ast.Name(name, span), span) if name else ast.String("", span)
     return shown, tracer.expressions.evaluate(node, scope)
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)
 
 
 def _input(

@@ -163,7 +163,8 @@ class Writer:
         self.unsayable.append(Diagnostic("MD0821", message, span, help=help))
 
     def _function(self, call: Call) -> _Made:
-        returned = (*call.returned, *(_reading(v) for v in call.escapes))
+        escapes = (Read(ast.Name("_", v.span), v.span, 0, v) for v in call.escapes)
+        returned = (*call.returned, *escapes)
         scope = _Scope(self, call, call.block, returned)
         params = [replace(a.node, name=scope.param(a.inside, a.node.name)) for a in call.arguments]
         for variable in call.free:
@@ -706,10 +707,6 @@ def _nameless(
 ) -> ast.Assign:
     """An assignment to a variable that does not name its tensor."""
     return ast.Assign((ast.Target(_known(name, "", span), dims, span),), value, span)
-
-
-def _reading(variable: Variable) -> Read:
-    return Read(ast.Name("_", variable.span), variable.span, 0, variable)
 
 
 def _is_called(node: ast.Expr, name: str) -> bool:

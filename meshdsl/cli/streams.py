@@ -27,7 +27,9 @@ class _Output(io.FileIO):
         except BrokenPipeError:
             raise ReaderGone from None
         except OSError as error:
-            raise OutputFailed(_reason(error)) from None
+            full = error.errno == errno.ENOSPC
+            reason = "no space left" if full else str(error.strerror or error)
+            raise OutputFailed(reason) from None
 
 
 class _Messages(io.FileIO):
@@ -38,10 +40,6 @@ class _Messages(io.FileIO):
             return super().write(data)  # type: ignore[arg-type]
         except OSError:
             return memoryview(data).nbytes  # type: ignore[arg-type]
-
-
-def _reason(error: OSError) -> str:
-    return "no space left" if error.errno == errno.ENOSPC else str(error.strerror or error)
 
 
 def open_streams() -> None:

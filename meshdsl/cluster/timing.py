@@ -166,7 +166,8 @@ class Timing:
     def _computing(self, opdef: OpDef, signature: Signature, flops: int) -> float:
         """Seconds of arithmetic: of products at the rate of their sides, of the rest as vectors."""
         sides = _sides(opdef, signature)
-        if sides is None and flops <= DENSE * _elements(signature):
+        elements = sum(t.elements for t in (*signature.ins, *signature.outs))
+        if sides is None and flops <= DENSE * elements:
             return flops / self.flops("f32")
         floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
         return self.product(floats[0] if floats else "f32", flops, sides)
@@ -286,10 +287,6 @@ class Timing:
 
 DENSE = 16
 """FLOPs per element read or written beyond which an operator has products inside, as attention."""
-
-
-def _elements(signature: Signature) -> int:
-    return sum(t.elements for t in (*signature.ins, *signature.outs))
 
 
 def _sides(opdef: OpDef, signature: Signature) -> tuple[int, int] | None:

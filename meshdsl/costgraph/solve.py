@@ -39,7 +39,7 @@ from meshdsl.costgraph.graph_file import (
     read_graph,
     transformer_of,
 )
-from meshdsl.costgraph.grid import Division, Plan, Uncut, near_stages, ranked
+from meshdsl.costgraph.grid import Plan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import best_pipeline, transformer_ways
 from meshdsl.costgraph.layer_partition import TooLarge, cut
 from meshdsl.costgraph.transformer import Transformer
@@ -220,7 +220,9 @@ def _refuse_division(
     message = (
         f"nothing fits in {human(int(limit))} a device: the least is {human(int(least.bytes))}"
     )
-    top.refuse(message, "MD0664", f"{_said(least.division)} takes that")
+    way = least.division
+    sizes = f"tensor {way.tensor}, pipeline {way.pipeline}, data {way.data}"
+    top.refuse(message, "MD0664", f"{sizes} takes that")
 
 
 def _divided(plan: Plan) -> DividedPlan:
@@ -231,10 +233,6 @@ def _divided(plan: Plan) -> DividedPlan:
         bubble=plan.bubble,
         utilisation=plan.utilisation,
     )
-
-
-def _said(division: Division) -> str:
-    return f"tensor {division.tensor}, pipeline {division.pipeline}, data {division.data}"
 
 
 def _alpa(top: Written, request: SearchRequest) -> InterOpAnswer:

@@ -44,17 +44,14 @@ def form(name: str) -> str | None:
         return written(library()[name])
     for table in (OPTIMIZERS, SCHEDULES, COMPRESSIONS):
         if name in table:
-            options = [_option(n, o.default, o.shown) for n, o in table[name].items()]
+            known = table[name].items()
+            options = [n if o.default is ... else f"{n}={o.shown or 'none'}" for n, o in known]
             return f"{name}({', '.join(options)})"
     if name in pipelines():
         return f"{name}[dims]({', '.join(('micro', *pipelines()[name].options, *VALUES))})"
     if name in INITS:
         return f"{name}({', '.join(('a', 'b')[: INITS[name]])})"
     return None
-
-
-def _option(name: str, default: object, shown: str) -> str:
-    return name if default is ... else f"{name}={shown or 'none'}"
 
 
 def _call(record: OpDef) -> str:

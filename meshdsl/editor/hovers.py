@@ -20,7 +20,7 @@ from meshdsl.placed.layout import (
     collect_schedule,
     collect_settings,
 )
-from meshdsl.report.document import counted, human
+from meshdsl.report.document import counted, human, mesh_text
 from meshdsl.report.explain import type_text
 from meshdsl.report.schema import TensorFacts
 from meshdsl.schedule.declared import table_of
@@ -141,15 +141,11 @@ def _because(tensor: TensorFacts) -> str:
 def _under(placing: Placing) -> str:
     """The layout, mesh and policy that all this is said of."""
     report = next(iter(placing.reports.values()))
-    mesh = _mesh_text(report["mesh"])
+    mesh = mesh_text(report["mesh"]) or "one device"
     proven = "; no plan costs less" if report["proven"] else ""
     missing = f"; there is no `{placing.missing}` in this file" if placing.missing else ""
     policy = f"reduced `{report['reduce']}`{proven}"
     return f"*Layout `{report['layout']}` on {mesh}, {policy}{missing}.*"
-
-
-def _mesh_text(axes: dict[str, int]) -> str:
-    return ", ".join(f"{axis}:{size}" for axis, size in axes.items()) or "one device"
 
 
 # --- everything else ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from lsprotocol import types as lsp
 from meshdsl.diagnostics import Span
 from meshdsl.editor.facts import Facts, Placing
 from meshdsl.editor.text import Text
-from meshdsl.report.document import counted, human
+from meshdsl.report.document import counted, human, mesh_text
 from meshdsl.report.explain import collective_note, type_text
 from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
 from meshdsl.report.terminal import text as as_text
@@ -117,7 +117,7 @@ def _told(program: str, placing: Placing | None) -> Iterator[str]:
 
 def cost(report: ReportFacts) -> str:
     """`megatron on data:2, tp:2: 8 collectives, 4 MiB sent, 6 MiB held per device`."""
-    mesh = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items()) or "one device"
+    mesh = mesh_text(report["mesh"]) or "one device"
     total, held = report["totals"], human(report["memory"]["peak"])
     sends = f"{counted(total['collectives'], 'collective')}, {human(total['wire_bytes'])} sent"
     return f"{report['layout']} on {mesh}: {sends}, {held} held per device"

@@ -167,7 +167,7 @@ def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> PageDia
             {"message": safe(r.message), "where": _where(r.span, source, units)}
             for r in diagnostic.related
         ],
-        "fixes": [_fix(fix, source, units) for fix in diagnostic.fixes if _of_page(fix, source)],
+        "fixes": [_fix(fix, units) for fix in diagnostic.fixes if fix.is_of(source.text)],
     }
 
 
@@ -179,12 +179,7 @@ def _where(span: Span, source: Source, units: Units) -> PagePlace:
     return {"line": span.line, "column": span.column, "start": start, "end": end}
 
 
-def _of_page(fix: Fix, source: Source) -> bool:
-    """Whether a fix edits the text of the page, not the value of an option."""
-    return all(edit.span.source.text == source.text for edit in fix.edits)
-
-
-def _fix(fix: Fix, source: Source, units: Units) -> PageFix:
+def _fix(fix: Fix, units: Units) -> PageFix:
     return {"title": fix.title, "edits": [_edit(edit, units) for edit in fix.edits]}
 
 

@@ -43,6 +43,7 @@ from meshdsl.report.document import (
     exact,
     human,
     line,
+    mesh_text,
 )
 from meshdsl.report.explain import explain
 from meshdsl.report.schema import (
@@ -437,7 +438,7 @@ def _about(column: ColumnFacts) -> Text:
         errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
         why = "; ".join(f"{d['code']} {d['message']}" for d in errors)
         return (Piece(", not compiled", "strong", extra=True), Piece(f": {why}"))
-    axes = ", ".join(f"{axis}:{size}" for axis, size in column["mesh"].items())
+    axes = mesh_text(column["mesh"])
     text = f", on {axes or 'one device'} ({counted(column['devices'], 'device')})"
     text += "; not proven least" if column.get("proven") is False else ""
     text += f"; the program of {column['same_as']}" if column["same_as"] else ""

@@ -8,7 +8,7 @@ room for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -233,6 +233,11 @@ def duration(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 device`, `3,072 devices`."""
     return f"{number:,} {plural(number, noun)}"
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """The axes of a mesh and their sizes: `rows:2, cols:2`; nothing for one without axes."""
+    return ", ".join(f"{axis}:{size}" for axis, size in mesh.items())
 
 
 def aligned(table: list[list[str]]) -> list[str]:

@@ -50,6 +50,7 @@ from meshdsl.report.document import (
     exact,
     human,
     line,
+    mesh_text,
     plain,
     scaled,
 )
@@ -448,7 +449,7 @@ def summary(report: ReportFacts) -> Iterator[Block]:
 
 def sentence(report: ReportFacts) -> str:
     """`mlp under layout hybrid on mesh rows:2, cols:2 (4 devices): 2 collectives send …`."""
-    axes = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items())
+    axes = mesh_text(report["mesh"])
     devices = counted(report["devices"], "device")
     mesh = f"mesh {axes} ({devices})" if axes else devices
     where = f"{report['program']} under layout {report['layout']} on {mesh}"

@@ -71,18 +71,13 @@ def _chosen(diagnostics: Iterable[Diagnostic], text: str) -> list[tuple[Diagnost
     found: list[tuple[Diagnostic, Fix]] = []
     for diagnostic in diagnostics:
         fix = next(iter(diagnostic.fixes), None)
-        if fix is None or not fix.safe or not _is_of(fix, text):
+        if fix is None or not fix.safe or not fix.is_of(text):
             continue
         taken = _edits(found)
         new = [edit for edit in fix.edits if edit not in taken]
         if not any(_touch(one, other) for one in new for other in taken):
             found.append((diagnostic, fix))
     return found
-
-
-def _is_of(fix: Fix, text: str) -> bool:
-    """Whether a fix edits this text, and not an option of the command line."""
-    return all(edit.span.source.text == text for edit in fix.edits)
 
 
 def _edits(chosen: Iterable[tuple[Diagnostic, Fix]]) -> list[Edit]:

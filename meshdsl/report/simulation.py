@@ -15,6 +15,7 @@ from meshdsl.report.document import (
     duration,
     human,
     line,
+    mesh_text,
     scaled,
 )
 from meshdsl.report.schema import LineSeconds, SimulationFacts, StageFacts
@@ -112,7 +113,7 @@ def simulated(facts: SimulationFacts, sources: Mapping[str, Source], top: int = 
 
 def sentence(facts: SimulationFacts) -> str:
     """`lm under layout zero3 on mesh data:4 (4 devices of h100): a step takes 2.01 ms.`."""
-    axes = ", ".join(f"{axis}:{size}" for axis, size in facts["mesh"].items())
+    axes = mesh_text(facts["mesh"])
     devices = f"{counted(facts['devices'], 'device')} of {facts['cluster']}"
     where = f"mesh {axes} ({devices})" if axes else devices
     took = duration(facts["seconds"])

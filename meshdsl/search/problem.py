@@ -45,10 +45,6 @@ class Question(NamedTuple):
     worth: float
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True, eq=False)
 class Problem:
     """The layout of `program` on `mesh` that is least by `objective`, in the limits of `request`.
@@ -68,7 +64,7 @@ class Problem:
     timing: Timing | None = None
     fixed: Rules = ()
     start: Rules | None = None
-    expired: Callable[[], bool] = _never
+    expired: Callable[[], bool] = lambda: False
     least: float | None = None
     below: float = math.inf
 
