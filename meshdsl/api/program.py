@@ -35,7 +35,7 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
-from meshdsl.search.request import REPLICATED, SearchRequest
+from meshdsl.search.request import REPLICATED, Amounts, SearchRequest
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 
@@ -269,25 +269,24 @@ class Program:
         """
         from meshdsl.api.searched import searched
 
-        def request() -> SearchRequest:
-            return SearchRequest(
-                method=method,
-                objective=objective,
-                cluster=cluster,
-                fix=fix,
-                max_rules=max_rules,
-                storage=storage,
-                selectors=selectors,
-                partial=partial,
-                per_tensor=per_tensor,
-                front=front,
-                devices=devices,
-                certificate=certificate,
-                start=start,
-                pipeline=pipeline,
-            ).with_amounts(memory=memory, replicated=replicated, budget=budget)
-
-        return searched(self, mesh, dtype, method, request, here())
+        request = SearchRequest(
+            method=method,
+            objective=objective,
+            cluster=cluster,
+            fix=fix,
+            max_rules=max_rules,
+            storage=storage,
+            selectors=selectors,
+            partial=partial,
+            per_tensor=per_tensor,
+            front=front,
+            devices=devices,
+            certificate=certificate,
+            start=start,
+            pipeline=pipeline,
+        )
+        amounts = Amounts(memory, replicated, budget)
+        return searched(self, mesh, dtype, request, amounts, here())
 
 
 # --- tracing -------------------------------------------------------------------------------------

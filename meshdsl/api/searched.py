@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ from meshdsl.report.schema import SearchFacts
 from meshdsl.report.search import block_of, shown
 from meshdsl.report.search import searched as facts
 from meshdsl.report.views.parts import WIDTH, View
-from meshdsl.search.methods import METHODS, best_plans
+from meshdsl.search.methods import DEFAULT, METHODS, best_plans
 from meshdsl.search.plan import Plan as Planned
 from meshdsl.search.problem import Found
-from meshdsl.search.request import SearchRequest
+from meshdsl.search.request import Amounts, SearchRequest
 from meshdsl.syntax.format import format_source
 
 if TYPE_CHECKING:
@@ -99,11 +99,12 @@ def searched(
     program: Program,
     mesh: Any,
     dtype: str | None,
-    method: str,
-    request: Callable[[], SearchRequest],
+    request: SearchRequest,
+    amounts: Amounts,
     site: Site,
 ) -> Searched:
-    """The best layouts of a program; `site` is the call, what is wrong with `request` is there."""
+    """The best layouts of a program; `site` is the call."""
+    method = request.method or DEFAULT
     if method not in METHODS:
         help = did_you_mean(method, list(METHODS)) or f"there are {', '.join(METHODS)}"
         fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
@@ -111,7 +112,7 @@ def searched(
     chosen |= PLAIN
     made = program.compilation(*asked_of(program, chosen, site))
     try:
-        found = best_plans(request(), made)
+        found = best_plans(request.with_amounts(amounts), made)
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
     return Searched(program, found, method)

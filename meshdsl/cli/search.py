@@ -136,13 +136,13 @@ def _refuse_meaningless(given: SearchLayouts) -> None:
 
 def request_of(given: SearchLayouts) -> SearchRequest:
     """What the options ask for, in numbers. Raises MD0601."""
-    from meshdsl.search.request import SearchRequest
+    from meshdsl.search.request import Amounts, SearchRequest
 
-    amounts = ("memory", "replicated", "budget", "bandwidth")
-    names = {f.name for f in fields(SearchRequest)}.difference(amounts)
+    amounts = Amounts(given.memory, given.replicated, given.budget, given.bandwidth)
+    names = {f.name for f in fields(SearchRequest)} - {f.name for f in fields(Amounts)}
     same: Any = {name: getattr(given, name) for name in names if hasattr(given, name)}
     request = SearchRequest(storage=not given.no_storage, partial=not given.no_partial, **same)
-    return request.with_amounts(**{name: getattr(given, name) for name in amounts})
+    return request.with_amounts(amounts)
 
 
 def _graph(file: Path, given: SearchLayouts) -> None:

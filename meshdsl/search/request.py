@@ -16,6 +16,16 @@ Bytes alone are least where nothing is split. Tofu assumes that work is divided;
 (`allow_recompute_heavy_op=False`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Amounts as a user writes them: `80GB`, `15%`, `10s`, `1.25GB/s`; or as numbers."""
+
+    memory: str | int | None = None
+    replicated: str | float = REPLICATED
+    budget: str | float | None = None
+    bandwidth: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
     """A request, its fields named as on the command line; None: the default.
@@ -55,21 +65,14 @@ class SearchRequest:
         """Whether rules for functions and parameters, or for all tensors, are searched."""
         return self.selectors or self.per_tensor
 
-    def with_amounts(
-        self,
-        *,
-        memory: str | int | None = None,
-        replicated: str | float = REPLICATED,
-        budget: str | float | None = None,
-        bandwidth: str | None = None,
-    ) -> SearchRequest:
-        """This request with amounts that are texts: `80GB`, `15%`, `10s`. Raises MD0601."""
+    def with_amounts(self, amounts: Amounts) -> SearchRequest:
+        """This request with amounts, some of them texts. Raises MD0601."""
         return replace(
             self,
-            memory=_bytes("memory", memory, "80GB"),
-            replicated=_part(replicated),
-            budget=_seconds(budget),
-            bandwidth=_bytes("bandwidth", bandwidth, "1.25GB/s", per="/s"),
+            memory=_bytes("memory", amounts.memory, "80GB"),
+            replicated=_part(amounts.replicated),
+            budget=_seconds(amounts.budget),
+            bandwidth=_bytes("bandwidth", amounts.bandwidth, "1.25GB/s", per="/s"),
         )
 
 
