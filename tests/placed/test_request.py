@@ -12,6 +12,7 @@ from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
 from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.sbp import Placement
 from meshdsl.placed.sbp_block import resolve_sbp
+from tests.compiling import compile_text
 
 TEXT = """
 dim m = 8, a = 8, n = 8
@@ -72,6 +73,24 @@ def test_a_block_asks_for_just_what_it_annotates_and_tells_readers_apart() -> No
     assert [w.kind for w in request.wants(ops["y"])] == ["free"]
     assert request.pins(ops["y"]) == (split("n"),)
     assert not request.alike(ops["t"], ops["t"])
+
+
+READ_TWICE = """
+dim m = 8, n = 8
+mesh two = { x: 2 }
+sbp block { u: B, u at y: S(0), u at z: S(1) }
+program p(u[m, n]) {
+  y = exp(u)
+  z = tanh(u)
+  return y, z
+}
+"""
+
+
+def test_an_annotation_for_one_reader_binds_no_other_one() -> None:
+    made = compile_text(READ_TWICE, sbp="block", reduce="deferred").placed
+    found = {t.value.label: t.placement for t in made.tensors}
+    assert (found["y"], found["z"]) == (split("m"), split("n"))
 
 
 @pytest.mark.parametrize("which", [0, 1])
