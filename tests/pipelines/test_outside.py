@@ -118,6 +118,7 @@ OPERATORS = {
     "dropout": "dropout[m](z, 0.5)",
     "floordiv": "z + (z * 7.0 // 2.0)",
     "gather": "z + sum[d](s[v = i])",
+    "iota": "z + cast(iota[m], f32)",
     "layer_norm": "layer_norm[m](z)",
     "log_softmax": "log_softmax[m](z)",
     "logsumexp": "z + logsumexp[d](w)",
