@@ -112,6 +112,28 @@ def test_the_loop_of_a_transformer_carries_its_value_whole(layout: str) -> None:
     assert steps.count("zero_fill") == 1  # of the logarithm in the loss, beside a partial gather
 
 
+CARRIED = """
+dim n = 4, m = 16, o = m, l = 4
+layout parts { w: m -> d }
+program p(x[n, m]) {
+  repeat l {
+    param w[m, o]
+    x = einsum(relu(x), w -> [n, o])[o -> m]
+  }
+  return x
+}
+"""
+
+
+def test_a_loop_carries_a_value_split_where_that_sends_least() -> None:
+    """No rule says so: each iteration scatters its sum, and only the last result is gathered."""
+    found = report(CARRIED, "parts", "d:4", message_bytes=0, cache=False)
+    assert [(c["kind"], c["count"]) for c in found["collectives"]] == [
+        ("reduce_scatter", 4), ("all_gather", 1)
+    ]  # fmt: skip
+    assert found["totals"]["wire_bytes"] == (4 + 1) * 3 * 64
+
+
 def test_a_collective_counts_beside_its_bytes() -> None:
     """One all_reduce is dearer in bytes than two exchanges of parts, and cheaper as messages go."""
     text = """
