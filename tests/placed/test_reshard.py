@@ -235,9 +235,13 @@ def cluster_wire(step: Step, local: int, mesh: Mesh) -> int:
     return local * sum(holder(step, m, rank, mesh) != rank for rank, m in members)
 
 
-def test_no_route_is_longer_than_one_through_a_third_placement() -> None:
+UNEVEN = TensorType((Dim("i", 5), Dim("j", 4)), F32)
+
+
+@pytest.mark.parametrize("type_", [TENSOR, UNEVEN], ids=["even", "uneven"])
+def test_no_route_is_longer_than_one_through_a_third_placement(type_: TensorType) -> None:
     every = placements("sum")
-    cost = {(a, b): way.wire_bytes for a, b in pairs("sum") if (way := route(TENSOR, a, b, SQUARE))}
+    cost = {(a, b): way.wire_bytes for a, b in pairs("sum") if (way := route(type_, a, b, SQUARE))}
     for a, b, c in itertools.product(every, repeat=3):
         # Axes that are whole at both ends are left alone, so a third placement may use more.
         if set(active(b)) <= {*active(a), *active(c)} and dims(b) <= dims(a) | dims(c):
