@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from meshdsl.diagnostics import Span
-from meshdsl.ir.program import Loop, Op, Stacked
+from meshdsl.ir.program import Loop, Op, Origin, Stacked
 from meshdsl.ir.types import Dim, DType, TensorType
 from meshdsl.render import safe
 
@@ -81,6 +81,10 @@ class Printer(Generic[V]):
         """The type of a value, and the other fields that a stage gives it."""
         raise NotImplementedError
 
+    def origin(self, of: Any) -> str:
+        """The name of a value that an origin names; nothing where a stage prints none."""
+        return ""
+
     def after(self, op: Op[V]) -> str:
         """The text after the types of an operator."""
         return ""
@@ -134,8 +138,14 @@ class Printer(Generic[V]):
         ins = "".join(f" {self.name(v)}" for v in op.ins)
         outs = ", ".join(map(self.defined, op.outs))
         types = ", ".join(map(self.type, op.outs))
-        tags = phase_text(op.phase, op.block)
+        tags = self.tags(op)
         return f"{outs} = {op.name}{ins}{constants(op.attrs)}{tags} : {types}{self.after(op)}"
+
+    def tags(self, node: Op[V] | Loop[V, Any]) -> str:
+        """The phase, the origin and the `recompute` block of an operator or a loop."""
+        origin = node.origin
+        name = "" if origin is None else self.origin(origin.of)
+        return phase_text(node.phase, node.block, origin_text(origin, name))
 
     def sliced(self, node: Loop[V, Any]) -> Iterable[Stacked[V]]:
         """The stacks that a loop takes slices of."""
@@ -146,7 +156,7 @@ class Printer(Generic[V]):
         pad, dim = INDENT * (depth + 1), node.dim
         backwards = " from the last" if node.reverse else ""
         head = f"repeat {dim.name} {dim.size}{self.repeat(node)}{backwards}"
-        yield f"{INDENT * depth}{head}{phase_text(node.phase, node.block)}"
+        yield f"{INDENT * depth}{head}{self.tags(node)}"
         for item in self.sliced(node):
             yield f"{pad}slice {self.typed(item.inside)} = {self.name(item.outer)}[{dim.name}]"
         yield from self.first(node, depth + 1)
@@ -160,9 +170,16 @@ class Printer(Generic[V]):
             yield pad + self.collect(node, made)
 
 
-def phase_text(phase: str, block: int | None = None) -> str:
-    """` [backward]`, ` [recompute 1]`; nothing for an operator of the forward pass."""
-    words = [] if phase == "forward" else [phase]
+def origin_text(origin: Origin | None, name: str) -> str:
+    """` of %5`, ` copy of %5`; nothing without a name."""
+    if origin is None or not name:
+        return ""
+    return f" copy of {name}" if origin.is_copy else f" of {name}"
+
+
+def phase_text(phase: str, block: int | None = None, origin: str = "") -> str:
+    """` [backward of %5]`, ` [recompute 1]`; nothing for an operator of the forward pass."""
+    words = [] if phase == "forward" else [f"{phase}{origin}"]
     words += [] if block is None else [f"recompute {block}"]
     return f" [{', '.join(words)}]" if words else ""
 

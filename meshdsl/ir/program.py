@@ -9,7 +9,7 @@ is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -43,11 +43,29 @@ class Node(Protocol):
         """The part of a training step to which it belongs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The operator of the program for which the backward pass has one.
+
+    of:      its result, a value of the named program at every stage, or a value whose gradient is
+             added up. A pass that removes it names another instead (`named/origins.py`).
+    is_copy: the operator rematerialises it, rather than being part of its gradient.
+    """
+
+    of: Any
+    is_copy: bool = False
+
+    def on(self, new: Callable[[Any], Any]) -> Origin:
+        """The same origin, where `new` gives the values that stand for others."""
+        return replace(self, of=new(self.of))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op(Generic[V]):
     """One operator of the registry applied to values; `attrs` are known at compile time.
 
-    `block` numbers the `recompute` that it is in, which the backward pass rematerialises.
+    `block` numbers the `recompute` that it is in, which the backward pass rematerialises. `origin`
+    is None of what the program states; every operator of the backward pass has one.
     """
 
     name: str
@@ -57,6 +75,7 @@ class Op(Generic[V]):
     span: Span
     phase: str = "forward"
     block: int | None = None
+    origin: Origin | None = None
 
     @property
     def out(self) -> V:
@@ -124,6 +143,7 @@ class Loop(Generic[V, N]):
     reverse: bool = False
     phase: str = "forward"
     block: int | None = None
+    origin: Origin | None = None
 
     @property
     def reads(self) -> tuple[V, ...]:
@@ -173,14 +193,30 @@ def uses(nodes: Iterable[Any]) -> Counter[Any]:
 
 
 def substitute(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:
-    """`nodes` with every mention of a value in `new`, its definition included, replaced."""
+    """`nodes` with every mention of a value in `new` replaced, in definitions and origins too."""
     return tuple([_with(node, new) for node in nodes] if new else nodes)
+
+
+def with_origins(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:
+    """`nodes` with the values that origins name replaced, and nothing else."""
+    return tuple([_with_origin(node, new) for node in nodes] if new else nodes)
+
+
+def _with_origin(node: Any, new: Mapping[Any, Any]) -> Any:
+    if node.origin is not None and node.origin.of in new:
+        node = replace(node, origin=node.origin.on(new.__getitem__))
+    if isinstance(node, Loop):
+        body = with_origins(node.body, new)
+        node = node if body == node.body else replace(node, body=body)
+    return node
 
 
 def _with(node: Any, new: Mapping[Any, Any]) -> Any:
     def of(value: Any) -> Any:
         return new.get(value, value)
 
+    if node.origin is not None and node.origin.of in new:
+        node = replace(node, origin=node.origin.on(of))
     if isinstance(node, Loop):
         return replace(
             node,

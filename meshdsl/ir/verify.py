@@ -14,16 +14,24 @@ V = TypeVar("V")
 
 
 class Verifier(Generic[V]):
-    """Walks a program in order; `known` are the values defined so far."""
+    """Walks a program in order; `known` are the values defined so far, and `made` all of them.
+
+    Those are values of the named program, also of loops that have ended: origins may name them.
+    """
 
     def __init__(self) -> None:
         self.known: set[V] = set()
+        self.made: set[Any] = set()
 
     # --- hooks of a stage ---------------------------------------------------------------------
 
     def label(self, value: V) -> str:
         """The name of a value in a message."""
         raise NotImplementedError
+
+    def named(self, value: V) -> Any:
+        """The value of the named program."""
+        return value
 
     def check_value(self, value: V) -> None:
         """Check a value at its definition."""
@@ -42,6 +50,7 @@ class Verifier(Generic[V]):
             assert value not in self.known, f"{self.label(value)} is made twice"
             self.check_value(value)
             self.known.add(value)
+            self.made.add(self.named(value))
 
     def need(self, values: Iterable[V], who: str) -> None:
         """Assert that `values` are known."""
@@ -55,6 +64,14 @@ class Verifier(Generic[V]):
                 self.loop(node)
             else:
                 self.node(node)
+
+    def check_origin(self, node: Any) -> None:
+        """Check that an operator or a loop of the backward pass says what it was made for."""
+        if node.origin is not None:
+            of = getattr(node.origin.of, "label", "a value")
+            assert node.origin.of in self.made, f"the origin {of} is not in the program"
+        else:
+            assert node.phase != "backward", f"an operator for {node.span} has no origin"
 
     def node(self, node: Any) -> None:
         """Check a node that is no loop."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.ir.program import Carry, Collected, Stacked, substitute
+from meshdsl.ir.program import Carry, Collected, Origin, Stacked, substitute
 from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope
@@ -80,7 +80,7 @@ class _Loop:
         self._close(inputs)
         taken = program.goal.taken or self.dim.size
         found: dict[Value, Value | None] = {
-            p: self._mean(v, "backward", taken) for p, v in sums.items()
+            p: self._mean(v, taken, Origin(p)) for p, v in sums.items()
         }
         return replace(self._finish(inputs, outputs), updates=updates), found
 
@@ -113,24 +113,36 @@ class _Loop:
     def _sum(self, of: Value, part: Value, role: str) -> Value:
         """The sum of `part` over the iterations; `of` is `part`, or the tensor of this gradient."""
         fields = of.as_gradient if role == "grad" else {"name": None}
+        origin = Origin(of) if role == "grad" else None
         type_ = replace(part.type, dtype=summed(part.type.dtype))
         inside = replace(part, type=type_, role="activation", **fields)
         self.builder.place(inside, 1)
         with in_phase(self.builder, "backward" if role == "grad" else "forward"):
             scope = Scope({}, {}, prelude(), part.path, part.functions)
-            part = self._cast(part, type_.dtype, scope, fields)
-            (next_,) = self.builder.emit("add", (inside, part), {}, part.span, scope, fields=fields)
+            part = self._cast(part, type_.dtype, scope, fields, origin)
+            (next_,) = self.builder.emit(
+                "add", (inside, part), {}, part.span, scope, fields=fields, origin=origin
+            )
         init, result = (replace(inside) for _ in range(2))
         for value in (init, result):
             self.builder.place(value, 0)
         self.carries.append(Carry(init, inside, next_, result))
         return result
 
-    def _cast(self, value: Value, dtype: DType, scope: Scope, fields: Mapping[str, Any]) -> Value:
+    def _cast(
+        self,
+        value: Value,
+        dtype: DType,
+        scope: Scope,
+        fields: Mapping[str, Any],
+        origin: Origin | None = None,
+    ) -> Value:
         if value.type.dtype == dtype:
             return value
-        attrs = {"dtype": dtype}
-        return self.builder.emit("cast", (value,), attrs, value.span, scope, fields=fields)[0]
+        (cast,) = self.builder.emit(
+            "cast", (value,), {"dtype": dtype}, value.span, scope, fields=fields, origin=origin
+        )
+        return cast
 
     def _kept(self, update: Update) -> Update:
         """The update of a state by its value after the last batch."""
@@ -163,22 +175,24 @@ class _Loop:
         """The final value of an output of `dtype`: a mean is cast back."""
         if all(c.result is not value for c in self.carries):
             return value
-        mean = self._mean(value, "forward", self.dim.size)
+        mean = self._mean(value, self.dim.size)
         with in_phase(self.builder, "forward"):
             scope = Scope({}, {}, prelude(), value.path, value.functions)
             return self._cast(mean, dtype, scope, {"name": value.name})
 
-    def _mean(self, value: Value, phase: str, count: int) -> Value:
-        with in_phase(self.builder, phase):
+    def _mean(self, value: Value, count: int, origin: Origin | None = None) -> Value:
+        """The sum of a gradient, which has an origin, or of an output, divided by a number."""
+        with in_phase(self.builder, "forward" if origin is None else "backward"):
             scope = Scope({}, {}, prelude(), value.path, value.functions)
-            role = "grad" if value.follows is not None else "activation"
+            role = "activation" if origin is None else "grad"
             fields = {"role": role, "follows": value.follows, "name": value.name}
             if count == 1:
                 op: tuple[str, tuple[Value, ...]] = ("identity", (value,))
             else:
-                number = self.builder.constant(1 / count, value.type.dtype, value.span, scope)
+                dtype, share = value.type.dtype, 1 / count
+                number = self.builder.constant(share, dtype, value.span, scope, origin)
                 op = ("mul", (value, number))
-            return self.builder.emit(*op, {}, value.span, scope, fields=fields)[0]
+            return self.builder.emit(*op, {}, value.span, scope, fields=fields, origin=origin)[0]
 
 
 def summed(dtype: DType) -> DType:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
-from meshdsl.ir.program import Carry, Collected, substitute
+from meshdsl.ir.program import Carry, Collected, Origin, substitute
 from meshdsl.ir.types import BOOL, Dim, DType, TensorType
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.expand import expand
@@ -86,7 +86,8 @@ def _marked(
         if grad not in made:
             with in_phase(builder, "backward"):
                 scope = Scope({}, {}, prelude(), value.path, value.functions)
-                grad = builder.emit("identity", (grad,), {}, grad.span, scope)[0]
+                origin = Origin(value)
+                grad = builder.emit("identity", (grad,), {}, grad.span, scope, origin=origin)[0]
         for part in (grad, *_parts(body, grad)):
             new[part] = replace(part, role="grad", **value.source.as_gradient)
             builder.place(new[part], len(builder.frames) - 1)
@@ -321,6 +322,8 @@ class Block:
         expansion = expand(op, {})
         assert expansion is not None
         self.tape.active |= active(expansion.ops, self.tape.active)
+        inside = (v for inner in expansion.ops for v in inner.outs)
+        self.tape.inside.update(dict.fromkeys(inside, self.tape.origin(op.outs[0]).of))
         for inner in expansion.ops:
             self.made.update({v: inner for v in inner.outs})
             self.own.update(inner.outs)
@@ -424,6 +427,7 @@ class Block:
         made = Loop(
             loop.dim, tuple(carries), self.builder.stacks(frame), tuple(frame.body), loop.span,
             tuple(collected), not loop.reverse, self.builder.phase,
+            origin=self.tape.origin(loop.makes[0]),
         )  # fmt: skip
         self.builder.frames[-1].body.append(made)
 
@@ -472,15 +476,21 @@ class Block:
 
 
 class Emitter:
-    """Emits operators at the place of `at`; arithmetic on known numbers is folded.
+    """Emits operators at the place of `at`, for an `origin`; arithmetic on numbers is folded.
 
     `numbers` are the constants emitted so far. Results follow `follows`, where it is given.
     """
 
     def __init__(
-        self, builder: Builder, numbers: dict[Value, float], at: Value, follows: Value | None
+        self,
+        builder: Builder,
+        numbers: dict[Value, float],
+        at: Value,
+        origin: Origin,
+        follows: Value | None,
     ) -> None:
         self.builder, self.numbers, self.follows = builder, numbers, follows
+        self.origin = origin
         self.span = at.span
         self.scope = Scope({}, {}, prelude(), at.path, at.functions)
         self.start = len(builder.frames[-1].body)
@@ -490,11 +500,12 @@ class Emitter:
     ) -> tuple[Value, ...]:
         """Emit an operator without folding."""
         fields = {} if self.follows is None else self.follows.as_gradient
-        return self.builder.emit(name, ins, attrs, self.span, self.scope, fields=fields)
+        about = (self.span, self.scope)
+        return self.builder.emit(name, ins, attrs, *about, fields=fields, origin=self.origin)
 
     def number(self, number: float, dtype: DType) -> Value:
         """Emit a constant without dims."""
-        value = self.builder.constant(number, dtype, self.span, self.scope)
+        value = self.builder.constant(number, dtype, self.span, self.scope, self.origin)
         self.numbers[value] = number
         return value
 
@@ -651,7 +662,11 @@ class Call:
 
 
 class Tape:
-    """State shared by the blocks of one backward pass."""
+    """State shared by the blocks of one backward pass.
+
+    `inside` has the composite's result for each value of its definition, which the program does not
+    have.
+    """
 
     def __init__(self, builder: Builder, active: set[Value], wrt: frozenset[Value]) -> None:
         self.builder, self.active, self.wrt = builder, active, wrt
@@ -659,10 +674,15 @@ class Tape:
         self.collected: dict[Loop, dict[Value, Value]] = {}
         self.twins: dict[Loop, Loop] = {}
         self.again: dict[Value, Value] = {}
+        self.inside: dict[Value, Value] = {}
+
+    def origin(self, value: Value, is_copy: bool = False) -> Origin:
+        """The origin of what is made for the gradient of a value, or to have it once more."""
+        return Origin(self.inside.get(value, value), is_copy)
 
     def emitter(self, at: Value, follows: Value | None = None) -> Emitter:
         """An emitter for the gradient of `at`, at its place in the source."""
-        return Emitter(self.builder, self.numbers, at, follows)
+        return Emitter(self.builder, self.numbers, at, self.origin(at), follows)
 
     def collect(self, loop: Loop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.
@@ -794,7 +814,7 @@ def copied(tape: Tape, op: Op, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     body = tape.builder.frames[-1].body
     last = body[-1]
     assert isinstance(last, Op)
-    body[-1] = replace(last, outs=outs)
+    body[-1] = replace(last, outs=outs, origin=tape.origin(op.outs[0], is_copy=True))
     return outs
 
 
@@ -849,6 +869,7 @@ class _Copy:
             collected=tuple(Collected(inside, made[c.outer]) for inside, c in pairs),
             phase=self.builder.phase,
             block=None,
+            origin=self.tape.origin(loop.makes[0], is_copy=True),
         )
         self.builder.frames[-1].body.append(copy)
         self.tape.twins[loop] = copy

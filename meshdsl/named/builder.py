@@ -18,7 +18,7 @@ from meshdsl.diagnostics import (
     Span,
     fail,
 )
-from meshdsl.ir.program import Collected, Stacked, substitute
+from meshdsl.ir.program import Collected, Origin, Stacked, substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Init, Loop, Node, Op, Pin, Program, Value, walk
@@ -284,10 +284,12 @@ class Builder:
         scope: Scope,
         spans: tuple[Span, ...] = (),
         fields: Mapping[str, Any] = NO_FIELDS,
+        origin: Origin | None = None,
     ) -> tuple[Value, ...]:
         """Append operator `name`; a call that it refuses becomes a diagnostic at `span`.
 
         `spans` are the places of the operands, to point at their types; `fields` go to the results.
+        An operator of the backward pass has an `origin`.
         """
         if self.site is not None:
             span, spans = self.site, ()
@@ -302,7 +304,7 @@ class Builder:
             fail(error.code, error.message, span, *related, help=error.help, fixes=fixes)
         self._count(span)
         outs = tuple(self.value(t, span, scope, **fields) for t in types)
-        op = Op(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block)
+        op = Op(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block, origin)
         self.frames[-1].body.append(op)
         return outs
 
@@ -327,7 +329,14 @@ class Builder:
             help = "calls of calls multiply; use `repeat` for what is done many times"
             raise TooLarge(Diagnostic("MD0117", message, span, help=help))
 
-    def constant(self, number: int | float, dtype: DType, span: Span, scope: Scope) -> Value:
+    def constant(
+        self,
+        number: int | float,
+        dtype: DType,
+        span: Span,
+        scope: Scope,
+        origin: Origin | None = None,
+    ) -> Value:
         """A literal as a value without dims."""
         check_number(number, dtype, span)
         if dtype.kind == "bool" or (dtype.kind == "int" and isinstance(number, float)):
@@ -335,7 +344,7 @@ class Builder:
             help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
             fail("MD0257", f"the number {shown(number)} is combined with {kind}", span, help=help)
         attrs = {"value": as_float(number) if dtype.kind == "float" else number, "dtype": dtype}
-        return self.emit("constant", (), attrs, span, scope)[0]
+        return self.emit("constant", (), attrs, span, scope, origin=origin)[0]
 
     def assign(
         self, value: Value, name: str, pins: tuple[Pin, ...], span: Span, scope: Scope

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from meshdsl.ir.program import substitute
+from meshdsl.ir.program import substitute, with_origins
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
@@ -43,6 +43,7 @@ class Merging:
 
     numbers: values that are equal have one number; a value without one is equal only to itself.
     same:    the removed values, and their replacements.
+    gone:    these, and those of loops before, which origins alone may name.
     done:    the remaining operators, with a number, by what they compute.
     shared:  values made in one phase and read in another.
     """
@@ -51,6 +52,7 @@ class Merging:
     kept: set[Value]
     numbers: dict[Value, Any] = field(default_factory=dict)
     same: dict[Value, Value] = field(default_factory=dict)
+    gone: dict[Value, Value] = field(default_factory=dict)
     done: dict[Any, tuple[int, list[Op]]] = field(default_factory=dict)
     shared: set[Value] = field(default_factory=set)
     merged: int = 0
@@ -70,12 +72,18 @@ class Merging:
     def copy(self) -> Merging:
         """The same block, to go on with in another way."""
         done = {key: (number, [*before]) for key, (number, before) in self.done.items()}
-        known = (dict(self.numbers), dict(self.same), done, set(self.shared))
+        values = (dict(self.numbers), dict(self.same), dict(self.gone))
+        known = (*values, done, set(self.shared))
         return Merging(self.alike, self.kept, *known, self.merged)
 
     def now(self, node: N) -> N:
         """A node that reads what stands for what has been removed."""
-        return substitute([node], self.same)[0]
+        return substitute(with_origins([node], self.gone), self.same)[0]
+
+    def leave(self, loop: Merging) -> None:
+        """Continue behind a loop."""
+        self.merged += loop.merged
+        self.gone.update(loop.gone)
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The block with its equal operators merged."""
@@ -88,7 +96,7 @@ class Merging:
     def _loop(self, loop: Loop) -> Loop:
         inner = self.inside(loop)
         body = inner.nodes(loop.body)
-        self.merged += inner.merged
+        self.leave(inner)
         return replace(loop, body=body)
 
     def op(self, op: Op) -> Op | None:
@@ -106,7 +114,7 @@ class Merging:
         self.merged += 1
         self.shared.update([first.out] if first.phase != op.phase else [])
         if op.out.name is None and not op.out.pins and op.out not in self.kept:
-            self.same[op.out] = first.out
+            self.same[op.out] = self.gone[op.out] = first.out
             return None
         return replace(op, name="identity", ins=(first.out,), attrs=())
 

@@ -96,7 +96,7 @@ def _from_prelude(op: Op) -> tuple[Op, ...]:
             "functions": (*functions, *value.functions),
         }
         new[value] = replace(value, name=name, **inside)
-    placed = (replace(o, span=op.span, phase=op.phase, block=op.block) for o in body)
+    placed = (_at(o, op) for o in body)
     return substitute(placed, new)
 
 
@@ -201,12 +201,17 @@ def _top_of_tops(op: Op, split: Mapping[str, Axes]) -> Expansion:
     (which,) = emit("transpose", which, dims=op.outs[1].type.dims)
     ops = [o for o in builder.frames[0].body if isinstance(o, Op)]
     found = substitute(ops, {values: op.outs[0], which: op.outs[1]})
-    placed = (replace(o, span=op.span, phase=op.phase, block=op.block) for o in found)
+    placed = (_at(o, op) for o in found)
     return Expansion(tuple(placed), made.rules)
 
 
 IN_BLOCKS = {"cumsum": _running_sum, "top_k": _top_of_tops}
 """Operators that work on the blocks of their own dim, and then on one or a few values of each."""
+
+
+def _at(inner: Op, op: Op) -> Op:
+    """An operator of the definition of `op`, at its place and for the same reason."""
+    return replace(inner, span=op.span, phase=op.phase, block=op.block, origin=op.origin)
 
 
 def _scope(op: Op, declarations: Declarations) -> Scope:
@@ -247,4 +252,4 @@ def _yield(builder: Builder, results: tuple[object, ...], op: Op, scope: Scope) 
             result = builder.emit("identity", (result,), {}, op.span, scope)[0]
         new[result] = out
     ops = substitute([o for o in builder.frames[0].body if isinstance(o, Op)], new)
-    return tuple(replace(o, span=op.span, phase=op.phase, block=op.block) for o in ops)
+    return tuple(_at(o, op) for o in ops)

@@ -79,7 +79,8 @@ class _Mixed:
             ins = tuple(self._cast(v, dtype, op) for v in ins)
         types = lookup(op.name).infer(tuple(v.type for v in ins), dict(op.attrs))
         outs = tuple(self._new(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
-        self.nodes.append(replace(op, ins=ins, outs=outs))
+        origin = op.origin and op.origin.on(self.of)
+        self.nodes.append(replace(op, ins=ins, outs=outs, origin=origin))
 
     def _dtype(self, op: Op, floats: list[DType]) -> DType:
         precision = lookup(op.name).precision
@@ -96,7 +97,8 @@ class _Mixed:
             made = replace(value, type=type_, role="activation", follows=value.follows or value)
             self.casts[value, dtype] = made
             attrs = (("dtype", dtype),)
-            self.nodes.append(Op("cast", (value,), (made,), attrs, op.span, op.phase, op.block))
+            tags = op.phase, op.block, op.origin and op.origin.on(self.of)
+            self.nodes.append(Op("cast", (value,), (made,), attrs, op.span, *tags))
         return self.casts[value, dtype]
 
     def _loop(self, loop: Loop) -> None:
@@ -112,16 +114,18 @@ class _Mixed:
         self.nodes, self.casts = outside, casts
         stacked = tuple(Stacked(self.of(s.outer), self.of(s.inside)) for s in loop.stacked)
         collected = tuple(self._collected(c) for c in loop.collected)
-        self.nodes.append(
-            replace(loop, carries=carries, stacked=stacked, body=tuple(body), collected=collected)
-        )
+        made = replace(loop, carries=carries, stacked=stacked, collected=collected)
+        origin = loop.origin and loop.origin.on(self.of)
+        self.nodes.append(replace(made, body=tuple(body), origin=origin))
 
     def _carry(self, carry: Carry[Value], loop: Loop) -> Carry[Value]:
         inside, next_ = self.of(carry.inside), self.of(carry.next)
         dtype = inside.type.dtype
         if next_.type.dtype != dtype:
             next_ = self._cast(
-                next_, dtype, Op("cast", (), (), (), loop.span, loop.phase, loop.block)
+                next_,
+                dtype,
+                Op("cast", (), (), (), loop.span, loop.phase, loop.block, loop.origin),
             )
         return Carry(self.of(carry.init), inside, next_, self._new(carry.result, dtype))
 

@@ -62,6 +62,9 @@ class _Named(Printer[Value]):
     def name(self, value: Value) -> str:
         return self.numbers[value]
 
+    def origin(self, of: Value) -> str:
+        return self.numbers[of]
+
     def defined(self, value: Value) -> str:
         return f"{self.numbers[value]}{label(value)}"
 

@@ -56,7 +56,8 @@ class _Retype:
         attrs = tuple((k, self.attr(v)) for k, v in op.attrs)
         types = lookup(op.name).infer(tuple(v.type for v in ins), dict(attrs))
         outs = tuple(self.result(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
-        return replace(op, ins=ins, outs=outs, attrs=attrs)
+        origin = op.origin and op.origin.on(self.value)
+        return replace(op, ins=ins, outs=outs, attrs=attrs, origin=origin)
 
     def result(self, value: Value, dtype: DType) -> Value:
         """A result of an operator, in the type that its shape rule gives it."""
@@ -85,7 +86,8 @@ class _Retype:
             Collected(self.value(c.inside), self.value(c.outer)) for c in loop.collected
         )
         stacked = tuple(Stacked(self.value(s.outer), self.value(s.inside)) for s in loop.stacked)
-        return replace(loop, stacked=stacked, carries=carries, body=body, collected=collected)
+        made = replace(loop, stacked=stacked, carries=carries, body=body, collected=collected)
+        return replace(made, origin=loop.origin and loop.origin.on(self.value))
 
 
 def _entered(loop: Loop) -> list[tuple[Value, Value]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from meshdsl.ir.types import F32, F64
 from meshdsl.named.attention import fuse_attention
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.origins import with_kept_origins
 from meshdsl.ops.opdef import lookup
 
 
@@ -18,12 +19,13 @@ def simplify(program: Program, spoken: Collection[str] | None = ()) -> Program:
     Attention becomes one operator where no layout speaks of what that leaves out: the names
     `spoken`. With None, it never does.
     """
+    written = program
     program = contract_squares(contract_products(program))
     if spoken is not None:
         program = fuse_attention(program, uses_of(program), spoken)
     # A sum that has moved out of a loop may have met its product there.
     hoisted = hoist_invariants(name_transposes(program))
-    return drop_unused(contract_products(hoisted))
+    return with_kept_origins(written, _without_unused(contract_products(hoisted)))
 
 
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
@@ -209,6 +211,10 @@ def _may_leave(op: Op, loop: Loop) -> bool:
 
 def drop_unused(program: Program) -> Program:
     """Remove operators, loops, carries and slices whose results nobody reads, if there are any."""
+    return with_kept_origins(program, _without_unused(program))
+
+
+def _without_unused(program: Program) -> Program:
     body = _needed_nodes(program.body, set(_kept(program)))
     return program if body == program.body else replace(program, body=body)
 

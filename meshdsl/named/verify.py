@@ -31,11 +31,13 @@ class _Named(Verifier[Value]):
         return value.label
 
     def check(self, node: Op) -> None:
+        self.check_origin(node)
         types = lookup(node.name).infer(tuple(v.type for v in node.ins), dict(node.attrs))
         expected = tuple(v.type for v in node.outs)
         assert types == expected, f"{node.name} yields {_texts(types)}, not {_texts(expected)}"
 
     def check_loop(self, node: Loop) -> None:
+        self.check_origin(node)
         for item in node.stacked:
             found, expected = item.inside.type, item.outer.type.without(node.dim.name)
             assert found == expected, f"a slice is {type_text(expected)}, not {type_text(found)}"

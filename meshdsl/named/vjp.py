@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.ir.program import Origin
 from meshdsl.named.autodiff import active, in_phase, pulled_back
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import Output, Program, Value
@@ -105,4 +106,5 @@ def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Valu
         return grad
     scope = Scope({}, {}, prelude(), value.path, value.functions)
     with in_phase(builder, "backward"):
-        return builder.emit("identity", (grad,), {}, grad.span, scope, fields=value.as_gradient)[0]
+        about, fields = (grad.span, scope), value.as_gradient
+        return builder.emit("identity", (grad,), {}, *about, fields=fields, origin=Origin(value))[0]

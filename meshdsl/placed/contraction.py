@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.ir.types import TensorType
@@ -36,7 +36,7 @@ def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...
         operands = [v for i, v in enumerate(operands) if i not in step]
         out = op.out if number == len(steps) - 1 else _between(op, ins, operands)
         dims = (("dims", out.type.dims),)
-        made.append(Op("einsum", ins, (out,), dims, op.span, op.phase, op.block))
+        made.append(replace(op, ins=ins, outs=(out,), attrs=dims))
         operands.append(out)
     return tuple(made)
 

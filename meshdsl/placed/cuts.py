@@ -3,17 +3,16 @@
 An operator is on the stage that a rule gives it, else on the latest of its operands; what is made
 of inputs and parameters begins on stage 0, what is made of inputs alone is where it is read. So no
 stage reads what a later one makes. An operator of the backward pass is on the stage of the operator
-whose gradient it is: it has its place in the source.
+that it is for: its origin.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.diagnostics import Related, Span, counted, fail
+from meshdsl.diagnostics import Related, counted, fail
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
 from meshdsl.placed.settings import StageRule
@@ -100,13 +99,6 @@ def _every(nodes: Iterable[Node]) -> Iterator[Node]:
             yield from _every(node.body)
 
 
-Place = tuple[int, int, int]
-
-
-def _place(span: Span) -> Place:
-    return id(span.source), span.start, span.end
-
-
 class _Stages:
     """The stages of the values of a training step; one that any stage can make has none."""
 
@@ -123,14 +115,13 @@ class _Stages:
         self.learned = {p.value for p in program.params}
         self.stages: dict[Value, int] = {}
         self.causes: dict[Value, StageRule] = {}
-        self.places: dict[Place, set[int]] = defaultdict(set)
         self.ruled = self._ruled()
 
     def of_all(self) -> Mapping[Value, int]:
         """The stage of each value that is on one."""
         for node in self.forward:
             self._forward(node)
-        _Backward(self).follow([n for n in self.nodes if n.phase == "backward"])
+        self._backward([n for n in self.nodes if n.phase == "backward"])
         return self.stages
 
     def check(self) -> None:
@@ -281,10 +272,8 @@ class _Stages:
     def _put(self, node: Node, stage: int, cause: StageRule | None) -> None:
         for value in makes_of(node):
             self.stages[value] = stage
-            self.places[_place(value.span)].add(stage)
             if cause is not None:
                 self.causes[value] = cause
-        self.places[_place(node.span)].add(stage)
 
     def _backwards(self, node: Node, rule: StageRule, operand: Value) -> NoReturn:
         name = f"`{operand.label}`" if operand.name else "an operand"
@@ -295,6 +284,45 @@ class _Stages:
         help = f"stages never run backwards: write `{self.pipe.axis} = {stage}` or a later one"
         fail("MD0340", message, rule.span, *related, Related(node.span, "here"), help=help)
 
+    # --- the backward pass -----------------------------------------------------------------------
+
+    def _backward(self, nodes: list[Node]) -> None:
+        """Note the stages of the backward pass, which goes from later stages to earlier ones.
+
+        A copy of what is on no stage is on the latest stage that reads it.
+        """
+        made: set[Value] = set()
+        for node in nodes:
+            reads = list(reads_of(node))
+            makes = list(makes_of(node))
+            if not self.batch.isdisjoint(reads):
+                self.batch.update(makes)
+                before = [self.stages[v] for v in reads if v in made and v in self.stages]
+                stage = self._backward_stage(node, before)
+                self.stages.update({} if stage is None else dict.fromkeys(makes, stage))
+            made.update(makes)
+        late: dict[Value, int] = {}
+        for node in reversed(nodes):
+            stages = [late[v] for v in node.makes if v in late]
+            stages += [self.stages[v] for v in node.makes if v in self.stages]
+            if not stages:
+                continue
+            self.stages.update(dict.fromkeys(makes_of(node), max(stages)))
+            for value in made.intersection(reads_of(node)):
+                late[value] = max(late.get(value, 0), max(stages))
+
+    def _backward_stage(self, node: Node, before: list[int]) -> int | None:
+        """The stage of the operator that a node is for, which reads nothing of earlier stages.
+
+        A gradient of what is on no stage, as of a parameter, is added up on the earliest one.
+        """
+        assert node.origin is not None, "an operator of the backward pass has an origin"
+        earliest = min(before, default=self.pipe.count - 1)
+        own = self.stages.get(node.origin.of)
+        if own is not None:
+            return min(own, earliest)
+        return None if node.origin.is_copy else earliest
+
 
 def _belongs_to_call(node: Node, value: Value) -> bool:
     """Whether a value is what a loop in a function carries, named as the argument of the call."""
@@ -303,69 +331,3 @@ def _belongs_to_call(node: Node, value: Value) -> bool:
 
 def _leaves(node: Node) -> bool:
     return isinstance(node, Op) and is_leaving(node)
-
-
-# --- the backward pass -------------------------------------------------------------------------
-
-
-class _Backward:
-    """The stages of the backward pass: each operator's is that of the one it is the gradient of.
-
-    A cotangent goes from later stages to earlier ones. What else the backward pass makes, of
-    values of the forward pass alone, is on the latest stage that reads it.
-    """
-
-    def __init__(self, forward: _Stages) -> None:
-        self.of = forward
-        self.stages, self.places = forward.stages, forward.places
-        self.makers: dict[Value, Node] = dict(forward.makers)
-        self.made: set[Value] = set()
-        self.cotangents: set[Value] = set()
-
-    def follow(self, nodes: list[Node]) -> None:
-        """Note the stages of the values of all nodes."""
-        placed: dict[Node, int] = {}
-        for node in nodes:
-            reads = list(reads_of(node))
-            if not self.of.batch.isdisjoint(reads):
-                self.of.batch.update(makes_of(node))
-                self._note(node, reads, placed)
-            self.made.update(makes_of(node))
-            self.makers.update(dict.fromkeys(makes_of(node), node))
-        late: dict[Value, int] = {}
-        for node in reversed(nodes):
-            reads = list(reads_of(node))
-            if self.of.batch.isdisjoint(reads):
-                continue
-            readers = [late[v] for v in node.makes if v in late]
-            stage = max((*readers, placed.get(node, -1)))
-            if stage < 0:
-                continue
-            self.stages.update(dict.fromkeys(makes_of(node), stage))
-            for value in reads:
-                if value in self.made:
-                    late[value] = max(late.get(value, 0), stage)
-
-    def _note(self, node: Node, reads: list[Value], placed: dict[Node, int]) -> None:
-        """Note the stage of a cotangent: that of its place in the source."""
-        before = [self.stages[v] for v in reads if v in self.cotangents and v in self.stages]
-        if not before and not any(v.follows and not self._copies(v, node) for v in node.makes):
-            return
-        self.cotangents.update(makes_of(node))
-        bound = min(before, default=self.of.pipe.count - 1)
-        spans = [node.span, *(v.span for v in node.makes)]
-        there = {stage for span in spans for stage in self.places.get(_place(span), ())}
-        stage = max((s for s in there if s <= bound), default=bound)
-        placed[node] = stage
-        self.stages.update(dict.fromkeys(makes_of(node), stage))
-
-    def _copies(self, value: Value, node: Node) -> bool:
-        """Whether a value is that of the forward pass which it follows, computed once more."""
-        source = value.follows
-        maker = self.makers.get(source) if source is not None else None
-        if isinstance(node, Loop) or isinstance(maker, Loop):
-            return isinstance(node, Loop) and isinstance(maker, Loop) and not node.reverse
-        if maker is None or (maker.name, maker.attrs) != (node.name, node.attrs):
-            return False
-        pairs = zip(node.ins, maker.ins, strict=False)
-        return all(a is b or a.follows is b.source for a, b in pairs)

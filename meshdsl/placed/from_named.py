@@ -717,7 +717,7 @@ class Placer:
             Collected(part, self._leave(c.outer, c.inside, c.inside, self._all_of(part, node)))
             for part, c in zip(kept, node.collected, strict=True)
         )
-        about = (node.span, collected, node.reverse, node.phase, node.block)
+        about = (node.span, collected, node.reverse, node.phase, node.block, node.origin)
         self._emit(Loop(node.dim, carries, stacked, tuple(body), *about))
         for item in node.collected:
             self._settle_collected(item.outer, node)
@@ -750,7 +750,7 @@ class Placer:
         """Go on in the block around a loop."""
         if merging := self.state.merging:
             inner = merging.pop()
-            merging[-1].merged += inner.merged
+            merging[-1].leave(inner)
 
     def _carry(self, value: Value, who: str, want: Placement, node: named.Loop) -> Tensor:
         """The version of a value at the start or the end of an iteration."""

@@ -69,13 +69,14 @@ class Apply(ir.Op[Tensor]):
     @classmethod
     def of(cls, op: names.Op, ins: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> Apply:
         """An operator of the named program on placed tensors."""
-        return cls(op.name, ins, outs, op.attrs, op.span, op.phase, op.block)
+        return cls(op.name, ins, outs, op.attrs, op.span, op.phase, op.block, op.origin)
 
     @property
     def named(self) -> names.Op:
         """The operator of the named program."""
         ins, outs = (tuple(t.value for t in ts) for ts in (self.ins, self.outs))
-        return names.Op(self.name, ins, outs, self.attrs, self.span, self.phase, self.block)
+        tags = self.phase, self.block, self.origin
+        return names.Op(self.name, ins, outs, self.attrs, self.span, *tags)
 
     def local(self, mesh: Mesh) -> Signature:
         """The types of the local blocks of one device, and the attributes."""
@@ -210,7 +211,8 @@ def _named_loop(node: Loop) -> names.Loop:
     )
     stacked = (ir.Stacked(s.outer.value, s.inside.value) for s in node.stacked)
     collected = (ir.Collected(c.inside.value, c.outer.value) for c in node.collected)
-    about = (node.span, tuple(collected), node.reverse, node.phase, node.block)
+    tags = node.phase, node.block, node.origin
+    about = (node.span, tuple(collected), node.reverse, *tags)
     body = _named_nodes(node.body)
     return names.Loop(node.dim, tuple(carries), tuple(stacked), body, *about)
 

@@ -17,6 +17,7 @@ from dataclasses import fields
 from meshdsl.ir.printer import INDENT, Numbers, Printer, constants, phase_text
 from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Value
 from meshdsl.named.printer import label
 from meshdsl.ops.opdef import Reads
 from meshdsl.placed.collectives import Step
@@ -110,6 +111,7 @@ class _Placed(Printer[Tensor]):
     def __init__(self) -> None:
         super().__init__()
         self.numbers = Numbers()
+        self.numbered: dict[Value, str] = {}
 
     def program(self, program: Program) -> Iterator[str]:
         head = f"program {program.named.name}, mesh {mesh_text(program.mesh)}"
@@ -145,7 +147,11 @@ class _Placed(Printer[Tensor]):
     def name(self, value: Tensor) -> str:
         return self.numbers[value]
 
+    def origin(self, of: Value) -> str:
+        return self.numbered[of]
+
     def defined(self, value: Tensor) -> str:
+        self.numbered.setdefault(value.value, self.numbers[value])
         return f"{self.numbers[value]}{label(value.value)}"
 
     def type(self, value: Tensor) -> str:

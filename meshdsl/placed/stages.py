@@ -420,12 +420,15 @@ def _behind_passes(program: Program, cut: Cut) -> Program:
     read = [v for n in update for v in reads_of(n)]
     read += [*(o.value for o in program.outputs), *(u.new for u in program.updates)]
     new = {v: replace(v) for v in dict.fromkeys(read) if v in made}
-    leaving = [
-        Op("identity", (old,), (value,), LEAVING, old.span, made[old].phase)
-        for old, value in new.items()
-    ]
+    leaving = [_leaving(old, value, made[old]) for old, value in new.items()]
     body = (*passes, *leaving, *substitute(update, new))
     return _ending(program, body, new)
+
+
+def _leaving(old: Value, new: Value, maker: Node) -> Op:
+    """The operator through which a value leaves the stages, in the phase of what makes it."""
+    tags = maker.phase, None, maker.origin
+    return Op("identity", (old,), (new,), LEAVING, old.span, *tags)
 
 
 def of_batch(program: Program, cut: Cut) -> set[Value]:
@@ -483,9 +486,7 @@ def _behind_loop(program: Program, pipe: Piped) -> Program:
             for value in node.makes:
                 if not value.type.has(pipe.dim) and not (stays and value.follows):
                     new[value] = replace(value)
-                    body.append(
-                        Op("identity", (value,), (new[value],), LEAVING, value.span, node.phase)
-                    )
+                    body.append(_leaving(value, new[value], node))
     return _ending(program, tuple(body), new)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.diagnostics import Span
-from meshdsl.ir.program import Stacked, every, substitute
+from meshdsl.ir.program import Stacked, every, substitute, with_origins
 from meshdsl.named.ir import Loop, Node, Op, Pin, Program, Value, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.stages import Piped
@@ -31,7 +30,9 @@ def with_loads(program: Program, layout: Layout, pipe: Piped | None = None) -> P
     moved = {p.value for p in program.params if _moves(p.value, layout)}
     if not moved:
         return program
-    return replace(program, body=tuple(_Block(layout, moved, pipe).nodes(program.body)))
+    slices: dict[Value, Value] = {}
+    body = _Block(layout, moved, pipe, slices).nodes(program.body)
+    return replace(program, body=with_origins(body, slices))
 
 
 def _moves(value: Value, layout: Layout) -> bool:
@@ -45,10 +46,15 @@ def _is_kept(value: Value, layout: Layout) -> bool:
 
 
 class _Block:
-    """Rewrites one block. `moved` are the parameters, or slices of them, that need a load."""
+    """Rewrites one block. `moved` are the parameters, or slices of them, that need a load.
 
-    def __init__(self, layout: Layout, moved: set[Value], pipe: Piped | None) -> None:
-        self.layout, self.moved, self.pipe = layout, moved, pipe
+    `slices` are those of what is loaded whole, with their replacements, in all blocks.
+    """
+
+    def __init__(
+        self, layout: Layout, moved: set[Value], pipe: Piped | None, slices: dict[Value, Value]
+    ) -> None:
+        self.layout, self.moved, self.pipe, self.slices = layout, moved, pipe, slices
         self.loads: dict[tuple[Value, tuple[Pin, ...] | None, str], Value] = {}
         self.made: list[Node] = []
 
@@ -62,17 +68,16 @@ class _Block:
         if op.phase == "update":
             return op
         read = [v for v in op.ins if v in self.moved]
-        new = {v: self._load(v, op.phase, op.span) for v in read}
+        new = {v: self._load(v, op) for v in read}
         return replace(op, ins=tuple(new.get(v, v) for v in op.ins))
 
-    def _load(
-        self, value: Value, phase: str, span: Span, pins: tuple[Pin, ...] | None = None
-    ) -> Value:
-        """The load of a value in a phase; with `pins`, one that leaves it split so."""
-        key = (value, pins, "" if _is_kept(value, self.layout) else phase)
+    def _load(self, value: Value, reader: Node, pins: tuple[Pin, ...] | None = None) -> Value:
+        """The load of a value for a reader and its phase; with `pins`, it is left split so."""
+        key = (value, pins, "" if _is_kept(value, self.layout) else reader.phase)
         if key not in self.loads:
             self.loads[key] = replace(value, follows=value, pins=pins or value.pins)
-            load = Op("identity", (value,), (self.loads[key],), (), span, phase)
+            tags = reader.span, reader.phase, None, reader.origin
+            load = Op("identity", (value,), (self.loads[key],), (), *tags)
             self.made.append(load)
         return self.loads[key]
 
@@ -92,8 +97,8 @@ class _Block:
             wide = (*splits.get(dim.name, ()), *axes)
             if dim.size % self.layout.mesh.size(*wide) == 0:
                 pins = tuple(Pin(d, a, loop.span) for d, a in {**splits, dim.name: wide}.items())
-                return self._load(value, loop.phase, loop.span, pins)
-        return self._load(value, loop.phase, loop.span)
+                return self._load(value, loop, pins)
+        return self._load(value, loop)
 
     def _is_over_stages(self, value: Value) -> bool:
         """Whether a parameter is stored split over the stages of a pipeline.
@@ -116,15 +121,16 @@ class _Block:
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
         inner_loops = (n for n in every(loop.body) if isinstance(n, Loop))
         outside.update(s.outer for n in inner_loops for s in n.stacked if self._is_whole(s.outer))
-        new = {v: self._load(v, loop.phase, loop.span) for v in outside & self.moved}
+        new = {v: self._load(v, loop) for v in outside & self.moved}
         stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
         for item in loop.stacked:
             staged = self.pipe is not None and self.pipe.cuts(loop)
             whole = _is_kept(item.outer, self.layout) if staged else self._is_whole(item.outer)
             if item.outer in self.moved and whole:
-                outer = self._load(item.outer, loop.phase, loop.span)
+                outer = self._load(item.outer, loop)
                 new[item.inside] = replace(item.inside, follows=item.outer)
+                self.slices[item.inside] = new[item.inside]
                 stacked.append(Stacked(outer, item.inside))
                 continue
             inner.update({item.inside} if item.outer in self.moved else ())
@@ -132,4 +138,5 @@ class _Block:
             stacked.append(Stacked(outer, item.inside))
         (found,) = substitute([replace(loop, stacked=tuple(stacked))], new)
         assert isinstance(found, Loop)
-        return replace(found, body=tuple(_Block(self.layout, inner, self.pipe).nodes(found.body)))
+        block = _Block(self.layout, inner, self.pipe, self.slices)
+        return replace(found, body=tuple(block.nodes(found.body)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshdsl.ir.verify import Verifier
+from meshdsl.named.ir import Value
 from meshdsl.named.workers import is_parts
 from meshdsl.placed.choose import is_legal
 from meshdsl.placed.ir import Apply, Loop, Program, Reshard, Tensor
@@ -48,13 +49,18 @@ class _Placed(Verifier[Tensor]):
         if isinstance(node, Reshard):
             _check_route(node)
             return
+        self.check_origin(node)
         if is_leaving(node) or is_parts(node):
             return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
         found = is_legal(call_of(node), ins, outs, self.mesh)
         assert found, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
+    def named(self, value: Tensor) -> Value:
+        return value.value
+
     def check_loop(self, node: Loop) -> None:
+        self.check_origin(node)
         dim = node.dim.name
         axes = (self.pipe.axis,) if self.pipe and self.pipe.cuts(node) else ()
         for item in node.stacked:

@@ -149,7 +149,7 @@ class _Device(ir.Parser[Var]):
             return None
         with self.reading(replace(line, text=found[3])) as scan:
             source = self.scope[scan.next()]
-            phase, _ = self.phase(scan)
+            phase, *_ = self.phase(scan)
             scan.expect(":")
             fields = {**self.type(scan), "value": source.value}
         with self.reading(replace(line, text=found[2])) as scan:

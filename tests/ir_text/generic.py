@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from meshdsl.diagnostics import Source, Span
-from meshdsl.ir.program import Carry, Collected, Loop, Op, Stacked
+from meshdsl.ir.program import Carry, Collected, Loop, Op, Origin, Stacked
 from meshdsl.ir.types import DTYPES, Dim, TensorType
 
 V = TypeVar("V")
@@ -133,6 +133,10 @@ class Parser(Generic[V]):
 
     def type(self, scan: Scanner) -> Fields:
         """Read the type of a value, and the other fields that a stage gives it."""
+        raise NotImplementedError
+
+    def origin(self, name: str) -> Any:
+        """The value of the named program that an origin names."""
         raise NotImplementedError
 
     def make_op(self, op: Op[V]) -> Any:
@@ -256,27 +260,29 @@ class Parser(Generic[V]):
             while scan.peek() not in ("{", "[", ":"):
                 ins.append(self.scope[scan.next()])
             attrs = self.attributes(scan)
-            phase, block = self.phase(scan)
+            tags = self.phase(scan)
             scan.expect(":")
             outs: list[V] = []
             for make in makers:
                 if outs:
                     scan.expect(",")
                 outs.append(make(self.type(scan)))
-            made = Op(name, tuple(ins), tuple(outs), attrs, line.span, phase, block)
+            made = Op(name, tuple(ins), tuple(outs), attrs, line.span, *tags)
             return self.make_op(made)
 
-    def phase(self, scan: Scanner) -> tuple[str, int | None]:
-        """`[backward]`, `[recompute 1]`, `[backward, recompute 1]` or nothing."""
-        phase, block = "forward", None
+    def phase(self, scan: Scanner) -> tuple[str, int | None, Origin | None]:
+        """`[backward of %5]`, `[recompute 1]`, `[update]` or nothing."""
+        phase, block, origin = "forward", None, None
         if scan.accept("["):
             if scan.peek() != "recompute":
                 phase = scan.next()
+                is_copy = scan.accept("copy")
+                origin = Origin(self.origin(scan.next()), is_copy) if scan.accept("of") else None
                 scan.accept(",")
             if scan.accept("recompute"):
                 block = int(scan.next())
             scan.expect("]")
-        return phase, block
+        return phase, block, origin
 
     def attributes(self, scan: Scanner) -> tuple[tuple[str, Any], ...]:
         """`{dims=(batch hidden)}` or nothing."""

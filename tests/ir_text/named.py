@@ -104,7 +104,10 @@ class _Named(ir.Parser[Value]):
 
     def make_op(self, op: generic.Op[Value]) -> Op:
         lookup(op.name)
-        return Op(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
+        return Op(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
+
+    def origin(self, name: str) -> Value:
+        return self.known[name]
 
 
 def _nowhere(scan: Scanner) -> Span:

@@ -244,7 +244,10 @@ class _Placed(ir.Parser[Tensor]):
 
     def make_op(self, op: generic.Op[Tensor]) -> Apply:
         lookup(op.name)
-        return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
+        return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
+
+    def origin(self, name: str) -> named.Value:
+        return self.numbered[name].value
 
     def leaf(self, line: Line) -> Reshard | None:
         if " = reshard " not in line.text:
@@ -254,7 +257,7 @@ class _Placed(ir.Parser[Tensor]):
             scan.expect("=", "reshard")
             source = self.scope[scan.next()]
             dtype = DTYPES[scan.next()] if scan.accept("in") else None
-            phase, _ = self.phase(scan)
+            phase, *_ = self.phase(scan)
             scan.expect(":")
             target = make({**self.type(scan), "value": source.value})
         route = self._route(line.inner, source)

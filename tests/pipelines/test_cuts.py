@@ -19,8 +19,8 @@ import torch
 import meshdsl as md
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.replay import replay_of
-from meshdsl.diagnostics import DiagnosticError
-from meshdsl.pipeline import lower_placed
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options, compile_source, lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.placed.settings import NAMES, SETTINGS
 from meshdsl.report.explain import explain
@@ -393,6 +393,53 @@ def test_gradients_are_those_of_torch() -> None:
             assert parameter.grad is not None
             change = params[name] - updated[name]
             np.testing.assert_allclose(change, parameter.grad, rtol=0, atol=1e-5)
+
+
+BLOCK = "layer_norm[d](einsum(gelu(einsum(X, U -> [batch, e])), V -> [batch, d]))"
+CALLED = f"""
+def block(x[batch, d]) -> [batch, d] {{
+  param u[d, e]
+  param v[e, d]
+  return {BLOCK.replace("X", "x").replace("U", "u").replace("V", "v")}
+}}
+"""
+
+
+def written(inlined: bool) -> Compilation:
+    """Four blocks on four stages, each a call of a function or written out."""
+    names = ["x", "h1", "h2", "h3", "h4"]
+    lines = []
+    for number, (x, y) in enumerate(itertools.pairwise(names)):
+        u, v = f"u{number}", f"v{number}"
+        call = BLOCK.replace("X", x).replace("U", u).replace("V", v) if inlined else f"block({x})"
+        lines += [f"param {u}[d, e]", f"param {v}[e, d]"] if inlined else []
+        lines.append(f"{y} = {call}")
+    body = "\n".join(lines)
+    text = f"""
+dim batch = 512, d = 1024, e = 4096
+mesh m = {{ pipe: 4 }}
+layout l {{ h2: pipe = 1, h3: pipe = 2, h4: pipe = 3 }} with one_f_one_b[batch](8)
+{CALLED}
+program p(x[batch, d]) {{
+  {body}
+  loss = mean(square(h4))
+  minimize loss with adamw(lr=1e-3)
+  return loss
+}}
+"""
+    options = Options(cluster="h100", cache=False)
+    return compile_source(Source("blocks.mdsl", text), options, Diagnostics())
+
+
+def test_calls_on_several_stages_are_as_written_out() -> None:
+    """All calls of a function have one place in the source, and each is on its own stage."""
+    called, inlined = (written(inlined).report for inlined in (False, True))
+    assert called["totals"] == inlined["totals"]
+    assert called["memory"]["peak"] == inlined["memory"]["peak"]
+    assert called["time"]["seconds"] == inlined["time"]["seconds"]
+    assert called["totals"]["wire_bytes"] == 4 * 2**20 + 6  # and the loss
+    assert round(called["memory"]["peak"] / 2**20, 1) == 156.5
+    assert round(called["time"]["seconds"] * 1e3, 2) == 5.85
 
 
 ORIGINS = """

@@ -1,0 +1,88 @@
+"""Origins of the operators of a backward pass, where a pass has removed what they name.
+
+A gradient is that of an operator of the forward pass (`ir.program.Origin`). Simplification merges
+such an operator into another, or drops it where its result is not read; the gradient stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from meshdsl.ir.program import Loop, every, with_origins
+from meshdsl.named.ir import Node, Program, Value
+
+Steps = Mapping[Value, tuple[Value, ...]]
+"""The values that each value leads to, the nearest first."""
+
+
+def with_kept_origins(before: Program, after: Program) -> Program:
+    """`after`, made by removing operators of `before`, with origins among the values that are left.
+
+    A removed value is replaced by the first one computed from it, into which it was merged. Where
+    none is left, it is replaced by the operand computed last.
+    """
+    named = {n.origin.of for n in every(after.body) if n.origin is not None}
+    left = named and {v for n in every(after.body) for v in _made(n)}
+    gone = {v for n in every(before.body) for v in _made(n)} & named - left if named else set()
+    if not gone:
+        return after
+    readers, operands = _steps(before.body)
+    new = {
+        value: _nearest(value, readers, left) or _nearest(value, operands, left) for value in gone
+    }
+    return replace(after, body=with_origins(after.body, {k: v for k, v in new.items() if v}))
+
+
+def _made(node: Node) -> tuple[Value, ...]:
+    """The values that a node makes, those that a loop begins its iterations with among them."""
+    return (*node.makes, *node.enters) if isinstance(node, Loop) else node.makes
+
+
+def _nearest(value: Value, steps: Steps, left: set[Value]) -> Value | None:
+    """The first value that is left on the way from one that is not."""
+    seen, waiting = {value}, [value]
+    for one in waiting:
+        for other in steps.get(one, ()):
+            if other in left:
+                return other
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return None
+
+
+def _steps(nodes: Iterable[Node]) -> tuple[Steps, Steps]:
+    """Steps from each value to those computed from it in the same phase, and to its operands.
+
+    Of the operands, the one computed last is the first.
+    """
+    readers: dict[Value, list[Value]] = {}
+    operands: dict[Value, list[Value]] = {}
+    order: dict[Value, int] = {}
+    phase: dict[Value, str] = {}
+    for node in every(nodes):
+        made = _made(node)
+        order.update((v, len(order)) for v in made)
+        phase.update(dict.fromkeys(made, node.phase))
+    for operand, result in (pair for node in every(nodes) for pair in _pairs(node)):
+        operands.setdefault(result, []).append(operand)
+        if phase.get(operand) == phase[result]:
+            readers.setdefault(operand, []).append(result)
+    for found in operands.values():
+        found.sort(key=lambda v: -order.get(v, -1))
+    return (
+        {value: tuple(found) for value, found in readers.items()},
+        {value: tuple(found) for value, found in operands.items()},
+    )
+
+
+def _pairs(node: Node) -> Iterator[tuple[Value, Value]]:
+    """Each operand of a node with each value made of it."""
+    if not isinstance(node, Loop):
+        yield from ((v, out) for v in node.ins for out in node.outs)
+        return
+    for carry in node.carries:
+        yield from ((carry.init, carry.inside), (carry.next, carry.result))
+    yield from ((s.outer, s.inside) for s in node.stacked)
+    yield from ((c.inside, c.outer) for c in node.collected)

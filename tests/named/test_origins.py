@@ -1,0 +1,64 @@
+"""Operators of the backward pass say what they are for: the verifiers refuse any that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshdsl.ir.program import Origin, every
+from meshdsl.named import parser, verify
+from meshdsl.named.ir import Program
+from meshdsl.placed import parser as placed_parser
+from meshdsl.placed import verify as placed_verify
+
+NAMED = """program p
+  input %0 x : f32[a 2]
+  repeat k 3
+    carry %1 h : f32[a 2] = %0
+    %2 h = exp %1 : f32[a 2]
+    next %1 = %2; at the end %3 h
+  %4 g = neg %3 [backwardTAG] : f32[a 2]
+  repeat k 3 from the last [backwardLOOP]
+    carry %5 g : f32[a 2] = %4
+    %6 g = neg %5 [backward of %2] : f32[a 2]
+    next %5 = %6; at the end %7 g
+  return g = %7
+"""
+PLACED = """program p, mesh m (data 2), layout l, reduce deferred
+  input %0 x : f32[a@data 2]
+  %1 y = exp %0 : f32[a@data 2]
+  %2 g = neg %1 [backwardTAG] : f32[a@data 2]
+  return g = %2
+"""
+
+
+def read(tag: str = " of %3", loop: str = " of %3") -> Program:
+    return parser.parse_program(NAMED.replace("TAG", tag).replace("LOOP", loop))
+
+
+def test_an_origin_may_be_inside_of_a_loop_that_has_ended() -> None:
+    verify.verify(read())
+    verify.verify(read(tag=" copy of %2"))
+
+
+@pytest.mark.parametrize("tags", [("", " of %3"), (" of %3", "")], ids=["operator", "loop"])
+def test_none_is_refused(tags: tuple[str, str]) -> None:
+    with pytest.raises(AssertionError, match="has no origin"):
+        verify.verify(read(*tags))
+
+
+def test_one_that_is_not_in_the_program_is_refused() -> None:
+    program = read()
+    gone = replace(program.inputs[0])
+    body = tuple(replace(n, origin=n.origin and Origin(gone)) for n in program.body)
+    with pytest.raises(AssertionError, match="origin x is not in the program"):
+        verify.verify(replace(program, body=body))
+
+
+def test_of_a_placed_program_too() -> None:
+    found = placed_parser.parse_program(PLACED.replace("TAG", " of %1"))
+    placed_verify.verify(found)
+    assert [n.origin is not None for n in every(found.named.body)] == [False, True]
+    with pytest.raises(AssertionError, match="has no origin"):
+        placed_verify.verify(placed_parser.parse_program(PLACED.replace("TAG", "")))
