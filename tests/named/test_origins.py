@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from meshdsl.ir.program import Origin, every
-from meshdsl.named import parser, verify
+from meshdsl.named import verify
 from meshdsl.named.ir import Program
-from meshdsl.placed import parser as placed_parser
 from meshdsl.placed import verify as placed_verify
+from tests.ir_text import named as parser
+from tests.ir_text import placed as placed_parser
 
 NAMED = """program p
   input %0 x : f32[a 2]

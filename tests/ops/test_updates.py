@@ -132,9 +132,10 @@ def test_adam_goes_over_the_memory_once(decoupled: bool, number: Callable[[float
     """Torch's kernel takes numbers and tensors of one, but nothing that is not contiguous."""
     options = {**BETAS, "weight_decay": 0.0, "decoupled": decoupled}
     for turned, kernels in ((False, 1), (True, 0)):
-        tensors = (torch.ones(2, 3).mT if turned else torch.ones(3, 2) for _ in range(4))
+        tensors = [torch.ones(2, 3).mT if turned else torch.ones(3, 2) for _ in range(4)]
+        step: Callable[..., None] = adam_
         with _Operators() as run:
-            adam_(*tensors, number(0.1), 1.0, number(1.0), **options)
+            step(*tensors, number(0.1), 1.0, number(1.0), **options)
         name = "aten::_fused_adamw_" if decoupled else "aten::_fused_adam_"
         assert run.names.count(name) == kernels
 

@@ -9,7 +9,7 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.schedule.registry import generate, schedules
-from tests.covering import Case, covering
+from tests.covering import Case, Rules, covering
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, results
 
 MICRO = 4
@@ -67,7 +67,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "mesh": tuple(MESHES),
     "program": tuple(PROGRAMS),
 }
-RULES = {
+RULES: Rules = {
     ("program", "mesh", "name"): lambda case: (
         case["program"] == "loop" or stages(case["mesh"], case["name"]) == 4
     )

@@ -7,6 +7,7 @@ several, and one of them with torch's own gradients.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -278,7 +279,7 @@ def is_made(case: Case) -> bool:
     """Micro-batches go both ways in pairs; a schedule of two of a kind fills all its devices."""
     if case["schedule"] == "dualpipe_v":
         return bool(case["micro"] >= stages_in(case))
-    return case["schedule"] != "chimera" or case["micro"] % 2 == 0
+    return bool(case["schedule"] != "chimera" or case["micro"] % 2 == 0)
 
 
 RULES: dict[tuple[str, ...], Callable[[Case], bool]] = {
