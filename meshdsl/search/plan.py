@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Program as DeviceProgram
@@ -148,13 +147,15 @@ class Plan:
     # --- figures -------------------------------------------------------------------------------
 
     @property
-    def known(self) -> dict[str, Any]:
+    def known(self) -> dict[str, object]:
         """The figures that are known, to be learnt by an equal plan of another process."""
-        found = {name: self.__dict__[name] for name in _FIGURES if name in self.__dict__}
+        found: dict[str, object] = {
+            name: self.__dict__[name] for name in _FIGURES if name in self.__dict__
+        }
         sent = replace(self._sent, timing=None, blocks=[])
         return found | {"_sent": sent, "is_piped": self.is_piped}
 
-    def learn(self, known: dict[str, Any]) -> None:
+    def learn(self, known: dict[str, object]) -> None:
         """Take the figures of an equal plan."""
         self.__dict__.update(known)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
@@ -31,7 +31,7 @@ Key = tuple[float, int, int, int]
 AGAIN = 32
 """Plans that a second process keeps: what a rule is good for is asked after what is best."""
 
-Answer = tuple[int, float] | dict[str, Any]
+Answer = tuple[int, float] | dict[str, object]
 """Where a walk ended (`sending.Beyond`), or the figures of its plan."""
 
 
