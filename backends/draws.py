@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from meshdsl.named.ir import Loop, Node, Op, Param, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Param, Value
 from meshdsl.ops.opdef import lookup
 
 Draw = tuple[object, ...]
 
 
-def draws(program: Program) -> dict[Value, Draw]:
+def draws(program: NamedProgram) -> dict[Value, Draw]:
     """Per input and parameter: normal floats, integers below the smallest dim they index, coins."""
     bounds = index_bounds(program)
-    found: dict[Value, Draw] = {v: _of_input(v, bounds) for v in program.inputs}
-    found.update({p.value: _of_param(p) for p in program.params})
-    return found
+    drawn: dict[Value, Draw] = {v: _of_input(v, bounds) for v in program.inputs}
+    drawn.update({p.value: _of_param(p) for p in program.params})
+    return drawn
 
 
 def _of_input(value: Value, bounds: dict[Value, int]) -> Draw:
@@ -42,7 +42,7 @@ def _of_param(param: Param) -> Draw:
     return (kind, *args)
 
 
-def index_bounds(program: Program) -> dict[Value, int]:
+def index_bounds(program: NamedProgram) -> dict[Value, int]:
     """For integer tensors: the size of the smallest dim they are used to index."""
     bounds: dict[Value, int] = {}
     _bound_block(program.body, bounds)
@@ -52,7 +52,7 @@ def index_bounds(program: Program) -> dict[Value, int]:
 def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
     """Add the bounds of indices in `nodes`, from the last to the first, back to their sources."""
     for node in reversed(nodes):
-        if isinstance(node, Loop):
+        if isinstance(node, NamedLoop):
             _bound_loop(node, bounds)
             continue
         for value, size in _indexed(node):
@@ -61,7 +61,7 @@ def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
             _bound(bounds, node.ins[0], bounds[node.out])
 
 
-def _bound_loop(loop: Loop, bounds: dict[Value, int]) -> None:
+def _bound_loop(loop: NamedLoop, bounds: dict[Value, int]) -> None:
     for _ in range(2):  # the bound of a carry in one iteration binds its value in the one before
         for carry in loop.carries:
             for later in (carry.result, carry.inside):
@@ -79,13 +79,13 @@ def _bound(bounds: dict[Value, int], value: Value, size: int) -> None:
     bounds[value] = min(size, bounds.get(value, size))
 
 
-def _moves(op: Op) -> bool:
+def _moves(op: NamedOp) -> bool:
     """Whether the result has elements of the first operand, or zeros."""
     record = lookup(op.name)
     return record.view or record.relocates
 
 
-def _indexed(op: Op) -> Iterator[tuple[Value, int]]:
+def _indexed(op: NamedOp) -> Iterator[tuple[Value, int]]:
     """The operand of indices, with the size of the dim they index."""
     at = lookup(op.name).indexed()
     if at is not None:

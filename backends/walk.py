@@ -1,24 +1,24 @@
 """One walk of a device program: names, source lines, loops and literals.
 
 Every emitter is a notation of it: it has the text of an entry, an operator, a collective and the
-ends of a loop. Nothing of a `.mdsl` file becomes code: identifiers come from `torch/names.py`,
-strings are written as literals, and source lines are comments with control characters escaped.
+ends of a loop. Nothing of a `.mdsl` file becomes code: identifiers are allocated, strings are
+written as literals, and source lines are comments with control characters escaped.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from meshdsl.backends.torch.head import inert
-from meshdsl.backends.torch.lines import Lines
+from meshdsl.backends.torch.preamble import inert
+from meshdsl.backends.torch.text_lines import TextLines
 from meshdsl.device.ir import (
     Bucket,
-    Collected,
     Compute,
-    Loop,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Node,
-    Program,
     Start,
     Var,
     Wait,
@@ -30,7 +30,7 @@ NOWHERE = ("", 0, "")
 """The source place of no statement."""
 
 
-class Walk(ABC):
+class NotationWriter(ABC):
     """Writes one program in one notation, statement by statement.
 
     `constants` are the literals of constants, which are written where they are used. `phases`:
@@ -39,9 +39,9 @@ class Walk(ABC):
 
     phases = False
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         self.program, self.mesh = program, program.mesh
-        self.out = Lines(depth=0)
+        self.out = TextLines(depth=0)
         self.constants: dict[Var, str] = {}
         self.shown = NOWHERE
 
@@ -72,14 +72,14 @@ class Walk(ABC):
         raise AssertionError(f"a notation without overlap was given {node.work}")
 
     @abstractmethod
-    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+    def stacked(self, stack: Var, inside: Var, node: DeviceLoop) -> None:
         """The slice of a stack at the index of a loop."""
 
     @abstractmethod
-    def begun(self, made: Collected, node: Loop) -> None:
+    def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """The tensor that a loop fills with a slice in every iteration, before the loop."""
 
-    def filled(self, made: Collected, node: Loop) -> None:
+    def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """The slice that a loop collects at the end of an iteration."""
         self.out.statement(f"{self.name(made.outer)}[{node.index}] = {self.ref(made.inside)}")
 
@@ -138,59 +138,59 @@ class Walk(ABC):
                 self.start(node)
             case Wait():
                 self.wait(node)
-            case Loop():
+            case DeviceLoop():
                 self.loop(node)
 
     # --- loops -----------------------------------------------------------------------------------
 
-    def loop(self, node: Loop) -> None:
+    def loop(self, node: DeviceLoop) -> None:
         """A `repeat` as a Python `for`."""
         self.enter(node)
         self.iterations(node)
 
-    def iterations(self, node: Loop) -> None:
+    def iterations(self, node: DeviceLoop) -> None:
         """The `for` with its body, and before it the tensors that it collects."""
-        for made in node.collected:
-            self.begun(made, node)
+        for each in node.collected:
+            self.begun(each, node)
         self.header(node)
         begun = len(self.out.lines)
         self.out.depth += 1
         for item in node.stacked:
             self.stacked(item.outer, item.inside, node)
         self.body(node)
-        for made in node.collected:
-            self.filled(made, node)
+        for each in node.collected:
+            self.filled(each, node)
         self.next(node)
         if self.out.only_comments(begun):
             self.out.add("pass")
         self.out.depth -= 1
         self.shown = NOWHERE
 
-    def enter(self, node: Loop) -> None:
+    def enter(self, node: DeviceLoop) -> None:
         """The initial values of carries."""
         for carry in node.carries:
             if carry.inside.name != carry.init.name:
                 self.carried(carry)
 
-    def header(self, node: Loop) -> None:
+    def header(self, node: DeviceLoop) -> None:
         """The line of the `for`."""
         indices = f"range({self.count(node)})"
         indices = f"reversed({indices})" if node.reverse else indices
         self.out.add(f"for {self.counter(node)} in {indices}:")
 
-    def count(self, node: Loop) -> str:
+    def count(self, node: DeviceLoop) -> str:
         """Text of the number of iterations of a loop."""
         return str(node.dim.size)
 
-    def counter(self, node: Loop) -> str:
+    def counter(self, node: DeviceLoop) -> str:
         """The identifier of the index of a loop."""
         return node.index
 
-    def body(self, node: Loop) -> None:
+    def body(self, node: DeviceLoop) -> None:
         """The statements of an iteration."""
         self.nodes(node.body)
 
-    def next(self, node: Loop) -> None:
+    def next(self, node: DeviceLoop) -> None:
         """The next values of carries, all at once: one may be another's old value."""
         pairs = [(self.name(c.inside), self.next_text(c)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]

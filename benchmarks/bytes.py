@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.backends.engines.run import Given, run
+from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "sbp"
 
@@ -127,7 +127,7 @@ def measure(text: str, layout: str | None = None, sbp: str | None = None) -> Sen
     options = Options(layout=layout, sbp=sbp, message_bytes=0)
     made: Compilation = compile_source(Source("bytes.mdsl", text), options, diagnostics)
     report = explain(made.device)
-    result = run(made, "local", Given())
+    result = run(made, "local", InputSource())
     assert not result.disagreements, result.disagreements
     counted = [sent for _, sent in result.sent]
     return Sent(report["totals"]["wire_bytes"], max(counted), sum(counted), report["proven"])

@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
-from meshdsl.backends.runtime.random import stream_key
 from meshdsl.backends.runtime.random_blocks import dropped
+from meshdsl.backends.runtime.splitmix import stream_key
 
 SHAPES = ((16, 1024), (64, 1024), (2048, 1024))
 RATE = 0.1

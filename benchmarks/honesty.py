@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshdsl.backends.engines.measure import measure
-from meshdsl.cluster.measured import keep, machine
+from meshdsl.backends.engines.link_times import measure
+from meshdsl.cluster.this_machine import keep, machine
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 

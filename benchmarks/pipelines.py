@@ -32,7 +32,7 @@ from meshdsl.pipeline import Options, compile_source
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import row_text
 from meshdsl.schedule.times import Times, timed
-from meshdsl.schedule.verify import Verified, verify
+from meshdsl.schedule.verification import Verified, verify
 
 LM = """
 dim batch = 32, seq = 64, mem = seq, model = 128, heads = 4, key = 32, hidden = 512, vocab = 256

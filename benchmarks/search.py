@@ -23,10 +23,10 @@ import numpy as np
 
 from meshdsl.costgraph.annealing import anneal
 from meshdsl.costgraph.exact import TooWide, branch_and_bound, eliminate, integer_program
-from meshdsl.costgraph.graph import CostGraph, Factor, Solution, Variable
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Solution, Variable
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Problem
 from meshdsl.search.request import SearchRequest as Request
@@ -68,8 +68,8 @@ def graph(operators: int, seed: int) -> CostGraph:
     draw = np.random.default_rng([seed, operators])
     pairs = [(i, i + 1) for i in range(operators - 1)]
     pairs += [(i, i + 4) for i in range(0, operators - 4, 4)]
-    own = [Factor((i,), draw.random(CHOICES)) for i in range(operators)]
-    between = [Factor(pair, draw.random((CHOICES, CHOICES))) for pair in pairs]
+    own = [CostFactor((i,), draw.random(CHOICES)) for i in range(operators)]
+    between = [CostFactor(pair, draw.random((CHOICES, CHOICES))) for pair in pairs]
     named = tuple(Variable(f"v{i}", tuple(map(str, range(CHOICES)))) for i in range(operators))
     return CostGraph(named, (*own, *between))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshdsl.backends.runtime.values import Array, Spec, draw_part, local_part
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.optimizers import Schedule
+from meshdsl.named.optimizers import LearningRate
 from meshdsl.pipeline import Options, compile_source
 
 OPTIMIZERS = {
@@ -21,7 +21,7 @@ OPTIMIZERS = {
     "adamw": "adamw(lr=cosine(3e-3, 1000, warmup=50, final=1e-4), clip=1.0)",
 }
 SGD_LR = 0.1
-RATE = Schedule("cosine", 3e-3, 1000, 50, 1e-4)
+RATE = LearningRate("cosine", 3e-3, 1000, 50, 1e-4)
 BETAS = (0.9, 0.999)
 ADAMW: dict[str, Any] = {"eps": 1e-8, "weight_decay": 0.01}
 CLIP = 1.0

@@ -39,7 +39,7 @@ def run_local(pipe: Connection) -> None:
     import torch
 
     from meshdsl.backends.engines.in_process import load
-    from meshdsl.backends.engines.local_devices import Devices
+    from meshdsl.backends.engines.local_devices import DeviceThreads
     from meshdsl.backends.engines.local_dist import LocalDist
 
     program: Any = None
@@ -60,7 +60,7 @@ def run_local(pipe: Connection) -> None:
                 taken.append((time.perf_counter() - started, time.process_time() - worked))
             return found
 
-        done = Devices(len(given), dist, device).run()
+        done = DeviceThreads(len(given), dist, device).run()
         done.check()
         (wall, worked) = taken[0]
         return [float(x) for x in done.outputs[0]], wall / steps, worked / steps

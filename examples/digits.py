@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 import meshdsl as md
-from meshdsl.backends.engines.run import Given, run
+from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.syntax.parse import read_source
@@ -71,7 +71,7 @@ def classify(folder: Path, layout: str) -> Array:
     """What the compiled program says of the held-out images under one layout."""
     options = Options(layout=layout, set_dims={"batch": HELD_OUT}, evaluate=True)
     made = compile_source(read_source(PROGRAM), options, Diagnostics())
-    given = Given(str(folder / "inputs.npz"), str(folder / "params.npz"))
+    given = InputSource(str(folder / "inputs.npz"), str(folder / "params.npz"))
     found: Array = run(made, "local", given).outputs["digit"]
     return found
 

@@ -39,8 +39,8 @@ def parser_of(text: str) -> Lark:
     import lark
     from lark.exceptions import LarkError
 
+    from meshdsl.disk_cache import read, write
     from meshdsl.grammar.tables import Tables
-    from meshdsl.kept import read, write
 
     key = hashlib.sha256(f"{FORMAT} {lark.__version__}\n{OPTIONS}\n{text}".encode()).hexdigest()
     kept = read("grammar", key, Tables)

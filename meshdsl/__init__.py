@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshdsl.api.module import module
     from meshdsl.api.operators import *  # noqa: F403
     from meshdsl.api.plan import Plan
-    from meshdsl.api.program import Program, check, load, program
+    from meshdsl.api.programs import Program, check, load, program
     from meshdsl.api.schedules import Schedule, scheduled
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat, update
     from meshdsl.api.tensor import Tensor
@@ -54,7 +54,7 @@ _PUBLIC = {
     "layouts": "Layout Mesh layout mesh",
     "module": "module",
     "plan": "Comparison Cost Explanation Outputs Plan Simulation",
-    "program": "Program check load program",
+    "programs": "Program check load program",
     "schedules": "Schedule scheduled",
     "statements": "grad minimize name param recompute repeat update",
     "tensor": "Tensor",
@@ -73,8 +73,8 @@ if not TYPE_CHECKING:
         from importlib import import_module
 
         home = import_module(f"meshdsl.api.{_HOME.get(name, 'operators')}")
-        found = globals()[name] = getattr(home, name)
-        return found
+        attribute = globals()[name] = getattr(home, name)
+        return attribute
 
 
 def load_ipython_extension(shell: "Any") -> None:

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source
-from meshdsl.named.attention import spoken_names
-from meshdsl.named.build import build_partly, choose_program, finish_named
+from meshdsl.named.attention_fusion import spoken_names
 from meshdsl.named.declarations import Declarations, declare
-from meshdsl.named.ir import Program
-from meshdsl.named.uncalled import check_uncalled
+from meshdsl.named.ir import NamedProgram
+from meshdsl.named.program_choice import build_partly, choose_program, finish_named
+from meshdsl.named.unreached_functions import check_uncalled
 from meshdsl.placed.expect import lint_expect
 from meshdsl.placed.layout import (
     collect_axes,
@@ -41,9 +41,9 @@ from meshdsl.placed.lint import (
 from meshdsl.placed.sbp_block import resolve_sbp
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
-from meshdsl.syntax.lint import lint_symbols
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.tokens import lex
+from meshdsl.syntax.unused_names import lint_symbols
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Options
@@ -69,10 +69,10 @@ class Analysis:
     None where anything that it depends on is wrong.
     """
 
-    tree: ast.File
+    tree: ast.SourceFile
     declarations: Declarations
-    written: Mapping[str, Program | None]
-    named: Mapping[str, Program | None]
+    written: Mapping[str, NamedProgram | None]
+    named: Mapping[str, NamedProgram | None]
     diagnostics: Diagnostics
 
 
@@ -88,7 +88,7 @@ def analyse(source: Source, options: Options) -> Analysis:
 
 
 def analyse_tree(
-    tree: ast.File,
+    tree: ast.SourceFile,
     options: Options,
     problems: Sequence[Diagnostic] = (),
     part: Source | None = None,
@@ -97,30 +97,34 @@ def analyse_tree(
 
     With `part`, only what is declared in this source is reported on: a cell among others.
     """
-    found = Diagnostics()
-    found.add(*problems)
-    declarations = declare(tree, found, options.set_dims)
-    _check_declared(declarations, found)
+    problems_ = Diagnostics()
+    problems_.add(*problems)
+    declarations = declare(tree, problems_, options.set_dims)
+    _check_declared(declarations, problems_)
     broken = bool(problems) or bool(declarations.unsized)
-    written: dict[str, Program | None] = {}
-    named: dict[str, Program | None] = {}
-    for node in _programs(declarations, options, found):
-        own, name = Diagnostics(), node.name.text
-        written[name] = build_partly(declarations, node, own)
-        named[name] = None if own.errors else _finished(written[name], options, declarations, own)
+    written: dict[str, NamedProgram | None] = {}
+    named: dict[str, NamedProgram | None] = {}
+    for node in _programs(declarations, options, problems_):
+        program_problems, name = Diagnostics(), node.name.text
+        written[name] = build_partly(declarations, node, program_problems)
+        named[name] = (
+            None
+            if program_problems.errors
+            else _finished(written[name], options, declarations, program_problems)
+        )
         named[name] = None if broken else named[name]
         if _is_in(part, node):
-            found.add(*own)
+            problems_.add(*program_problems)
     functions = {n: f for n, f in declarations.functions.items() if _is_in(part, f)}
-    check_uncalled(replace(declarations, functions=functions), found)
+    check_uncalled(replace(declarations, functions=functions), problems_)
     programs = list(named.values()) or [None]
-    _check_layouts(programs, declarations, options, part, found)
+    _check_layouts(programs, declarations, options, part, problems_)
     for expect in declarations.expects:
-        lint_expect(expect, programs, declarations, found)
-    if part is None and not found.errors:
-        found.add(*lint_symbols(tree))
+        lint_expect(expect, programs, declarations, problems_)
+    if part is None and not problems_.errors:
+        problems_.add(*lint_symbols(tree))
     return Analysis(
-        tree, declarations, written, named, _without_consequences(found, problems, tree)
+        tree, declarations, written, named, _without_consequences(problems_, problems, tree)
     )
 
 
@@ -130,7 +134,7 @@ def _is_in(part: Source | None, node: ast.Declaration) -> bool:
 
 def _programs(
     declarations: Declarations, options: Options, diagnostics: Diagnostics
-) -> Iterator[ast.Program]:
+) -> Iterator[ast.ProgramDecl]:
     if options.program is None:
         yield from declarations.programs.values()
         return
@@ -140,11 +144,11 @@ def _programs(
 
 
 def _finished(
-    program: Program | None,
+    program: NamedProgram | None,
     options: Options,
     declarations: Declarations,
     diagnostics: Diagnostics,
-) -> Program | None:
+) -> NamedProgram | None:
     if program is None:
         return None
     spoken = spoken_names(declarations)
@@ -169,7 +173,7 @@ def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> Non
 
 
 def _check_layouts(
-    programs: Sequence[Program | None],
+    programs: Sequence[NamedProgram | None],
     declarations: Declarations,
     options: Options,
     part: Source | None,
@@ -179,18 +183,18 @@ def _check_layouts(
 
     `programs` are those of the text, None for one with errors.
     """
-    known = {(d.code, d.span) for d in diagnostics}
+    reported = {(d.code, d.span) for d in diagnostics}
     layouts = chosen_layouts(declarations, options)
     if part is not None:
         layouts = _layouts_in(part, declarations, options)
     for chosen, name in layouts:
-        own = _check_layout(programs, declarations, chosen)
-        for diagnostic in own:
+        layout_problems = _check_layout(programs, declarations, chosen)
+        for diagnostic in layout_problems:
             told = of_another_layout(name, diagnostic, options) if name else diagnostic
             # A rule inherited by many layouts is reported once.
-            if (told.code, told.span) not in known or told.severity == "error":
+            if (told.code, told.span) not in reported or told.severity == "error":
                 diagnostics.add(told)
-        known |= {(d.code, d.span) for d in own}
+        reported |= {(d.code, d.span) for d in layout_problems}
 
 
 def chosen_layouts(
@@ -230,28 +234,31 @@ def of_another_layout(name: str, diagnostic: Diagnostic, options: Options) -> Di
 
 
 def _check_layout(
-    programs: Sequence[Program | None], declarations: Declarations, options: Options
+    programs: Sequence[NamedProgram | None], declarations: Declarations, options: Options
 ) -> Diagnostics:
     """Errors of one layout in any program; warnings only if every program gives them."""
     result = Diagnostics()
-    found = [Diagnostics() for _ in programs]
-    for program, own in zip(programs, found, strict=True):
-        own.of(partial(_lint, program, declarations, options, own))
-    for own in found:
-        result.add(*own.errors)
-    places = [{(d.code, d.span) for d in own} for own in found]
-    for diagnostic in found[0] if found else ():
-        if all((diagnostic.code, diagnostic.span) in own for own in places):
+    by_program = [Diagnostics() for _ in programs]
+    for program, problems in zip(programs, by_program, strict=True):
+        problems.of(partial(_lint, program, declarations, options, problems))
+    for problems in by_program:
+        result.add(*problems.errors)
+    places = [{(d.code, d.span) for d in problems} for problems in by_program]
+    for diagnostic in by_program[0] if by_program else ():
+        if all((diagnostic.code, diagnostic.span) in problems for problems in places):
             result.add(diagnostic)
     return result
 
 
 def _lint(
-    program: Program | None, declarations: Declarations, options: Options, diagnostics: Diagnostics
+    program: NamedProgram | None,
+    declarations: Declarations,
+    options: Options,
+    diagnostics: Diagnostics,
 ) -> None:
     """Report what is wrong with the chosen layout or block in one program."""
-    known = Diagnostics()  # of the mesh and the layout by themselves
-    mesh = collect_mesh(declarations, options.mesh, options.layout, options.sbp, known)
+    of_layout = Diagnostics()  # of the mesh and the layout by themselves
+    mesh = collect_mesh(declarations, options.mesh, options.layout, options.sbp, of_layout)
     if options.sbp is not None:
         annotations = resolve_sbp(declarations, options.sbp, mesh)
         if program is None:
@@ -260,7 +267,7 @@ def _lint(
             lint_sbp(program, annotations, diagnostics)
             lint_annotations(program, annotations, diagnostics)
         return
-    layout = collect_layout(declarations, options.layout, mesh, known, options.schedule)
+    layout = collect_layout(declarations, options.layout, mesh, of_layout, options.schedule)
     if program is None:
         lint_names(layout, declarations, diagnostics)
         return
@@ -272,22 +279,22 @@ def _lint(
 
 
 def _without_consequences(
-    found: Diagnostics, problems: Sequence[Diagnostic], tree: ast.File
+    found: Diagnostics, problems: Sequence[Diagnostic], tree: ast.SourceFile
 ) -> Diagnostics:
     """The diagnostics less those about names that may stand in a part that was not parsed."""
     if not problems:
         return found
-    kept = Diagnostics()
+    causes = Diagnostics()
     lost = _unparsed(tree)
     for diagnostic in found:
         code = diagnostic.code
         named = code in NAMED_ELSEWHERE and lost.intersection(_words(diagnostic))
         if not named and code not in STANDS_ELSEWHERE:
-            kept.add(diagnostic)
-    return kept
+            causes.add(diagnostic)
+    return causes
 
 
-def _unparsed(tree: ast.File) -> set[str]:
+def _unparsed(tree: ast.SourceFile) -> set[str]:
     """The names that stand more often in the text than in its tree."""
     source = tree.span.source
     words = Counter(str(word) for word in lex(source) if word.type == "NAME")

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class DiagnosticCode:
     """One stable diagnostic code, for `meshdsl explain MD0301`.
 
     `meaning` describes in a few sentences when the compiler reports it, `wrong` is a small example
@@ -34,9 +34,11 @@ class Code:
         return "\n\n".join([*parts, self.way_out]) + "\n"
 
 
-def _record(code: str, table: Mapping[str, str]) -> Code:
+def _record(code: str, table: Mapping[str, str]) -> DiagnosticCode:
     meaning, way_out = (" ".join(table[key].split()) for key in ("meaning", "way_out"))
-    return Code(code, table["title"], meaning, table.get("wrong", "").strip("\n"), way_out)
+    return DiagnosticCode(
+        code, table["title"], meaning, table.get("wrong", "").strip("\n"), way_out
+    )
 
 
 _TABLES = tomllib.loads((files("meshdsl") / "codes.toml").read_text(encoding="utf-8"))
@@ -44,5 +46,7 @@ _TABLES = tomllib.loads((files("meshdsl") / "codes.toml").read_text(encoding="ut
 SECTIONS: Mapping[str, str] = _TABLES.pop("sections")
 """The title of every section, by the first four characters of its codes."""
 
-CODES: Mapping[str, Code] = {code: _record(code, table) for code, table in _TABLES.items()}
+CODES: Mapping[str, DiagnosticCode] = {
+    code: _record(code, table) for code, table in _TABLES.items()
+}
 """Every record by its code."""

@@ -99,10 +99,10 @@ def _first(declarations: Declarations) -> tuple[str, str | None]:
 
 
 def _policies(text: str) -> Iterator[tuple[str, Span]]:
-    found: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     for part, span in _joined(_parts(text, "--reduce")):
         check_policy(part, span)
-        _once(part, span, found)
+        _once(part, span, spans)
         yield part, span
 
 
@@ -115,13 +115,13 @@ def _named(
     if kind == "layout" and not text.strip():
         yield kind, ""  # the empty layout
         return
-    known = list(declarations.layouts if kind == "layout" else declarations.sbps)
-    found: dict[str, Span] = {}
+    names = list(declarations.layouts if kind == "layout" else declarations.sbps)
+    spans: dict[str, Span] = {}
     for part, span in _joined(_parts(text, OPTIONS[kind])):
-        if part not in known and not (kind == "layout" and ":" in part):
+        if part not in names and not (kind == "layout" and ":" in part):
             word = "layout" if kind == "layout" else "`sbp` block"
-            raise DiagnosticError(unknown("MD0108", word, ast.Name(part, span), known))
-        _once(part, span, found)
+            raise DiagnosticError(unknown("MD0108", word, ast.Name(part, span), names))
+        _once(part, span, spans)
         yield kind, part
 
 
@@ -203,5 +203,5 @@ def options_of(wish: Wish, chosen: Options) -> Options:
 def raise_if_none_works(columns: Sequence[Column]) -> None:
     """Raise all errors if no column compiled."""
     if not any(c.works for c in columns):
-        found: list[Diagnostic] = [d for c in columns for d in c.diagnostics]
-        raise DiagnosticError(*dict.fromkeys(found))
+        problems: list[Diagnostic] = [d for c in columns for d in c.diagnostics]
+        raise DiagnosticError(*dict.fromkeys(problems))

@@ -41,7 +41,7 @@ class Source:
         """Offsets of the first character of every line."""
         if not self._starts:
             self._starts.append(0)
-            self._starts.extend(found.end() for found in re.finditer("\n", self.text))
+            self._starts.extend(newline.end() for newline in re.finditer("\n", self.text))
         return self._starts
 
     def position(self, offset: int) -> tuple[int, int]:
@@ -178,12 +178,12 @@ class Poisoned(DiagnosticError):
 
 def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
     """The results of steps of which none needs another; raises the errors of all of them."""
-    found: list[T] = []
+    results: list[T] = []
     errors: list[Diagnostic] = []
     failed = False
     for step in steps:
         try:
-            found.append(step())
+            results.append(step())
         except DiagnosticError as error:
             if error.is_last:
                 raise
@@ -191,7 +191,7 @@ def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
             errors += error.diagnostics
     if failed:
         raise DiagnosticError(*errors) if errors else Poisoned
-    return found
+    return results
 
 
 def both(first: Callable[[], T], second: Callable[[], S]) -> tuple[T, S]:
@@ -209,8 +209,8 @@ def fail(
     fixes: tuple[Fix, ...] = (),
 ) -> NoReturn:
     """Raise one error diagnostic."""
-    found = Diagnostic(code, message, span, related=related, help=help, fixes=fixes)
-    raise DiagnosticError(found)
+    diagnostic = Diagnostic(code, message, span, related=related, help=help, fixes=fixes)
+    raise DiagnosticError(diagnostic)
 
 
 class Diagnostics:

@@ -343,8 +343,8 @@ def highlight_css() -> str:
     from pygments.formatters import HtmlFormatter
 
     def rules(style: str, selector: str) -> str:
-        found = HtmlFormatter(style=style, classprefix="mdsl-").get_style_defs(selector)
-        wanted = [line for line in str(found).splitlines() if f"{selector} .mdsl-" in line]
+        definitions = HtmlFormatter(style=style, classprefix="mdsl-").get_style_defs(selector)
+        wanted = [line for line in str(definitions).splitlines() if f"{selector} .mdsl-" in line]
         return "\n".join(wanted)
 
     dark = "@media (prefers-color-scheme: dark) {\n" + rules(_DARK, "pre.mdsl") + "\n}"

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 from meshdsl.analysis import analyse
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing, refuse_uneven
-from meshdsl.device.ir import Program as DeviceProgram
+from meshdsl.device.ir import DeviceProgram as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, fail
-from meshdsl.named.attention import spoken_names
-from meshdsl.named.build import build, choose_program, finish_named
+from meshdsl.named.attention_fusion import spoken_names
 from meshdsl.named.declarations import Declarations, declare
-from meshdsl.named.ir import Program as NamedProgram
-from meshdsl.placed import batches
-from meshdsl.placed.ir import Program as PlacedProgram
-from meshdsl.placed.place import Search, check_policy
+from meshdsl.named.ir import NamedProgram as NamedProgram
+from meshdsl.named.program_choice import build, choose_program, finish_named
+from meshdsl.placed import async_checks
+from meshdsl.placed.ir import PlacedProgram as PlacedProgram
+from meshdsl.placed.pipelined import Piped
+from meshdsl.placed.place import PlanSearch, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
-from meshdsl.placed.stages import Piped
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
-    from meshdsl.backends.torch.text import ProgramText
-    from meshdsl.device.owned import Stored
-    from meshdsl.placed.sbp import Mesh
+    from meshdsl.backends.torch.emitter import ProgramText
+    from meshdsl.device.stage_local import Stored
+    from meshdsl.placed.placements import Mesh
     from meshdsl.report.schema import ReportFacts
 
 DEFAULT_POLICY = "optimal"
@@ -70,25 +70,25 @@ class Options:
     objective: str | None = None
 
     @property
-    def search(self) -> Search:
+    def search(self) -> PlanSearch:
         """The objective, in bytes, and the cache of the search for a plan."""
-        return Search(Price(self.message_bytes), self.cache)
+        return PlanSearch(Price(self.message_bytes), self.cache)
 
-    def search_on(self, timing: Timing | None) -> Search:
+    def search_on(self, timing: Timing | None) -> PlanSearch:
         """The search for a plan on a cluster; without one that of bytes. Raises MD0324."""
         if timing is None and self.objective == "time":
             help = "name one: `--cluster h100`, or `mesh … on h100`"
             fail("MD0324", "the least time is asked for, but no cluster is named", help=help)
         if timing is None or self.objective == "bytes":
             return self.search
-        return Search(Price(clock=timing), self.cache)
+        return PlanSearch(Price(clock=timing), self.cache)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """Stages known beforehand: the tree recorded in Python, all of one program placed otherwise."""
 
-    tree: ast.File | None = None
+    tree: ast.SourceFile | None = None
     declarations: Declarations | None = None
     written: NamedProgram | None = None
     named: NamedProgram | None = None
@@ -109,7 +109,7 @@ class Compilation:
     step: Compilation | None = None
 
     @cached_property
-    def tree(self) -> ast.File:
+    def tree(self) -> ast.SourceFile:
         """The syntax tree of the parts that could be parsed."""
         if self.known.tree is not None:
             return self.known.tree
@@ -120,22 +120,22 @@ class Compilation:
         """The declarations of the file, by kind and name."""
         if self.known.declarations is not None:
             return self.known.declarations
-        own = Diagnostics()
-        found = declare(self.tree, own, self.options.set_dims)
-        self._keep(own)
-        return found
+        problems = Diagnostics()
+        declarations = declare(self.tree, problems, self.options.set_dims)
+        self._keep(problems)
+        return declarations
 
     @cached_property
     def written(self) -> NamedProgram:
         """The chosen program, before it is simplified and becomes a training step."""
         if self.known.written is not None:
             return self.known.written
-        own = Diagnostics()
+        problems = Diagnostics()
         chosen = choose_program(self.declarations, self.options.program)
-        found = build(self.declarations, chosen, own)
-        self._keep(own)
-        assert found is not None
-        return found
+        program = build(self.declarations, chosen, problems)
+        self._keep(problems)
+        assert program is not None
+        return program
 
     def _keep(self, found: Diagnostics) -> None:
         """Report what a stage has found; with an error, all that is wrong with the text is told."""
@@ -148,7 +148,7 @@ class Compilation:
     def _chosen(self) -> Options:
         """The options with the layout that they mean by default: others are not looked at."""
         options = self.options
-        layouts = (d for d in self.tree.declarations if isinstance(d, ast.Layout))
+        layouts = (d for d in self.tree.declarations if isinstance(d, ast.LayoutDecl))
         first = next(layouts, None)
         if options.layout is not None or options.sbp is not None or first is None:
             return options
@@ -166,9 +166,9 @@ class Compilation:
     @cached_property
     def placed(self) -> PlacedProgram:
         """The placement of each value on the mesh, and its reshards."""
-        found = place_named(self.named, self.declarations, self.options, self.diagnostics)
+        program = place_named(self.named, self.declarations, self.options, self.diagnostics)
         self.diagnostics.raise_errors()
-        return found
+        return program
 
     @property
     def asynchronous(self) -> bool:
@@ -182,7 +182,7 @@ class Compilation:
         pipe = self.placed.pipe
         if pipe is None or pipe.use is None or not pipe.use.asynchronous:
             return 1
-        micro = batches.count_of(self.named, pipe)
+        micro = async_checks.count_of(self.named, pipe)
         return max(pipe.use.verified(self.placed.mesh.size(pipe.axis), micro).updates.values())
 
     @cached_property
@@ -193,7 +193,7 @@ class Compilation:
     @cached_property
     def device(self) -> DeviceProgram:
         """The statements of each device, collectives among them."""
-        from meshdsl.device.owned import stored_on
+        from meshdsl.device.stage_local import stored_on
 
         placed = self._apart if self.asynchronous else self.placed
         if self.step is None or placed.pipe is None:
@@ -206,11 +206,11 @@ class Compilation:
         pipe = self.placed.pipe
         assert pipe is not None, "updates on the way are those of stages"
         assert pipe.use is not None, "updates on the way are those of a schedule"
-        batches.check_built(pipe, next(iter(self.placed.away.values()), ""))
-        micro, cut = batches.count_of(self.named, pipe), pipe.cut
+        async_checks.check_built(pipe, next(iter(self.placed.away.values()), ""))
+        micro, cut = async_checks.count_of(self.named, pipe), pipe.cut
         table = pipe.use.verified(self.placed.mesh.size(pipe.axis), micro)
-        batches.check_apart(self.of_batches(pipe), pipe, table)
-        program = self.of_batches(pipe, micro, batches.taken(pipe, table))
+        async_checks.check_apart(self.of_batches(pipe), pipe, table)
+        program = self.of_batches(pipe, micro, async_checks.taken(pipe, table))
         apart = None if cut is None else (cut.dims[0], micro, cut.axis)
         use = replace(pipe.use, dims=(), micro=None, apart=apart)
         return place_named(program, self.declarations, self.options, Diagnostics(), use)
@@ -221,35 +221,37 @@ class Compilation:
         Gradients of several are added up, and divided by how many are `taken` into an update.
         Raises MD0331 and MD0337 for what cannot be cut so.
         """
-        cut, made = pipe.cut, self
+        cut, compilation = pipe.cut, self
         if cut is not None:
-            sizes = {**self.options.set_dims, cut.dims[0]: batches.part_of(self.named, cut)}
+            sizes = {**self.options.set_dims, cut.dims[0]: async_checks.part_of(self.named, cut)}
             chosen = replace(self.options, set_dims=sizes)
-            made = Compilation(self.source, chosen, Diagnostics(), Known(self.tree))
-        written, options = made.written, made.options
+            compilation = Compilation(self.source, chosen, Diagnostics(), Known(self.tree))
+        written, options = compilation.written, compilation.options
         goal = written.goal
         assert goal is not None, "what is cut is a training step"
-        given = {**goal.optimizer.options, "accumulate": count}
-        goal = replace(goal, optimizer=replace(goal.optimizer, options=given), taken=taken)
-        spoken = spoken_names(made.declarations) if options.fused else None
-        found = finish_named(replace(written, goal=goal), options.dtype, False, spoken=spoken)
+        options_ = {**goal.optimizer.options, "accumulate": count}
+        goal = replace(goal, optimizer=replace(goal.optimizer, options=options_), taken=taken)
+        spoken = spoken_names(compilation.declarations) if options.fused else None
+        step = finish_named(replace(written, goal=goal), options.dtype, False, spoken=spoken)
         if count == 1:
-            batches.check_sizes(self.named, found, cut)
-        return found
+            async_checks.check_sizes(self.named, step, cut)
+        return step
 
     @cached_property
     def emitted(self) -> ProgramText:
         """The torch program that every device runs, and the source lines of its statements."""
         from meshdsl.backends.draws import draws
-        from meshdsl.backends.torch.text import emit
+        from meshdsl.backends.torch.emitter import emit
 
-        found, device = draws(self.named), self.device
+        draws_, device = draws(self.named), self.device
         if self.asynchronous:
             # Inputs are those of the whole step, whatever micro-batches are made of.
-            whole = {value.label: draw for value, draw in found.items() if value.role == "input"}
-            given = {v.value: whole[v.value.label] for v in device.inputs if v.value.label in whole}
-            found = draws(device.placed.named) | given
-        return emit(device, found)
+            by_name = {value.label: draw for value, draw in draws_.items() if value.role == "input"}
+            of_step = {
+                v.value: by_name[v.value.label] for v in device.inputs if v.value.label in by_name
+            }
+            draws_ = draws(device.placed.named) | of_step
+        return emit(device, draws_)
 
     @property
     def text(self) -> str:
@@ -259,14 +261,14 @@ class Compilation:
     @property
     def bare(self) -> str:
         """The function of one device alone, for reading."""
-        from meshdsl.backends.torch.text import emit
+        from meshdsl.backends.torch.emitter import emit
 
         return emit(self.device, {}, bare=True).text
 
     @cached_property
     def report(self) -> ReportFacts:
         """The memory and communication of each line, their reasons, and their cost."""
-        from meshdsl.report.explain import explain
+        from meshdsl.report.explanation import explain
 
         return explain(self.device, self.diagnostics, self.timing)
 
@@ -310,8 +312,8 @@ class Compilation:
         if declarations is not None:
             same = same and spoken_names(declarations) == spoken_names(self.declarations)
         named = self.named if same else None
-        known = Known(self.tree, declarations or self.declarations, self.written, named)
-        return Compilation(self.source, options, diagnostics, known)
+        known_stages = Known(self.tree, declarations or self.declarations, self.written, named)
+        return Compilation(self.source, options, diagnostics, known_stages)
 
     def checked(self, until: str = "device") -> Compilation:
         """This one, with all stages up to `until` made. Under `strict`, warnings are errors."""
@@ -337,7 +339,7 @@ def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics)
     return declare(parsed(source, diagnostics), diagnostics, set_dims)
 
 
-def parsed(source: Source, diagnostics: Diagnostics) -> ast.File:
+def parsed(source: Source, diagnostics: Diagnostics) -> ast.SourceFile:
     """The syntax tree of the parsable parts of a file; errors go to `diagnostics`."""
     from meshdsl.syntax.parse import parse
 
@@ -382,24 +384,24 @@ def place_named(
     """
     from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
     from meshdsl.placed.lint import lint, lint_sbp
+    from meshdsl.placed.pipelined import stored
     from meshdsl.placed.place import place
     from meshdsl.placed.sbp_block import Annotations, resolve_sbp
-    from meshdsl.placed.stages import stored
     from meshdsl.placed.verify import verify
 
     check_policy(options.reduce)
     mesh = resolve_mesh(declarations, options.mesh, options.layout, options.sbp)
     asked: Layout | Annotations
-    found = Diagnostics()
+    problems = Diagnostics()
     if options.sbp is not None:
         asked = resolve_sbp(declarations, options.sbp, mesh)
-        lint_sbp(program, asked, found)
+        lint_sbp(program, asked, problems)
     else:
         asked = resolve_layout(declarations, options.layout, mesh, options.schedule)
         asked = replace(asked, schedule=schedule or asked.schedule)
-        lint(program, asked, found)
-    diagnostics.add(*found)
-    found.raise_errors()
+        lint(program, asked, problems)
+    diagnostics.add(*problems)
+    problems.raise_errors()
     timing = timing_of(declarations, options, mesh)
     result = place(program, asked, options.reduce, options.search_on(timing))
     if isinstance(asked, Layout) and _needs_whole_batch(result):
@@ -415,8 +417,8 @@ def _needs_whole_batch(placed: PlacedProgram) -> bool:
     In a training step each of these is a batch of its own, and nothing has to be cut. A forward
     pass has no updates to be early for: it is that of the whole batch, as on one device.
     """
-    from meshdsl.device.cut import NotCut, in_micro_batches
     from meshdsl.device.from_placed import lower
+    from meshdsl.device.microbatching import NotCut, in_micro_batches
 
     use = placed.pipe.use if placed.pipe else None
     if use is None or not (use.forward and use.updates):
@@ -451,21 +453,21 @@ def lower_placed(
     One of many that are only compared is not `told`: without causes of collectives, and as lowered.
     `stored` says which parameters single devices have, where another program decides that.
     """
+    from meshdsl.device.async_updates import given_whole
     from meshdsl.device.buckets import in_buckets
-    from meshdsl.device.cut import in_micro_batches
     from meshdsl.device.from_placed import lower
+    from meshdsl.device.microbatching import in_micro_batches
     from meshdsl.device.overlap import overlapped
-    from meshdsl.device.owned import on_one_device
-    from meshdsl.device.stages import pipelined
+    from meshdsl.device.stage_local import on_one_device
+    from meshdsl.device.stage_phases import pipelined
     from meshdsl.device.sums import summed_in_place
-    from meshdsl.device.updates import given_whole
     from meshdsl.device.verify import verify
 
     result = lower(program, told=told)
     owned = partial(on_one_device, stored=stored)
     steps = (in_micro_batches, given_whole, summed_in_place, pipelined, owned)
-    for made in (None, *steps, in_buckets, overlapped):
-        result = made(result) if made else result
+    for step in (None, *steps, in_buckets, overlapped):
+        result = step(result) if step else result
         if told:
             verify(result)
     return result

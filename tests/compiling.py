@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 
@@ -16,11 +16,11 @@ def compile_text(text: str, diagnostics: Diagnostics | None = None, **options: A
     return compile_source(Source("test.mdsl", text), Options(**options), bag)
 
 
-def named(text: str, **options: Any) -> Program:
+def named(text: str, **options: Any) -> NamedProgram:
     """The named program of `text`."""
     made = compile_source(Source("test.mdsl", text), Options(**options), Diagnostics(), "named")
     found = made.named
-    assert isinstance(found, Program)
+    assert isinstance(found, NamedProgram)
     return found
 
 

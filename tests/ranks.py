@@ -21,8 +21,8 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from meshdsl.backends.engines import at_work
-from meshdsl.backends.runtime.files import write_npz
+from meshdsl.backends.engines import stack_sampler
+from meshdsl.backends.runtime.array_files import write_npz
 from tests.project import ROOT
 
 Ended = tuple[int, str, str]
@@ -144,7 +144,7 @@ class Forks:
         self, folder: Path, devices: int, arguments: list[str], **environment: str
     ) -> Iterator[Leader]:
         """Stands for `launched` of the torchrun engine where its launcher is not what is tested."""
-        command = [at_work.__file__, str(folder), *arguments]
+        command = [stack_sampler.__file__, str(folder), *arguments]
         log = folder / "log"
         with self.ranks(devices, command, Path.cwd(), log, **environment) as leader:
             yield leader
@@ -199,7 +199,7 @@ def lead(
 
 
 if __name__ == "__main__":
-    import meshdsl.backends.generate.worker
+    import meshdsl.backends.generate.decoder_process
     import meshdsl.backends.train.worker  # noqa: F401  # once for all
 
     serve()

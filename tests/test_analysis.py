@@ -128,7 +128,7 @@ def place(name: ast.Name) -> int:
     return name.span.start
 
 
-def words(tree: ast.File) -> set[str]:
+def words(tree: ast.SourceFile) -> set[str]:
     """Everything that a name could be mistaken for."""
     own = {node.text for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return own | set(load_all()) | {word.lower() for word in RESERVED}
@@ -166,7 +166,7 @@ def replaced(
 # --- names that refer to something ---------------------------------------------------------------
 
 
-def used(tree: ast.File) -> Iterator[ast.Name]:
+def used(tree: ast.SourceFile) -> Iterator[ast.Name]:
     """Every name that refers to something, once."""
     for node in ast.walk(tree):
         for name in REFERS.get(type(node), lambda _: ())(node):
@@ -181,13 +181,13 @@ REFERS: dict[type, Callable[[Any], tuple[ast.Name | None, ...]]] = {
     ast.PickItem: lambda n: (n.dim,),
     ast.SliceItem: lambda n: (n.dim, n.target),
     ast.ArrowItem: lambda n: (*n.sources, *n.targets),
-    ast.Call: lambda n: (n.function, *(n.out or ()), *(k.name for k in n.keywords)),
-    ast.Param: lambda n: (n.dtype,),
+    ast.CallExpr: lambda n: (n.function, *(n.out or ()), *(k.name for k in n.keywords)),
+    ast.ParamDecl: lambda n: (n.dtype,),
     ast.TensorParam: lambda n: (n.dtype,),
     ast.Repeat: lambda n: (n.dim,),
-    ast.Rule: lambda n: (*n.selector[:1], n.dim, *n.axes),
-    ast.Layout: lambda n: (n.base,),
-    ast.Schedule: lambda n: tuple(o.name for o in n.options),
+    ast.RuleDecl: lambda n: (*n.selector[:1], n.dim, *n.axes),
+    ast.LayoutDecl: lambda n: (n.base,),
+    ast.ScheduleDecl: lambda n: tuple(o.name for o in n.options),
     ast.ExpectPlacement: lambda n: n.tensor[:1],
     ast.ExpectCount: lambda n: (n.what, *(n.axes or ())),
     ast.Expect: lambda n: (n.layout, n.mesh, n.policy),

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from meshdsl import grammar, kept
-from meshdsl.cluster import measured as home
+from meshdsl import disk_cache, grammar
+from meshdsl.cluster import this_machine as home
 from meshdsl.cluster.profile import load as profile_of
 from meshdsl.device.printer import print_program
 from meshdsl.grammar.tables import Tables
@@ -109,7 +109,7 @@ def test_poisoned_tables_are_no_entries(folder: Path, monkeypatch: pytest.Monkey
 
 def test_a_measured_profile_that_is_none_counts_as_not_measured(folder: Path) -> None:
     unmeasured = measured()
-    kept.write(home.KIND, home._key(), PROFILE)
+    disk_cache.write(home.KIND, home._key(), PROFILE)
     assert measured() != unmeasured
     (path,) = (folder / home.KIND).iterdir()
     for other in (1, None, [PROFILE], {"": PROFILE}, "", "[", PROFILE[:60], "[device]\nflops = -1"):
@@ -175,11 +175,11 @@ def test_what_is_no_entry_is_made_anew(damage: str, folder: Path) -> None:
     whole = parsed()
     (path,) = (folder / "grammar").iterdir()
     DAMAGES[damage](path)
-    assert kept.read("grammar", path.stem, Tables) is None
+    assert disk_cache.read("grammar", path.stem, Tables) is None
     assert parsed() == whole
     assert not list(folder.glob("*/*.new"))
     assert not Path("bomb-went-off").exists()
-    assert (kept.read("grammar", path.stem, Tables) is None) == (damage == "a folder")
+    assert (disk_cache.read("grammar", path.stem, Tables) is None) == (damage == "a folder")
 
 
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,5 +187,5 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    kept.write("grammar", "key", [1])
+    disk_cache.write("grammar", "key", [1])
     assert list((folder / "grammar").iterdir()) == []

@@ -11,10 +11,10 @@ import grimp
 import pytest
 
 LAYERS = (
-    ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
+    ("version", "diagnostics", "carets", "codes", "disk_cache", "backends.runtime"),
     ("report.document", "search.request"),
     ("grammar", "syntax", "ir"),
-    ("cluster.measured", "cluster.profile", "schedule"),
+    ("cluster.this_machine", "cluster.profile", "schedule"),
     ("named", "ops", "prelude", "lexer", "project"),
     ("placed",),
     ("device",),
@@ -35,7 +35,7 @@ LAYERS = (
 
 LATER = {
     ("meshdsl", "meshdsl.notebook.magic"): "`%load_ext meshdsl` asks the package itself",
-    ("meshdsl.pipeline", "meshdsl.report.explain"): "the report is the last stage of a compilation",
+    ("meshdsl.pipeline", "meshdsl.report.explanation"): "the report ends a compilation",
 }
 """Imports of what comes later, and why."""
 

@@ -4,7 +4,8 @@ The blocks of a section (`## …`) run one after the other in a folder of their 
 of this checkout in its `.venv/bin`. What kind of block it is says what is done with it (`RUNNERS`).
 
 What a command prints must be what is shown, on a screen of 80 columns. A line `…` stands for any
-lines. What `MAY_DIFFER` lists is not compared. Commands in `ONLY_PLANNED` are not carried out.
+lines. What `MAY_DIFFER` of `tests/documents.py` lists is not compared. Commands in `ONLY_PLANNED`
+are not carried out.
 """
 
 from __future__ import annotations
@@ -25,18 +26,13 @@ from typer.testing import CliRunner
 
 import meshdsl as md
 from meshdsl.cli.app import app
+from tests.documents import check_shown, printed, sessions
 from tests.project import ROOT, matching
 from tests.waiting import ended, started
 
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md")
 PICTURE = ROOT / "docs/images/overview.svg"
 
-MAY_DIFFER = {
-    "how long it took": r"\d[\d,.]* (?:s\b|tokens/s)|\d+:\d\d left",
-    "how much was rounded": r"\d(?:\.\d)?e-\d\d",
-    "what was learned of a page that is edited": r"(?:loss|norm) \d+(?:\.\d+)?",
-    "how much memory a process with torch takes": r"memory \d+ MiB",
-}
 ONLY_PLANNED = {
     "make test": "it would run this test",
     "make docs": "tests/site builds it",
@@ -128,29 +124,8 @@ def _printed(clone: Path, *commands: str, **environment: str) -> str:
 
 def _run_session(text: str, clone: Path) -> None:
     """Each `$ command`, and below it what it prints."""
-    first, *parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
-    assert not first
-    assert parts
-    for part in parts:
-        command, _, shown = part.partition("\n")
-        _check_shown(command, shown, _printed(clone, command))
-
-
-def _check_shown(command: str, shown: str, printed: str) -> None:
-    assert shows(shown, printed), f"{command}\nshown:\n{shown}\nprinted:\n{printed}"
-
-
-def shows(shown: str, printed: str) -> bool:
-    """Whether a page shows what is printed, but for the lines that `…` stands for."""
-    pattern = "(?:.*\n)*?".join(map(re.escape, comparable(shown).split("…\n")))
-    return re.fullmatch(pattern, comparable(printed)) is not None
-
-
-def comparable(text: str) -> str:
-    """A text without what may differ."""
-    for pattern in MAY_DIFFER.values():
-        text = re.sub(pattern, "*", text)
-    return "".join(f"{line.rstrip()}\n" for line in text.strip("\n").split("\n"))
+    for command, shown in sessions(text):
+        check_shown(command, shown, printed(command))
 
 
 def _run_script(text: str, clone: Path) -> None:
@@ -193,22 +168,25 @@ RUNNERS: dict[str, Callable[[str, Path], None]] = {
 }
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_block_of_the_section_runs(
     section: str, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(clone)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     for block in SECTIONS[section]:
         assert block.kind in RUNNERS, f"nobody knows how to run ```{block.kind}"
         RUNNERS[block.kind](block.text, clone)
 
 
 def test_what_is_shown_can_be_wrong() -> None:
-    _check_shown("c", "a\n…\nd 3.5 s\n", "a   \nb\nc\nd 1.25 s\n")
-    _check_shown("c", "…\nd\n", "d\n")
+    check_shown("c", "a\n…\nd 3.5 s\n", "a   \nb\nc\nd 1.25 s\n")
+    check_shown("c", "…\nd\n", "d\n")
     for shown in ("a\n…\nc\n", "b\n…\n", "a\nd 3.5 s\n", "a\n…\n…\nd 3.5 tokens\n"):
         with pytest.raises(AssertionError, match="shown"):
-            _check_shown("c", shown, "a\nb\nd 1.25 s\n")
+            check_shown("c", shown, "a\nb\nd 1.25 s\n")
 
 
 # --- what is said in other ways ------------------------------------------------------------------

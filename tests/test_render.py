@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from meshdsl.carets import print_diagnostics, render, to_json
 from meshdsl.codes import CODES, SECTIONS
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, Span
 from meshdsl.pipeline import Options
-from meshdsl.render import print_diagnostics, render, to_json
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.syntax.parse import parse
 from tests.project import ROOT, matching
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from meshdsl.backends.engines.stalls import is_gone
+from meshdsl.backends.engines.watchdog import is_gone
 
 T = TypeVar("T")
 

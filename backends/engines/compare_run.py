@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshdsl.backends.engines import run as engines
-from meshdsl.backends.engines.run import Given, check_reference, reference_of
-from meshdsl.backends.engines.verify import Comparison, Reference, problems
+from meshdsl.backends.engines import execution as engines
+from meshdsl.backends.engines.against_reference import Reference, TensorComparison, problems
+from meshdsl.backends.engines.execution import InputSource, check_reference, reference_of
+from meshdsl.carets import to_json
 from meshdsl.columns import Column
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Severity
 from meshdsl.placed.ir import reduced_in
-from meshdsl.render import to_json
 from meshdsl.report.schema import DistanceFacts, PairFacts, RanFacts, RunFacts
 
 Yielded = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -31,7 +31,7 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
     not run again), `refused` (too large), `failed` or `broken` (it did not compile). `between`
     compares every two that ran. `budget` is the available memory; None queries the machine.
     """
-    given = Given(seed=seed)
+    given = InputSource(seed=seed)
     for column in columns:
         if column.made:
             check_reference(column.made)
@@ -100,7 +100,7 @@ def _between(
     return {"columns": [first, second], **_worst(checked)}
 
 
-def _worst(checked: Sequence[Comparison]) -> DistanceFacts:
+def _worst(checked: Sequence[TensorComparison]) -> DistanceFacts:
     """The worst output: `max_error` is the largest max|Δ|, `relative` a part of its `measure`.
 
     Both are None where shapes, NaN or infinities differ. `role` is `output`, `param` or `state`.

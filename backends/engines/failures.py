@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.backends.runtime.files import PARSING
+from meshdsl.backends.runtime.array_files import PARSING
 from meshdsl.diagnostics import Diagnostic
 
 HELP = {
@@ -77,7 +77,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class TextLoop:
     """A `for` of the emitted text: its lines and the name of its counter."""
 
     first: int
@@ -85,19 +85,19 @@ class Loop:
     counter: str
 
 
-def loops_of(text: str) -> tuple[Loop, ...]:
+def loops_of(text: str) -> tuple[TextLoop, ...]:
     """The `for` loops of a text, outer before inner."""
     with PARSING:
         tree = ast.parse(text)
-    found = (
-        Loop(node.lineno, node.end_lineno or node.lineno, node.target.id)
+    loops = (
+        TextLoop(node.lineno, node.end_lineno or node.lineno, node.target.id)
         for node in ast.walk(tree)
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
     )
-    return tuple(sorted(found, key=lambda loop: (loop.first, -loop.last)))
+    return tuple(sorted(loops, key=lambda loop: (loop.first, -loop.last)))
 
 
-def program_order(loops: tuple[Loop, ...], failure: Failure) -> tuple[int, ...]:
+def program_order(loops: tuple[TextLoop, ...], failure: Failure) -> tuple[int, ...]:
     """The sort key of a failure in program order: by line, within a loop first by its counter."""
     if failure.line is None:
         return ()
@@ -113,7 +113,7 @@ def first_failure(text: str, failures: list[Failure]) -> Failure:
     return earliest(loops_of(text), failures)
 
 
-def earliest(loops: tuple[Loop, ...], failures: list[Failure]) -> Failure:
+def earliest(loops: tuple[TextLoop, ...], failures: list[Failure]) -> Failure:
     """The failure to report, given the loops of the text."""
 
     def key(failure: Failure) -> tuple[Any, ...]:

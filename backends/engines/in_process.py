@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.backends.engines.local_devices import Devices, LocalRunError
-from meshdsl.backends.engines.local_dist import FILE, LocalDist, Sent
+from meshdsl.backends.engines.local_devices import DeviceThreads, LocalRunError
+from meshdsl.backends.engines.local_dist import FILE, LocalDist, SentCollective
 from meshdsl.backends.engines.reference import block_values
-from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
+from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,
@@ -31,12 +31,12 @@ from meshdsl.backends.runtime.values import (
     shape_of,
     spec_of,
 )
-from meshdsl.backends.torch.head import RUNTIME
+from meshdsl.backends.torch.preamble import RUNTIME
 
 if TYPE_CHECKING:
     import torch
 
-    from meshdsl.backends.runtime.away import Store
+    from meshdsl.backends.runtime.offloading import Store
 
 MOST_DEVICES = 1024
 """The most threads of one process; a bigger mesh is refused."""
@@ -54,7 +54,7 @@ class LocalRun:
 
     outputs: dict[str, Array]
     device_outputs: tuple[dict[str, Array], ...]
-    sent: tuple[Counter[Sent], ...]
+    sent: tuple[Counter[SentCollective], ...]
     specs: dict[str, Spec]
     mesh: dict[str, int]
     seconds: float
@@ -69,7 +69,7 @@ class LocalRun:
 
     def disagreements(self) -> list[str]:
         """Tensors with replicas of a block that differ in value."""
-        found = []
+        sentences = []
         outputs = (self.specs, self.outputs, self.device_outputs, "")
         updated = (self.kept, self.updated, self.device_updated, " after the step")
         for specs, wholes, every, when in (outputs, updated):
@@ -79,11 +79,11 @@ class LocalRun:
                         continue
                     block = wholes[name][local_part(spec, self.mesh, rank)]
                     if not np.array_equal(block, held[name], equal_nan=block.dtype.kind == "f"):
-                        found.append(f"device {rank} holds other values of {name}{when}")
-        return found
+                        sentences.append(f"device {rank} holds other values of {name}{when}")
+        return sentences
 
 
-class Program(ModuleType):
+class LoadedProgram(ModuleType):
     """An emitted text, executed as a module."""
 
     MESH: dict[str, int]
@@ -118,30 +118,34 @@ def run_local(
         raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
     check_given(inputs or {}, program.INPUTS, "inputs")
     check_given(params or {}, program.PARAMS, "parameters")
-    given = local_tensors(program.MESH, program.INPUTS, inputs or {}, seed, range(devices))
+    local_inputs = local_tensors(program.MESH, program.INPUTS, inputs or {}, seed, range(devices))
     learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
     states = getattr(program, "STATES", None)
-    kept = local_tensors(program.MESH, states or {}, params or {}, seed, range(devices))
-    stores = moved_away(states or {}, kept)
+    local_states = local_tensors(program.MESH, states or {}, params or {}, seed, range(devices))
+    stores = moved_away(states or {}, local_states)
     dist = LocalDist(program.MESH, program.GROUPS, lines)
     program.dist = dist
     started = time.monotonic()
 
     def call(rank: int) -> dict[str, torch.Tensor]:
-        values = (given[rank], learned[rank], *(() if states is None else (kept[rank],)))
+        values = (
+            local_inputs[rank],
+            learned[rank],
+            *(() if states is None else (local_states[rank],)),
+        )
         outputs: dict[str, torch.Tensor] = program.device(rank, dist.groups(rank), *values)
         return outputs
 
-    found = Devices(devices, dist, call, text).run()
-    found.check()
-    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
+    results = DeviceThreads(devices, dist, call, text).run()
+    results.check()
+    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in results.outputs)
     outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
     seconds = time.monotonic() - started
-    made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
+    run = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
     if states is None:
-        return made
-    made = replace(made, away=tuple((store.read, store.written) for store in stores))
-    return _with_updates(made, {**program.PARAMS, **states}, learned, kept)
+        return run
+    run = replace(run, away=tuple((store.read, store.written) for store in stores))
+    return _with_updates(run, {**program.PARAMS, **states}, learned, local_states)
 
 
 def _with_updates(
@@ -153,20 +157,20 @@ def _with_updates(
     """The run of a training step, with the updated parameters and states, whole and as blocks."""
     pairs = zip(params, states, strict=True)
     held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for p, s in pairs)
-    whole = {n: assemble(n, spec, run.mesh, held) for n, spec in specs.items()}
-    return replace(run, updated=whole, device_updated=held, kept=specs)
+    updated = {n: assemble(n, spec, run.mesh, held) for n, spec in specs.items()}
+    return replace(run, updated=updated, device_updated=held, kept=specs)
 
 
-def load(text: str, above: int = 0) -> Program:
+def load(text: str, above: int = 0) -> LoadedProgram:
     """Execute an emitted text as a module, not as the main program; its tables contain `Spec`s.
 
     Its lines are numbered as if `above` others preceded it.
     """
-    program = Program("meshdsl_device_program")
-    own, _, library = text.partition(RUNTIME)
+    program = LoadedProgram("meshdsl_device_program")
+    program_text, _, library = text.partition(RUNTIME)
     sys.modules[program.__name__] = program  # some decorators look their module up
     try:
-        exec(_code("\n" * above + own), program.__dict__)
+        exec(_code("\n" * above + program_text), program.__dict__)
         for part in library.split(APART):
             exec(_compiled(part), program.__dict__)
     finally:
@@ -208,10 +212,10 @@ def local_tensors(
     ranks: Sequence[int],
 ) -> list[dict[str, torch.Tensor]]:
     """The local blocks of the tensors in `specs` on each device of `ranks`, in own memory."""
-    found: list[dict[str, torch.Tensor]] = [{} for _ in ranks]
+    by_rank: list[dict[str, torch.Tensor]] = [{} for _ in ranks]
     for name, spec in specs.items():
         blocks: dict[str, torch.Tensor] = {}
-        for rank, held in zip(ranks, found, strict=True):
+        for rank, held in zip(ranks, by_rank, strict=True):
             part = local_part(spec, mesh, rank)
             if not has_sum(spec, mesh, rank):
                 held[name] = _zeros(spec, part)
@@ -221,7 +225,7 @@ def local_tensors(
                 continue
             block = as_tensor(block_values(name, spec, arrays, seed, part), spec)
             held[name] = blocks[str(part)] = block
-    return found
+    return by_rank
 
 
 def moved_away(specs: Mapping[str, Spec], tables: Sequence[dict[str, Any]]) -> list[Store]:
@@ -273,9 +277,9 @@ def torch_dtype(dtype: str) -> torch.dtype:
     """The torch dtype of the language's `dtype`."""
     import torch
 
-    found = getattr(torch, "bfloat16" if dtype == "bf16" else NUMPY_DTYPES[dtype])
-    assert isinstance(found, torch.dtype)
-    return found
+    torch_type = getattr(torch, "bfloat16" if dtype == "bf16" else NUMPY_DTYPES[dtype])
+    assert isinstance(torch_type, torch.dtype)
+    return torch_type
 
 
 def as_array(tensor: torch.Tensor) -> Array:
@@ -300,7 +304,7 @@ def assemble(
         if spec.parts and str(part) in blocks and rank in firsts:
             block = blocks.pop(str(part))[1] + block
         blocks.setdefault(str(part), (part, block))
-    whole = np.empty(tuple(spec.dims.values()), held[0][name].dtype)
+    assembled = np.empty(tuple(spec.dims.values()), held[0][name].dtype)
     for part, block in blocks.values():
-        whole[part] = block
-    return whole
+        assembled[part] = block
+    return assembled

@@ -16,7 +16,6 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
-from meshdsl.backends.engines.at_work import fingerprint, outside, place_in, stand
 from meshdsl.backends.engines.failures import (
     CollectiveError,
     Failure,
@@ -29,7 +28,8 @@ from meshdsl.backends.engines.failures import (
     program_order,
 )
 from meshdsl.backends.engines.local_dist import LocalDist, Released
-from meshdsl.backends.engines.stalls import Doing, Watch
+from meshdsl.backends.engines.stack_sampler import fingerprint, outside, place_in, stand
+from meshdsl.backends.engines.watchdog import Doing, Watchdog
 
 EVERY = 0.05
 """Seconds between two looks at the devices."""
@@ -75,7 +75,7 @@ def _alone() -> None:
 os.register_at_fork(after_in_child=_alone)
 
 
-class Devices:
+class DeviceThreads:
     """The devices of one run, each of which does `call(rank)` in a thread, and their results.
 
     `text` is the emitted one that they run: it gives the program order. `workers` are the
@@ -107,14 +107,14 @@ class Devices:
         self._rounds[rank] += 1
         self._begun = time.monotonic()
 
-    def run(self) -> Devices:
+    def run(self) -> DeviceThreads:
         """Run all devices to their ends; no thread is left behind that can be stopped.
 
         When no device advances for long, a warning reports the activity of each.
         """
         import torch
 
-        watch, threads = Watch(self._doing), torch.get_num_threads()
+        watch, threads = Watchdog(self._doing), torch.get_num_threads()
         self._share = share_of_cores(len(self._workers))
         self._begun = time.monotonic()
         try:
@@ -246,8 +246,8 @@ class Late:
     def among(self, failures: list[Failure], places: dict[int, Failure]) -> list[int]:
         """The devices in `places` to wait for."""
         first = self._order(earliest(self.loops, failures))
-        found = {rank: self._order(place) for rank, place in places.items()}
-        return [rank for rank, at in found.items() if at <= first and self._moves(rank, at)]
+        order = {rank: self._order(place) for rank, place in places.items()}
+        return [rank for rank, at in order.items() if at <= first and self._moves(rank, at)]
 
     def _order(self, failure: Failure) -> tuple[int, ...]:
         return (failure.step, *program_order(self.loops, failure))

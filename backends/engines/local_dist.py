@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshdsl.backends.engines.at_work import is_of_device
 from meshdsl.backends.engines.failures import CollectiveError
+from meshdsl.backends.engines.stack_sampler import is_of_device
 from meshdsl.backends.runtime.values import group_members
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # --- rendezvous ---------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """The call of one device in a rendezvous; the result goes to `out`.
 
     `leaves` are the sizes of the blocks for each member, where they may differ.
@@ -51,12 +51,12 @@ class Meeting:
 
     def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
         self.axes, self.ranks = axes, ranks
-        self.calls: list[Call | None] = [None] * len(ranks)
+        self.calls: list[CollectiveCall | None] = [None] * len(ranks)
         self.to_come = len(ranks)
         self.problem = ""
         self.holder: int | None = None
         self.over = self.cancelled = False
-        self.sent: Sent | None = None
+        self.sent: SentCollective | None = None
 
     @property
     def absent(self) -> list[int]:
@@ -71,7 +71,7 @@ class Group:
         self.axes, self.ranks = axes, ranks
         self.open: deque[Meeting] = deque()
 
-    def enter(self, position: int, call: Call) -> Meeting:
+    def enter(self, position: int, call: CollectiveCall) -> Meeting:
         """Add a call to the first rendezvous without one of this member."""
         for meeting in self.open:
             if meeting.calls[position] is None:
@@ -86,7 +86,7 @@ class Group:
         return meeting
 
 
-def perform(calls: list[Call]) -> None:
+def perform(calls: list[CollectiveCall]) -> None:
     """Compute one collective for all members, whose calls come in rank order."""
     if calls[0].leaves is not None:
         _exchange(calls)
@@ -94,25 +94,25 @@ def perform(calls: list[Call]) -> None:
         _KINDS[calls[0].kind](calls)
 
 
-def _all_reduce(calls: list[Call]) -> None:
+def _all_reduce(calls: list[CollectiveCall]) -> None:
     total = _reduce(calls[0].op, [call.tensor for call in calls], calls[0].out)
     for call in calls[1:]:
         call.out.copy_(total)
 
 
-def _all_gather(calls: list[Call]) -> None:
+def _all_gather(calls: list[CollectiveCall]) -> None:
     for call in calls:
         for block, source in zip(call.out.chunk(len(calls)), calls, strict=True):
             block.copy_(source.tensor)
 
 
-def _reduce_scatter(calls: list[Call]) -> None:
+def _reduce_scatter(calls: list[CollectiveCall]) -> None:
     blocks = [call.tensor.chunk(len(calls)) for call in calls]
     for index, call in enumerate(calls):
         _reduce(call.op, [block[index] for block in blocks], call.out)
 
 
-def _all_to_all(calls: list[Call]) -> None:
+def _all_to_all(calls: list[CollectiveCall]) -> None:
     blocks = [call.tensor.chunk(len(calls)) for call in calls]
     for index, call in enumerate(calls):
         for target, source in zip(call.out.chunk(len(calls)), blocks, strict=True):
@@ -123,7 +123,7 @@ _COMBINE = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 """What reduces two tensors in torch."""
 
 
-def _send(calls: list[Call]) -> None:
+def _send(calls: list[CollectiveCall]) -> None:
     sent, received = calls
     received.out.copy_(sent.tensor)
 
@@ -137,7 +137,7 @@ _KINDS = {
 }
 
 
-def _exchange(calls: list[Call]) -> None:
+def _exchange(calls: list[CollectiveCall]) -> None:
     """Blocks of any size."""
     import torch
 
@@ -170,7 +170,7 @@ class Released(BaseException):
     """Ends a device whose collective can no longer take place, or whose run was given up."""
 
 
-class Sent(NamedTuple):
+class SentCollective(NamedTuple):
     """One collective of one device, as it took place.
 
     `payload` is the size of the local input in bytes; of blocks that may differ in size, those for
@@ -208,7 +208,7 @@ class Work(NamedTuple):
 
     dist: LocalDist
     meeting: Meeting
-    call: Call
+    call: CollectiveCall
 
     def is_completed(self) -> bool:
         """Whether it has taken place."""
@@ -245,7 +245,7 @@ class LocalDist:
         ]
         self.devices = math.prod(mesh.values())
         self.lines = lines or {}
-        self.sent: list[Counter[Sent]] = [Counter() for _ in range(self.devices)]
+        self.sent: list[Counter[SentCollective]] = [Counter() for _ in range(self.devices)]
         self._lock = threading.Lock()
         self._gates = [threading.Lock() for _ in range(self.devices)]
         for gate in self._gates:
@@ -333,8 +333,8 @@ class LocalDist:
             if pair is None:
                 ranks = [group.ranks[source], group.ranks[target]]
                 pair = self._pairs[id(group), source, target] = Group(group.axes, ranks)
-        own = Member(pair, 0 if member.position == source else 1, member.rank)
-        work = self._meet(own, "send", "", tensor, tensor, async_op=True)
+        member_ = Member(pair, 0 if member.position == source else 1, member.rank)
+        work = self._meet(member_, "send", "", tensor, tensor, async_op=True)
         assert work is not None
         return work
 
@@ -386,7 +386,7 @@ class LocalDist:
         async_op: bool = False,
     ) -> Work | None:
         group, position, rank = member
-        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)), leaves)
+        call = CollectiveCall(rank, kind, op, tensor, out, _line(sys._getframe(2)), leaves)
         with self._lock:
             if self._closed:
                 raise Released
@@ -403,7 +403,7 @@ class LocalDist:
         self._end_wait(meeting, call, slept=not last)
         return None
 
-    def wait(self, meeting: Meeting, call: Call) -> None:
+    def wait(self, meeting: Meeting, call: CollectiveCall) -> None:
         """Sleep until a rendezvous that this device has entered is over, and count it as sent."""
         with self._lock:
             sleeps = not meeting.over
@@ -411,7 +411,7 @@ class LocalDist:
                 self._fall_asleep(call.rank, meeting)
         self._end_wait(meeting, call, sleeps)
 
-    def _end_wait(self, meeting: Meeting, call: Call, slept: bool) -> None:
+    def _end_wait(self, meeting: Meeting, call: CollectiveCall, slept: bool) -> None:
         """Sleep if this device is to, and count the rendezvous as sent."""
         rank = call.rank
         if slept:
@@ -424,12 +424,12 @@ class LocalDist:
         if call.kind != "send" or rank == meeting.ranks[0]:
             self.sent[rank][meeting.sent or self._sent(meeting, call)] += 1
 
-    def _sent(self, meeting: Meeting, call: Call) -> Sent:
+    def _sent(self, meeting: Meeting, call: CollectiveCall) -> SentCollective:
         payload = call.tensor.nbytes
         if call.leaves is not None and payload:
             payload -= payload * call.leaves[meeting.ranks.index(call.rank)] // sum(call.leaves)
         about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
-        return Sent(*about, call.leaves is not None)
+        return SentCollective(*about, call.leaves is not None)
 
     def _fall_asleep(self, rank: int, meeting: Meeting) -> None:
         """Let a device wait; the lock is held."""
@@ -503,12 +503,12 @@ class LocalDist:
         there = self._show(self._call_of(other, elsewhere), elsewhere)
         return f"{waits}, which waits in {there}"
 
-    def _call_of(self, rank: int, meeting: Meeting) -> Call:
+    def _call_of(self, rank: int, meeting: Meeting) -> CollectiveCall:
         call = meeting.calls[meeting.ranks.index(rank)]
         assert call is not None, "a device that waits has made a call"
         return call
 
-    def _disagreement(self, meeting: Meeting, calls: list[Call]) -> str:
+    def _disagreement(self, meeting: Meeting, calls: list[CollectiveCall]) -> str:
         """The problem when the members do not all make the same call; else empty.
 
         Processes send memory as it lies, and so may only be given what lies in order.
@@ -526,7 +526,7 @@ class LocalDist:
                 return f"device {first.rank} is in {one} while device {call.rank} is in {other}"
         return ""
 
-    def _show(self, call: Call, meeting: Meeting) -> str:
+    def _show(self, call: CollectiveCall, meeting: Meeting) -> str:
         dtype = str(call.tensor.dtype).removeprefix("torch.")
         kind = f"{call.kind} {call.op}".rstrip()
         place = self.lines.get(call.line) or f"line {call.line} of its program"

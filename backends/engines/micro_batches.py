@@ -10,7 +10,7 @@ from meshdsl.backends.engines.reference import Values, widened
 from meshdsl.backends.runtime.values import Array, step_seed
 from meshdsl.named.ir import Value
 from meshdsl.pipeline import Compilation
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.pipelined import Piped
 
 Arrays = Mapping[str, Array]
 
@@ -27,11 +27,11 @@ class MicroBatches:
 
     def given(self, inputs: Arrays, micro: int) -> Values:
         """The inputs of a micro-batch."""
-        found: Values = {}
-        for whole, part in zip(self.whole.inputs, self.program.inputs, strict=True):
-            array = np.asarray(inputs[whole.label])
-            found[part] = widened(self._part(array, whole, part, micro), part.type)
-        return found
+        values: Values = {}
+        for value, part in zip(self.whole.inputs, self.program.inputs, strict=True):
+            array = np.asarray(inputs[value.label])
+            values[part] = widened(self._part(array, value, part, micro), part.type)
+        return values
 
     def _part(self, array: Array, whole: Value, part: Value, micro: int) -> Array:
         cut = self.pipe.cut

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdsl.backends.engines.in_process import load, torch_dtype
-from meshdsl.backends.engines.local_devices import Devices, Worker
+from meshdsl.backends.engines.local_devices import DeviceThreads, Worker
 from meshdsl.backends.engines.local_dist import LocalDist
-from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
+from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,
@@ -34,21 +34,21 @@ from meshdsl.backends.runtime.values import (
 if TYPE_CHECKING:
     import torch
 
-    from meshdsl.backends.torch.text import ProgramText
+    from meshdsl.backends.torch.emitter import ProgramText
 
 Blocks = list[dict[str, "torch.Tensor"]]
 """Per device, its block of every tensor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Sharding:
     """The sharding of a tensor: its distinct blocks, and which one each device has."""
 
     parts: tuple[Part, ...]
     block_of: tuple[int, ...]
 
     @classmethod
-    def of(cls, spec: Spec, mesh: dict[str, int]) -> Cut:
+    def of(cls, spec: Spec, mesh: dict[str, int]) -> Sharding:
         """The blocks of a declared tensor."""
         each = [local_part(spec, mesh, rank) for rank in range(math.prod(mesh.values()))]
         texts = list(dict.fromkeys(map(str, each)))
@@ -83,11 +83,11 @@ class PersistentEngine:
             self.program = load(emitted.text)
         mesh = self.program.MESH
         self.devices = math.prod(mesh.values())
-        self._inputs = {n: Cut.of(s, mesh) for n, s in self.program.INPUTS.items()}
+        self._inputs = {n: Sharding.of(s, mesh) for n, s in self.program.INPUTS.items()}
         self._states = getattr(self.program, "STATES", None)
         self._kept = {**self.program.PARAMS, **(self._states or {})}
-        self._params = {n: Cut.of(s, mesh) for n, s in self._kept.items()}
-        self._outputs = {n: Cut.of(s, mesh) for n, s in self.program.OUTPUTS.items()}
+        self._params = {n: Sharding.of(s, mesh) for n, s in self._kept.items()}
+        self._outputs = {n: Sharding.of(s, mesh) for n, s in self.program.OUTPUTS.items()}
         self.forget_threads()
         _ENGINES.add(self)
 
@@ -108,9 +108,9 @@ class PersistentEngine:
 
         Raises ArraysRefused where an input does not fit, LocalRunError where a device fails.
         """
-        given = self._blocks(self.program.INPUTS, self._inputs, inputs)
+        blocks = self._blocks(self.program.INPUTS, self._inputs, inputs)
         with self._lock:
-            outputs = self._on_devices(given, params)
+            outputs = self._on_devices(blocks, params)
         return {n: self._whole(n, cut, outputs) for n, cut in self._outputs.items()}
 
     def _on_devices(self, inputs: Blocks, params: Blocks) -> Blocks:
@@ -126,35 +126,37 @@ class PersistentEngine:
             return program.device(rank, dist.groups(rank), *values)
 
         workers = workers or [Worker(f"device {rank}") for rank in range(self.devices)]
-        found = Devices(self.devices, dist, call, self.text, workers).run()
-        found.check()
+        results = DeviceThreads(self.devices, dist, call, self.text, workers).run()
+        results.check()
         self._workers = workers
-        return found.outputs
+        return results.outputs
 
     def _blocks(
-        self, specs: Mapping[str, Spec], cuts: Mapping[str, Cut], arrays: Mapping[str, Any]
+        self, specs: Mapping[str, Spec], cuts: Mapping[str, Sharding], arrays: Mapping[str, Any]
     ) -> Blocks:
         import torch
 
-        found: Blocks = [{} for _ in range(self.devices)]
+        blocks: Blocks = [{} for _ in range(self.devices)]
         for name, cut in cuts.items():
-            whole = as_tensor(arrays[name], specs[name], name)
-            parts = [whole[part].contiguous() for part in cut.parts]
+            tensor = as_tensor(arrays[name], specs[name], name)
+            parts = [tensor[part].contiguous() for part in cut.parts]
             for rank, index in enumerate(cut.block_of):
                 takes = has_sum(specs[name], self.program.MESH, rank)
                 # Not `* 0`, which is NaN of an infinity.
-                found[rank][name] = parts[index] if takes else torch.zeros_like(parts[index])
-        return found
+                blocks[rank][name] = parts[index] if takes else torch.zeros_like(parts[index])
+        return blocks
 
-    def _whole(self, name: str, cut: Cut, held: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
+    def _whole(
+        self, name: str, cut: Sharding, held: Sequence[dict[str, torch.Tensor]]
+    ) -> torch.Tensor:
         import torch
 
         first = held[0][name]
-        whole = torch.empty(tuple(self.program.OUTPUTS[name].dims.values()), dtype=first.dtype)
+        tensor = torch.empty(tuple(self.program.OUTPUTS[name].dims.values()), dtype=first.dtype)
         for index, part in enumerate(cut.parts):
             # Not `whole[part].copy_(…)`: where stages are in several ranges that is a copy itself.
-            whole[part] = held[cut.block_of.index(index)][name]
-        return whole
+            tensor[part] = held[cut.block_of.index(index)][name]
+        return tensor
 
 
 def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
@@ -179,8 +181,8 @@ def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
     if not values.flags.writeable:
         values = values.copy()
     # Not `ascontiguousarray`, which gives a scalar a dim.
-    found: torch.Tensor = torch.from_numpy(np.asarray(values, order="C")).to(dtype)
-    return found
+    converted: torch.Tensor = torch.from_numpy(np.asarray(values, order="C")).to(dtype)
+    return converted
 
 
 def as_numpy(array: Any, name: str) -> Array:
@@ -193,12 +195,12 @@ def as_numpy(array: Any, name: str) -> Array:
         if is_torch(array):
             tensor = array.detach().cpu()
             array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-        found: Array = np.asarray(array)
+        values: Array = np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refused(name, f"is no array: {error}") from None
-    if found.dtype.hasobject:
+    if values.dtype.hasobject:
         raise _refused(name, "is an array of Python objects, not of numbers")
-    return found
+    return values
 
 
 def refuse_without_values(array: Any, name: str) -> None:

@@ -14,24 +14,24 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.engines.at_work import WAITING, place_in
-from meshdsl.backends.engines.follow import timer
 from meshdsl.backends.engines.in_process import (
-    Program,
+    LoadedProgram,
     as_array,
     check_given,
     load,
     local_tensors,
     moved_away,
 )
+from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.engines.ranks import Ranks
+from meshdsl.backends.engines.stack_sampler import WAITING, place_in
 from meshdsl.backends.engines.torchrun import OVER, RunJob
-from meshdsl.backends.runtime.collectives import make_groups
-from meshdsl.backends.runtime.files import Refused, read_arrays, write_npz
+from meshdsl.backends.runtime.array_files import Refused, read_arrays, write_npz
+from meshdsl.backends.runtime.communication import make_groups
 from meshdsl.backends.runtime.main import start
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.kept import checked
+from meshdsl.disk_cache import checked
 
 Tensors = dict[str, torch.Tensor]
 
@@ -77,12 +77,12 @@ def run(folder: Path, rank: int, world: int) -> None:
     where = start(rank, world)
     held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
     groups = make_groups(mesh, program.GROUPS, rank)
-    given = held[: 2 if states is None else 3]
+    arguments = held[: 2 if states is None else 3]
     with torch.inference_mode():
         if job.timed:
-            outputs = _timed(program, given, (rank, groups, where), job.timed)
+            outputs = _timed(program, arguments, (rank, groups, where), job.timed)
         else:
-            outputs = program.device(rank, groups, *given)
+            outputs = program.device(rank, groups, *arguments)
     ranks = Ranks(mesh, rank, dist, groups, where)
     _write(folder / "out.npz", program.OUTPUTS, ranks, outputs)
     if states is not None:
@@ -91,7 +91,7 @@ def run(folder: Path, rank: int, world: int) -> None:
 
 
 def _timed(
-    program: Program, held: list[Tensors], place: tuple[int, Any, torch.device], folder: str
+    program: LoadedProgram, held: list[Tensors], place: tuple[int, Any, torch.device], folder: str
 ) -> dict[str, torch.Tensor]:
     """The outputs of a run that is timed after others, which connect the processes.
 
@@ -112,10 +112,10 @@ def _write(
     path: Path, specs: Mapping[str, Spec], ranks: Ranks, local: Mapping[str, torch.Tensor]
 ) -> None:
     """Write whole tensors on device 0."""
-    whole = {n: ranks.whole_on_first(spec, local[n]) for n, spec in specs.items()}
+    gathered = {n: ranks.whole_on_first(spec, local[n]) for n, spec in specs.items()}
     if ranks.rank == 0:
         write_npz(
-            str(path), {n: as_array(x) for n, x in whole.items() if x is not None}, durable=False
+            str(path), {n: as_array(x) for n, x in gathered.items() if x is not None}, durable=False
         )
 
 
@@ -131,9 +131,9 @@ def describe_error(error: Exception) -> dict[str, Any]:
         waits = code.co_qualname in WAITING and trace.tb_next is None
         in_collective |= waits or code.co_filename.endswith("distributed_c10d.py")
         trace = trace.tb_next
-    found = {"kind": type(error).__name__, "message": str(error), "line": line, "loops": loops}
+    facts = {"kind": type(error).__name__, "message": str(error), "line": line, "loops": loops}
     position = getattr(error, "position", None)
-    return {**found, "position": position, "in_collective": in_collective}
+    return {**facts, "position": position, "in_collective": in_collective}
 
 
 def leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:

@@ -95,25 +95,25 @@ class Ranks:
 
         An error of one is raised on all; of several, that of the lowest rank.
         """
-        made: Any = None
-        own: Exception | None = None
+        result: Any = None
+        failure: Exception | None = None
         try:
-            made = work()
+            result = work()
         except Exception as error:
-            own = error
-        every = self.everyone((made, _sendable(own)))
+            failure = error
+        every = self.everyone((result, _sendable(failure)))
         for rank, (_, hindrance) in enumerate(every):
             if hindrance is not None:
-                raise own if own and rank == self.rank else hindrance
-        return [made for made, _ in every]
+                raise failure if failure and rank == self.rank else hindrance
+        return [result for result, _ in every]
 
     def first_does(self, work: Callable[[], T]) -> T:
         """Do `work` on the first device; returns its result, or raises its error, on all.
 
         For work that only one may do, as with files, or that would yield the same on all.
         """
-        found: Any = self.all_do(lambda: work() if self.rank == 0 else None)[0]
-        return found  # type: ignore[no-any-return]
+        result: Any = self.all_do(lambda: work() if self.rank == 0 else None)[0]
+        return result  # type: ignore[no-any-return]
 
     # --- tensors -------------------------------------------------------------------------------
 
@@ -130,15 +130,15 @@ class Ranks:
         group = self.group(axes)
         if group is None:
             axes, group = tuple(self.mesh), self.world
-        whole = block.new_empty(tuple(spec.dims.values()))
+        gathered = block.new_empty(tuple(spec.dims.values()))
         parts = [local_part(spec, self.mesh, rank) for rank in self.members(axes)]
         # Blocks may differ in size; they are sent as large as the largest.
         largest = [max(shape_of(p)[i] for p in parts) for i in range(block.dim())]
         padded = block.new_zeros(largest)
         padded[tuple(slice(n) for n in block.shape)] = block
-        for part, found in zip(parts, self._gather(padded, group), strict=True):
-            whole[part] = found[tuple(slice(n) for n in shape_of(part))]
-        return whole
+        for part, block_ in zip(parts, self._gather(padded, group), strict=True):
+            gathered[part] = block_[tuple(slice(n) for n in shape_of(part))]
+        return gathered
 
     def whole_on_first(self, spec: Spec, block: torch.Tensor) -> torch.Tensor | None:
         """The whole of a tensor on the CPU of device 0, None on the others: processes only.
@@ -154,21 +154,21 @@ class Ranks:
             if self.rank in senders and block.numel():
                 self.dist.send(_numbers(block), 0)
             return None
-        whole = torch.empty([*spec.dims.values()], dtype=block.dtype, device="cpu")
-        whole[parts[0]] = block.cpu()
+        gathered = torch.empty([*spec.dims.values()], dtype=block.dtype, device="cpu")
+        gathered[parts[0]] = block.cpu()
         for sender in senders[1:]:
-            found = block.new_empty(shape_of(parts[sender]))
-            if found.numel():
-                self.dist.recv(_numbers(found), sender)
-            whole[parts[sender]] = found.cpu()
-        return whole
+            received = block.new_empty(shape_of(parts[sender]))
+            if received.numel():
+                self.dist.recv(_numbers(received), sender)
+            gathered[parts[sender]] = received.cpu()
+        return gathered
 
     def _gather(self, block: torch.Tensor, group: Any) -> torch.Tensor:
         """The blocks of a group, all of one shape, stacked along a new first dim."""
-        found = block.new_empty(self.dist.get_world_size(group), *block.shape)
+        stacked = block.new_empty(self.dist.get_world_size(group), *block.shape)
         gather = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor
-        gather(_numbers(found), _numbers(block.contiguous()), group=group)
-        return found
+        gather(_numbers(stacked), _numbers(block.contiguous()), group=group)
+        return stacked
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,18 +12,18 @@ from meshdsl.backends.engines.failures import Failure, RunError, as_error
 from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast, draw_part, local_part
 from meshdsl.ir.types import TensorType
-from meshdsl.named.ir import Loop, Node, Op, Program, State, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, State, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
 
 Values = dict[Value, Array]
-Apply = Callable[[Op, tuple[Array, ...]], tuple[Array, ...]]
+Apply = Callable[[NamedOp, tuple[Array, ...]], tuple[Array, ...]]
 """A function that applies an operator to the values of its operands."""
 Slices = dict[Value, dict[int, Array]]
 """What a loop collects, by the index of the iteration."""
 
 
 def run_reference(
-    program: Program, inputs: Mapping[str, Array], params: Mapping[str, Array]
+    program: NamedProgram, inputs: Mapping[str, Array], params: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The outputs of a named program on one device; `inputs` and `params` are complete.
 
@@ -33,7 +33,7 @@ def run_reference(
 
 
 def reference_step(
-    program: Program,
+    program: NamedProgram,
     inputs: Mapping[str, Array],
     params: Mapping[str, Array],
     states: Mapping[str, Array],
@@ -45,14 +45,14 @@ def reference_step(
     return answer_of(program, evaluated(program, inputs, params, states))
 
 
-def answer_of(program: Program, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
+def answer_of(program: NamedProgram, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
     """The outputs, and the updated parameters and states, by their names."""
     updated = {str(u.old.name): values[u.new] for u in program.updates}
     return {output.name: values[output.value] for output in program.outputs}, updated
 
 
 def evaluated(
-    program: Program,
+    program: NamedProgram,
     inputs: Mapping[str, Array],
     params: Mapping[str, Array],
     states: Mapping[str, Array],
@@ -78,7 +78,9 @@ def computing() -> Iterator[None]:
         raise RunError(code, message, **details) from error
 
 
-def begun(program: Program, params: Mapping[str, Array], states: Mapping[str, Array]) -> Values:
+def begun(
+    program: NamedProgram, params: Mapping[str, Array], states: Mapping[str, Array]
+) -> Values:
     """Parameters and states before a step."""
     values: Values = {}
     for param in program.params:
@@ -100,7 +102,7 @@ def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
 
 
 def whole_specs(
-    program: Program, draws: Mapping[Value, tuple[Any, ...]]
+    program: NamedProgram, draws: Mapping[Value, tuple[Any, ...]]
 ) -> tuple[dict[str, Spec], dict[str, Spec]]:
     """The inputs and the parameters by name, unsplit; `draws` is how each is drawn."""
 
@@ -112,15 +114,15 @@ def whole_specs(
     return inputs, {str(p.value.name): spec(p.value) for p in program.params}
 
 
-def copy_specs(program: Program, draws: Mapping[Value, tuple[Any, ...]]) -> dict[str, Spec]:
+def copy_specs(program: NamedProgram, draws: Mapping[Value, tuple[Any, ...]]) -> dict[str, Spec]:
     """The states that begin as copies of parameters, in a dtype of their own."""
-    found = {}
+    specs = {}
     for state in program.states:
         if state.copies is not None:
             dims = {dim.name: dim.size for dim in state.value.type.dims}
             key, dtype = str(state.copies.name), state.value.type.dtype.name
-            found[str(state.value.name)] = Spec(dtype, dims, {}, draws.get(state.copies), key)
-    return found
+            specs[str(state.value.name)] = Spec(dtype, dims, {}, draws.get(state.copies), key)
+    return specs
 
 
 def made_up(
@@ -157,14 +159,14 @@ def widened(array: Array, type_: TensorType) -> Array:
 def run_nodes(nodes: tuple[Node, ...], values: Values, apply: Apply) -> None:
     """Add the results of the nodes to `values`."""
     for node in nodes:
-        if isinstance(node, Loop):
+        if isinstance(node, NamedLoop):
             _repeat(node, values, apply)
         else:
             results = apply(node, tuple(values[v] for v in node.ins))
             values.update(zip(node.outs, results, strict=True))
 
 
-def applied(op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+def applied(op: NamedOp, ins: tuple[Array, ...]) -> tuple[Array, ...]:
     """The results of an operator, by its numpy meaning."""
     call = NumpyCall(
         tuple(v.type for v in op.ins),
@@ -178,26 +180,26 @@ def applied(op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(widened(np.asarray(array), value.type) for value, array in pairs)
 
 
-def _repeat(loop: Loop, values: Values, apply: Apply) -> None:
+def _repeat(loop: NamedLoop, values: Values, apply: Apply) -> None:
     def slice_of(outer: Value, index: int) -> Array:
-        found: Array = values[outer].take(index, outer.type.index(loop.dim.name))
-        return found
+        part: Array = values[outer].take(index, outer.type.index(loop.dim.name))
+        return part
 
     enter(loop, values)
-    made: Slices = {}
-    iterate(loop, range(loop.dim.size), values, apply, slice_of, made)
+    slices: Slices = {}
+    iterate(loop, range(loop.dim.size), values, apply, slice_of, slices)
     leave(loop, values)
     for item in loop.collected:
-        values[item.outer] = np.stack([made[item.outer][i] for i in range(loop.dim.size)])
+        values[item.outer] = np.stack([slices[item.outer][i] for i in range(loop.dim.size)])
 
 
-def enter(loop: Loop, values: Values) -> None:
+def enter(loop: NamedLoop, values: Values) -> None:
     """Set what a loop carries to its first values."""
     values.update((carry.inside, values[carry.init]) for carry in loop.carries)
 
 
 def iterate(
-    loop: Loop,
+    loop: NamedLoop,
     indices: range,
     values: Values,
     apply: Apply,
@@ -219,6 +221,6 @@ def iterate(
         values.update(zip((c.inside for c in loop.carries), carried, strict=True))
 
 
-def leave(loop: Loop, values: Values) -> None:
+def leave(loop: NamedLoop, values: Values) -> None:
     """Set the results of what a loop has carried through all of its iterations."""
     values.update((carry.result, values[carry.inside]) for carry in loop.carries)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, NotRequired, TypedDict
 
-from meshdsl.kept import checked
+from meshdsl.disk_cache import checked
 
 
 class Told(TypedDict):
@@ -53,10 +53,10 @@ Timed = list[tuple[int, int, int]]
 
 def report_from_json(text: str) -> Report:
     """The report of a failure."""
-    found: Any = checked(json.loads(text), Report)
-    if found["exit"] == 2 and "code" not in found:
+    report: Any = checked(json.loads(text), Report)
+    if report["exit"] == 2 and "code" not in report:
         raise ValueError("a refused run without a code")
-    return found  # type: ignore[no-any-return]
+    return report  # type: ignore[no-any-return]
 
 
 def activity_from_json(text: str) -> Activity:

@@ -26,7 +26,7 @@ from meshdsl.backends.engines.reference import Values, answer_of, applied, evalu
 from meshdsl.backends.runtime.values import Array
 from meshdsl.ir.types import DType
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import Node, Op, Program, Value, walk
+from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, walk
 from meshdsl.ops.opdef import Signature, lookup
 
 TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
@@ -44,7 +44,7 @@ class Sensitivity:
 
     def __init__(
         self,
-        program: Program,
+        program: NamedProgram,
         inputs: Mapping[str, Array],
         params: Mapping[str, Array],
         states: Mapping[str, Array],
@@ -103,20 +103,20 @@ class Tail:
     Among what is read are the states that the program has assigned.
     """
 
-    program: Program
+    program: NamedProgram
     nodes: tuple[Node, ...]
     reads: Values
     gradients: tuple[Value, ...]
 
     @classmethod
-    def of(cls, program: Program, values: Values) -> Tail:
+    def of(cls, program: NamedProgram, values: Values) -> Tail:
         """The update of a program whose values are known."""
         nodes = tuple(node for node in program.body if node.phase == "update")
-        made = {v for node in nodes for v in node.makes}
+        results = {v for node in nodes for v in node.makes}
         begun = {*(p.value for p in program.params), *(s.value for s in program.states)}
-        read = dict.fromkeys(v for op in walk(nodes) for v in op.ins if v not in made)
+        read = dict.fromkeys(v for op in walk(nodes) for v in op.ins if v not in results)
         floats = (v for v in read if v not in begun and v.type.dtype.kind == "float")
-        assigned = (u.new for u in program.updates if u.new not in made)
+        assigned = (u.new for u in program.updates if u.new not in results)
         reads = {v: values[v] for v in (*read, *assigned)}
         return cls(program, nodes, reads, tuple(floats))
 
@@ -145,17 +145,17 @@ class Rounding:
     """
 
     run: int
-    definitions: dict[Op, tuple[Op, ...]] = field(default_factory=dict)
+    definitions: dict[NamedOp, tuple[NamedOp, ...]] = field(default_factory=dict)
 
-    def __call__(self, op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+    def __call__(self, op: NamedOp, ins: tuple[Array, ...]) -> tuple[Array, ...]:
         """The results of an operator."""
         values = dict(zip(op.ins, ins, strict=True))
         for step in self._steps(op):
-            made = self._applied(step, tuple(values[v] for v in step.ins))
-            values.update(zip(step.outs, made, strict=True))
+            results = self._applied(step, tuple(values[v] for v in step.ins))
+            values.update(zip(step.outs, results, strict=True))
         return tuple(values[v] for v in op.outs)
 
-    def _steps(self, op: Op) -> tuple[Op, ...]:
+    def _steps(self, op: NamedOp) -> tuple[NamedOp, ...]:
         if not lookup(op.name).composite or op.outs[0].type.dtype.kind != "float":
             return (op,)
         if op not in self.definitions:
@@ -164,22 +164,24 @@ class Rounding:
             self.definitions[op] = expansion.ops
         return self.definitions[op]
 
-    def _applied(self, op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+    def _applied(self, op: NamedOp, ins: tuple[Array, ...]) -> tuple[Array, ...]:
         salt, opdef = 64 * zlib.crc32(op.name.encode()) + (self.run << 40), lookup(op.name)
         shakes = _adds_up(op)
         if shakes:
             pairs = zip(ins, op.ins, strict=True)
             ins = tuple(_shaken(x, v.type.dtype, salt + i) for i, (x, v) in enumerate(pairs))
-        made = applied(op, ins)
+        results = applied(op, ins)
         if opdef.view or opdef.overwrites:
-            return made
-        rounded = (_rounded(x, v.type.dtype, salt + 63) for x, v in zip(made, op.outs, strict=True))
+            return results
+        rounded = (
+            _rounded(x, v.type.dtype, salt + 63) for x, v in zip(results, op.outs, strict=True)
+        )
         if shakes or not opdef.exact:
             return tuple(rounded)
-        return tuple(_handed_on(x, y, ins) for x, y in zip(made, rounded, strict=True))
+        return tuple(_handed_on(x, y, ins) for x, y in zip(results, rounded, strict=True))
 
 
-def _adds_up(op: Op) -> bool:
+def _adds_up(op: NamedOp) -> bool:
     """Whether terms may cancel within the operator: it does arithmetic, linear in some operands."""
     opdef = lookup(op.name)
     sig = Signature(tuple(v.type for v in op.ins), tuple(v.type for v in op.outs), dict(op.attrs))
@@ -193,8 +195,8 @@ def _handed_on(made: Array, rounded: Array, ins: tuple[Array, ...]) -> Array:
     """`rounded`, but exact where an operator picks an operand's element, such as a maximum."""
     if made.dtype.kind != "f":
         return made
-    known = np.concatenate([np.zeros(0), *(x.ravel() for x in ins if x.dtype.kind == "f")])
-    return np.where(np.isin(made, known), made, rounded)
+    operands = np.concatenate([np.zeros(0), *(x.ravel() for x in ins if x.dtype.kind == "f")])
+    return np.where(np.isin(made, operands), made, rounded)
 
 
 def _shaken(x: Array, dtype: DType, salt: int) -> Array:

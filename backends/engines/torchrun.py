@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl import diagnostics
-from meshdsl.backends.engines import at_work
+from meshdsl.backends.engines import stack_sampler
 from meshdsl.backends.engines.failures import (
     Failure,
     RunError,
@@ -33,8 +33,8 @@ from meshdsl.backends.engines.failures import (
     position_of,
 )
 from meshdsl.backends.engines.reports import Report, report_from_json
-from meshdsl.backends.engines.stalls import Processes, Watch, is_gone
-from meshdsl.backends.runtime.files import write_npz
+from meshdsl.backends.engines.watchdog import Processes, Watchdog, is_gone
+from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.backends.runtime.values import Array
 
 PROCESS = ["-m", "meshdsl.backends.engines.process"]
@@ -109,8 +109,8 @@ def run_torchrun(
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "prog.py").write_text(text, encoding="utf-8")
-        given = {"inputs": inputs, "params": params}
-        files = {what: _file(folder / f"{what}.npz", values) for what, values in given.items()}
+        arrays = {"inputs": inputs, "params": params}
+        files = {what: _file(folder / f"{what}.npz", values) for what, values in arrays.items()}
         job = RunJob(**files, seed=seed, timed=timed)
         (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
         processes = Processes(folder, devices_of(text), lines or {})
@@ -162,7 +162,7 @@ def launch(
 
     `look` is called often. Whatever happens, all processes are gone afterwards.
     """
-    watch, aftermath = Watch(processes.doing), Aftermath(processes)
+    watch, aftermath = Watchdog(processes.doing), Aftermath(processes)
     with launched(processes.folder, processes.devices, arguments, **environment) as process:
         while (code := process.poll()) is None:
             look()
@@ -193,18 +193,18 @@ class Aftermath:
 
     def _is_past(self, rank: int) -> bool:
         """Whether a process is gone, or has reported twice that it waits in the same call."""
-        found = self.processes.report(rank)
-        if found is None:
+        report = self.processes.report(rank)
+        if report is None:
             return False
-        if is_gone(found["pid"]):
+        if is_gone(report["pid"]):
             return True
-        if not found["collective"]:
+        if not report["collective"]:
             return False
         mark, beat = self._waiting.get(rank, (None, 0))
-        if mark != found["mark"]:
-            self._waiting[rank] = found["mark"], found["beat"]
+        if mark != report["mark"]:
+            self._waiting[rank] = report["mark"], report["beat"]
             return False
-        return int(found["beat"]) > beat + 1
+        return int(report["beat"]) > beat + 1
 
 
 @contextlib.contextmanager
@@ -219,13 +219,13 @@ def launched(
     (folder / "tether.py").write_text(TETHER, encoding="utf-8")
     tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
     # What it keeps for itself would else lie beside the folder, and stay.
-    own = ["--log-dir", str(folder / "torchrun")]
-    launcher = ["-m", "torch.distributed.run", "--standalone", *own]
+    log_options = ["--log-dir", str(folder / "torchrun")]
+    launcher = ["-m", "torch.distributed.run", "--standalone", *log_options]
     launcher += ["--nproc-per-node", str(devices)]
-    worker = ["--no-python", *tethered, "-P", at_work.__file__, str(folder), *arguments]
+    worker = ["--no-python", *tethered, "-P", stack_sampler.__file__, str(folder), *arguments]
     home = str(Path(diagnostics.__file__).parent.parent)
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    given = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment}
+    variables = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment}
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(
@@ -233,7 +233,7 @@ def launched(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **given, "MESHDSL_PARENT": str(os.getpid())},
+            env={**os.environ, **variables, "MESHDSL_PARENT": str(os.getpid())},
             start_new_session=True,
         ) as process,
     ):
@@ -255,11 +255,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def reports_in(folder: Path) -> list[Report]:
     """The reports of failed processes, in rank order."""
-    found = []
+    reports = []
     for path in folder.glob("report.rank*"):
         with contextlib.suppress(ValueError):  # cut short when its process was ended
-            found.append(report_from_json(path.read_text("utf-8")))
-    return sorted(found, key=lambda report: report["rank"])
+            reports.append(report_from_json(path.read_text("utf-8")))
+    return sorted(reports, key=lambda report: report["rank"])
 
 
 def told(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from meshdsl.backends.draws import index_bounds
 from meshdsl.diagnostics import Diagnostics, fail
-from meshdsl.named.build import is_trained
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
+from meshdsl.named.program_choice import is_trained
 from meshdsl.pipeline import Compilation
 
 FORM = (
@@ -38,12 +38,12 @@ class Contract:
     states: tuple[str, ...]
 
 
-def contract_of(program: Program) -> Contract | str:
+def contract_of(program: NamedProgram) -> Contract | str:
     """The contract of a program, or what it lacks."""
     if program.goal is not None:
         return "it trains"
-    whole = [v.type.dtype.kind == "int" for v in program.inputs]
-    if whole != [True, True]:
+    are_integers = [v.type.dtype.kind == "int" for v in program.inputs]
+    if are_integers != [True, True]:
         return "its inputs are not two tensors of integers, a token and its position"
     token, position = program.inputs
     if position.type.dims:
@@ -74,21 +74,21 @@ def chosen(made: Compilation) -> tuple[Compilation, Contract]:
     programs = made.declarations.programs
     asked = made.options.program
     tried = {n: p for n, p in programs.items() if asked in (None, n)} or programs
-    found: list[tuple[Compilation, Contract]] = []
+    candidates: list[tuple[Compilation, Contract]] = []
     reasons: list[str] = []
     for name, node in tried.items():
-        known: Contract | str = "it trains"
+        contract: Contract | str = "it trains"
         if not is_trained(node):
             one = _of(made, name)
-            known = contract_of(one.named)
-        if isinstance(known, Contract):
-            found.append((one, known))
+            contract = contract_of(one.named)
+        if isinstance(contract, Contract):
+            candidates.append((one, contract))
         else:
-            reasons.append(f"`{name}`: {known}")
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(one.named.name for one, _ in found)
-    if found:
+            reasons.append(f"`{name}`: {contract}")
+    if len(candidates) == 1:
+        return candidates[0]
+    names = ", ".join(one.named.name for one, _ in candidates)
+    if candidates:
         message = f"several programs give the next token: {names}"
         fail("MD0624", message, help="choose one with `--program`")
     message = "no program of this file gives the next token of a text"
@@ -98,5 +98,5 @@ def chosen(made: Compilation) -> tuple[Compilation, Contract]:
 def _of(made: Compilation, name: str) -> Compilation:
     """The compilation of another program of the same file."""
     options = replace(made.options, program=name)
-    known = replace(made.known, tree=made.tree, declarations=made.declarations)
-    return Compilation(made.source, options, Diagnostics(), known)
+    known_stages = replace(made.known, tree=made.tree, declarations=made.declarations)
+    return Compilation(made.source, options, Diagnostics(), known_stages)

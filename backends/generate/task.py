@@ -12,7 +12,7 @@ import numpy as np
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import counted, fail
-from meshdsl.kept import checked
+from meshdsl.disk_cache import checked
 
 Tell = Callable[[int], None]
 """Is called with every token, in order."""
@@ -81,11 +81,11 @@ class Tokens:
             help = "begin the text: `--prompt 'Once'`"
             fail("MD0626", "the prompt is empty, and a token follows from another", help=help)
         if self.vocabulary is None:
-            found = text.encode("utf-8", "surrogateescape")
-            if max(found) >= words:
-                message = f"the prompt has the byte {max(found)}, and the program {words} tokens"
+            data = text.encode("utf-8", "surrogateescape")
+            if max(data) >= words:
+                message = f"the prompt has the byte {max(data)}, and the program {words} tokens"
                 fail("MD0626", message, help="train with a vocabulary of 256")
-            return tuple(found)
+            return tuple(data)
         numbers = {char: n for n, char in enumerate(self.vocabulary)}
         for at, char in enumerate(text):
             if char not in numbers:

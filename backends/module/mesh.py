@@ -63,15 +63,15 @@ class MeshRanks(Ranks):
 
     def placements(self, name: str, spec: Spec) -> tuple[Placement, ...]:
         """A tensor's splits as DTensor placements. Raises MD0562 where DTensor has none."""
-        found: list[Placement] = [Replicate() for _ in self.mesh]
+        placements: list[Placement] = [Replicate() for _ in self.mesh]
         order = list(self.mesh)
         for position, dim in enumerate(spec.dims):
             axes = spec.split.get(dim, ())
             if list(axes) != sorted(axes, key=order.index):
                 _refuse_order(name, dim, axes, order)
             for axis in axes:
-                found[order.index(axis)] = Shard(position)
-        return tuple(found)
+                placements[order.index(axis)] = Shard(position)
+        return tuple(placements)
 
     def is_expressible(self, spec: Spec) -> bool:
         """Whether DTensor has a placement for these splits."""

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Placement
 
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import torch_dtype
-from meshdsl.backends.module.compile import Compiler, compiler
+from meshdsl.backends.module.blocks import block, drawn, local_input, refuse_names
+from meshdsl.backends.module.compiler import Compiler, compiler
 from meshdsl.backends.module.guard import guard
 from meshdsl.backends.module.mesh import MeshRanks, check_same
-from meshdsl.backends.module.step import Step
-from meshdsl.backends.module.tensors import block, drawn, local_input, refuse_names
+from meshdsl.backends.module.step import CompiledStep
 from meshdsl.backends.runtime.values import Spec, shape_of, step_seed
 from meshdsl.diagnostics import fail
 
@@ -55,18 +55,18 @@ class ProgramModule(torch.nn.Module):
         specs = self._runtime.params
         refuse_names(params or {}, specs, "parameter", "MD0563")
         for name, spec in specs.items():
-            given = (params or {}).get(name)
+            value = (params or {}).get(name)
             with torch.no_grad():
-                made = (
+                tensor = (
                     drawn(ranks, name, spec, seed)
-                    if given is None
-                    else block(ranks, name, spec, given).clone()
+                    if value is None
+                    else block(ranks, name, spec, value).clone()
                 )
             if name in self._runtime.states.values():
-                self._put(name, made)
+                self._put(name, tensor)
                 continue
             learns = spec.dtype not in ("i32", "i64", "bool")
-            self._put(name, torch.nn.Parameter(made, requires_grad=learns))
+            self._put(name, torch.nn.Parameter(tensor, requires_grad=learns))
         self._guard()
         self.register_state_dict_post_hook(_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_as_blocks)  # type: ignore[no-untyped-call]
@@ -111,27 +111,29 @@ class ProgramModule(torch.nn.Module):
                 is out of range (MD0801).
         """
         runtime = self._runtime if self.training else self._evaluating()
-        given = runtime.given(args, inputs, (self._seed, self._calls))
+        local_inputs = runtime.given(args, inputs, (self._seed, self._calls))
         self._calls += 1
         params = dict(self._own_parameters())
         runtime.check_params(params)
-        wanted = _requiring(params), _requiring(given)
+        wanted = _requiring(params), _requiring(local_inputs)
         step = runtime.step(*wanted) if torch.is_grad_enabled() and any(wanted) else None
         if step is None:
-            found = runtime.forward_only.evaluate(given, params)
+            results = runtime.forward_only.evaluate(local_inputs, params)
         else:
-            found = step.differentiable(given, params)
+            results = step.differentiable(local_inputs, params)
         count = len(runtime.outputs)
-        for state, new in zip(runtime.states.values(), found[count:], strict=True):
+        for state, new in zip(runtime.states.values(), results[count:], strict=True):
             if self.training:
                 self._put(state, new.detach())  # anew: the backward pass may read the old one
-        return runtime.outputs_type(*found[:count])
+        return runtime.outputs_type(*results[:count])
 
     def _evaluating(self) -> _Runtime:
         """The runtime of the program without dropout."""
         if self._still is None:
-            own, compiled = self._runtime, self._runtime.compiled.evaluating()
-            self._still = own if compiled is own.compiled else _Runtime(compiled, own.ranks)
+            runtime, compiled = self._runtime, self._runtime.compiled.evaluating()
+            self._still = (
+                runtime if compiled is runtime.compiled else _Runtime(compiled, runtime.ranks)
+            )
         return self._still
 
     def _own_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -144,9 +146,9 @@ class ProgramModule(torch.nn.Module):
             assert owner is not None
             owner = owner._modules[part]
         assert owner is not None
-        found = owner._parameters.get(last, owner._buffers.get(last))
-        assert found is not None, f"the parameter {name} was removed"
-        return found
+        tensor = owner._parameters.get(last, owner._buffers.get(last))
+        assert tensor is not None, f"the parameter {name} was removed"
+        return tensor
 
     # --- placements ----------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class _Runtime:
     def __init__(self, compiled: Compiler, ranks: MeshRanks) -> None:
         self.compiled, self.ranks = compiled, ranks
         program = compiled.program
-        self.steps: dict[Wanted | None, Step | None] = {}
+        self.steps: dict[Wanted | None, CompiledStep | None] = {}
         self.states = compiled.states
         learned = frozenset(str(v.name) for v in program.learned) - {*self.states.values()}
         first = self.step(learned, frozenset()) or self.forward_only
@@ -236,17 +238,17 @@ class _Runtime:
         return self
 
     @property
-    def forward_only(self) -> Step:
+    def forward_only(self) -> CompiledStep:
         """The forward pass alone."""
-        found = self._made(None)
-        assert found is not None, "a forward pass needs no gradients"
-        return found
+        step = self._made(None)
+        assert step is not None, "a forward pass needs no gradients"
+        return step
 
-    def step(self, params: frozenset[str], inputs: frozenset[str]) -> Step | None:
+    def step(self, params: frozenset[str], inputs: frozenset[str]) -> CompiledStep | None:
         """Both passes, with the named gradients; None where no output depends on those."""
         return self._made((params, inputs))
 
-    def _made(self, wanted: Wanted | None) -> Step | None:
+    def _made(self, wanted: Wanted | None) -> CompiledStep | None:
         if wanted not in self.steps:
             self._compile(wanted)
         return self.steps[wanted]
@@ -258,13 +260,13 @@ class _Runtime:
         text = self.ranks.first_does(
             lambda: (compiled.with_gradients(*wanted) if wanted else compiled.forward_only()).text
         )
-        self.steps[wanted] = Step(text, self.ranks) if text else None
+        self.steps[wanted] = CompiledStep(text, self.ranks) if text else None
 
     def spec(self, name: str) -> Spec:
         """The table entry of an input, an output or a parameter."""
-        known = {**self.params, **self.outputs, **self.inputs}
-        refuse_names({name: None}, known, "input, output or parameter", "MD0561")
-        return known[name]
+        specs = {**self.params, **self.outputs, **self.inputs}
+        refuse_names({name: None}, specs, "input, output or parameter", "MD0561")
+        return specs[name]
 
     def given(
         self, args: Sequence[Any], inputs: Mapping[str, Any], call: tuple[int, int]
@@ -280,14 +282,16 @@ class _Runtime:
             message = f"{len(args)} inputs are given in order, and {len(inputs)} by name"
             fail("MD0561", f"the program has {len(names)} inputs; {message}", help=form)
         seeds = [name for name, spec in self.inputs.items() if spec.draw == ("seed",)]
-        found = {name: torch.tensor(step_seed(*call), device=self.ranks.where) for name in seeds}
-        found |= {**dict(zip(names, args, strict=False)), **inputs}
-        missing = [name for name in names if name not in found]
+        arguments = {
+            name: torch.tensor(step_seed(*call), device=self.ranks.where) for name in seeds
+        }
+        arguments |= {**dict(zip(names, args, strict=False)), **inputs}
+        missing = [name for name in names if name not in arguments]
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing)
             fail("MD0561", f"the module is called without {listed}", help=form)
         return {
-            name: local_input(self.ranks, name, spec, self.shapes[name], found[name])
+            name: local_input(self.ranks, name, spec, self.shapes[name], arguments[name])
             for name, spec in self.inputs.items()
         }
 

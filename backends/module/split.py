@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshdsl.device.buckets import in_buckets
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Start, Var, Wait
+from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Start, Var, Wait
 from meshdsl.device.liveness import reads
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class SplitPasses:
     """The statements of both passes; `saved` are the variables that the second reads of the first.
 
     They return `outputs` and `grads`; `cotangents` are the gradients of outputs, by name.
@@ -37,11 +37,11 @@ class Halves:
 
 
 def halves(
-    program: Program,
+    program: DeviceProgram,
     cotangents: tuple[str, ...],
     params: tuple[str, ...],
     inputs: tuple[str, ...],
-) -> Halves:
+) -> SplitPasses:
     """Cut a program: names are those of `Vjp`, its last inputs and outputs.
 
     A statement belongs to the backward pass by its phase, or if it reads a value of that pass.
@@ -60,10 +60,10 @@ def halves(
             forward.append(node)
     numbers = _numbers(forward)
     backward[:0] = _again(forward, backward, numbers)
-    known = (*program.inputs, *program.params, *(v for node in forward for v in node.makes))
+    available = (*program.inputs, *program.params, *(v for node in forward for v in node.makes))
     read = {v for node in backward for v in reads(node)} | set(grads)
-    saved = tuple(v for v in known if v in read and v not in numbers and v not in late)
-    return Halves(
+    saved = tuple(v for v in available if v in read and v not in numbers and v not in late)
+    return SplitPasses(
         tuple(forward),
         tuple(backward),
         saved,
@@ -74,14 +74,14 @@ def halves(
     )
 
 
-def hurried(program: Program, cut: Halves) -> Halves:
+def hurried(program: DeviceProgram, cut: SplitPasses) -> SplitPasses:
     """Both passes with small collectives in buckets, and others issued early.
 
     Each by itself: no collective in flight crosses the cut. The backward pass treats gradients as
     a training step does updates.
     """
-    kept = [(v.name, v) for v in cut.saved]
-    first = replace(program, body=cut.forward, outputs=(*cut.outputs, *kept))
+    saved = [(v.name, v) for v in cut.saved]
+    first = replace(program, body=cut.forward, outputs=(*cut.outputs, *saved))
     stored = {v.value.name: v for v in program.params}
     held = [v for v in cut.saved if v not in program.params]
     second = replace(
@@ -94,7 +94,7 @@ def hurried(program: Program, cut: Halves) -> Halves:
     return replace(cut, forward=_hurried(first).body, backward=_hurried(second).body)
 
 
-def _hurried(program: Program) -> Program:
+def _hurried(program: DeviceProgram) -> DeviceProgram:
     verify(program)
     for step in (in_buckets, overlapped):
         program = step(program)
@@ -113,23 +113,23 @@ def _phase(node: Node) -> str:
 
 def _numbers(nodes: Iterable[Node]) -> set[Var]:
     """The variables that are numbers: constants, and moves of them. None is saved."""
-    found: set[Var] = set()
+    numbers: set[Var] = set()
     for node in nodes:
         if isinstance(node, Compute) and node.name == "constant":
-            found.update(node.outs)
-        elif isinstance(node, Move) and node.source in found:
-            found.add(node.target)
-    return found
+            numbers.update(node.outs)
+        elif isinstance(node, Move) and node.source in numbers:
+            numbers.add(node.target)
+    return numbers
 
 
 def _again(forward: list[Node], backward: list[Node], numbers: set[Var]) -> list[Node]:
     """Statements on numbers that the backward pass rematerialises."""
     wanted = {v for node in backward for v in reads(node)}
-    found: list[Node] = []
+    repeated: list[Node] = []
     for node in reversed(forward):
-        if isinstance(node, Loop) or not numbers.issuperset(node.makes):
+        if isinstance(node, DeviceLoop) or not numbers.issuperset(node.makes):
             continue
         if not wanted.isdisjoint(node.makes):
             wanted.update(reads(node))
-            found.append(node)
-    return found[::-1]
+            repeated.append(node)
+    return repeated[::-1]

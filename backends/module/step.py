@@ -19,7 +19,7 @@ Tensors = dict[str, torch.Tensor]
 _NUMBERS = itertools.count(1)
 
 
-class Step:
+class CompiledStep:
     """A compiled text with its process groups. `inputs` and `params` are names, in order."""
 
     def __init__(self, text: str, ranks: MeshRanks) -> None:
@@ -43,14 +43,14 @@ class Step:
     def evaluate(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
         """The outputs, with nothing saved for a backward pass."""
         with torch.no_grad(), self.ranks.here():
-            found = self.program.device(self.ranks.rank, self.groups, inputs, params)
-        return tuple(found[name].detach() for name in self.outputs)
+            outputs = self.program.device(self.ranks.rank, self.groups, inputs, params)
+        return tuple(outputs[name].detach() for name in self.outputs)
 
     def differentiable(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
         """The outputs; their cotangents propagate to inputs and parameters."""
         tensors = [inputs[name] for name in self.inputs] + [params[name] for name in self.params]
-        found: tuple[torch.Tensor, ...] = _Passes.apply(self, *tensors)  # type: ignore[no-untyped-call]
-        return found
+        outputs: tuple[torch.Tensor, ...] = _Passes.apply(self, *tensors)  # type: ignore[no-untyped-call]
+        return outputs
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, dict[str, Any]]:
         """The forward pass on inputs and parameters, in order: outputs, and saved values."""
@@ -58,19 +58,19 @@ class Step:
         inputs = dict(zip(self.inputs, tensors[:count], strict=True))
         params = dict(zip(self.params, tensors[count:], strict=True))
         with self.ranks.here():
-            found: tuple[Tensors, dict[str, Any]] = self.program.forward(
+            passed: tuple[Tensors, dict[str, Any]] = self.program.forward(
                 self.ranks.rank, self.groups, inputs, params
             )
-        return found
+        return passed
 
     def backward(
         self, saved: Mapping[str, Any], cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """The gradients of inputs and parameters, in order; `cotangents` are those of outputs."""
-        given = dict(zip(self.outputs, cotangents, strict=True))
-        own = {name: given[name] for name in self.cotangents}
+        all_cotangents = dict(zip(self.outputs, cotangents, strict=True))
+        needed = {name: all_cotangents[name] for name in self.cotangents}
         with self.ranks.here():
-            params, inputs = self.program.backward(self.ranks.rank, self.groups, saved, own)
+            params, inputs = self.program.backward(self.ranks.rank, self.groups, saved, needed)
         return [inputs.get(n) for n in self.inputs] + [params.get(n) for n in self.params]
 
 
@@ -78,16 +78,16 @@ class _Passes(torch.autograd.Function):
     """Both passes of a step as an autograd function."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, step: CompiledStep, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, saved = step.forward(tensors)
         ctx.step = step
         ctx.counts = [(n, len(v) if isinstance(v, list) else None) for n, v in saved.items()]
         flat = [t for v in saved.values() for t in (v if isinstance(v, list) else [v])]
         ctx.save_for_backward(*flat)
         # Detached: a saved value may be a view of an output, which must not keep its own history.
-        found = {name: outputs[name].detach() for name in step.outputs}
-        ctx.mark_non_differentiable(*(t for n, t in found.items() if n not in step.cotangents))
-        return tuple(found.values())
+        detached = {name: outputs[name].detach() for name in step.outputs}
+        ctx.mark_non_differentiable(*(t for n, t in detached.items() if n not in step.cotangents))
+        return tuple(detached.values())
 
     @staticmethod
     @told
@@ -97,8 +97,8 @@ class _Passes(torch.autograd.Function):
             message = "the backward pass of a module cannot be differentiated again"
             help = "leave `create_graph` out, or write `grad(…)` in the program and return it"
             fail("MD0565", message, help=help)
-        found = ctx.step.backward(_unflattened(ctx), cotangents)
-        return None, *found
+        grads = ctx.step.backward(_unflattened(ctx), cotangents)
+        return None, *grads
 
 
 def _unflattened(ctx: Any) -> dict[str, Any]:

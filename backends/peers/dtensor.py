@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshdsl.backends.peers.call import subscripts
 from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.peer import (
+    CallPlan,
     Outcome,
     Peer,
-    Plan,
     becomes_partial,
     in_mesh_order,
     is_split,
     partial_ops,
 )
-from meshdsl.backends.peers.windows import shifted_copies
-from meshdsl.backends.torch.call import TorchText
-from meshdsl.backends.torch.format import quoted, statement
+from meshdsl.backends.peers.peer_call import subscripts
+from meshdsl.backends.peers.window_spellings import shifted_copies
+from meshdsl.backends.torch.line_breaks import quoted, statement
+from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.ops.text import aligned
-from meshdsl.placed.rows import Row
-from meshdsl.placed.sbp import Placement, Split
+from meshdsl.ops.torch_expressions import aligned
+from meshdsl.placed.placements import Placement, Split
+from meshdsl.placed.sharding_rules import Row
 
 NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh"
 REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
@@ -146,15 +146,15 @@ class DTensorText(Peer):
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
         """`redistribute`; to a partial value there is no public way, hence `as_partial`."""
         new = [a for a in after.partial if a not in before.partial]
-        kept = tuple(a for a in after.partial if a in before.partial)
-        first = Placement(after.splits, kept, after.op if kept else None)
+        still_partial = tuple(a for a in after.partial if a in before.partial)
+        first = Placement(after.splits, still_partial, after.op if still_partial else None)
         if first != before:
             text = f"{text}.redistribute(placements={self.spec(var, first)})"
         for axis in new:
             text = f"as_partial({text}, {quoted(axis)}, {quoted(REDUCE_OPS[after.op or 'sum'])})"
         return text
 
-    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
+    def operator(self, node: Compute, args: tuple[str, ...], plan: CallPlan) -> str:
         """The record's torch text on global shapes; a new tensor in it becomes a DTensor."""
         out, p = node.outs[0], plan.yields
         if node.name == "one_hot":
@@ -215,8 +215,8 @@ class DTensorText(Peer):
         out, ids, dim = node.outs[0].type, node.ins[2].type, node.attr("dim").name
         if any(not out.has(n) for n in ids.names):
             self.refuse(node)
-        own = aligned(self._range(node, p), (dim,), out.names)
-        mask = f"{own} == {call.aligned(2, out.dims)}"
+        positions = aligned(self._range(node, p), (dim,), out.names)
+        mask = f"{positions} == {call.aligned(2, out.dims)}"
         return f"torch.where({mask}, {call.aligned(1, out.dims)}, {call.tensor(0)})"
 
     def spec(self, var: Var, p: Placement) -> str:

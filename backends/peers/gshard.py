@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 
 from meshdsl.backends.peers.notation import Notation, call_text, picked, results, sent
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, Move, Var
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import load_all
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.placements import Mesh, Placement
 
 NAMES = tuple("replicate split mesh_split tile partial_tile mesh arange array empty".split())
 
@@ -51,10 +51,10 @@ class _GShard(Notation):
         else:
             self._line(node.target, self.ref(node.source), sent(node))
 
-    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+    def stacked(self, stack: Var, inside: Var, node: DeviceLoop) -> None:
         self._line(inside, picked(stack.name, stack, inside, node.index), "")
 
-    def begun(self, made: Collected, node: Loop) -> None:
+    def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         self._line(made.outer, "empty()", str(made.outer.type))
 
     def _line(self, var: Var, text: str, note: str) -> None:
@@ -98,11 +98,11 @@ def tiles(type_: TensorType, p: Placement, mesh: Mesh) -> tuple[list[int], list[
     """The grid of tiles, the device of each, and whether its last dim counts replicas."""
     names = type_.names
     order = [axis for n in names for axis in p.axes_of(n)]
-    rest = [a for a in mesh.names if a not in order]
+    unused_axes = [a for a in mesh.names if a not in order]
     shape = [mesh.size(*p.axes_of(n)) for n in names]
-    copies = mesh.size(*rest)
-    places = itertools.product(*(range(mesh.size(a)) for a in (*order, *rest)))
-    ranks = [_rank(dict(zip((*order, *rest), place, strict=True)), mesh) for place in places]
+    copies = mesh.size(*unused_axes)
+    places = itertools.product(*(range(mesh.size(a)) for a in (*order, *unused_axes)))
+    ranks = [_rank(dict(zip((*order, *unused_axes), place, strict=True)), mesh) for place in places]
     return [*shape, copies] if copies > 1 else shape, ranks, copies > 1
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshdsl.backends.peers.call import Call, Library
+from meshdsl.backends.peers.operator_tables import broadcast_in_dim
 from meshdsl.backends.peers.peer import (
+    CallPlan,
     Outcome,
     Peer,
-    Plan,
     becomes_partial,
     only_sums,
     partial_ops,
 )
-from meshdsl.backends.peers.spellings import broadcast_in_dim
-from meshdsl.backends.peers.windows import SLIDING, channels, spec_words
-from meshdsl.backends.torch.format import quoted, statement
+from meshdsl.backends.peers.peer_call import Library, PeerCall
+from meshdsl.backends.peers.window_spellings import SLIDING, channels, spec_words
+from meshdsl.backends.torch.line_breaks import quoted, statement
 from meshdsl.device.ir import Compute, Move, Var
 from meshdsl.ops.opdef import lookup
-from meshdsl.placed.rows import Row
-from meshdsl.placed.sbp import Partial, Placement, Split
+from meshdsl.placed.placements import Partial, Placement, Split
+from meshdsl.placed.sharding_rules import Row
 
 _SUPPORT = {
     "gelu_grad": '''
@@ -81,16 +81,16 @@ class JaxText(Peer):
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """By the rules of jax 0.10."""
-        known = super().outcome(node, row)
+        general = super().outcome(node, row)
         if _is_inner_channel(node, row) or (_has_window(node) and node.name not in SLIDING):
             return "whole"
         if partial_ops(row):
-            return "whole" if self._is_bilinear(node, row) else known
+            return "whole" if self._is_bilinear(node, row) else general
         if not becomes_partial(row):
-            return known
+            return general
         if node.name == "gather" and not node.ins[1].type.dims:
             return "whole"  # one index is a dynamic slice
-        return "keeps" if known == "keeps" and _is_shared(node, row) else "reduces"
+        return "keeps" if general == "keeps" and _is_shared(node, row) else "reduces"
 
     def holds(self, p: Placement) -> Placement:
         """Sums only."""
@@ -140,7 +140,7 @@ class JaxText(Peer):
             text = f"reshard({text}, {self.spec(var, Placement(before.splits))})"
         return f"reshard({text}, {self.spec(var, after)})"
 
-    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
+    def operator(self, node: Compute, args: tuple[str, ...], plan: CallPlan) -> str:
         """The table's text, but for `a + b` and `a * b` of unreduced arrays."""
         sign = lookup(node.name).infix
         if sign and any(p.partial for p in plan.needs):
@@ -148,7 +148,7 @@ class JaxText(Peer):
             return f" {sign} ".join(self._unreduced(node, call, i) for i in range(len(args)))
         return super().operator(node, args, plan)
 
-    def _unreduced(self, node: Compute, call: Call, index: int) -> str:
+    def _unreduced(self, node: Compute, call: PeerCall, index: int) -> str:
         """An operand broadcast explicitly.
 
         A factor of an unreduced one must be typed `reduced`.

@@ -9,19 +9,19 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshdsl.backends.peers.call import subscripts
-from meshdsl.backends.torch.head import type_text
-from meshdsl.backends.torch.names import Names
-from meshdsl.backends.walk import Walk
+from meshdsl.backends.peers.peer_call import subscripts
+from meshdsl.backends.torch.identifiers import Identifiers
+from meshdsl.backends.torch.preamble import type_text
+from meshdsl.backends.walk import NotationWriter
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Compute, Loop, Move, Var
+from meshdsl.device.ir import Compute, DeviceLoop, Move, Var
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.program import every
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed
+from meshdsl.placed.placements import Mesh, Partial, Placement, Split
 from meshdsl.placed.printer import mesh_text
-from meshdsl.placed.sbp import Mesh, Partial, Placement, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _entry(type_: TensorType, p: Placement, axis: str, mesh: Mesh) -> Entry:
     return Entry()
 
 
-class Notation(Walk):
+class Notation(NotationWriter):
     """Writes a placed program; a subclass has the text of each statement.
 
     `taken` are names with a meaning in the notation, `system` is whose it is, for readers,
@@ -65,8 +65,8 @@ class Notation(Walk):
     uneven = ""
     phases = True
 
-    def __init__(self, source: placed.Program) -> None:
-        self.names = Names(self.taken)
+    def __init__(self, source: placed.PlacedProgram) -> None:
+        self.names = Identifiers(self.taken)
         super().__init__(lower(source, self.names))
         self.source = source
 
@@ -107,19 +107,19 @@ class Notation(Walk):
 
     def _uneven_dims(self) -> list[str]:
         """The dims whose blocks differ in size."""
-        found: dict[str, None] = {}
+        dims_: dict[str, None] = {}
         for tensor in self.source.tensors:
             type_, p = tensor.value.type, tensor.placement
             dims = (d.name for d in type_.dims if p.is_uneven(d.name, d.size, self.mesh))
-            found.update(dict.fromkeys(dims))
-        return list(found)
+            dims_.update(dict.fromkeys(dims))
+        return list(dims_)
 
     def variables(self) -> list[Var]:
         """Inputs, parameters, states, and variables of statements and iterations, in order."""
-        found = [*self.program.inputs, *self.program.params, *self.program.states]
+        variables = [*self.program.inputs, *self.program.params, *self.program.states]
         for node in every(self.program.body):
-            found += [*(node.enters if isinstance(node, Loop) else ()), *node.makes]
-        return found
+            variables += [*(node.enters if isinstance(node, DeviceLoop) else ()), *node.makes]
+        return variables
 
 
 def typed(var: Var) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from meshdsl.backends.peers.call import Library
 from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.peer import Outcome, Peer, becomes_partial, in_mesh_order, only_sums
+from meshdsl.backends.peers.peer_call import Library
 from meshdsl.device.ir import Compute, Var
-from meshdsl.ops.text import tuple_text
-from meshdsl.placed.rows import Row
-from meshdsl.placed.sbp import Mesh, Placement, Split
+from meshdsl.ops.torch_expressions import tuple_text
+from meshdsl.placed.placements import Mesh, Placement, Split
+from meshdsl.placed.sharding_rules import Row
 
 _SUPPORT = {
     "rms_norm": '''

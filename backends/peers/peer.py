@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from meshdsl.backends.peers.call import Call, Library
 from meshdsl.backends.peers.notation import (
     Notation,
     picked,
@@ -22,17 +21,18 @@ from meshdsl.backends.peers.notation import (
     stack_dim,
     typed,
 )
-from meshdsl.backends.peers.spellings import spelling
-from meshdsl.backends.torch.format import quoted
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
+from meshdsl.backends.peers.operator_tables import spelling
+from meshdsl.backends.peers.peer_call import Library, PeerCall
+from meshdsl.backends.torch.line_breaks import quoted
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, Move, Var
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
-from meshdsl.ops.text import tuple_text
+from meshdsl.ops.torch_expressions import tuple_text
 from meshdsl.placed import ir as placed
-from meshdsl.placed.rows import Row
-from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.sharding_rules import Row
 
 MARK = "NOT AS OURS"
 """Marks the note of every line whose tensor has another placement there than ours."""
@@ -43,7 +43,7 @@ have to be whole along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallPlan:
     """The placements of one call there: of operands, of the result, and where that settles."""
 
     needs: tuple[Placement, ...]
@@ -70,12 +70,12 @@ class Peer(Notation):
     support: Mapping[str, str] = {}
     library = Library("torch")
 
-    def __init__(self, source: placed.Program) -> None:
+    def __init__(self, source: placed.PlacedProgram) -> None:
         super().__init__(source)
         self.held: dict[Var, Placement] = {}
         self.renamed: dict[Var, str] = {}
         self.carries: dict[Carry[Var], Placement] = {}
-        self.lists: dict[Collected, str] = {}
+        self.lists: dict[DeviceCollected, str] = {}
         self.held_by_name: dict[str, tuple[TensorType, Placement, Placement]] = {}
 
     # --- the other system ------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Peer(Notation):
             return "keeps" if (spelled.sums if "sum" in ops else spelled.extremes) else "whole"
         return "keeps" if spelled.becomes or not becomes_partial(row) else "whole"
 
-    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
+    def operator(self, node: Compute, args: tuple[str, ...], plan: CallPlan) -> str:
         """The text of an operator on operands placed as planned; by default the table's."""
         text = self.call(node, args, plan).write(spelling(node.name, self.notation).text)
         if not text:
@@ -124,10 +124,10 @@ class Peer(Notation):
             return self.number(text, node.outs[0], plan.yields)
         return text
 
-    def call(self, node: Compute, args: tuple[str, ...], plan: Plan) -> Call:
+    def call(self, node: Compute, args: tuple[str, ...], plan: CallPlan) -> PeerCall:
         """The call on whole tensors, for the table of spellings."""
         out = node.outs[0]
-        return Call(
+        return PeerCall(
             self.library,
             args,
             {i: self.constant(v) for i, v in enumerate(node.ins) if v in self.constants},
@@ -167,10 +167,10 @@ class Peer(Notation):
 
     def bottom(self) -> None:
         """The outputs by name, and new states, where there are any, by theirs."""
-        found = [self.program.outputs]
+        groups = [self.program.outputs]
         if self.program.updates:
-            found.append(tuple((old.value.name or "", new) for old, new in self.program.updates))
-        texts = (", ".join(f"{quoted(name)}: {self.ref(v)}" for name, v in t) for t in found)
+            groups.append(tuple((old.value.name or "", new) for old, new in self.program.updates))
+        texts = (", ".join(f"{quoted(name)}: {self.ref(v)}" for name, v in t) for t in groups)
         self.out.statement("return " + ", ".join(f"{{{text}}}" for text in texts))
 
     def axes(self) -> tuple[str, str]:
@@ -215,7 +215,7 @@ class Peer(Notation):
         before = self.at(var)
         return text if before == to else self.resharded(text, var, before, to)
 
-    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+    def stacked(self, stack: Var, inside: Var, node: DeviceLoop) -> None:
         """A slice of a stack is placed as the stack is."""
         text = picked(self.ref(stack), stack, inside, node.index)
         self.assign(inside, text, self.at(stack).without_dim(stack_dim(stack, inside)))
@@ -244,11 +244,11 @@ class Peer(Notation):
         if before == need:
             return self.ref(var)
         name = self.names.fresh(f"{var.name}_for_{node.name}")
-        known = self.renamed.get(var)
+        renamed_before = self.renamed.get(var)
         self.assign(var, self.brought(var, need), need, f"`{node.name}` takes it so", name)
         if before.splits != need.splits:
             self.held[var] = before
-            self.renamed[var] = known or var.name
+            self.renamed[var] = renamed_before or var.name
         return name
 
     def move(self, node: Move) -> None:
@@ -272,8 +272,8 @@ class Peer(Notation):
     def _moved(self, before: Placement, node: Move) -> Placement:
         """The placement after a step; values already reduced there stay so."""
         old, new = node.source.placement, node.target.placement
-        kept = tuple(a for a in new.partial if a in before.partial or a not in old.partial)
-        return self.holds(placement(self.mesh, dict(new.splits), kept, new.op))
+        partial = tuple(a for a in new.partial if a in before.partial or a not in old.partial)
+        return self.holds(placement(self.mesh, dict(new.splits), partial, new.op))
 
     def refuse(self, node: Compute) -> NoReturn:
         """MD0910: the notation has no text for an operator."""
@@ -289,7 +289,7 @@ class Peer(Notation):
 
     # --- loops -----------------------------------------------------------------------------------
 
-    def loop(self, node: Loop) -> None:
+    def loop(self, node: DeviceLoop) -> None:
         """A `repeat`; a carried value has one placement throughout."""
         self.enter(node)
         # A reduction inside an iteration does not count for readers after the loop.
@@ -297,12 +297,12 @@ class Peer(Notation):
         self.iterations(node)
         self.renamed = renamed
         self.held |= held | {c.result: self.carries[c] for c in node.carries}
-        for made in node.collected:
+        for item in node.collected:
             order = "[::-1]" if node.reverse else ""
-            text = f"{self.library.name}.stack({self.lists[made]}{order})"
-            self.assign(made.outer, text, self._collected(made))
+            text = f"{self.library.name}.stack({self.lists[item]}{order})"
+            self.assign(item.outer, text, self._collected(item))
 
-    def enter(self, node: Loop) -> None:
+    def enter(self, node: DeviceLoop) -> None:
         """The initial values, also those that only need another placement."""
         for carry in node.carries:
             self.carried(carry)
@@ -315,17 +315,17 @@ class Peer(Notation):
         else:
             self.assign(carry.inside, self.brought(carry.init, p), p)
 
-    def begun(self, made: Collected, node: Loop) -> None:
+    def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """The list that becomes one tensor after the loop."""
         self.lists[made] = self.names.fresh(f"{made.outer.name}_list")
         self.out.statement(f"{self.lists[made]} = []")
 
-    def filled(self, made: Collected, node: Loop) -> None:
+    def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """An item appended to the list; none is partial there."""
         part = self.brought(made.inside, self._collected(made))
         self.out.statement(f"{self.lists[made]}.append({part})")
 
-    def _collected(self, made: Collected) -> Placement:
+    def _collected(self, made: DeviceCollected) -> Placement:
         return Placement(self.holds(made.inside.placement).splits)
 
     def next_text(self, carry: Carry[Var]) -> str:
@@ -334,7 +334,7 @@ class Peer(Notation):
 
     # --- plans -----------------------------------------------------------------------------------
 
-    def plan(self, node: Compute) -> Plan:
+    def plan(self, node: Compute) -> CallPlan:
         """Our placements where they can be kept; whole along the axes where they cannot."""
         out = node.outs[0]
         assert all(v.placement == out.placement for v in node.outs), node
@@ -348,7 +348,7 @@ class Peer(Notation):
         yields = self.holds(yields)
         # Our splits, with the partial axes that the operator yields there.
         settled = placement(self.mesh, dict(out.placement.splits), yields.partial, yields.op)
-        return Plan(tuple(needs), yields, self.holds(settled))
+        return CallPlan(tuple(needs), yields, self.holds(settled))
 
     def _outcome(self, node: Compute, axis: str) -> Outcome:
         ins: list[Component] = [v.placement.component(axis) for v in node.ins]

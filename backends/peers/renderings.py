@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 
 from meshdsl.diagnostics import fail
-from meshdsl.placed.ir import Program
+from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.layout import nearest
 
 RENDERINGS: dict[str, str] = {
-    "sbp": "sbp._Sbp",
+    "sbp": "sbp_notation._Sbp",
     "scaling-book": "scaling_book._Book",
     "gshard": "gshard._GShard",
     "oneflow": "oneflow.OneFlowText",
@@ -19,7 +19,7 @@ RENDERINGS: dict[str, str] = {
 """The class of each notation, by its name on the command line; imported when needed."""
 
 
-def render(program: Program, notation: str) -> str:
+def render(program: PlacedProgram, notation: str) -> str:
     """The text of a placed program in a notation of `RENDERINGS`. Raises MD0910 or MD0311."""
     _refuse_stages(program, notation)
     if notation == "jax":
@@ -30,7 +30,7 @@ def render(program: Program, notation: str) -> str:
     return text
 
 
-def _refuse_stages(program: Program, notation: str) -> None:
+def _refuse_stages(program: PlacedProgram, notation: str) -> None:
     """MD0910: a rendering is one program that all devices run, each its part of every operator.
 
     In a pipeline a device has the iterations of its own stage only, at times that a schedule sets.
@@ -43,7 +43,7 @@ def _refuse_stages(program: Program, notation: str) -> None:
     fail("MD0910", message, pipe.span, help=help)
 
 
-def _refuse_uneven(program: Program) -> None:
+def _refuse_uneven(program: PlacedProgram) -> None:
     """MD0311: JAX shards arrays into blocks of one size only."""
     for tensor in program.tensors:
         value, p = tensor.value, tensor.placement

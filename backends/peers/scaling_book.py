@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterable
 
 from meshdsl.backends.peers.notation import Notation, call_text, results, stack_dim
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, Move, Var
 from meshdsl.ir.program import Carry
 from meshdsl.ops.opdef import load_all
 
@@ -60,14 +60,14 @@ class _Book(Notation):
         note = f"  # {node.wire:,} B sent" if node.step.moves else ""
         self.out.add(f"{self._shown_as(node.target)} = {text}{note}")
 
-    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+    def stacked(self, stack: Var, inside: Var, node: DeviceLoop) -> None:
         text = f"{self._shown_as(stack)}[{self.dims[stack_dim(stack, inside)]}={node.index}]"
         self.out.add(f"{self._shown_as(inside)} = {text}")
 
-    def begun(self, made: Collected, node: Loop) -> None:
+    def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         self.out.add(f"{self._shown_as(made.outer)} = empty()")
 
-    def filled(self, made: Collected, node: Loop) -> None:
+    def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
         whole = f"{self._shown_as(made.outer)}[{self.dims[node.dim.name]}={node.index}]"
         self.out.add(f"{whole} = {self._operand(made.inside)}")
 
@@ -117,11 +117,11 @@ def _axis_letters() -> list[str]:
 
 def _dim_letters(names: tuple[str, ...], taken: set[str]) -> dict[str, str]:
     """A capital for each dim: the first of its own that is free, else any, else a small letter."""
-    found: dict[str, str] = {}
+    letters: dict[str, str] = {}
     for name in names:
-        own = [c.upper() for c in name if c.isalpha()]
+        in_name = [c.upper() for c in name if c.isalpha()]
         others = [*string.ascii_uppercase, *string.ascii_lowercase]
-        free = (c for c in (*own, *others) if c not in taken)
-        found[name] = next(free, f"D{len(found)}")
-        taken = taken | {found[name]}
-    return found
+        free = (c for c in (*in_name, *others) if c not in taken)
+        letters[name] = next(free, f"D{len(letters)}")
+        taken = taken | {letters[name]}
+    return letters

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from meshdsl.backends.runtime.away import Away, Store
+from meshdsl.backends.runtime.offloading import Away, Store
 
 
 class Disk(Store):
@@ -24,16 +24,16 @@ class Disk(Store):
     @functools.cached_property
     def file(self) -> Any:
         """The file, opened when the first tensor is kept."""
-        found = tempfile.TemporaryFile(buffering=0, dir=self.folder)
-        weakref.finalize(self, found.close)
-        return found
+        file = tempfile.TemporaryFile(buffering=0, dir=self.folder)
+        weakref.finalize(self, file.close)
+        return file
 
     def keep(self, tensor: torch.Tensor) -> "OnDisk":
         """Write a tensor behind the others."""
-        kept = OnDisk(self, tensor, self.size)
+        stored = OnDisk(self, tensor, self.size)
         self.size += tensor.nbytes
-        kept.put(tensor, 0)
-        return kept
+        stored.put(tensor, 0)
+        return stored
 
 
 class OnDisk(Away):
@@ -47,9 +47,9 @@ class OnDisk(Away):
 
     def cpu(self) -> torch.Tensor:
         """All of it, in memory."""
-        found = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.fill(found, 0)
-        return found
+        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.fill(tensor, 0)
+        return tensor
 
     def room(self, count: int) -> torch.Tensor:
         """Memory for a chunk of `count` elements."""

@@ -5,7 +5,7 @@ A CPU has no other: there nothing moves.
 
 import torch
 
-from meshdsl.backends.runtime.away import Away, Store
+from meshdsl.backends.runtime.offloading import Away, Store
 
 
 class Host(Store):
@@ -41,13 +41,13 @@ class OnHost(Away):
     def take(self, room: torch.Tensor, like: torch.Tensor, at: int) -> torch.Tensor:
         """The elements from number `at` on, as many and where those of `like` are."""
         part = room[at : at + like.numel()].view(like.shape)
-        found = part.to(like.device)
-        self.store.read += 0 if found is part else part.nbytes
-        return found
+        moved = part.to(like.device)
+        self.store.read += 0 if moved is part else part.nbytes
+        return moved
 
     def put(self, part: torch.Tensor, at: int) -> None:
         """Write what was taken back; on a CPU it is there already."""
-        own = self.values.view(-1)[at : at + part.numel()]
-        if own.data_ptr() != part.data_ptr():
-            own.copy_(part.reshape(-1))
+        stored = self.values.view(-1)[at : at + part.numel()]
+        if stored.data_ptr() != part.data_ptr():
+            stored.copy_(part.reshape(-1))
             self.store.written += part.nbytes

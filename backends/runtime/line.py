@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.runtime.collectives import as_numbers
+from meshdsl.backends.runtime.communication import as_numbers
 
 
 def actions(row: str, device: int) -> Iterator[tuple[str, int, int]]:
@@ -78,17 +78,17 @@ class Line:
             self.step = ends[1] - ends[0]
         kinds = ("F",) if kind == "F" else ("B", "I")
         rows = [[*actions(row, number)] for number, row in enumerate(schedule)]
-        made = [[(m, stage) for action, m, stage in row if action in kinds] for row in rows]
-        self.home = {part: number for number, row in enumerate(made) for part in row}
+        senders = [[(m, stage) for action, m, stage in row if action in kinds] for row in rows]
+        self.home = {part: number for number, row in enumerate(senders) for part in row}
         if ends is not None:
-            made = [[part for part in row if part[1] == ends[0]] for row in made]
+            senders = [[part for part in row if part[1] == ends[0]] for row in senders]
         # From each device what it makes for this one, in that order.
-        after = [[(micro, stage + self.step) for micro, stage in row] for row in made]
+        after = [[(micro, stage + self.step) for micro, stage in row] for row in senders]
         self.order = [deque(p for p in row if self.home.get(p) == device) for row in after]
-        self.coming: list[deque[tuple[At, Any, torch.Tensor]]] = [deque() for _ in made]
+        self.coming: list[deque[tuple[At, Any, torch.Tensor]]] = [deque() for _ in senders]
         self.early: dict[At, torch.Tensor] = {}
         self.sent: deque[tuple[Any, torch.Tensor]] = deque()
-        for source in range(len(made)):
+        for source in range(len(senders)):
             for _ in range(room if source != device else 0):
                 self.ask(source)
 

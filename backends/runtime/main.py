@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.runtime.collectives import make_groups
+from meshdsl.backends.runtime.communication import make_groups
 from meshdsl.backends.runtime.user_files import regular, replacing
 from meshdsl.backends.runtime.values import Spec, drawn_part, first_replicas, local_part, spec_of
 
@@ -36,17 +36,17 @@ def local_value(
     if (spec.key or name) not in file:
         return torch.from_numpy(drawn_part(spec, name, seed, part)).to(dtype)
     try:
-        whole = torch.as_tensor(file[spec.key or name])
+        array = torch.as_tensor(file[spec.key or name])
     except Exception as error:  # a damaged archive raises errors of all kinds
         raise ValueError(f"{spec.key or name} cannot be read: {error!r}") from None
-    kinds = {(d.is_floating_point, d == torch.bool) for d in (whole.dtype, dtype)}
-    if len(kinds) > 1 or tuple(whole.shape) != tuple(spec.dims.values()):
-        raise ValueError(f"{name} is {whole.dtype}{[*whole.shape]}, not {spec.dtype}{spec.dims}")
-    block, found = whole[part], whole[part].to(dtype, copy=True)
-    lost = found.isinf() & block.isfinite() if dtype.is_floating_point else found != block
+    kinds = {(d.is_floating_point, d == torch.bool) for d in (array.dtype, dtype)}
+    if len(kinds) > 1 or tuple(array.shape) != tuple(spec.dims.values()):
+        raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, not {spec.dtype}{spec.dims}")
+    block, value = array[part], array[part].to(dtype, copy=True)
+    lost = value.isinf() & block.isfinite() if dtype.is_floating_point else value != block
     if lost.any():
         raise ValueError(f"{name} holds values that do not fit {spec.dtype}")
-    return found
+    return value
 
 
 def main(
@@ -70,8 +70,8 @@ def main(
     specs = [{name: spec_of(text) for name, text in table.items()} for table in (*tables, outputs)]
     try:
         options = parse_options(mesh, trains=len(tables) > 2)
-        given = read_file(options.params, specs[1], assigned)
-        files = [read_file(options.inputs, specs[0]), given, given]
+        arrays = read_file(options.params, specs[1], assigned)
+        files = [read_file(options.inputs, specs[0]), arrays, arrays]
         held = [
             {n: local(n, spec, file, options.seed, mesh, rank) for n, spec in table.items()}
             for table, file in zip(specs[:-1], files, strict=False)
@@ -79,12 +79,12 @@ def main(
         code, where = 3, start(rank, math.prod(mesh.values()))
         held = [{name: tensor.to(where) for name, tensor in table.items()} for table in held]
         with torch.inference_mode():
-            found = device(rank, make_groups(mesh, groups, rank), *held)
+            results = device(rank, make_groups(mesh, groups, rank), *held)
         for name, spec in specs[-1].items() if rank == 0 else ():
-            value = "" if spec.dims else f" = {found[name].item()}"
+            value = "" if spec.dims else f" = {results[name].item()}"
             print(f"{name}: {spec.dtype}{[*spec.dims.values()]}{value}", flush=True)
         if options.out:
-            write_whole(options.out, specs[-1], mesh, found)
+            write_whole(options.out, specs[-1], mesh, results)
         if options.updated:
             write_whole(options.updated, specs[1] | specs[2], mesh, held[1] | held[2])
     except KeyboardInterrupt:
@@ -130,16 +130,16 @@ def read_file(path: str | None, specs: Mapping[str, Spec], optional: tuple[str, 
         return {}
     file = open(path, "rb", opener=regular)  # it stays open: arrays are read as they are needed
     try:
-        found: Any = FileTensors(file) if path.endswith(".safetensors") else np.load(file)
-        if isinstance(found, np.ndarray):
+        arrays: Any = FileTensors(file) if path.endswith(".safetensors") else np.load(file)
+        if isinstance(arrays, np.ndarray):
             raise ValueError("it holds one array without a name")
     except Exception as error:  # it is damaged, or of another kind
         file.close()
         raise ValueError(f"{path} cannot be read: {error!r}") from None
     needed = {name for name, spec in specs.items() if spec.draw != ("seed",)}
-    if not needed - set(optional) <= set(found) <= set(specs):
-        raise ValueError(f"{path} holds {', '.join(found)}, but needed are {', '.join(specs)}")
-    return found
+    if not needed - set(optional) <= set(arrays) <= set(specs):
+        raise ValueError(f"{path} holds {', '.join(arrays)}, but needed are {', '.join(specs)}")
+    return arrays
 
 
 class FileTensors(dict[str, Any]):
@@ -188,8 +188,8 @@ def write_whole(
         return
     with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, spec in specs.items():
-            whole = np.full([*spec.dims.values()], -0.0, held[0][name].dtype)
+            array = np.full([*spec.dims.values()], -0.0, held[0][name].dtype)
             for rank in first_replicas(spec, mesh):
-                whole[local_part(spec, mesh, rank)] += held[rank][name]
+                array[local_part(spec, mesh, rank)] += held[rank][name]
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, whole, allow_pickle=False)
+                np.lib.format.write_array(member, array, allow_pickle=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from meshdsl.backends.runtime.random import GOLDEN, MIX, keeping, wrapped
+from meshdsl.backends.runtime.splitmix import GOLDEN, MIX, keeping, wrapped
 
 CHUNK = 1 << 14
 """The number of hashes at a time that stay in the cache of a processor."""
@@ -37,8 +37,8 @@ def random_words(
     height, columns = as_matrix(sizes, shape)
     rows: Any = 0
     for size, start, extent in zip(sizes[:-1], starts, shape, strict=False):
-        own = start if height == 1 else torch.arange(start, start + extent, device=where)
-        rows = rows * size + own if height == 1 else (rows * size + own).view(-1, 1)
+        indices = start if height == 1 else torch.arange(start, start + extent, device=where)
+        rows = rows * size + indices if height == 1 else (rows * size + indices).view(-1, 1)
     skipped = starts[-1] % 2
     firsts = wrapped((rows * ((sizes[-1] + 1) // 2) + starts[-1] // 2) * GOLDEN)
     firsts = wrapped(firsts + key)
@@ -81,30 +81,30 @@ def dropped(x: torch.Tensor, rate: float, key: Any, sizes: Sizes, starts: Sizes)
 
     `x` is the block at `starts` of a tensor of `sizes`.
     """
-    found = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sizes, starts, shape = sizes or (1,), starts or (0,), tuple(x.shape) or (1,)
     matrix, (last, scale) = as_matrix(sizes, shape), keeping(rate)
-    given, made = x.reshape(matrix), found.view(matrix)
+    matrix_in, matrix_out = x.reshape(matrix), result.view(matrix)
     wide = torch.promote_types(x.dtype, torch.float32)
     factors: Any = None
     for at, words, skip in random_words(key, sizes, starts, shape, x.device):
-        part = made[at]
+        part = matrix_out[at]
         if words.shape != part.shape:
             words = words[:, skip : skip + part.shape[1]]
         if factors is None or factors.shape != part.shape:
             factors = torch.empty(part.shape, dtype=wide, device=x.device)
-        torch.mul(given[at], torch.le(words, last, out=factors).mul_(scale), out=part)
-    return found
+        torch.mul(matrix_in[at], torch.le(words, last, out=factors).mul_(scale), out=part)
+    return result
 
 
 def random_numbers(
     how: Callable[[Any, Any], Any], key: Any, sizes: Sizes, starts: Sizes, shape: Sizes
 ) -> torch.Tensor:
     """The block at `starts` of a tensor of `sizes`, in f32; `how` makes it of words."""
-    found = torch.empty(shape)
+    result = torch.empty(shape)
     sizes, starts, shape = sizes or (1,), starts or (0,), shape or (1,)
-    made = found.view(as_matrix(sizes, shape))
-    for at, words, skip in random_words(key, sizes, starts, shape, found.device):
-        part = made[at]
+    matrix = result.view(as_matrix(sizes, shape))
+    for at, words, skip in random_words(key, sizes, starts, shape, result.device):
+        part = matrix[at]
         part.copy_(how(words, torch)[:, skip : skip + part.shape[1]])
-    return found
+    return result

@@ -149,8 +149,12 @@ def _entries(part: Any, shape: tuple[int, ...]) -> list[Any]:
 def _selected(entry: Any, size: int) -> Indices:
     """The indices of a dim that an entry needs, sorted and each once."""
     if isinstance(entry, slice):
-        found = range(size)[entry]
-        return found if found.step == 1 else np.sort(np.arange(found.start, found.stop, found.step))
+        selected = range(size)[entry]
+        return (
+            selected
+            if selected.step == 1
+            else np.sort(np.arange(selected.start, selected.stop, selected.step))
+        )
     every = np.unique(np.asarray(entry, np.int64))
     assert not len(every) or (every[0] >= 0 and every[-1] < size), f"an index beyond {size}"
     return every
@@ -211,17 +215,17 @@ class FileBytes:
         return len(self._range)
 
     def __getitem__(self, part: slice) -> Array:
-        own = self._range[part]
-        assert own.step == 1, "a range of bytes"
-        found = np.empty(len(own), np.uint8)
-        self._blocks.fill(memoryview(found), own.start)  # type: ignore[arg-type]
-        return found
+        selected = self._range[part]
+        assert selected.step == 1, "a range of bytes"
+        data = np.empty(len(selected), np.uint8)
+        self._blocks.fill(memoryview(data), selected.start)  # type: ignore[arg-type]
+        return data
 
     def part(self, start: int, stop: int) -> "FileBytes":
         """The bytes from `start` to `stop`."""
-        found = FileBytes.__new__(FileBytes)
-        found._blocks, found._range = self._blocks, self._range[start:stop]
-        return found
+        view = FileBytes.__new__(FileBytes)
+        view._blocks, view._range = self._blocks, self._range[start:stop]
+        return view
 
     def max(self) -> int:
         """The largest of them; 0 of none."""

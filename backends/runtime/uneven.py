@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.runtime.collectives import Pending, all_gather_start, as_numbers
+from meshdsl.backends.runtime.communication import Pending, all_gather_start, as_numbers
 from meshdsl.backends.runtime.values import Way, block
 
 
@@ -59,16 +59,21 @@ def reduce_scatter_uneven_start(
     x: torch.Tensor, dim: int, ways: tuple[Way, ...], group: Any, op: str
 ) -> Pending:
     """Begin a `reduce_scatter_uneven`: blocks are exchanged, and added up in the order of ranks."""
-    whole = x.movedim(dim, 0).contiguous()
-    sizes = block_sizes(len(whole), ways)
-    own = sizes[dist.get_rank(group)]
-    parts = whole.new_empty(own * len(sizes), *whole.shape[1:])
+    addends = x.movedim(dim, 0).contiguous()
+    sizes = block_sizes(len(addends), ways)
+    rows = sizes[dist.get_rank(group)]
+    parts = addends.new_empty(rows * len(sizes), *addends.shape[1:])
     work = dist.all_to_all_single(
-        as_numbers(parts), as_numbers(whole), [own] * len(sizes), sizes, group=group, async_op=True
+        as_numbers(parts),
+        as_numbers(addends),
+        [rows] * len(sizes),
+        sizes,
+        group=group,
+        async_op=True,
     )
 
     def finish() -> torch.Tensor:
-        total, *others = torch.split(parts, [own] * len(sizes))
+        total, *others = torch.split(parts, [rows] * len(sizes))
         for other in others:
             total = combined(total, other, op)
         return total.movedim(0, dim)
@@ -103,8 +108,11 @@ def all_to_all_uneven(
     """
     leaving, coming = ways
     pieces = torch.split(x, block_sizes(x.shape[split_dim], leaving), split_dim)
-    own = pieces[dist.get_rank(group)].shape
-    shapes = [[*own[:concat_dim], n, *own[concat_dim + 1 :]] for n in block_sizes(size, coming)]
+    block_shape = pieces[dist.get_rank(group)].shape
+    shapes = [
+        [*block_shape[:concat_dim], n, *block_shape[concat_dim + 1 :]]
+        for n in block_sizes(size, coming)
+    ]
     sent = torch.cat([piece.reshape(-1) for piece in pieces])
     arrives = [math.prod(shape) for shape in shapes]
     leaves = [piece.numel() for piece in pieces]

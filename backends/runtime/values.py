@@ -59,10 +59,10 @@ def spec_of(text: str) -> Spec:
     form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: on (\w+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
     dtype, at, parts, away, how, numbers, key = re.findall(form, text)[0]
     at = re.sub(r"(\d+)-(\d+)", lambda m: ".".join(map(str, range(int(m[1]), int(m[2]) + 1))), at)
-    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", at)
-    sizes = {dim: int(size) for dim, size, _, _ in found}
-    split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
-    lying = ((dim, at.split("|")) for dim, _, at, _ in found if at)
+    entries = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", at)
+    sizes = {dim: int(size) for dim, size, _, _ in entries}
+    split = {dim: tuple(axes.split("+")) for dim, _, _, axes in entries if axes}
+    lying = ((dim, at.split("|")) for dim, _, at, _ in entries if at)
     blocks = {dim: [[int(n) for n in b.split(".") if n] for b in each] for dim, each in lying}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
     return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, away)
@@ -95,10 +95,10 @@ def source_rank(
             block = block * mesh[axis] + at[axis]
         for axis in reversed(before[dim]):
             block, came[axis] = divmod(block, mesh[axis])
-    found = 0
+    source = 0
     for axis, size in mesh.items():
-        found = found * size + came[axis]
-    return found
+        source = source * size + came[axis]
+    return source
 
 
 def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]]:
@@ -155,12 +155,12 @@ def parts_of(
 
     With a `period`, the size of the dim, what is beyond one end of it is the other end.
     """
-    found = []
+    parts = []
     for turn in (-period, 0, period) if period else (0,):
         start, stop = overlap((block[0] + turn, block[1] + turn), window)
         if start < stop:
-            found.append((start - window[0], stop - start, start - turn - block[0]))
-    return found
+            parts.append((start - window[0], stop - start, start - turn - block[0]))
+    return parts
 
 
 def in_mesh_order(mesh: dict[str, int], axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -182,16 +182,16 @@ def blocks_and_windows(
     windows end at the borders of the dim.
     """
     (size, loop), ways = sizes, tuple(mesh[axis] for axis in axes)
-    own, read = [], []
+    blocks, read = [], []
     for rank in ranks:
         at = coordinates(mesh, rank)
         (first, count), (start, extent) = (
             block(n, ways, tuple(at[axis] for axis in axes)) for n in (size, loop)
         )
-        own.append((first, first + count))
+        blocks.append((first, first + count))
         window = span((start, start + extent), size, reads)
         read.append(overlap(window, (0, size)) if within else window)
-    return own, read
+    return blocks, read
 
 
 def window_start(
@@ -213,9 +213,9 @@ def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> Part:
         on, blocks = spec.split.get(dim, ()), (spec.blocks or {}).get(dim, ())
         ways = tuple(tuple(map(len, blocks)) if blocks[1:] and a == on[0] else mesh[a] for a in on)
         start, extent = block(size, ways, tuple(at[a] for a in on))
-        own = slice(start, start + extent)
-        lying = [i for each in blocks for i in each][own]
-        parts.append(own if lying in ([], [*range(start, own.stop)]) else lying)
+        span_ = slice(start, start + extent)
+        lying = [i for each in blocks for i in each][span_]
+        parts.append(span_ if lying in ([], [*range(start, span_.stop)]) else lying)
     return tuple(parts)
 
 
@@ -243,8 +243,8 @@ def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 1
     """
     assert spec.draw is not None, f"{name} cannot be made up"
     kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32
-    own = [np.arange(size)[p] for size, p in zip(spec.dims.values(), part, strict=True)]
-    values = np.empty([len(index) for index in own], kinds.get(spec.dtype, "f4"))
+    indices = [np.arange(size)[p] for size, p in zip(spec.dims.values(), part, strict=True)]
+    values = np.empty([len(index) for index in indices], kinds.get(spec.dtype, "f4"))
     if spec.draw[0] in ("zeros", "ones"):
         return np.full_like(values, spec.draw[0] == "ones")
     if spec.draw[0] == "seed":
@@ -255,7 +255,7 @@ def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 1
     for start in range(0, flat.size, chunk):
         # Always a full chunk, so that every element goes through the same loop of numpy.
         at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *values.shape])
-        here = (at[0], *(index[a] for index, a in zip(own, at[1:], strict=True)))
+        here = (at[0], *(index[a] for index, a in zip(indices, at[1:], strict=True)))
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
         flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]
     return values
@@ -310,13 +310,13 @@ def cast(array: Array, dtype: str) -> Array:
         if low < range_.min or high > range_.max:
             raise ValueError(f"values from {low} to {high} do not fit {dtype}")
     with np.errstate(over="ignore"):
-        found = array.astype(target, copy=False)
+        converted = array.astype(target, copy=False)
     if dtype == "bf16":
-        found = round_to_bf16(found)
-    if target.kind == "f" and array.dtype != target and np.isinf(found).any():
-        if np.isinf(found).sum() != np.isinf(array).sum():
+        converted = round_to_bf16(converted)
+    if target.kind == "f" and array.dtype != target and np.isinf(converted).any():
+        if np.isinf(converted).sum() != np.isinf(array).sum():
             raise ValueError(f"values up to {np.abs(array).max()} do not fit {dtype}")
-    return found
+    return converted
 
 
 def round_to_bf16(array: Array) -> Array:

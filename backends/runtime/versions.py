@@ -14,19 +14,19 @@ def versions_read(row: str, rule: str) -> dict[int, int]:
     The one that was new before its forward pass (`stashed`), or before the batch ahead of its own,
     of one update each (`buffered`).
     """
-    found: dict[int, int] = {}
+    read: dict[int, int] = {}
     batch: list[int] = []
-    made = 0
+    updates = 0
     for action, micro, _ in actions(row, 0):
         if action == "F" and rule == "stashed":
-            found[micro] = made
+            read[micro] = updates
         if action in "BW":
             batch.append(micro)
         if action == "U":
             if rule == "buffered":
-                found.update(dict.fromkeys(batch, max(0, made - 1)))
-            batch, made = [], made + 1
-    return found
+                read.update(dict.fromkeys(batch, max(0, updates - 1)))
+            batch, updates = [], updates + 1
+    return read
 
 
 class Versions:
@@ -54,14 +54,14 @@ class Versions:
         for version in [v for v in self.kept if self.last.get(v, -1) < now]:
             self.room.append(self.kept.pop(version))
         if self.newest in self.kept:
-            made = self.room.pop() if self.room else tuple(map(torch.empty_like, newest))
-            for new, old in zip(made, newest, strict=True):
+            newest_ = self.room.pop() if self.room else tuple(map(torch.empty_like, newest))
+            for new, old in zip(newest_, newest, strict=True):
                 new.copy_(old)
         else:
-            made = self.room.pop()  # the newest version itself, the last that was put there
+            newest_ = self.room.pop()  # the newest version itself, the last that was put there
         self.newest += 1
-        self.kept[self.newest] = made
-        return made
+        self.kept[self.newest] = newest_
+        return newest_
 
 
 class Corrected:
@@ -75,17 +75,17 @@ class Corrected:
     def __init__(self, row: str, anneal: int, *tensors: torch.Tensor) -> None:
         begun: dict[int, int] = {}
         self.apart: dict[int, int] = {}
-        made, batch, late = 0, [], [0]
+        updates, batch, late = 0, [], [0]
         for action, micro, _ in actions(row, 0):
             if action == "F":
-                begun[micro] = made
+                begun[micro] = updates
             if action in "BI":
-                self.apart[micro] = made - begun[micro]
+                self.apart[micro] = updates - begun[micro]
             if action in "BW":
                 batch.append(micro)
             if action == "U":
-                late += [made - begun[m] for m in batch]
-                batch, made = [], made + 1
+                late += [updates - begun[m] for m in batch]
+                batch, updates = [], updates + 1
         self.behind, self.anneal, self.tensors = max(late), anneal, tensors
         self.average = [torch.zeros_like(tensor) for tensor in tensors if self.behind]
         self.before: list[Any] = []
@@ -105,8 +105,8 @@ class Corrected:
     def end(self, done: int) -> None:
         """Shorten the step of an update, `done` updates behind the first, and take it in."""
         factor = max(1, self.behind) ** -(1 - min(done / self.anneal, 1))
-        kept = math.exp(-2 / max(1, self.behind))
+        decay = math.exp(-2 / max(1, self.behind))
         for tensor, before, average in zip(self.tensors, self.before, self.average, strict=False):
             tensor.sub_(before).mul_(factor).add_(before)
-            average.mul_(kept).add_(tensor - before, alpha=1 - kept)
+            average.mul_(decay).add_(tensor - before, alpha=1 - decay)
         self.before = []

@@ -39,7 +39,7 @@ COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class ComparedValues:
     """The values that tests are about: of coordinates by their sizes, of `stage` by `held`.
 
     Device number `home=k` has passes of the stages `held[k]` alone.
@@ -64,7 +64,7 @@ def check_bindings(
     lines: list[str],
     first: int,
     module: Collection[str],
-    devices: Devices,
+    devices: ComparedValues,
     reserved: Collection[str],
 ) -> None:
     """Check the functions of a text, whose lines begin at number `first` of it.
@@ -74,16 +74,16 @@ def check_bindings(
     """
     tree = ast.parse("\n".join(lines))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    known = BUILTINS.union(module, (node.name for node in functions))
-    text = _Text(lines, first, known, frozenset(module), reserved, devices)
+    names = BUILTINS.union(module, (node.name for node in functions))
+    text = _CheckedText(lines, first, names, frozenset(module), reserved, devices)
     for function in functions:
-        scope = _Scope(function, text, None)
+        scope = _FunctionScope(function, text, None)
         for values in text.ways(scope.tests, scope.local & devices.sizes.keys(), {}):
             scope.follow(values)
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _CheckedText:
     """The lines of a text, and what is known of its names."""
 
     lines: list[str]
@@ -91,7 +91,7 @@ class _Text:
     known: frozenset[str]
     module: frozenset[str]
     reserved: Collection[str]
-    devices: Devices
+    devices: ComparedValues
 
     def at(self, node: ast.stmt) -> str:
         """A statement in a message."""
@@ -109,8 +109,8 @@ class _Text:
         """Check that names may be bound: that each is a variable's, and none of the module."""
         for name in names:
             assert name not in self.module, f"{self.at(node)} binds `{name}`, a name of the module"
-            known = name == "_" or name in self.reserved
-            assert known, f"{self.at(node)} binds `{name}`, which is not allocated"
+            is_allocated = name == "_" or name in self.reserved
+            assert is_allocated, f"{self.at(node)} binds `{name}`, which is not allocated"
 
 
 # --- what a statement reads ----------------------------------------------------------------------
@@ -129,12 +129,12 @@ def _test(node: ast.expr) -> Test | None:
     return None
 
 
-class _Reads:
+class _StatementReads:
     """The names that a statement reads; some only on one side of a test."""
 
     def __init__(self, parts: Iterable[ast.AST]) -> None:
         self.names: set[str] = set()
-        self.choices: list[tuple[Test | None, _Reads, _Reads]] = []
+        self.choices: list[tuple[Test | None, _StatementReads, _StatementReads]] = []
         self.own: set[str] = set()
         todo = [*parts]
         while todo:
@@ -161,7 +161,7 @@ class _Reads:
             case ast.Subscript():
                 return part.value, part.slice
             case ast.IfExp():
-                sides = _Reads([part.body]), _Reads([part.orelse])
+                sides = _StatementReads([part.body]), _StatementReads([part.orelse])
                 self.choices.append((_test(part.test), *sides))
                 return (part.test,)
             case ast.comprehension():
@@ -172,12 +172,12 @@ class _Reads:
 
     def under(self, values: Values) -> set[str]:
         """The names that are read where coordinates and stages have some values."""
-        found = self.names
+        names = self.names
         for test, *sides in self.choices:
             holds = _holds(test, values)
             chosen = sides if holds is None else sides[:1] if holds else sides[1:]
-            found = found.union(*(side.under(values) for side in chosen))
-        return found
+            names = names.union(*(side.under(values) for side in chosen))
+        return names
 
     @property
     def tests(self) -> Iterator[Test]:
@@ -194,20 +194,20 @@ def _holds(test: Test | None, values: Values) -> bool | None:
     return COMPARED[test[1]](values[test[0]], test[2])
 
 
-def _reads(node: ast.stmt) -> _Reads:
+def _reads(node: ast.stmt) -> _StatementReads:
     """What a statement itself reads, without the statements in it."""
     match node:
         case ast.FunctionDef() | ast.Nonlocal():
-            return _Reads(())
+            return _StatementReads(())
         case ast.If():
-            return _Reads((node.test,))
+            return _StatementReads((node.test,))
         case ast.For():
-            return _Reads((node.iter,))
+            return _StatementReads((node.iter,))
         case ast.AugAssign():
-            found = _Reads((node.target, node.value))
-            found.names.update(_targets(node.target))
-            return found
-    return _Reads((node,))
+            reads = _StatementReads((node.target, node.value))
+            reads.names.update(_targets(node.target))
+            return reads
+    return _StatementReads((node,))
 
 
 def _binds(node: ast.stmt) -> tuple[str, ...]:
@@ -254,23 +254,27 @@ def _has_iteration(node: ast.expr) -> bool:
 # --- what is bound where -------------------------------------------------------------------------
 
 
-class _Scope:
+class _FunctionScope:
     """One function: which of its names are bound where."""
 
-    def __init__(self, function: ast.FunctionDef, text: _Text, outer: _Scope | None) -> None:
+    def __init__(
+        self, function: ast.FunctionDef, text: _CheckedText, outer: _FunctionScope | None
+    ) -> None:
         self.function, self.text, self.outer = function, text, outer
-        own = [*_own_statements(function.body)]
+        statements = [*_own_statements(function.body)]
         self.params = {argument.arg for argument in function.args.args}
         text.check_bound(function, self.params)
-        self.binds = {node: _binds(node) for node in own}
+        self.binds = {node: _binds(node) for node in statements}
         for node, names in self.binds.items():
             text.check_bound(node, names)
-        self.reads = {node: _reads(node) for node in own}
-        away = {name for node in own if isinstance(node, ast.Nonlocal) for name in node.names}
+        self.reads = {node: _reads(node) for node in statements}
+        away = {
+            name for node in statements if isinstance(node, ast.Nonlocal) for name in node.names
+        }
         self.local = self.params.union(*self.binds.values()) - away
-        functions = [node for node in own if isinstance(node, ast.FunctionDef)]
-        self.inner = {node.name: _Scope(node, text, self) for node in functions}
-        self.tests = self._tests(own)
+        functions = [node for node in statements if isinstance(node, ast.FunctionDef)]
+        self.inner = {node.name: _FunctionScope(node, text, self) for node in functions}
+        self.tests = self._tests(statements)
         # What the functions around have to have bound at a call, by the values of their names.
         self.required: dict[tuple[tuple[str, int], ...], dict[str, ast.stmt]] = {}
         self.values: Values = {}
@@ -280,19 +284,19 @@ class _Scope:
 
     def _tests(self, own: list[ast.stmt]) -> Tests:
         """The numbers that coordinates and stages are compared with, in what is nested, too."""
-        devices, found = self.text.devices, Tests()
+        devices, tests = self.text.devices, Tests()
         names = {*devices.sizes, devices.stage}
-        whole = (_test(node.test) for node in own if isinstance(node, ast.If))
+        conditions = (_test(node.test) for node in own if isinstance(node, ast.If))
         inner = (test for reads in self.reads.values() if reads.choices for test in reads.tests)
-        for test in (*whole, *inner):
+        for test in (*conditions, *inner):
             if test is not None and test[0] in names:
-                found.setdefault(test[0], set()).add(test[2])
+                tests.setdefault(test[0], set()).add(test[2])
         for scope in self.inner.values():
             for name, numbers in scope.tests.items():
-                found.setdefault(name, set()).update(numbers)
-        if devices.stage in found:  # which stages there are is a matter of the device
-            found.setdefault(devices.home, set())
-        return found
+                tests.setdefault(name, set()).update(numbers)
+        if devices.stage in tests:  # which stages there are is a matter of the device
+            tests.setdefault(devices.home, set())
+        return tests
 
     def follow(self, values: Values) -> dict[str, ast.stmt]:
         """Check one way through the function; the names from around it that it reads, and where."""
@@ -305,10 +309,10 @@ class _Scope:
         outside = {n: v for n, v in values.items() if n in self.tests and n not in self.local}
         key = tuple(sorted(outside.items()))
         if key not in self.required:
-            found: dict[str, ast.stmt] = {}
-            for own in self.text.ways(self.tests, self.params, outside):
-                found |= self.follow({**outside, **own})
-            self.required[key] = found
+            needed: dict[str, ast.stmt] = {}
+            for inner_values in self.text.ways(self.tests, self.params, outside):
+                needed |= self.follow({**outside, **inner_values})
+            self.required[key] = needed
         return self.required[key]
 
     # --- statements ------------------------------------------------------------------------------
@@ -351,8 +355,8 @@ class _Scope:
             elif self.outer is not None and self.outer.has(name):
                 self.free.setdefault(name, node)
             else:
-                known = name in self.text.known
-                assert known, f"{self.text.at(node)} reads `{name}`, which nothing defines"
+                is_defined = name in self.text.known
+                assert is_defined, f"{self.text.at(node)} reads `{name}`, which nothing defines"
             if name in self.defined:
                 for inner, place in self.inner[name].needs(self.values).items():
                     self.read(place, (inner,), bound)
@@ -366,8 +370,8 @@ class _Scope:
         if holds is not None:
             return self.block(node.body if holds else node.orelse, bound)
         ends = [self.block(branch, bound) for branch in (node.body, node.orelse)]
-        found = [end for end in ends if end is not None]
-        return frozenset.intersection(*found) if found else None
+        bound_after = [end for end in ends if end is not None]
+        return frozenset.intersection(*bound_after) if bound_after else None
 
     def _loop(self, node: ast.For, bound: frozenset[str]) -> frozenset[str]:
         """A loop, of which another iteration may begin with what one has deleted."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from meshdsl.backends.torch.format import INDENT
-from meshdsl.backends.torch.loops import Loops
+from meshdsl.backends.torch.line_breaks import INDENT
+from meshdsl.backends.torch.loop_text import LoopWriter
 from meshdsl.backends.walk import NOWHERE
-from meshdsl.device.ir import Compute, Pipeline, Program, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Pipeline, Var
 from meshdsl.device.liveness import totals
 
 KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
@@ -32,10 +32,10 @@ OWN_NAMES = frozenset(
 """What is defined for a pipeline, under no name of the source."""
 
 
-class Passes(Loops):
+class Passes(LoopWriter):
     """Writes the functions of passes; a subclass writes what is in them."""
 
-    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
+    def __init__(self, program: DeviceProgram, taken: frozenset[str] = frozenset()) -> None:
         piped = any(isinstance(node, Pipeline) for node in program.body)
         super().__init__(program, taken | OWN_NAMES if piped else taken)
 
@@ -73,12 +73,12 @@ class Passes(Loops):
 
     def _row(self, node: Pipeline, micro: str) -> None:
         """Write the loop over the actions of the device."""
-        device, given = self.at[node.axis], self.arguments
-        stage = STAGE if "," in given else "_"
+        device, arguments = self.at[node.axis], self.arguments
+        stage = STAGE if "," in arguments else "_"
         self.out.add()
         action = "_" if node.is_forward else "action"
         self.out.add(f"for {action}, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
-        calls = {action: f"{FUNCTIONS[action]}({given})" for action in node.passes}
+        calls = {action: f"{FUNCTIONS[action]}({arguments})" for action in node.passes}
         if node.is_forward:
             self.out.add(f"{INDENT}{calls['F']}")
             return

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.runtime.files import (
+from meshdsl.backends.runtime.array_files import (
     Refused,
     StoredArray,
     read_safetensors,
@@ -47,7 +47,7 @@ from meshdsl.backends.runtime.values import (
 )
 from meshdsl.backends.train import manifest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
-from meshdsl.kept import parsed
+from meshdsl.disk_cache import parsed
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Checkpoint:
     """A whole checkpoint: its place, its step, the `meta` of the save, its tensors and mesh.
 
     `skipped` has a sentence for every newer one that is damaged.
@@ -133,7 +133,7 @@ class Checkpoints:
         try:
             ranks.first_does(lambda: begin(self.folder, step))
             written = ranks.all_do(lambda: write_blocks(partial, blocks, specs, mesh))
-            files = {name: known for part in written for name, known in part.items()}
+            files = {name: facts for part in written for name, facts in part.items()}
             ranks.first_does(finish)
         except BaseException as error:
             if ranks.rank == 0:
@@ -154,7 +154,7 @@ class Checkpoints:
         message = f"the checkpoint of step {step} could not be written to {self.folder}: {why}"
         raise DiagnosticError(Diagnostic("MD0540", message, help=help)) from error
 
-    def latest(self) -> Found | None:
+    def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None where there are none; reads every byte of it.
 
         Raises MD0543 where there are some and all are damaged, MD0544 for one of an older format.
@@ -177,7 +177,7 @@ class Checkpoints:
             fail("MD0501", f"{self.folder} cannot be read: {error.strerror}", help="see what it is")
 
     def load(
-        self, found: Found, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
+        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
     ) -> dict[int, dict[str, torch.Tensor]]:
         """The tensors of each of `ranks` under `specs` and `mesh`, on the CPU.
 
@@ -189,7 +189,7 @@ class Checkpoints:
         return self._read(found, specs, mesh, ranks)
 
     def each(
-        self, found: Found, specs: dict[str, Spec], mesh: dict[str, int], rank: int
+        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], rank: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """As `load`, the tensors of one device one after the other."""
         check_same(found, specs)
@@ -197,7 +197,7 @@ class Checkpoints:
             yield from self._read(found, {name: spec}, mesh, [rank])[rank].items()
 
     def _read(
-        self, found: Found, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
+        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
     ) -> dict[int, dict[str, torch.Tensor]]:
         try:
             return read_blocks(found, specs, mesh, ranks)
@@ -227,9 +227,9 @@ def names(folder: Path) -> list[str]:
 
 def step_of(name: str) -> int:
     """The step of a checkpoint's name."""
-    found = _NAME.fullmatch(name)
-    assert found, f"{name} is no name of a checkpoint"
-    return int(found[1])
+    match = _NAME.fullmatch(name)
+    assert match, f"{name} is no name of a checkpoint"
+    return int(match[1])
 
 
 def _listed(folder: Path) -> list[str]:
@@ -328,16 +328,16 @@ def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
     `parts` are bytes or other buffers of bytes. Raises OSError, also where something has the name:
     a link there might lead elsewhere.
     """
-    found, size = _checksum(), 0
+    checksum, size = _checksum(), 0
     with open(os.open(path, EXCLUSIVE, 0o666), "wb") as file:
         for part in parts:
             file.write(part)
-            found.update(part)
+            checksum.update(part)
             size += len(part)
             del part  # before the next one is made
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": size, "blake2b": found.hexdigest()}
+    return {"bytes": size, "blake2b": checksum.hexdigest()}
 
 
 def describe(error: Exception) -> str:
@@ -399,7 +399,7 @@ def _own(path: str, flags: int) -> int:
     return regular(path, flags | os.O_NOFOLLOW)
 
 
-def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Found:
+def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Checkpoint:
     """The checkpoint in a folder, every byte of it read and compared. Raises Damaged, MD0544."""
     try:
         content = manifest.checked(read_manifest(path))
@@ -409,20 +409,20 @@ def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Found:
         raise Damaged(f"it is the checkpoint of step {content.step}")
     files = {name: {"bytes": f.bytes, "blake2b": f.blake2b} for name, f in content.files.items()}
     check_sizes(path, files)
-    for file, known in files.items():
+    for file, facts in files.items():
         try:
-            same = digest(path / file) == known
+            same = digest(path / file) == facts
         except OSError as error:
             raise Damaged(describe(error)) from None
         if not same:
             raise Damaged(f"{file} holds other bytes than were written")
     tensors = {name: entry.spec() for name, entry in content.tensors.items()}
-    found = Found(path, content.step, content.meta, tensors, dict(content.mesh), skipped)
-    _check_arrays(found, files)
-    return found
+    checkpoint = Checkpoint(path, content.step, content.meta, tensors, dict(content.mesh), skipped)
+    _check_arrays(checkpoint, files)
+    return checkpoint
 
 
-def _check_arrays(found: Found, files: Iterable[str]) -> None:
+def _check_arrays(found: Checkpoint, files: Iterable[str]) -> None:
     """Compare the arrays in the files with the tensors of the manifest. Raises Damaged."""
     expected: dict[str, dict[str, tuple[str, list[int]]]] = {file: {} for file in files}
     for name, spec in found.tensors.items():
@@ -439,7 +439,7 @@ def _check_arrays(found: Found, files: Iterable[str]) -> None:
         raise Damaged(describe(error)) from None
 
 
-def one_at(path: Path) -> Found | None:
+def one_at(path: Path) -> Checkpoint | None:
     """The checkpoint that `path` itself is, by its name, or None. Raises MD0543, MD0544."""
     if not _NAME.fullmatch(path.name) or not (path / MANIFEST).exists():
         return None
@@ -452,7 +452,7 @@ def one_at(path: Path) -> Found | None:
 
 def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare the sizes of files with the manifest, which costs nothing. Raises Damaged."""
-    for name, known in files.items():
+    for name, facts in files.items():
         try:
             about = os.lstat(checkpoint / name)
         except FileNotFoundError:
@@ -461,15 +461,15 @@ def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> Non
             raise Damaged(describe(error)) from None
         if not stat.S_ISREG(about.st_mode):
             raise Damaged(f"{name} is no regular file")
-        if about.st_size != known["bytes"]:
-            raise Damaged(f"{name} has {about.st_size:,} bytes of {known['bytes']:,}")
+        if about.st_size != facts["bytes"]:
+            raise Damaged(f"{name} has {about.st_size:,} bytes of {facts['bytes']:,}")
 
 
 def digest(path: Path) -> dict[str, Any]:
     """Size and checksum of a file, as `write` found them. Raises OSError."""
     with open(path, "rb", opener=_own) as file:
-        found = hashlib.file_digest(file, _checksum)
-        return {"bytes": file.tell(), "blake2b": found.hexdigest()}
+        hashed = hashlib.file_digest(file, _checksum)
+        return {"bytes": file.tell(), "blake2b": hashed.hexdigest()}
 
 
 def _table(spec: Spec) -> dict[str, Any]:
@@ -497,7 +497,7 @@ def write_blocks(
 
     Returns the sizes and checksums of the files. Raises OSError.
     """
-    found = {}
+    files = {}
     for rank, held in blocks.items():
         for name, spec in specs.items():
             _check(name, held[name], spec, mesh, rank)
@@ -506,8 +506,8 @@ def write_blocks(
         for number in sorted({number for _, number, _ in every}):
             mine = {name: piece for name, n, piece in every if n == number}
             file = file_of(rank, number)
-            found[file] = write(folder / file, _file(held, specs, mine))
-    return found
+            files[file] = write(folder / file, _file(held, specs, mine))
+    return files
 
 
 def _kept(spec: Spec, mesh: dict[str, int], rank: int) -> list[tuple[Piece, Piece]]:
@@ -516,31 +516,31 @@ def _kept(spec: Spec, mesh: dict[str, int], rank: int) -> list[tuple[Piece, Piec
     One without elements is in none, unless the tensor has none: torch would take it for another
     one that begins at the same place.
     """
-    found = pieces(local_part(spec, mesh, rank))
+    pieces_ = pieces(local_part(spec, mesh, rank))
     if not math.prod(spec.dims.values()):
-        return found
-    return [(piece, own) for piece, own in found if math.prod(shape_of(piece))]
+        return pieces_
+    return [(piece, inside) for piece, inside in pieces_ if math.prod(shape_of(piece))]
 
 
 def pieces(part: Part) -> list[tuple[Piece, Piece]]:
     """The pieces of a part without gaps: of the whole tensor, and of the block that it is."""
-    whole = tuple(slice(0, size) for size in shape_of(part))
-    for dim, own in enumerate(part):
-        if isinstance(own, list):
-            ends = [i for i in range(1, len(own)) if own[i] != own[i - 1] + 1]
-            runs = itertools.pairwise([0, *ends, len(own)])
+    everything = tuple(slice(0, size) for size in shape_of(part))
+    for dim, indices in enumerate(part):
+        if isinstance(indices, list):
+            ends = [i for i in range(1, len(indices)) if indices[i] != indices[i - 1] + 1]
+            runs = itertools.pairwise([0, *ends, len(indices)])
             return [
                 (
                     (
                         *_slices(part[:dim]),
-                        slice(own[a], own[b - 1] + 1),
+                        slice(indices[a], indices[b - 1] + 1),
                         *_slices(part[dim + 1 :]),
                     ),
-                    (*whole[:dim], slice(a, b), *whole[dim + 1 :]),
+                    (*everything[:dim], slice(a, b), *everything[dim + 1 :]),
                 )
                 for a, b in runs
             ]
-    return [(_slices(part), whole)]
+    return [(_slices(part), everything)]
 
 
 def _slices(part: Part) -> Piece:
@@ -579,7 +579,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def read_blocks(
-    found: Found, specs: Mapping[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
+    found: Checkpoint, specs: Mapping[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
 ) -> dict[int, dict[str, torch.Tensor]]:
     """The blocks of each of `ranks`, in memory of their own. Raises OSError and Refused."""
     arrays = functools.cache(functools.partial(_arrays, found.path))
@@ -620,14 +620,14 @@ def _read(
     values = (block.view(torch.uint16) if spec.dtype == "bf16" else block).numpy()
     filled = 0
     before: list[Piece] = []
-    for (_, file, other), (own, inside) in itertools.product(stored, pieces(part)):
-        common = _common(own, other)
+    for (_, file, other), (piece, inside) in itertools.product(stored, pieces(part)):
+        common = _common(piece, other)
         if common is None:
             continue
         source = array(file)
         assert (source.dtype, list(source.shape)) == (spec.dtype, shape_of(other)), source
         # An index with dots yields no number, but a view of it.
-        here = values[(*inside, ...)][(*_within(own, common), ...)]  # type: ignore[arg-type]
+        here = values[(*inside, ...)][(*_within(piece, common), ...)]  # type: ignore[arg-type]
         there = source.whole()[_within(other, common)]
         overlaps = any(_common(common, one) for one in before)
         here[...] = here + there if overlaps else there
@@ -636,7 +636,7 @@ def _read(
     return block, filled
 
 
-def _stored(found: Found, name: str) -> Iterator[Stored]:
+def _stored(found: Checkpoint, name: str) -> Iterator[Stored]:
     """The devices whose files have the blocks of a tensor, and the pieces that they are."""
     spec = found.tensors[name]
     for rank in first_replicas(spec, found.mesh):
@@ -644,7 +644,9 @@ def _stored(found: Found, name: str) -> Iterator[Stored]:
             yield rank, file_of(rank, number), piece
 
 
-def _of_sum(spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str) -> list[Stored]:
+def _of_sum(
+    spec: Spec, found: Checkpoint, mesh: dict[str, int], rank: int, name: str
+) -> list[Stored]:
     """The stored parts of a sum that a device takes over.
 
     Kept on the same devices again, each has its own: so a run goes on just as it would have. Else
@@ -653,9 +655,9 @@ def _of_sum(spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str
     stored, held = found.tensors[name], [*_stored(found, name)]
     same = (stored.parts, stored.split, stored.blocks) == (spec.parts, spec.split, spec.blocks)
     if found.mesh == mesh and same:
-        own = coordinates(mesh, rank)
+        position = coordinates(mesh, rank)
         axes = {*spec.parts, *(a for axes in spec.split.values() for a in axes)}
-        first = [r for r, *_ in held if all(coordinates(mesh, r)[a] == own[a] for a in axes)]
+        first = [r for r, *_ in held if all(coordinates(mesh, r)[a] == position[a] for a in axes)]
         return [entry for entry in held if entry[0] in first]
     return held if has_sum(spec, mesh, rank) else []
 
@@ -663,8 +665,8 @@ def _of_sum(spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str
 def _common(one: Piece, other: Piece) -> Piece | None:
     """The intersection of two pieces of a tensor, or None."""
     pairs = zip(one, other, strict=True)
-    found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
-    return None if any(p.start >= p.stop for p in found) else found
+    common = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+    return None if any(p.start >= p.stop for p in common) else common
 
 
 def _within(part: Piece, smaller: Piece) -> Piece:
@@ -676,7 +678,7 @@ def _within(part: Piece, smaller: Piece) -> Piece:
 # --- other programs ------------------------------------------------------------------------------
 
 
-def check_same(found: Found, specs: Mapping[str, Spec]) -> None:
+def check_same(found: Checkpoint, specs: Mapping[str, Spec]) -> None:
     """Raise MD0541 with a table of differences, where tensors are not those of `specs`."""
     rows: list[tuple[str, ...]] = [
         (
@@ -709,7 +711,7 @@ def _shown(spec: Spec) -> str:
 
 
 def _pairs(
-    found: Found, specs: Mapping[str, Spec]
+    found: Checkpoint, specs: Mapping[str, Spec]
 ) -> Iterator[tuple[str, Spec | None, Spec | None]]:
     """Every tensor of the program, then those it does not have: as wanted and as stored."""
     for name in dict.fromkeys([*specs, *found.tensors]):
@@ -730,7 +732,7 @@ def difference(wanted: Spec | None, stored: Spec | None) -> str:
     return f"is {stored.dtype}, not {wanted.dtype}" if stored.dtype != wanted.dtype else ""
 
 
-def _way_out(found: Found, specs: Mapping[str, Spec]) -> str:
+def _way_out(found: Checkpoint, specs: Mapping[str, Spec]) -> str:
     """The help: other sizes, if only they differ; else the other program or another folder."""
     sizes: dict[str, int] = {}
     for _, wanted, stored in _pairs(found, specs):

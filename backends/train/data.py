@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshdsl.backends.runtime.files import (
+from meshdsl.backends.runtime.array_files import (
     ArraysRefused,
     Refused,
     check_arrays,
@@ -138,12 +138,12 @@ class Arrays:
             rows if dim == self.batch else block if isinstance(block, slice) else slice(None)
             for dim, block in zip(spec.dims, part, strict=True)
         )
-        found = self._opened[name][which]
+        array = self._opened[name][which]
         for at, (dim, block) in enumerate(zip(spec.dims, part, strict=True)):
             # Two lists of indices in one bracket would be pairs.
             if isinstance(block, list) and dim != self.batch:
-                found = np.take(found, block, at)
-        return cast(from_stored(found, self.arrays[name].dtype), spec.dtype)
+                array = np.take(array, block, at)
+        return cast(from_stored(array, self.arrays[name].dtype), spec.dtype)
 
 
 @dataclass(frozen=True)
@@ -260,12 +260,12 @@ def open_arrays(
 
 def batch_dim(files: DataFiles, inputs: Mapping[str, Spec]) -> str:
     """The dim that samples are drawn along: that of `--batch`, or the first of the first input."""
-    known = [dim for spec in inputs.values() for dim in spec.dims]
-    if files.batch is None and known:
-        return known[0]
-    if files.batch not in known:
-        names = ", ".join(dict.fromkeys(known)) or "none: the program has no input with dims"
-        help = did_you_mean(str(files.batch), known) or f"there are {names}"
+    dims = [dim for spec in inputs.values() for dim in spec.dims]
+    if files.batch is None and dims:
+        return dims[0]
+    if files.batch not in dims:
+        names = ", ".join(dict.fromkeys(dims)) or "none: the program has no input with dims"
+        help = did_you_mean(str(files.batch), dims) or f"there are {names}"
         fail("MD0602", f"`--batch {files.batch}`: no input has this dim", help=help)
     return str(files.batch)
 
@@ -324,19 +324,19 @@ def fingerprint(path: str) -> str | None:
     Of a large file it reads blocks that lie evenly in it, the first and the last among them: a
     change elsewhere goes unseen, and a file of any size costs 4 MiB.
     """
-    found = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     try:
         with open(path, "rb", opener=regular) as file:
             size = os.fstat(file.fileno()).st_size
-            found.update(f"{size}\0".encode())
+            hashed.update(f"{size}\0".encode())
             last = max(size - BLOCK, 0)
             count = min(SAMPLED, -(-size // BLOCK))
             for number in range(count):
                 file.seek(last * number // max(count - 1, 1))
-                found.update(file.read(BLOCK))
+                hashed.update(file.read(BLOCK))
     except OSError:
         return None
-    return found.hexdigest()
+    return hashed.hexdigest()
 
 
 # --- texts, as tokens in windows ----------------------------------------------------------------
@@ -378,12 +378,12 @@ class Windows:
         """The block `part` of input `name`, of the windows that begin at `rows`."""
         columns = np.arange([*spec.dims.values()][1])[part[1]] + self.names.index(name)
         dtype = NUMPY_DTYPES[spec.dtype]
-        found = np.empty((len(rows), len(columns)), dtype)
-        if found.size:
+        tokens = np.empty((len(rows), len(columns)), dtype)
+        if tokens.size:
             first, end = int(columns.min()), int(columns.max()) + 1
             for number, row in enumerate(rows.tolist()):
-                found[number] = self.ids[row + first : row + end][columns - first]
-        return found
+                tokens[number] = self.ids[row + first : row + end][columns - first]
+        return tokens
 
 
 def open_text(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: int) -> Data:
@@ -393,8 +393,11 @@ def open_text(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: in
     (batch, rows), (_, length) = spec.dims.items()
     bound = min(_bound(inputs[name]) for name in names)
     ids, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
-    kept = math.floor(len(ids) * files.fraction)
-    training, held_out = _part(ids, 0, len(ids) - kept), _part(ids, len(ids) - kept, len(ids))
+    training_size = math.floor(len(ids) * files.fraction)
+    training, held_out = (
+        _part(ids, 0, len(ids) - training_size),
+        _part(ids, len(ids) - training_size, len(ids)),
+    )
     if files.held_out is not None:
         held_out = _held_out(files, vocabulary, bound)
     window = length + len(names) - 1

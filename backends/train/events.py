@@ -14,14 +14,14 @@ from msgspec import Meta
 from meshdsl.backends.train.job import Event
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import Severity
-from meshdsl.kept import checked
+from meshdsl.disk_cache import checked
 
 Step = Annotated[int, Meta(ge=0, lt=10**18)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-class Measured(TypedDict):
+class StepMeasurements(TypedDict):
     """The measurements of a step; see `Event`."""
 
     lr: NotRequired[float]
@@ -47,7 +47,7 @@ class Stepped(TypedDict):
     kind: Literal["step"]
     step: Annotated[int, Meta(ge=1, lt=10**18)]
     values: dict[str, bool | Integer | float]
-    measured: Measured
+    measured: StepMeasurements
     seconds: Annotated[float, Meta(ge=0)]
 
 
@@ -59,7 +59,7 @@ class Evaluated(TypedDict):
     values: dict[str, float]
 
 
-class Saved(TypedDict):
+class CheckpointSaved(TypedDict):
     """A checkpoint."""
 
     kind: Literal["checkpoint"]
@@ -75,7 +75,7 @@ class Watched(TypedDict):
     last: Step
 
 
-class Noted(TypedDict):
+class DiagnosticNoted(TypedDict):
     """A diagnostic, less its place."""
 
     kind: Literal["note"]
@@ -89,9 +89,9 @@ KINDS: Mapping[str, type] = {
     "begin": Begin,
     "step": Stepped,
     "eval": Evaluated,
-    "checkpoint": Saved,
+    "checkpoint": CheckpointSaved,
     "watch": Watched,
-    "note": Noted,
+    "note": DiagnosticNoted,
 }
 """The form of each kind of event."""
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from meshdsl.backends.engines.in_process import torch_dtype
-from meshdsl.backends.runtime.files import Refused, safetensors_parts, write_npz
+from meshdsl.backends.runtime.array_files import Refused, safetensors_parts, write_npz
 from meshdsl.backends.runtime.user_files import replacing_for_good
 from meshdsl.backends.runtime.values import Array, Spec, local_part
 from meshdsl.backends.train.checkpoint import (
     Blocks,
+    Checkpoint,
     Checkpoints,
-    Found,
     bytes_of,
     check_same,
     one_at,
@@ -31,7 +31,7 @@ from meshdsl.diagnostics import fail
 
 
 def export_params(
-    source: Found | Blocks,
+    source: Checkpoint | Blocks,
     path: str,
     specs: Mapping[str, Spec] | None = None,
     mesh: Mapping[str, int] | None = None,
@@ -44,9 +44,11 @@ def export_params(
     suffix), MD0501 (it cannot be written).
     """
     check_suffix(path)
-    whole = _stored(source, specs) if isinstance(source, Found) else _held(source, specs, mesh)
+    tensors = (
+        _stored(source, specs) if isinstance(source, Checkpoint) else _held(source, specs, mesh)
+    )
     try:
-        _WRITERS[Path(path).suffix](path, whole)
+        _WRITERS[Path(path).suffix](path, tensors)
     except OSError as error:
         reason = error.strerror or str(error)
         fail(
@@ -82,17 +84,17 @@ class Whole(Mapping[str, Array]):
         return len(self.specs)
 
 
-def _stored(found: Found, specs: Mapping[str, Spec] | None) -> Whole:
+def _stored(found: Checkpoint, specs: Mapping[str, Spec] | None) -> Whole:
     """The tensors of a checkpoint."""
     chosen = {n: t for n, t in found.tensors.items() if specs is None or n in specs}
     if specs is not None:
         check_same(replace(found, tensors=chosen), specs)
-    whole = {name: _undivided(spec) for name, spec in chosen.items()}
+    undivided = {name: _undivided(spec) for name, spec in chosen.items()}
 
     def tensor(name: str) -> torch.Tensor:
-        return read_blocks(found, {name: whole[name]}, {}, (0,))[0][name]
+        return read_blocks(found, {name: undivided[name]}, {}, (0,))[0][name]
 
-    return Whole(whole, tensor)
+    return Whole(undivided, tensor)
 
 
 def _undivided(spec: Spec) -> Spec:
@@ -108,16 +110,16 @@ def _held(
     assert mesh is not None, "without specs and mesh nobody knows what the blocks are blocks of"
 
     def tensor(name: str) -> torch.Tensor:
-        spec, found = specs[name], {}
+        spec, by_part = specs[name], {}
         for rank, held in blocks.items():
             part = local_part(spec, dict(mesh), rank)
-            found[str(part)] = part, held[name]
-        whole = torch.empty(list(spec.dims.values()), dtype=torch_dtype(spec.dtype), device="cpu")
-        filled = sum(block.numel() for _, block in found.values())
-        assert filled == whole.numel(), f"the blocks hold {filled} of {whole.numel()} of {name}"
-        for part, block in found.values():
-            whole[part] = block.detach().cpu()
-        return whole
+            by_part[str(part)] = part, held[name]
+        tensor_ = torch.empty(list(spec.dims.values()), dtype=torch_dtype(spec.dtype), device="cpu")
+        filled = sum(block.numel() for _, block in by_part.values())
+        assert filled == tensor_.numel(), f"the blocks hold {filled} of {tensor_.numel()} of {name}"
+        for part, block in by_part.values():
+            tensor_[part] = block.detach().cpu()
+        return tensor_
 
     return Whole(specs, tensor)
 
@@ -149,28 +151,28 @@ def as_params(path: str | None, names: Iterable[str]) -> Iterator[str | None]:
     if path is None or not os.path.isdir(path):
         yield path
         return
-    found = checkpoint_at(path)
-    stored = {n: m if (m := f"{n}.master") in found.tensors else n for n in names}
-    chosen = {n: found.tensors[s] for n, s in stored.items() if s in found.tensors}
-    whole = {name: _undivided(spec) for name, spec in chosen.items()}
+    checkpoint = checkpoint_at(path)
+    stored = {n: m if (m := f"{n}.master") in checkpoint.tensors else n for n in names}
+    chosen = {n: checkpoint.tensors[s] for n, s in stored.items() if s in checkpoint.tensors}
+    undivided = {name: _undivided(spec) for name, spec in chosen.items()}
 
     def tensor(name: str) -> torch.Tensor:
-        only = {stored[name]: whole[name]}
-        return read_blocks(found, only, {}, (0,))[0][stored[name]]
+        only = {stored[name]: undivided[name]}
+        return read_blocks(checkpoint, only, {}, (0,))[0][stored[name]]
 
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
-        made = os.path.join(folder, f"{found.path.name}.safetensors")
-        write_safetensors(made, Whole(whole, tensor))
-        yield made
+        file = os.path.join(folder, f"{checkpoint.path.name}.safetensors")
+        write_safetensors(file, Whole(undivided, tensor))
+        yield file
 
 
-def checkpoint_at(path: str) -> Found:
+def checkpoint_at(path: str) -> Checkpoint:
     """The checkpoint in a folder `step-N`, or the newest one in a folder of several.
 
     Raises MD0505 where there is none, and as `Checkpoints.latest`.
     """
-    found = Checkpoints(path).latest() or one_at(Path(path))
-    if found is None:
+    checkpoint = Checkpoints(path).latest() or one_at(Path(path))
+    if checkpoint is None:
         help = "name the folder that `train --checkpoint` wrote, a step of it, or a file"
         fail("MD0505", f"there is no checkpoint in {path}", help=help)
-    return found
+    return checkpoint

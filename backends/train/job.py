@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshdsl.kept import checked
+from meshdsl.disk_cache import checked
 
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshdsl.backends.engines.execution import read_checked
 from meshdsl.backends.engines.failures import RunError
-from meshdsl.backends.engines.in_process import MOST_DEVICES, Program, load
-from meshdsl.backends.engines.local_devices import Devices, LocalRunError
+from meshdsl.backends.engines.in_process import MOST_DEVICES, LoadedProgram, load
+from meshdsl.backends.engines.local_devices import DeviceThreads, LocalRunError
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.engines.run import read_checked
-from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Ending, Job, Tell
-from meshdsl.backends.train.loop import Control, Texts, Trainer
+from meshdsl.backends.train.trainer import Control, Texts, Trainer
 from meshdsl.diagnostics import DiagnosticError
 
 
@@ -38,11 +38,11 @@ class Emitted:
     @property
     def places(self) -> dict[int, str]:
         """The source places of the lines of both."""
-        found = dict(self.training.places)
+        places = dict(self.training.places)
         if self.evaluation is not None:
             below = self.training.text.count("\n")
-            found |= {line + below: place for line, place in self.evaluation.places.items()}
-        return found
+            places |= {line + below: place for line, place in self.evaluation.places.items()}
+        return places
 
     def load(self) -> Texts:
         """Both texts as modules."""
@@ -55,11 +55,11 @@ class Emitted:
 def groups_of(texts: Texts) -> tuple[tuple[str, ...], ...]:
     """The sets of axes that either program's collectives run over, and all axes."""
     programs = (texts.training, texts.evaluation)
-    found = {axes for program in programs if program is not None for axes in program.GROUPS}
-    return tuple(sorted(found | {tuple(texts.training.MESH)}))
+    axes_ = {axes for program in programs if program is not None for axes in program.GROUPS}
+    return tuple(sorted(axes_ | {tuple(texts.training.MESH)}))
 
 
-def check_params(program: Program, path: str | None) -> None:
+def check_params(program: LoadedProgram, path: str | None) -> None:
     """Refuse a file of initial values that does not fit the program. Raises DiagnosticError."""
     if path is None:
         return
@@ -92,7 +92,7 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
         trainers[rank] = Trainer(ranks, texts, job, data, control)
         return trainers[rank].run()
 
-    running = Devices(devices, dist, call, emitted.text)
+    running = DeviceThreads(devices, dist, call, emitted.text)
     ending = _ending(running.run())
     if job.out is not None and ending.trouble is None:
         values = {rank: trainer.held.values() for rank, trainer in trainers.items()}
@@ -100,7 +100,7 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
     return ending
 
 
-def _ending(found: Devices) -> Ending:
+def _ending(found: DeviceThreads) -> Ending:
     """The outcome of a run whose devices have ended. Raises the error of a failed one."""
     for rank in sorted(found.errors):
         if isinstance(found.errors[rank], DiagnosticError | RunError):

@@ -18,7 +18,7 @@ from typing import NoReturn, TypedDict
 
 from meshdsl.backends.runtime.user_files import regular
 from meshdsl.diagnostics import fail
-from meshdsl.kept import checked, parsed
+from meshdsl.disk_cache import checked, parsed
 
 NAME = ".lock"
 
@@ -42,12 +42,12 @@ def locked(folder: str | None) -> Iterator[None]:
         yield
         return
     path = Path(folder, NAME)
-    made: list[Path] = []
+    created: list[Path] = []
     try:
-        made = _made(path.parent)
+        created = _made(path.parent)
         handle = _locked(path)
     except OSError as error:
-        _remove_empty(made)
+        _remove_empty(created)
         why, help = error.strerror, "name another folder; it is made where there is none"
         if path.is_symlink():
             why, help = f"its {NAME} is a link", f"remove {path}, or name another folder"
@@ -57,7 +57,7 @@ def locked(folder: str | None) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(handle)
-        _remove_empty(made)
+        _remove_empty(created)
 
 
 def _remove_empty(made: list[Path]) -> None:

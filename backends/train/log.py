@@ -23,8 +23,8 @@ class MetricsLog:
     def __init__(self, path: str, start: int) -> None:
         self._path = path
         with _written(path):
-            kept = list(_lines_until(Path(path), start))
-            write_file(path, "".join(kept))
+            lines = list(_lines_until(Path(path), start))
+            write_file(path, "".join(lines))
             # Line-buffered: the line of a step goes to the disk before the next step begins.
             self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1, opener=regular)
 
@@ -71,6 +71,6 @@ def _lines_until(path: Path, step: int) -> Iterator[str]:
             record = json.loads(line)
         except ValueError:
             continue
-        known = isinstance(record, dict) and isinstance(record.get("step"), int)
-        if known and record["step"] <= step and line.endswith("\n"):
+        is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+        if is_record and record["step"] <= step and line.endswith("\n"):
             yield line

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from meshdsl.backends.runtime.files import SAFETENSORS_DTYPES
+from meshdsl.backends.runtime.array_files import SAFETENSORS_DTYPES
 from meshdsl.backends.runtime.values import Spec
 
 MOST_DEVICES = 1 << 20
@@ -31,14 +31,14 @@ class _Strict(Struct, forbid_unknown_fields=True):
     pass
 
 
-class File(_Strict):
+class StoredFile(_Strict):
     """The size and the checksum of a file."""
 
     bytes: Size
     blake2b: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
-class Tensor(_Strict):
+class StoredTensor(_Strict):
     """A tensor: its dims in order, and which axes each is split over, outer first."""
 
     dtype: str
@@ -75,25 +75,25 @@ class Manifest(_Strict):
     step: Annotated[int, Meta(ge=0, lt=10**18)]
     meta: dict[str, Any]
     mesh: list[tuple[str, Annotated[int, Meta(ge=1, le=MOST_DEVICES)]]]
-    tensors: dict[str, Tensor]
-    files: dict[str, File]
+    tensors: dict[str, StoredTensor]
+    files: dict[str, StoredFile]
 
 
 def checked(content: Mapping[str, Any]) -> Manifest:
     """The manifest that JSON held. Raises Forged for one that no save writes."""
     try:
-        found = msgspec.convert(content, Manifest)
-        msgspec.convert(found.meta, About)
+        manifest = msgspec.convert(content, Manifest)
+        msgspec.convert(manifest.meta, About)
     except msgspec.ValidationError as error:
         raise Forged(f"{error}") from None
-    mesh = dict(found.mesh)
-    _require(len(mesh) == len(found.mesh), "an axis of its mesh occurs twice")
+    mesh = dict(manifest.mesh)
+    _require(len(mesh) == len(manifest.mesh), "an axis of its mesh occurs twice")
     devices = math.prod(mesh.values())
     _require(devices <= MOST_DEVICES, f"its mesh has {devices:,} devices")
-    for name, tensor in found.tensors.items():
+    for name, tensor in manifest.tensors.items():
         _check_tensor(name, tensor, mesh)
-    _check_files(found, devices)
-    return found
+    _check_files(manifest, devices)
+    return manifest
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -101,7 +101,7 @@ def _require(holds: bool, problem: str) -> None:
         raise Forged(problem)
 
 
-def _check_tensor(name: str, tensor: Tensor, mesh: Mapping[str, int]) -> None:
+def _check_tensor(name: str, tensor: StoredTensor, mesh: Mapping[str, int]) -> None:
     """Refuse a tensor that cannot lie on the mesh as it is said to."""
     dims = dict(tensor.dims)
     over = [axis for axes in tensor.split.values() for axis in axes] + tensor.parts
@@ -114,8 +114,8 @@ def _check_tensor(name: str, tensor: Tensor, mesh: Mapping[str, int]) -> None:
         _require(dim in dims, f"{name} has blocks of a dim it does not have")
         lying = [index for block in blocks for index in block]
         # Compared by length first: a size may be any number.
-        whole = len(lying) == dims[dim] and sorted(lying) == [*range(len(lying))]
-        _require(whole, f"the blocks of {name} along {dim} overlap, or leave something out")
+        is_partition = len(lying) == dims[dim] and sorted(lying) == [*range(len(lying))]
+        _require(is_partition, f"the blocks of {name} along {dim} overlap, or leave something out")
         on = tensor.split.get(dim, [])
         fits = len(blocks) <= 1 or (bool(on) and mesh[on[0]] == len(blocks))
         _require(fits, f"{name} has {len(blocks)} blocks along {dim}")
@@ -125,13 +125,13 @@ def _check_files(found: Manifest, devices: int) -> None:
     """Refuse files of other names, or of fewer bytes than there are elements."""
     for name in found.files:
         device = _FILE.fullmatch(name)
-        known = device is not None and int(device[1]) < devices
-        _require(known, f"{name!r} is no file of a checkpoint of {devices} devices")
+        is_file = device is not None and int(device[1]) < devices
+        _require(is_file, f"{name!r} is no file of a checkpoint of {devices} devices")
     most = sum(file.bytes for file in found.files.values())
     _require(sum(map(_bytes, found.tensors.values())) <= most, "its tensors are larger than it")
 
 
-def _bytes(tensor: Tensor) -> int:
+def _bytes(tensor: StoredTensor) -> int:
     """The bytes of a whole tensor."""
     width = int(SAFETENSORS_DTYPES[tensor.dtype.upper()][2:])
     return width * math.prod(size for _, size in tensor.dims)

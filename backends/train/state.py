@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.backends.engines.failures import HELP
 from meshdsl.backends.engines.in_process import full_disk, store_of
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.train.checkpoint import Checkpoints, Found
+from meshdsl.backends.train.checkpoint import Checkpoint, Checkpoints
 from meshdsl.backends.train.data import fingerprint
 from meshdsl.diagnostics import Diagnostic, fail
 
 if TYPE_CHECKING:
     import torch
 
-    from meshdsl.backends.engines.in_process import Program
+    from meshdsl.backends.engines.in_process import LoadedProgram
     from meshdsl.backends.engines.ranks import Ranks
     from meshdsl.backends.train.data import Data
     from meshdsl.backends.train.job import Job
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 
 
-class Held:
+class ShardedState:
     """Parameters and optimizer states of one device.
 
     A step reads and overwrites `params` and `states`; `step` is the number of steps done. `meta` is
     written into every checkpoint.
     """
 
-    def __init__(self, program: Program, job: Job, data: Data, ranks: Ranks) -> None:
+    def __init__(self, program: LoadedProgram, job: Job, data: Data, ranks: Ranks) -> None:
         self.ranks, self.job = ranks, job
         self.param_specs, self.state_specs = program.PARAMS, program.STATES
         self.specs: dict[str, Spec] = {**program.PARAMS, **program.STATES}
@@ -54,17 +54,17 @@ class Held:
         All devices call this. Returns warnings about checkpoints that are damaged.
         """
         ranks, checkpoints = self.ranks, self._checkpoints
-        found = ranks.first_does(checkpoints.latest) if checkpoints and self._ours else None
-        if found is None:
+        checkpoint = ranks.first_does(checkpoints.latest) if checkpoints and self._ours else None
+        if checkpoint is None:
             self._first()
             return ()
         assert checkpoints is not None
-        self._take(checkpoints.each(found, self.specs, ranks.mesh, ranks.rank))
-        self.step, self.path = found.step, str(found.path)
+        self._take(checkpoints.each(checkpoint, self.specs, ranks.mesh, ranks.rank))
+        self.step, self.path = checkpoint.step, str(checkpoint.path)
         return (
-            *found.warnings,
-            *self._other_data(found.meta.get("size"), found.meta.get("data")),
-            *self._other_plan(found),
+            *checkpoint.warnings,
+            *self._other_data(checkpoint.meta.get("size"), checkpoint.meta.get("data")),
+            *self._other_plan(checkpoint),
         )
 
     def _other_data(self, size: int | None, data: str | None) -> Iterator[Diagnostic]:
@@ -83,7 +83,7 @@ class Held:
             help = "the batches to come are others than without the interruption"
             yield Diagnostic("MD0517", message, severity="note", help=help)
 
-    def _other_plan(self, found: Found) -> Iterator[Diagnostic]:
+    def _other_plan(self, found: Checkpoint) -> Iterator[Diagnostic]:
         """A note where devices followed another plan before the interruption."""
         before, now = found.meta, self.meta
         if before.get("plan") in (None, now.get("plan")):
@@ -102,14 +102,14 @@ class Held:
     def _first(self) -> None:
         """Set the values of step 0: of `--params`, or drawn; states follow their parameters."""
         from meshdsl.backends.engines.in_process import local_tensors
-        from meshdsl.backends.runtime.files import read_arrays
+        from meshdsl.backends.runtime.array_files import read_arrays
 
-        given = read_arrays(self.job.params, proven=True) if self.job.params else {}
+        arrays = read_arrays(self.job.params, proven=True) if self.job.params else {}
         mesh, seed, ranks = self.ranks.mesh, self.job.seed, [self.ranks.rank]
 
         def blocks() -> Iterator[tuple[str, torch.Tensor]]:
             for name, spec in self.specs.items():
-                yield from local_tensors(mesh, {name: spec}, given, seed, ranks)[0].items()
+                yield from local_tensors(mesh, {name: spec}, arrays, seed, ranks)[0].items()
 
         self._take(blocks())
         self.step, self.path = 0, ""
@@ -156,14 +156,14 @@ class Held:
 class _Values(Mapping[str, "torch.Tensor"]):
     """The parameters of a device by name, in the widest dtype that is kept."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: ShardedState) -> None:
         self.held = held
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        held, kept = self.held, self.held.finest.get(name, name)
-        if held.specs[kept].away:
-            return held.states[kept].cpu().to(held.ranks.where)
-        return {**held.params, **held.states}[kept]
+        held, key = self.held, self.held.finest.get(name, name)
+        if held.specs[key].away:
+            return held.states[key].cpu().to(held.ranks.where)
+        return {**held.params, **held.states}[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.held.param_specs)

@@ -14,20 +14,20 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.engines.at_work import called, collective_of, is_of_device, stand
 from meshdsl.backends.engines.process import describe_error, leave
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.runtime.collectives import make_groups
+from meshdsl.backends.engines.stack_sampler import called, collective_of, is_of_device, stand
+from meshdsl.backends.runtime.communication import make_groups
 from meshdsl.backends.runtime.main import start
-from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Ending, Event, job_from_json
 from meshdsl.backends.train.local import Emitted, groups_of
-from meshdsl.backends.train.loop import Control, Trainer
-from meshdsl.backends.train.state import Held
+from meshdsl.backends.train.state import ShardedState
+from meshdsl.backends.train.trainer import Control, Trainer
+from meshdsl.carets import to_json
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.render import to_json
 
 
 def main(folder: Path) -> None:
@@ -69,13 +69,13 @@ def _texts(folder: Path) -> list[str]:
     return [(folder / n).read_text(encoding="utf-8") for n in names if (folder / n).exists()]
 
 
-def _write(path: str, held: Held, ranks: Ranks) -> None:
+def _write(path: str, held: ShardedState, ranks: Ranks) -> None:
     """Gather the parameters, and write them on device 0."""
     values = held.values()
     parts = {n: ranks.whole_on_first(spec, values[n]) for n, spec in held.value_specs.items()}
-    whole = {name: tensor for name, tensor in parts.items() if tensor is not None}
+    gathered = {name: tensor for name, tensor in parts.items() if tensor is not None}
     specs = {name: spec._replace(split={}) for name, spec in held.value_specs.items()}
-    ranks.first_does(lambda: export_params({0: whole}, path, specs, {}))
+    ranks.first_does(lambda: export_params({0: gathered}, path, specs, {}))
 
 
 class _Events:
@@ -95,22 +95,22 @@ class _Events:
 
 def _described(error: Exception) -> dict[str, Any]:
     """An error as data for the parent: with diagnostics, or with line and collective."""
-    found: dict[str, Any] = {"exit": 3, **describe_error(error), "collective": ""}
+    facts: dict[str, Any] = {"exit": 3, **describe_error(error), "collective": ""}
     if isinstance(error, DiagnosticError):
-        found["diagnostics"] = [to_json(d) for d in error.diagnostics]
+        facts["diagnostics"] = [to_json(d) for d in error.diagnostics]
     trace = error.__traceback__
-    while trace is not None and found["in_collective"]:
+    while trace is not None and facts["in_collective"]:
         if is_of_device(trace.tb_frame.f_code) and trace.tb_next is not None:
-            found["collective"] = called(trace.tb_next.tb_frame)
+            facts["collective"] = called(trace.tb_next.tb_frame)
         trace = trace.tb_next
-    return found
+    return facts
 
 
 def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
     """End on torchrun's signal: another process has failed. Report the activity of this one."""
     (line, _), collective = stand(frame), collective_of(frame)
-    found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
-    leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
+    facts = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
+    leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **facts})
 
 
 if __name__ == "__main__":

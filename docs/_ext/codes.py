@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from docs._ext.markdown import fenced
-from meshdsl.codes import CODES, SECTIONS, Code
+from meshdsl.carets import render
+from meshdsl.codes import CODES, SECTIONS, DiagnosticCode
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options
-from meshdsl.render import render
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 
 COLUMNS = 80
 
@@ -24,7 +24,7 @@ def index() -> str:
     return "\n\n".join(parts)
 
 
-def entry(record: Code) -> Iterator[str]:
+def entry(record: DiagnosticCode) -> Iterator[str]:
     """One code: what it means, an example and what `check` prints of it, the way out."""
     yield f"({record.code.lower()})=\n### {record.code}: {record.title}"
     yield record.meaning

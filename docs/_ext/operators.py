@@ -10,20 +10,20 @@ from typing import Any
 
 from docs._ext.markdown import code, fenced, table
 from meshdsl.api.signatures import brackets_of, operands_of, signature_of
-from meshdsl.backends.peers.call import Call
 from meshdsl.backends.peers.jax import JaxText
 from meshdsl.backends.peers.oneflow import OneFlowText
-from meshdsl.backends.peers.spellings import spelling
-from meshdsl.backends.torch.call import TorchText
+from meshdsl.backends.peers.operator_tables import spelling
+from meshdsl.backends.peers.peer_call import PeerCall
+from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named.autodiff import pulled_back
 from meshdsl.named.builder import Builder
-from meshdsl.named.ir import Op, Output, Program, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Output, Value
 from meshdsl.named.prelude import form, library, meaning
 from meshdsl.named.printer import print_program
 from meshdsl.ops.opdef import OpDef, OpError, Sample, load_all
-from meshdsl.report.rows import TELLING, describe, rows_text
+from meshdsl.report.rule_tables import TELLING, describe, rows_text
 from meshdsl.syntax import ast
 
 VIEWS = {
@@ -61,7 +61,7 @@ def reference() -> str:
     return "\n\n".join(entries)
 
 
-def _function(function: ast.Function) -> Iterator[str]:
+def _function(function: ast.FunctionDecl) -> Iterator[str]:
     """The entry of a function of the library: how it is called, and its definition."""
     name = function.name.text
     yield f"### `{name}`"
@@ -211,14 +211,14 @@ class Example:
     def _typed(self) -> list[tuple[str, TensorType]]:
         return list(zip(self.names, self.sample.ins, strict=True))
 
-    def named(self) -> tuple[Program, Op]:
+    def named(self) -> tuple[NamedProgram, NamedOp]:
         """The call as a named program, which `--print-after named` prints, and its operator."""
         ins = tuple(Value(t, _NOWHERE, name=n, role="input") for n, t in self._typed)
         names = _results_of(len(self.outs))
         outs = tuple(Value(t, _NOWHERE, name=n) for n, t in zip(names, self.outs, strict=True))
-        op = Op(self.opdef.name, ins, outs, self.sample.attrs, _NOWHERE)
+        op = NamedOp(self.opdef.name, ins, outs, self.sample.attrs, _NOWHERE)
         returned = tuple(Output(n, v, _NOWHERE) for n, v in zip(names, outs, strict=True))
-        return Program("example", ins, (), (op,), returned, _NOWHERE), op
+        return NamedProgram("example", ins, (), (op,), returned, _NOWHERE), op
 
 
 def _results_of(count: int) -> tuple[str, ...]:
@@ -295,7 +295,9 @@ def gradient(opdef: OpDef, example: Example) -> str:
     builder = Builder(Diagnostics())
     seed = Value(op.outs[0].type, _NOWHERE, name="d_r", role="input")
     builder.adopt(
-        Program("example", (*program.inputs, seed), (), program.body, program.outputs, _NOWHERE)
+        NamedProgram(
+            "example", (*program.inputs, seed), (), program.body, program.outputs, _NOWHERE
+        )
     )
     floats = [v for v in program.inputs if v.type.dtype.kind == "float"]
     found = pulled_back(builder, [(op.outs[0], seed)], floats)
@@ -328,7 +330,7 @@ def peer_text(opdef: OpDef, example: Example, system: str) -> str:
     """The text of the example in another system, or that `render` refuses it."""
     _, library, spec = _LIBRARIES[system]
     ins, out = example.sample.ins, example.outs[0]
-    call = Call(library, example.names, {}, ins, out, example.attrs, spec)
+    call = PeerCall(library, example.names, {}, ins, out, example.attrs, spec)
     text = call.write(spelling(opdef.name, system).text)
     return code(text) if text else "not spelled: `render` refuses it ([MD0910](codes.md#md0910))"
 

@@ -7,10 +7,10 @@ import inspect
 from docs._ext.markdown import code
 from meshdsl.report.document import Picture
 from meshdsl.report.html import html
-from meshdsl.report.schedules import in_words, schedule_picture
+from meshdsl.report.schedule_charts import in_words, schedule_picture
 from meshdsl.schedule.registry import Record, generate, schedules
 from meshdsl.schedule.times import timed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 
 
 def reference() -> str:

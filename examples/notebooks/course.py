@@ -4,7 +4,7 @@ from meshdsl import Plan
 from meshdsl.api.errors import shown
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 
 
 def check(text: str) -> bool:

@@ -10,18 +10,18 @@ from types import EllipsisType
 from typing import Any, NoReturn, cast
 
 from meshdsl.api.errors import told
-from meshdsl.api.places import here
-from meshdsl.api.sizes import Arithmetic, Moment, Number, Size, Taken, computed, number_of
+from meshdsl.api.sizes import Moment, Number, Size, SizeArithmetic, Taken, computed, number_of
+from meshdsl.api.source_location import here
 from meshdsl.diagnostics import Span, did_you_mean, fail
 from meshdsl.ir import types
-from meshdsl.named.sizes import size_of
+from meshdsl.named.size_formulas import size_of
 from meshdsl.syntax.tokens import is_name
 
 MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Dim(Arithmetic):
+class Dim(SizeArithmetic):
     """A named dimension. In arithmetic it is its size.
 
     >>> import meshdsl as md
@@ -204,7 +204,7 @@ def _dim(name: str, given: Any, span: Span, place: Span | None = None) -> Dim:
         fail(
             "MD0106", f"the size of `{name}` is larger than {MAX_SIZE} (2^31 - 1)", span, help=help
         )
-    made_of = cast(Size, +given) if isinstance(given, Arithmetic) else None
+    made_of = cast(Size, +given) if isinstance(given, SizeArithmetic) else None
     return Dim(name, size, span, made_of, computed(given, place or span))
 
 

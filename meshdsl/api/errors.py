@@ -33,7 +33,7 @@ class ProgramError(DiagnosticError):
 
     def _render_traceback_(self) -> list[str]:
         """The traceback in IPython, reduced to the diagnostics: they have the spans."""
-        from meshdsl.render import render
+        from meshdsl.carets import render
 
         return [in_bold(render(d, WIDTH)) for d in self.diagnostics]
 
@@ -44,7 +44,7 @@ class ProgramWarning(UserWarning):
 
 def shown(diagnostic: Diagnostic) -> str:
     """The text of a diagnostic as the command line prints it, without colours."""
-    from meshdsl.render import render
+    from meshdsl.carets import render
 
     return render(diagnostic, WIDTH).plain
 
@@ -79,7 +79,7 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
 
 def placed(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """The diagnostics, those of no place at the user's call: a notebook shows no traceback."""
-    from meshdsl.api.places import calling
+    from meshdsl.api.source_location import calling
 
     span = calling()
     for diagnostic in diagnostics:
@@ -88,13 +88,13 @@ def placed(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
 
 def of_users(traceback: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames of this package, but where there are no others."""
-    from meshdsl.api.places import is_users
+    from meshdsl.api.source_location import is_users
 
-    kept = [step for step in _steps(traceback) if is_users(step.tb_frame)]
-    made: TracebackType | None = None
-    for step in reversed(kept):
-        made = TracebackType(made, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    return made
+    users = [step for step in _steps(traceback) if is_users(step.tb_frame)]
+    rebuilt: TracebackType | None = None
+    for step in reversed(users):
+        rebuilt = TracebackType(rebuilt, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return rebuilt
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -11,8 +11,8 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from meshdsl.api.dims import TensorType, as_tuple, check_name
 from meshdsl.api.errors import ProgramError, told
-from meshdsl.api.places import Site, file_of, here, key_of, user_frame
-from meshdsl.api.recorded import Argument, Call, Variable
+from meshdsl.api.recorded import Argument, RecordedCall, RecordedVariable
+from meshdsl.api.source_location import Site, file_of, here, key_of, user_frame
 from meshdsl.api.tensor import Tensor, tracing
 from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Related, Span, fail
@@ -52,19 +52,21 @@ class Function(Generic[P, R]):
         tracer = tracing(site)
         self._guard_depth(tracer, site)
         outer = tracer.scope
-        call = Call(self.name, tracer.inner, site.span, place_of(self.function))
+        call = RecordedCall(self.name, tracer.inner, site.span, place_of(self.function))
         bound = self._bound(args, kwargs, tracer, call, site)
         inner = Scope(tracer.known, {}, tracer.declarations, *outer.enter(self.name))
         with tracer.calling(call, inner):
             self._check(bound, tracer, site)
-            found = self._run(bound, site)
-            results = self._results(found, tracer, call, site)
+            returned = self._run(bound, site)
+            results = self._results(returned, tracer, call, site)
         call.results = tuple(tracer.variable(site.span) for _ in results)
         tracer.block.append(call)
         if not results:
-            return typing.cast(R, found)
-        made = tracer.finished(call.results, results, site)
-        return typing.cast(R, made if len(results) > 1 or isinstance(found, Tensor) else (made,))
+            return typing.cast(R, returned)
+        finished = tracer.finished(call.results, results, site)
+        return typing.cast(
+            R, finished if len(results) > 1 or isinstance(returned, Tensor) else (finished,)
+        )
 
     def _guard_depth(self, tracer: Tracer, site: Site) -> None:
         if len(tracer.scope.functions) >= MAX_CALL_DEPTH:
@@ -73,18 +75,18 @@ class Function(Generic[P, R]):
             fail("MD0110", message, site.span, help=help)
 
     def _bound(
-        self, args: Any, kwargs: Any, tracer: Tracer, call: Call, site: Site
+        self, args: Any, kwargs: Any, tracer: Tracer, call: RecordedCall, site: Site
     ) -> inspect.BoundArguments:
         """The bound arguments; tensors are those of the innermost loop."""
         bound = inspect.signature(self.function).bind(*args, **kwargs)
-        for name, found in bound.arguments.items():
-            if isinstance(found, Tensor):
-                given = tracer.given(found, site.argument(name))
-                reached = tracer.expressions.tensor(given, tracer.scope)
-                inside = Variable(call.place, call, name)
+        for name, argument in bound.arguments.items():
+            if isinstance(argument, Tensor):
+                recorded = tracer.given(argument, site.argument(name))
+                reached = tracer.expressions.tensor(recorded, tracer.scope)
+                inside = RecordedVariable(call.place, call, name)
                 bound.arguments[name] = tracer.tensor(reached, inside)
                 param = self._param(name, reached, tracer, call.place)
-                call.arguments.append(Argument(param, inside, given, name not in self.types))
+                call.arguments.append(Argument(param, inside, recorded, name not in self.types))
         return bound
 
     def _param(self, name: str, value: Value, tracer: Tracer, span: Span) -> ast.TensorParam:
@@ -95,13 +97,13 @@ class Function(Generic[P, R]):
         return ast.TensorParam(ast.Name(name, span), dims, None, None, span)
 
     def _check(self, bound: inspect.BoundArguments, tracer: Tracer, site: Site) -> None:
-        for index, (name, found) in enumerate(bound.arguments.items()):
+        for index, (name, argument) in enumerate(bound.arguments.items()):
             if name in self.types:
                 span = site.argument(name, index)
                 param = tracer.tensor_param(name, self.types[name], self._span(name, span))
-                given = tracer.given(found, span)
-                operand = tracer.operand(found, span)
-                tracer.calls._check_param(param, operand, given, tracer.scope)
+                recorded = tracer.given(argument, span)
+                operand = tracer.operand(argument, span)
+                tracer.calls._check_param(param, operand, recorded, tracer.scope)
 
     def _run(self, bound: inspect.BoundArguments, site: Site) -> Any:
         try:
@@ -118,7 +120,9 @@ class Function(Generic[P, R]):
         note = Related(site.span, f"in this call of `{self.name}`")
         return replace(diagnostic, related=(*diagnostic.related, note))
 
-    def _results(self, found: Any, tracer: Tracer, call: Call, site: Site) -> tuple[Any, ...]:
+    def _results(
+        self, found: Any, tracer: Tracer, call: RecordedCall, site: Site
+    ) -> tuple[Any, ...]:
         """The returned values, checked and transposed to the declared order."""
         listed = tracer.results(found, site.span)
         if not all(isinstance(x, Tensor) for x in listed):
@@ -129,7 +133,7 @@ class Function(Generic[P, R]):
             return values
         span = self._span("return", site.span)
         call.result = tracer.dim_refs(self.types["return"].dims, span)
-        declared = ast.Function(ast.Name(self.name, span), (), (), call.result, (), span)
+        declared = ast.FunctionDecl(ast.Name(self.name, span), (), (), call.result, (), span)
         dims, scope = tracer.dim_list(call.result, tracer.scope), tracer.scope
         return tuple(tracer._result_type(declared, dims, site.span, scope, v) for v in values)
 
@@ -169,15 +173,15 @@ def _function(function: Callable[P, R], name: str | None, frame: FrameType) -> F
 
 def types_of(function: Callable[..., Any], frame: FrameType) -> dict[str, TensorType]:
     """The tensor types among the annotations of a function (`return` for its result)."""
-    found = {}
+    types = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         value = _evaluated(annotation, function, frame)
         if isinstance(value, str) and name != "return":
             _no_words(function, name, value)
         type_ = _tensor_type(value)
         if type_ is not None:
-            found[name] = type_
-    return found
+            types[name] = type_
+    return types
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any], frame: FrameType) -> Any:

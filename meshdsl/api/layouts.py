@@ -8,10 +8,10 @@ from typing import Any
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
-from meshdsl.api.places import Site, here
 from meshdsl.api.schedules import Schedule
 from meshdsl.api.schedules import given as given_schedule
 from meshdsl.api.sizes import Size, number_of
+from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.syntax import ast
@@ -50,16 +50,16 @@ class Mesh:
 
         return {"text/plain": str(self), "text/html": MeshView(self.name, self.axes).html()}
 
-    def syntax(self) -> ast.Mesh:
+    def syntax(self) -> ast.MeshDecl:
         """The declaration."""
         axes = tuple(
             ast.MeshAxis(ast.Name(a, self.span), ast.Number(n, self.span), self.span)
             for a, n in self.axes
         )
-        return ast.Mesh(ast.Name(self.name, self.span), axes, None, self.span)
+        return ast.MeshDecl(ast.Name(self.name, self.span), axes, None, self.span)
 
 
-Entry = ast.Rule | ast.Setting
+Entry = ast.RuleDecl | ast.SettingDecl
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class Layout:
         used = f" with {scheduled(self.schedule.call)}" if self.schedule else ""
         return f"layout {self.name}{base} {{ {', '.join(map(_rule_text, self.rules))} }}{used}"
 
-    def syntax(self) -> Iterator[ast.Layout]:
+    def syntax(self) -> Iterator[ast.LayoutDecl]:
         """The declaration of this layout, and of those it extends."""
         base = ast.Name(self.base.name, self.span) if self.base else None
-        rules = tuple(r for r in self.rules if isinstance(r, ast.Rule))
-        settings = tuple(r for r in self.rules if isinstance(r, ast.Setting))
+        rules = tuple(r for r in self.rules if isinstance(r, ast.RuleDecl))
+        settings = tuple(r for r in self.rules if isinstance(r, ast.SettingDecl))
         call = self.schedule.call if self.schedule else None
-        yield ast.Layout(ast.Name(self.name, self.span), base, rules, call, self.span, settings)
+        yield ast.LayoutDecl(ast.Name(self.name, self.span), base, rules, call, self.span, settings)
         if self.base is not None:
             yield from self.base.syntax()
 
-    def tables(self) -> Iterator[ast.Schedule]:
+    def tables(self) -> Iterator[ast.ScheduleDecl]:
         """The declarations of the schedules that it and those it extends have."""
         if self.schedule is not None and self.schedule.table is not None:
             yield self.schedule.table
@@ -96,7 +96,7 @@ class Layout:
 
 
 def _rule_text(rule: Entry) -> str:
-    if isinstance(rule, ast.Setting):
+    if isinstance(rule, ast.SettingDecl):
         selector = ".".join(s.text for s in rule.selector)
         return f"{selector}: {rule.name.text} = {expression(rule.value)}"
     axes = [a.text for a in rule.axes]
@@ -107,7 +107,7 @@ def _rule_text(rule: Entry) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArgumentPlace:
     """The argument of a call that gives a mesh or a layout."""
 
     site: Site
@@ -143,13 +143,13 @@ def mesh(shape: Mapping[str, int | Dim | Size] | None = None, /, **axes: int | D
     """
     site = here()
     name = site.names if isinstance(site.names, str) else "mesh"
-    place = Place(site, "shape", 0)
+    place = ArgumentPlace(site, "shape", 0)
     spans = {a: place.entry(a) for a in shape or {}} | {a: site.argument(a) for a in axes}
     return _mesh(name, {**(shape or {}), **axes}, spans, site.span)
 
 
 def _mesh(name: str, axes: Mapping[str, Any], spans: Mapping[str, Span], place: Span) -> Mesh:
-    found = []
+    sized_axes = []
     for axis, size in axes.items():
         span = spans[axis]
         check_name("mesh axis", axis, span)
@@ -159,12 +159,12 @@ def _mesh(name: str, axes: Mapping[str, Any], spans: Mapping[str, Span], place: 
         if not isinstance(number, int) or not 1 <= number < 2**31:
             message = f"the size of mesh axis `{axis}` is no whole number of 1 or more: {size!r}"
             fail("MD0105", message, span, help="write `md.mesh(rows=2, cols=2)`")
-        found.append((axis, int(number)))
-    return Mesh(name, tuple(found), place)
+        sized_axes.append((axis, int(number)))
+    return Mesh(name, tuple(sized_axes), place)
 
 
 def with_mesh(
-    declarations: Declarations, given: Any, place: Place
+    declarations: Declarations, given: Any, place: ArgumentPlace
 ) -> tuple[Declarations, str | None]:
     """The declarations with a mesh given in any form, and the name to request it by."""
     span = place.span
@@ -207,15 +207,15 @@ def layout(
         ProgramError: an entry is no rule (MD0818), or the schedule is none (MD0533).
     """
     site = here()
-    first = _rules(rules, Place(site, "rules", 0))
-    own = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
+    first = _rules(rules, ArgumentPlace(site, "rules", 0))
+    rules_ = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
     used = given_schedule(schedule, site.argument("schedule"))
-    name = site.names if isinstance(site.names, str) else _layout_name(own, used)
-    return Layout(name, own, extends, site.span, used)
+    name = site.names if isinstance(site.names, str) else _layout_name(rules_, used)
+    return Layout(name, rules_, extends, site.span, used)
 
 
 def with_layout(
-    declarations: Declarations, given: Any, place: Place
+    declarations: Declarations, given: Any, place: ArgumentPlace
 ) -> tuple[Declarations, str | None]:
     """The declarations with a layout given in any form, and the name to request it by."""
     if given is None or (isinstance(given, str) and given in declarations.layouts):
@@ -235,7 +235,7 @@ def _layout_name(rules: tuple[Entry, ...], schedule: Schedule | None = None) -> 
     return (", ".join(map(_rule_text, rules)) or "none") + used
 
 
-def _rules(given: Any, place: Place) -> Iterator[Entry]:
+def _rules(given: Any, place: ArgumentPlace) -> Iterator[Entry]:
     """The rules in any of the forms that `layout` accepts."""
     if given is None:
         return
@@ -253,7 +253,7 @@ def _rules(given: Any, place: Place) -> Iterator[Entry]:
         _no_rule(given, place.span)
 
 
-def _of_pair(key: Any, axes: Any, span: Span) -> ast.Rule:
+def _of_pair(key: Any, axes: Any, span: Span) -> ast.RuleDecl:
     """The rule of a pair: `"batch": "rows"`, `"params: model": ("x", "y")`, `seq: None`."""
     selector, _, dim = str(key).rpartition(":")
     if axes is not None and not isinstance(axes, Iterable):
@@ -266,18 +266,18 @@ def _of_pair(key: Any, axes: Any, span: Span) -> ast.Rule:
         check_name("dim, tensor or axis", part, span)
     to = tuple(ast.Name(n, span) for n in names if n != "none")
     chosen = tuple(ast.Name(p, span) for p in parts)
-    return ast.Rule(chosen, ast.Name(dim.strip(), span), to, False, span)
+    return ast.RuleDecl(chosen, ast.Name(dim.strip(), span), to, False, span)
 
 
-def _of_mesh_tensorflow(text: str, span: Span) -> Iterator[ast.Rule]:
+def _of_mesh_tensorflow(text: str, span: Span) -> Iterator[ast.RuleDecl]:
     """The rules of `batch:rows,hidden:cols`; a dim named twice is split over both, outer first."""
-    found: dict[str, tuple[str, ...]] = {}
+    axes_of: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (p.strip() for p in text.replace(";", ",").split(","))):
         dim, colon, axis = (s.strip() for s in part.partition(":"))
         if not colon or not dim or not axis:
             _no_rule(part, span)
-        found[dim] = (*found.get(dim, ()), axis)
-    for dim, axes in found.items():
+        axes_of[dim] = (*axes_of.get(dim, ()), axis)
+    for dim, axes in axes_of.items():
         yield _of_pair(dim, axes, span)
 
 
@@ -290,17 +290,17 @@ def _of_text(text: str, span: Span) -> Iterator[Entry]:
         first = replace(problems[0], span=span, related=())
         raise DiagnosticError(replace(first, message=f"{first.message} in the rule `{text}`"))
     for node in tree.declarations:
-        if isinstance(node, ast.Layout):
+        if isinstance(node, ast.LayoutDecl):
             yield from (_at(rule, span) for rule in node.rules)
             yield from (replace(setting, span=span) for setting in node.settings)
 
 
-def _at(rule: ast.Rule, span: Span) -> ast.Rule:
+def _at(rule: ast.RuleDecl, span: Span) -> ast.RuleDecl:
     def moved(names: tuple[ast.Name, ...]) -> tuple[ast.Name, ...]:
         return tuple(replace(n, span=span) for n in names)
 
     dim = replace(rule.dim, span=span)
-    return ast.Rule(moved(rule.selector), dim, moved(rule.axes), rule.keep, span)
+    return ast.RuleDecl(moved(rule.selector), dim, moved(rule.axes), rule.keep, span)
 
 
 def _no_rule(given: Any, span: Span) -> None:

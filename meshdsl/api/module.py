@@ -15,7 +15,7 @@ from meshdsl.pipeline import Options
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from meshdsl.api.program import Program
+    from meshdsl.api.programs import Program
     from meshdsl.backends.module.program_module import ProgramModule
 
 
@@ -41,19 +41,19 @@ def module(
         ProgramError: the mesh does not fit the layout (MD0560), the layout the program (MD03xx), or
             values the parameters (MD0563).
     """
-    from meshdsl.api.layouts import Place, with_layout
-    from meshdsl.api.places import here
-    from meshdsl.api.program import load
-    from meshdsl.backends.module.compile import compiler
+    from meshdsl.api.layouts import ArgumentPlace, with_layout
+    from meshdsl.api.programs import load
+    from meshdsl.api.source_location import here
+    from meshdsl.backends.module.compiler import compiler
     from meshdsl.backends.module.mesh import MeshRanks
     from meshdsl.backends.module.program_module import ProgramModule
 
     if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
         fail("MD0602", f"`{dtype}` is no float type", help="there are f32, f64, bf16 and f16")
     ranks = MeshRanks(device_mesh)
-    known = load(program, dims=dims) if isinstance(program, str | Path) else program
-    place = Place(here(), "layout", 2)
-    declarations, name = with_layout(known.declarations, layout, place)
-    options = Options(program=known.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
-    made = known.compilation(declarations, options)
-    return ProgramModule(compiler(made, ranks.mesh), ranks, check_seed(seed), params)
+    program_ = load(program, dims=dims) if isinstance(program, str | Path) else program
+    place = ArgumentPlace(here(), "layout", 2)
+    declarations, name = with_layout(program_.declarations, layout, place)
+    options = Options(program=program_.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
+    compilation = program_.compilation(declarations, options)
+    return ProgramModule(compiler(compilation, ranks.mesh), ranks, check_seed(seed), params)

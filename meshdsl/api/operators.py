@@ -13,10 +13,10 @@ import inspect
 from typing import Any
 
 from meshdsl.api.errors import told
-from meshdsl.api.foreign import Method, is_foreign_call, refuse
-from meshdsl.api.places import here
+from meshdsl.api.refusals import ForeignMethod, is_foreign_call, refuse
 from meshdsl.api.signatures import RATES, describe, names, signature_of
 from meshdsl.api.sizes import computed
+from meshdsl.api.source_location import here
 from meshdsl.api.tensor import tracing
 from meshdsl.api.tracer import Form
 from meshdsl.diagnostics import did_you_mean, fail
@@ -96,8 +96,8 @@ class Maker:
         site = here()
         notes = [computed(a, site.operand(i)) for i, a in enumerate(args)]
         notes += [computed(a, site.argument(name)) for name, a in options.items()]
-        found = tuple(note for note in notes if note is not None)
-        return Form(self.__name__, args, tuple(options.items()), site.span, found)
+        computed_notes = tuple(note for note in notes if note is not None)
+        return Form(self.__name__, args, tuple(options.items()), site.span, computed_notes)
 
     def __getitem__(self, items: Any) -> Any:
         return Operator(self.__name__)[items]
@@ -112,21 +112,21 @@ def _einsum(tensors: tuple[Any, ...], options: dict[str, Any], site: Any) -> Any
     return tracing(site).call("einsum", None, tensors, options, site, out)
 
 
-def find(name: str) -> Operator | Maker | Method:
+def find(name: str) -> Operator | Maker | ForeignMethod:
     """The operator, initialiser or optimizer of this name; AttributeError for any other."""
     if name in INITS or name in RATES:
         return Maker(name)
     if name in names():
         return Operator(name)
     if row_of(name) is not None or name in RENAMED:
-        return Method(None, name)
-    known = [*names(), *INITS, *RATES]
-    close = did_you_mean(name, known)
+        return ForeignMethod(None, name)
+    names_ = [*names(), *INITS, *RATES]
+    close = did_you_mean(name, names_)
     raise AttributeError(f"meshdsl has no `{name}`{'; ' + close if close else ''}")
 
 
-def __getattr__(name: str) -> Operator | Maker | Method:
+def __getattr__(name: str) -> Operator | Maker | ForeignMethod:
     if name.startswith("__"):
         raise AttributeError(name)
-    found = globals()[name] = find(name)
-    return found
+    operator = globals()[name] = find(name)
+    return operator

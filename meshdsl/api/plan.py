@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.dims import check_seed
 from meshdsl.api.errors import told, warn
-from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
-from meshdsl.api.places import Site, here
+from meshdsl.api.layouts import ArgumentPlace, with_layout, with_mesh, with_sbp
+from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
 from meshdsl.ir import types
 from meshdsl.named import ir
@@ -22,7 +22,7 @@ from meshdsl.report.schema import ReportFacts
 from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 if TYPE_CHECKING:
-    from meshdsl.api.program import Program
+    from meshdsl.api.programs import Program
     from meshdsl.api.training import Training
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
@@ -53,10 +53,10 @@ class Looks:
     def _sources(self) -> dict[str, Source]:
         """The user's texts that lines of a report refer to, that of the program first."""
         first: Source = self._made.source
-        found = {first.name: first}
+        sources = {first.name: first}
         for op in walk(self._made.named.body):
-            found.setdefault(op.span.file, op.span.source)
-        return {name: source for name, source in found.items() if name != PRELUDE}
+            sources.setdefault(op.span.file, op.span.source)
+        return {name: source for name, source in sources.items() if name != PRELUDE}
 
     @property
     def placements(self) -> Placements:
@@ -72,12 +72,12 @@ class Looks:
         Raises:
             ProgramError: the program has no tensor of this name (MD0102).
         """
-        found = self.placements
-        if name not in found:
-            help = did_you_mean(name, list(found)) or f"there are {', '.join(found)}"
+        views = self.placements
+        if name not in views:
+            help = did_you_mean(name, list(views)) or f"there are {', '.join(views)}"
             message = f"`{self.program.name}` has no tensor `{name}`"
             fail("MD0102", message, here().argument("name", 0), help=help)
-        return found[name]
+        return views[name]
 
     @property
     def collectives(self) -> Collectives:
@@ -121,7 +121,7 @@ class Plan(Looks):
     # --- properties --------------------------------------------------------------------------
 
     @property
-    def named(self) -> ir.Program:
+    def named(self) -> ir.NamedProgram:
         """The named program that a call computes."""
         return self._made.forward.named
 
@@ -133,7 +133,7 @@ class Plan(Looks):
     @property
     def loss(self) -> str:
         """The name of the output that is minimised."""
-        from meshdsl.named.training import loss_name
+        from meshdsl.named.training_step import loss_name
 
         return loss_name(self._made.named)
 
@@ -186,17 +186,17 @@ class Plan(Looks):
         """
         from meshdsl.backends.engines.persistent import as_numpy, is_torch
 
-        given = self._inputs(args, inputs)
+        inputs_ = self._inputs(args, inputs)
         engine = self._ready()
         try:
             blocks = self._blocks if params is None else engine.parameters(self._merged(params))
             assert blocks is not None, "an engine that is ready has parameters"
-            found = engine.run(given, blocks)
+            outputs = engine.run(inputs_, blocks)
         except Exception as error:
             self._tell(error)
             raise
-        as_torch = any(is_torch(x) for x in given.values())
-        return Outputs({n: t if as_torch else as_numpy(t, n) for n, t in found.items()})
+        as_torch = any(is_torch(x) for x in inputs_.values())
+        return Outputs({n: t if as_torch else as_numpy(t, n) for n, t in outputs.items()})
 
     @told
     def reference(
@@ -205,10 +205,10 @@ class Plan(Looks):
         """The outputs of the unsharded program in float64, on the same inputs and parameters."""
         from meshdsl.backends.engines.reference import made_up, run_reference
 
-        given = self._inputs(args, inputs)
+        inputs_ = self._inputs(args, inputs)
         try:
             learned = self._merged({} if params is None else params)
-            sides = zip(self._specs(), (given, learned), ("inputs", "parameters"), strict=True)
+            sides = zip(self._specs(), (inputs_, learned), ("inputs", "parameters"), strict=True)
             arrays = [made_up(specs, _fitting(a, specs, what)) for specs, a, what in sides]
             return Outputs(run_reference(self.named, *arrays))
         except Exception as error:
@@ -270,8 +270,8 @@ class Plan(Looks):
     def _ready(self) -> PersistentEngine:
         with self._lock:
             if self._engine is None:
+                from meshdsl.backends.engines.execution import refuse_too_large
                 from meshdsl.backends.engines.persistent import PersistentEngine
-                from meshdsl.backends.engines.run import refuse_too_large
 
                 refuse_too_large(self._made.forward, "local", None)
                 self._engine = PersistentEngine(self._made.forward.emitted)
@@ -290,12 +290,12 @@ class Plan(Looks):
         names = [v.label for v in self.named.inputs]
         seeds = [v.label for v in self.named.inputs if v.role == "seed"]
         inputs = {**{n: 0 for n in seeds if n not in names[: len(args)]}, **inputs}
-        given = {**dict(zip(names, args, strict=False)), **inputs}
-        if len(args) <= len(names) and len(given) == len(args) + len(inputs):
-            if given.keys() == set(names):
-                return given
+        by_name = {**dict(zip(names, args, strict=False)), **inputs}
+        if len(args) <= len(names) and len(by_name) == len(args) + len(inputs):
+            if by_name.keys() == set(names):
+                return by_name
         self._refuse_inputs(args, inputs, names)
-        return given
+        return by_name
 
     def _refuse_inputs(
         self, args: Sequence[Array], inputs: Mapping[str, Array], names: list[str]
@@ -327,9 +327,9 @@ class Plan(Looks):
 
     def _tell(self, error: Exception) -> None:
         """Raise an error of a run as a diagnostic; return if it has none."""
+        from meshdsl.backends.engines.execution import line_of
         from meshdsl.backends.engines.failures import RunError
-        from meshdsl.backends.engines.run import line_of
-        from meshdsl.backends.runtime.files import ArraysRefused
+        from meshdsl.backends.runtime.array_files import ArraysRefused
 
         if isinstance(error, ArraysRefused):
             help = "give whole arrays with these shapes and kinds of number"
@@ -429,14 +429,14 @@ class Plan(Looks):
         from meshdsl.pipeline import timing_of
         from meshdsl.simulate.engine import needed, simulate
 
-        made = self._made
-        options = replace(made.options, cluster=cluster or made.options.cluster)
+        compilation = self._made
+        options = replace(compilation.options, cluster=cluster or compilation.options.cluster)
         try:
-            timing = needed(timing_of(made.declarations, options, made.placed.mesh))
-            timeline = simulate(made.device, timing, unroll, stage)
+            timing = needed(timing_of(compilation.declarations, options, compilation.placed.mesh))
+            timeline = simulate(compilation.device, timing, unroll, stage)
         except DiagnosticError as error:
             raise DiagnosticError(*(in_python(d, here()) for d in error.diagnostics)) from None
-        return Simulation(timeline, made.source)
+        return Simulation(timeline, compilation.source)
 
     @told
     def compare(
@@ -453,25 +453,25 @@ class Plan(Looks):
         """
         from meshdsl.backends.engines.compare_run import measure
         from meshdsl.columns import compile_columns, raise_if_none_works
-        from meshdsl.report.compare import NOT_RUN, compare
+        from meshdsl.report.comparison import NOT_RUN, compare
 
         site = here()
         declarations, wishes = self._made.declarations, self._wishes(reduce)
         now = wishes[0]
         for layout in layouts:
-            declarations, name = with_layout(declarations, layout, Place(site, "", 0))
+            declarations, name = with_layout(declarations, layout, ArgumentPlace(site, "", 0))
             wishes += [replace(w, kind="layout", name=name, positional=False) for w in [now]]
         if not layouts and reduce is None:
             positional = [replace(now, positional=True)] if now.kind == "layout" else []
             wishes += [*positional, replace(now, reduce="immediate")]
-        made = self._made.under(self.options, Diagnostics(), declarations)
-        columns = compile_columns(made, wishes)
+        compilation = self._made.under(self.options, Diagnostics(), declarations)
+        columns = compile_columns(compilation, wishes)
         for column in columns:
             if column.wish.kind == "layout":
                 _refuse_idle_rules(column.diagnostics, column.wish.name, self.program)
         raise_if_none_works(columns)
         ran = measure(columns, check_seed(seed)) if run else NOT_RUN
-        return Comparison({**compare(columns, made.source), "run": ran}, made.source)
+        return Comparison({**compare(columns, compilation.source), "run": ran}, compilation.source)
 
     def _wishes(self, reduce: str | Sequence[str] | None) -> list[Any]:
         from meshdsl.columns import Wish
@@ -486,11 +486,11 @@ class Plan(Looks):
 def _fitting(arrays: Mapping[str, Array], specs: Mapping[str, Spec], what: str) -> dict[str, Array]:
     """The arrays copied to numpy. Raises ArraysRefused where one does not fit its spec."""
     from meshdsl.backends.engines.persistent import as_numpy
-    from meshdsl.backends.runtime.files import check_arrays
+    from meshdsl.backends.runtime.array_files import check_arrays
 
-    found = {name: as_numpy(array, name).copy() for name, array in arrays.items()}
-    check_arrays(found, {n: spec for n, spec in specs.items() if n in found}, what)
-    return found
+    copies = {name: as_numpy(array, name).copy() for name, array in arrays.items()}
+    check_arrays(copies, {n: spec for n, spec in specs.items() if n in copies}, what)
+    return copies
 
 
 def _read_only(array: Any) -> Any:
@@ -508,19 +508,19 @@ DOES_NOTHING = ("MD0304", "MD0305")
 
 def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
     """The plan of a program for the options `chosen`; `site` is the call."""
-    made = program.compilation(*asked_of(program, chosen, site))
+    compilation = program.compilation(*asked_of(program, chosen, site))
     try:
-        _checked(made)
+        _checked(compilation)
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
-    _refuse_idle_rules(made.diagnostics, made.options.layout, program)
+    _refuse_idle_rules(compilation.diagnostics, compilation.options.layout, program)
     if strict:
-        made.diagnostics.promote_warnings()
-        made.diagnostics.raise_errors()
+        compilation.diagnostics.promote_warnings()
+        compilation.diagnostics.raise_errors()
     frame = site.frame
     assert frame is not None, "a call comes from somewhere"
-    warn(made.diagnostics, frame.f_code.co_filename, frame.f_lineno)
-    return Plan(program, made)
+    warn(compilation.diagnostics, frame.f_code.co_filename, frame.f_lineno)
+    return Plan(program, compilation)
 
 
 def _checked(made: Compilation) -> Compilation:
@@ -544,8 +544,8 @@ def asked_of(
         fail("MD0602", message, site.argument("objective"), help=help)
     if chosen["layout"] is not None and chosen["sbp"] is not None:
         fail("MD0601", "a layout and `sbp` are both given", site.span, help="choose one of them")
-    declarations, mesh = with_mesh(declarations, chosen["mesh"], Place(site, "mesh", 0))
-    place = Place(site, "layout", 1)
+    declarations, mesh = with_mesh(declarations, chosen["mesh"], ArgumentPlace(site, "mesh", 0))
+    place = ArgumentPlace(site, "layout", 1)
     declarations, layout = with_layout(declarations, chosen["layout"], place)
     declarations, sbp = with_sbp(declarations, chosen["sbp"], site.argument("sbp"))
     options = Options(
@@ -570,13 +570,13 @@ TABLES = ("meshes", "layouts", "sbps", "schedules")
 
 def chosen_of(plan: Plan) -> tuple[Options, dict[str, dict[str, Any]]]:
     """The options of a plan, and the declarations that its program's text lacks."""
-    made, known = plan._made.declarations, plan.program.declarations
+    declared, in_text = plan._made.declarations, plan.program.declarations
     is_text = plan.program._read_from is not None
     added = {
         table: {
             name: node
-            for name, node in getattr(made, table).items()
-            if not is_text or getattr(known, table).get(name) is not node
+            for name, node in getattr(declared, table).items()
+            if not is_text or getattr(in_text, table).get(name) is not node
         }
         for table in TABLES
     }
@@ -590,9 +590,9 @@ def again(
     params: Mapping[str, Any] | None,
 ) -> Plan:
     """The plan that was pickled, compiled anew without repeating its warnings."""
-    known = program.declarations
-    tables: dict[str, Any] = {t: {**getattr(known, t), **added[t]} for t in TABLES}
-    plan = Plan(program, _checked(program.compilation(replace(known, **tables), options)))
+    declarations = program.declarations
+    tables: dict[str, Any] = {t: {**getattr(declarations, t), **added[t]} for t in TABLES}
+    plan = Plan(program, _checked(program.compilation(replace(declarations, **tables), options)))
     if params is not None:
         plan.params = params
     return plan

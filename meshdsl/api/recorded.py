@@ -1,7 +1,7 @@
 """The record of a trace: statements on variables, in blocks.
 
-A `Variable` is a tensor of Python. Its name in the syntax tree is determined when the trace is
-complete and all its uses are known (`written.py`).
+A `RecordedVariable` is a tensor of Python. Its name in the syntax tree is determined when the
+trace is complete and all its uses are known (`unparse.py`).
 """
 
 from __future__ import annotations
@@ -10,41 +10,41 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.expressions import Given
+from meshdsl.named.expressions import OperandRef
 from meshdsl.syntax import ast
 
 
 @dataclass(slots=True, eq=False)
-class Variable:
+class RecordedVariable:
     """A tensor of Python: its given name, its declared dims, and where it is made.
 
     `home` is the call of a function whose body makes it, None for the program itself.
     """
 
     span: Span
-    home: Call | None
+    home: RecordedCall | None
     label: str | None = None
     dims: tuple[ast.DimRef, ...] | None = None
 
-    def is_made_in(self, call: Call | None) -> bool:
+    def is_made_in(self, call: RecordedCall | None) -> bool:
         """Whether it is made in a call, or in the program for None, rather than passed in."""
         given = () if call is None else (a.inside for a in call.arguments)
         return self.home is call and all(v is not self for v in given)
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Given):
+class Read(OperandRef):
     """A use of a variable in an expression; `operand` is its value there."""
 
-    variable: Variable
+    variable: RecordedVariable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class RecordedResult:
     """An expression and its results."""
 
     node: ast.Expr
-    results: tuple[Variable, ...]
+    results: tuple[RecordedVariable, ...]
 
     def reads(self) -> tuple[ast.Expr, ...]:
         """The expressions that read variables, in order of evaluation."""
@@ -55,8 +55,8 @@ class Made:
 class Declared:
     """A parameter."""
 
-    node: ast.Param
-    result: Variable
+    node: ast.ParamDecl
+    result: RecordedVariable
 
     def reads(self) -> tuple[ast.Expr, ...]:
         """None: an initialiser is made of numbers."""
@@ -72,17 +72,17 @@ class Carried:
 
     name: str
     init: ast.Expr
-    inside: Variable
+    inside: RecordedVariable
     next: ast.Expr
-    result: Variable
+    result: RecordedVariable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stacked:
+class RecordedStack:
     """A tensor that every iteration of a loop makes: one of them, and all."""
 
     inside: ast.Expr
-    result: Variable
+    result: RecordedVariable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class Repeated:
 
     dim: ast.Name
     carries: tuple[Carried, ...]
-    stacked: tuple[Stacked, ...]
+    stacked: tuple[RecordedStack, ...]
     block: Block
     span: Span
 
@@ -148,13 +148,13 @@ class Argument:
     """
 
     node: ast.TensorParam
-    inside: Variable
+    inside: RecordedVariable
     given: ast.Expr
     open: bool
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RecordedCall:
     """A call of a function in its `caller` (None: the program).
 
     `span` is that of the call, `place` that of the definition. `free` are variables from outside
@@ -163,27 +163,27 @@ class Call:
     """
 
     label: str
-    caller: Call | None
+    caller: RecordedCall | None
     span: Span
     place: Span
     arguments: list[Argument] = field(default_factory=list)
     block: Block = field(default_factory=list)
     result: tuple[ast.DimRef, ...] | None = None
     returned: tuple[ast.Expr, ...] = ()
-    results: tuple[Variable, ...] = ()
-    free: dict[Variable, Read] = field(default_factory=dict)
-    escapes: dict[Variable, None] = field(default_factory=dict)
+    results: tuple[RecordedVariable, ...] = ()
+    free: dict[RecordedVariable, Read] = field(default_factory=dict)
+    escapes: dict[RecordedVariable, None] = field(default_factory=dict)
 
     def reads(self) -> tuple[ast.Expr, ...]:
         """Its arguments and its free variables."""
         return (*(a.given for a in self.arguments), *self.free.values())
 
 
-Item = Made | Declared | Repeated | Recomputed | Updated | Minimized | Call
+Item = RecordedResult | Declared | Repeated | Recomputed | Updated | Minimized | RecordedCall
 Block = list[Item]
 
 
-def note_read(read: Read, reader: Call | None) -> None:
+def note_read(read: Read, reader: RecordedCall | None) -> None:
     """Record a use in all calls between the variable's definition and its reader."""
     inner, outer = _around(reader), _around(read.variable.home)
     shared = sum(one is other for one, other in zip(inner, outer, strict=False))
@@ -193,13 +193,13 @@ def note_read(read: Read, reader: Call | None) -> None:
         call.escapes.setdefault(read.variable)
 
 
-def _around(call: Call | None) -> list[Call]:
+def _around(call: RecordedCall | None) -> list[RecordedCall]:
     """A call and those that it is nested in, outermost first."""
-    found: list[Call] = []
+    calls: list[RecordedCall] = []
     while call is not None:
-        found.append(call)
+        calls.append(call)
         call = call.caller
-    return found[::-1]
+    return calls[::-1]
 
 
 def reads_of(node: ast.Expr) -> Iterator[Read]:

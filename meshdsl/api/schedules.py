@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
-from meshdsl.api.places import here
 from meshdsl.api.sizes import Size, number_of
+from meshdsl.api.source_location import here
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.syntax import ast, printer
 from meshdsl.syntax.tokens import is_name
@@ -22,8 +22,8 @@ class Schedule:
     `call` is what stands behind `with`, `table` the declaration of one written out.
     """
 
-    call: ast.Call
-    table: ast.Schedule | None
+    call: ast.CallExpr
+    table: ast.ScheduleDecl | None
 
     def __repr__(self) -> str:
         used = printer.scheduled(self.call)
@@ -100,14 +100,14 @@ def given(found: Any, span: Span) -> Schedule | None:
 
 def _call(
     name: str, dims: Iterable[Any], micro: Any, options: Mapping[str, Any], span: Span
-) -> ast.Call:
+) -> ast.CallExpr:
     items = tuple(ast.DimItem(ast.Name(_dim(dim, span), span), span) for dim in dims)
     number = () if micro is None else (_number(micro, "micro", span),)
     keywords = tuple(
         ast.Keyword(ast.Name(key, span), _value(value, key, span), span)
         for key, value in options.items()
     )
-    return ast.Call(ast.Name(name, span), items or None, number, keywords, None, span)
+    return ast.CallExpr(ast.Name(name, span), items or None, number, keywords, None, span)
 
 
 def _dim(dim: Any, span: Span) -> str:
@@ -137,7 +137,7 @@ def _value(found: Any, name: str, span: Span) -> ast.Expr:
     return _number(found, name, span)
 
 
-def _table(name: str, rows: Iterable[Any], weights: Any, span: Span) -> ast.Schedule:
+def _table(name: str, rows: Iterable[Any], weights: Any, span: Span) -> ast.ScheduleDecl:
     """The declaration of a table, of as many stages and micro-batches as its rows have.
 
     Raises MD0520 for words that are no actions.
@@ -150,18 +150,18 @@ def _table(name: str, rows: Iterable[Any], weights: Any, span: Span) -> ast.Sche
             help = 'write a text for each device: `["F0 F1 B0 B1", "F0 B0 F1 B1"]`'
             fail("MD0533", f"a row of a schedule is a text, not {kind_of(row)}", span, help=help)
         written.append(tuple(row.split()))
-    made = of_rows(
+    parsed = of_rows(
         [tuple(parse_action(w, device, span) for w in row) for device, row in enumerate(written)]
     )
-    numbers = {"stages": max(made.stages, 1), "micro": max(made.micro, 1)}
+    numbers = {"stages": max(parsed.stages, 1), "micro": max(parsed.micro, 1)}
     head = [_keyword(key, ast.Number(n, span), span) for key, n in numbers.items()]
     if weights != "latest":
         head.append(_keyword("weights", _value(weights, "weights", span), span))
-    found = [
+    table_rows = [
         ast.ScheduleRow(ast.Number(device, span), tuple(_action(w, span) for w in row), span)
         for device, row in enumerate(written)
     ]
-    return ast.Schedule(ast.Name(name, span), tuple(head), tuple(found), span)
+    return ast.ScheduleDecl(ast.Name(name, span), tuple(head), tuple(table_rows), span)
 
 
 def _keyword(name: str, value: ast.Expr, span: Span) -> ast.Keyword:

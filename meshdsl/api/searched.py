@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import told
 from meshdsl.api.layouts import layout
-from meshdsl.api.places import Site, here
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
+from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
 from meshdsl.report.document import Document
 from meshdsl.report.schema import SearchFacts
-from meshdsl.report.search import block_of, shown
-from meshdsl.report.search import searched as facts
+from meshdsl.report.search_result import block_of, shown
+from meshdsl.report.search_result import searched as facts
 from meshdsl.report.views.parts import WIDTH, View
+from meshdsl.search.candidate import Candidate as Planned
 from meshdsl.search.methods import DEFAULT, METHODS, best_plans
-from meshdsl.search.plan import Plan as Planned
-from meshdsl.search.problem import Found
+from meshdsl.search.problem import SearchResult
 from meshdsl.search.request import Amounts, SearchRequest
 from meshdsl.syntax.format import format_source
 
 if TYPE_CHECKING:
-    from meshdsl.api.program import Program
+    from meshdsl.api.programs import Program
 
 
 PLAIN = {"message_bytes": 0, "cache": False, "cluster": None, "objective": None}
@@ -39,7 +39,7 @@ class Searched(View):
 
     width = WIDTH
 
-    def __init__(self, program: Program, found: Found, method: str) -> None:
+    def __init__(self, program: Program, found: SearchResult, method: str) -> None:
         self.program, self._found, self._method = program, found, method
 
     @property
@@ -80,13 +80,13 @@ class Searched(View):
 
     @cached_property
     def _plans(self) -> tuple[Plan, ...]:
-        made = []
+        plans = []
         for plan in self._found.plans:
             chosen: dict[str, Any] = {"mesh": str(plan.mesh) or None, "sbp": None, "dtype": None}
             chosen |= {"layout": _layout(plan), "reduce": plan.policy}
             chosen |= PLAIN
-            made.append(planned(self.program, chosen, False, here()))
-        return tuple(made)
+            plans.append(planned(self.program, chosen, False, here()))
+        return tuple(plans)
 
 
 def _layout(plan: Planned) -> Any:
@@ -110,9 +110,9 @@ def searched(
         fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
     chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
     chosen |= PLAIN
-    made = program.compilation(*asked_of(program, chosen, site))
+    compilation = program.compilation(*asked_of(program, chosen, site))
     try:
-        found = best_plans(request.with_amounts(amounts), made)
+        result = best_plans(request.with_amounts(amounts), compilation)
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
-    return Searched(program, found, method)
+    return Searched(program, result, method)

@@ -50,21 +50,21 @@ def signature_of(name: str) -> inspect.Signature:
         return _signature_of_function(name)
     opdef = load_all()[name]
     low, high = opdef.surface.arity
-    found = [_tensor(n, i < low) for i, n in enumerate(operands_of(opdef))]
+    parameters = [_tensor(n, i < low) for i, n in enumerate(operands_of(opdef))]
     if high is None:
-        found = [inspect.Parameter("tensors", inspect.Parameter.VAR_POSITIONAL)]
+        parameters = [inspect.Parameter("tensors", inspect.Parameter.VAR_POSITIONAL)]
     kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
     for option, default in opdef.surface.options:
         # `cast` has words of its own for a dtype that is not given.
         needed = default is ... or (option, default) == ("dtype", None)
         shown = inspect.Parameter.empty if needed else default
         shown = shown.name if isinstance(shown, DType) else shown
-        found.append(inspect.Parameter(option, kind, default=shown))
+        parameters.append(inspect.Parameter(option, kind, default=shown))
     if opdef.surface.items in ("out", "filter"):
         needed = opdef.surface.items == "out"
         default = inspect.Parameter.empty if needed else None
-        found.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=default))
-    return inspect.Signature(_in_order(found))
+        parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=default))
+    return inspect.Signature(_in_order(parameters))
 
 
 def _signature_of_function(name: str) -> inspect.Signature:
@@ -72,11 +72,11 @@ def _signature_of_function(name: str) -> inspect.Signature:
 
     if name not in library():  # what `md.minimize` takes
         return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
-    found = []
+    parameters = []
     for p in library()[name].params:
         default = p.default.value if isinstance(p.default, ast.Number) else inspect.Parameter.empty
-        found.append(inspect.Parameter(p.name.text, OPTION, default=default))
-    return inspect.Signature(found)
+        parameters.append(inspect.Parameter(p.name.text, OPTION, default=default))
+    return inspect.Signature(parameters)
 
 
 def _tensor(name: str, needed: bool) -> inspect.Parameter:
@@ -194,12 +194,12 @@ def _class(name: str) -> str:
         return f"{head}    def __getitem__(self, dims: {dims}, /) -> {_result(opdef)}: ...\n\n"
     applied = f"class _{_camel(name)}Applied(Protocol):\n    {call}\n\n"
     get = f"def __getitem__(self, dims: {dims}, /) -> _{_camel(name)}Applied: ..."
-    found = f"{applied}{head}    {get}\n"
+    stub = f"{applied}{head}    {get}\n"
     if kind == "dims?":
-        found += f"    {call}\n"
+        stub += f"    {call}\n"
     if name in INITS:
-        found += "    def __call__(self, *numbers: float) -> Form: ...\n"
-    return found + "\n"
+        stub += "    def __call__(self, *numbers: float) -> Form: ...\n"
+    return stub + "\n"
 
 
 def _function(name: str) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from meshdsl.api.places import here
+from meshdsl.api.source_location import here
 from meshdsl.diagnostics import Diagnostic, Related, Span
-from meshdsl.named.sizes import made
+from meshdsl.named.size_formulas import made
 
 if TYPE_CHECKING:
     from meshdsl.api.dims import Dim
@@ -59,7 +59,7 @@ class Moment:
     when: int
 
 
-class Arithmetic:
+class SizeArithmetic:
     """A number made of sizes, in Python expressions.
 
     To type checkers its arithmetic yields plain numbers: a parameter for one takes a `Size`.
@@ -100,49 +100,49 @@ class Arithmetic:
         name = _UFUNCS.get(ufunc.__name__)
         if name and method == "__call__" and all(number_of(x) is not None for x in inputs):
             return _combined(name, *inputs)
-        taken = (x._take() if isinstance(x, Arithmetic) else x for x in inputs)
+        taken = (x._take() if isinstance(x, SizeArithmetic) else x for x in inputs)
         return getattr(ufunc, method)(*taken, **options)
 
-    def __add__(self, other: Number | Arithmetic) -> int:
+    def __add__(self, other: Number | SizeArithmetic) -> int:
         return _combined("add", self, other)
 
-    def __radd__(self, other: Number | Arithmetic) -> int:
+    def __radd__(self, other: Number | SizeArithmetic) -> int:
         return _combined("add", other, self)
 
-    def __sub__(self, other: Number | Arithmetic) -> int:
+    def __sub__(self, other: Number | SizeArithmetic) -> int:
         return _combined("sub", self, other)
 
-    def __rsub__(self, other: Number | Arithmetic) -> int:
+    def __rsub__(self, other: Number | SizeArithmetic) -> int:
         return _combined("sub", other, self)
 
-    def __mul__(self, other: Number | Arithmetic) -> int:
+    def __mul__(self, other: Number | SizeArithmetic) -> int:
         return _combined("mul", self, other)
 
-    def __rmul__(self, other: Number | Arithmetic) -> int:
+    def __rmul__(self, other: Number | SizeArithmetic) -> int:
         return _combined("mul", other, self)
 
-    def __truediv__(self, other: Number | Arithmetic) -> float:
+    def __truediv__(self, other: Number | SizeArithmetic) -> float:
         return _combined("div", self, other)
 
-    def __rtruediv__(self, other: Number | Arithmetic) -> float:
+    def __rtruediv__(self, other: Number | SizeArithmetic) -> float:
         return _combined("div", other, self)
 
-    def __pow__(self, other: Number | Arithmetic) -> float:
+    def __pow__(self, other: Number | SizeArithmetic) -> float:
         return _combined("pow", self, other)
 
-    def __rpow__(self, other: Number | Arithmetic) -> float:
+    def __rpow__(self, other: Number | SizeArithmetic) -> float:
         return _combined("pow", other, self)
 
-    def __floordiv__(self, other: Number | Arithmetic) -> int:
+    def __floordiv__(self, other: Number | SizeArithmetic) -> int:
         return _combined("floordiv", self, other)
 
-    def __rfloordiv__(self, other: Number | Arithmetic) -> int:
+    def __rfloordiv__(self, other: Number | SizeArithmetic) -> int:
         return _combined("floordiv", other, self)
 
-    def __mod__(self, other: Number | Arithmetic) -> int:
+    def __mod__(self, other: Number | SizeArithmetic) -> int:
         return _combined("mod", self, other)
 
-    def __rmod__(self, other: Number | Arithmetic) -> int:
+    def __rmod__(self, other: Number | SizeArithmetic) -> int:
         return _combined("mod", other, self)
 
     def __neg__(self) -> int:
@@ -153,7 +153,7 @@ class Arithmetic:
         return cast(int, Size(self._number(), self._dims()))
 
 
-class Size(Arithmetic):
+class Size(SizeArithmetic):
     """A number made of the sizes of dims, `4 * io`; usable wherever Python wants a number."""
 
     __slots__ = ("_made_of", "_value")
@@ -200,7 +200,7 @@ class Size(Arithmetic):
 
 def number_of(found: Any) -> Number | None:
     """The number that a Python value is, with its formula; None if it is no number."""
-    if isinstance(found, Arithmetic):
+    if isinstance(found, SizeArithmetic):
         return found._number()
     if isinstance(found, int | float):
         return found
@@ -215,7 +215,7 @@ def computed(found: Any, span: Span) -> Moment | None:
 
     None for literals, and for numbers that keep their formula.
     """
-    if isinstance(found, Arithmetic) or number_of(found) is None or _is_written_out(span.text):
+    if isinstance(found, SizeArithmetic) or number_of(found) is None or _is_written_out(span.text):
         return None
     return Moment(span, tick())
 
@@ -265,7 +265,7 @@ def _combined(name: str, left: Any, right: Any) -> int:
     if one is None or other is None:
         return cast(int, NotImplemented)
     value = _OPERATORS[name](_plain(one), _plain(other))
-    dims = {id(d): d for x in (left, right) if isinstance(x, Arithmetic) for d in x._dims()}
+    dims = {id(d): d for x in (left, right) if isinstance(x, SizeArithmetic) for d in x._dims()}
     return cast(int, Size(made(value, name, one, other), tuple(dims.values())))
 
 
@@ -273,7 +273,7 @@ def _compared(compare: Callable[[Any, Any], Any], size: Size, other: object) -> 
     number = number_of(other)
     if number is None:
         return NotImplemented
-    if isinstance(other, Arithmetic):
+    if isinstance(other, SizeArithmetic):
         other._take()
     return compare(size._take(), _plain(number))
 
@@ -283,23 +283,23 @@ def _compared(compare: Callable[[Any, Any], Any], size: Size, other: object) -> 
 
 def with_makers(known: Mapping[str, Dim]) -> dict[str, Dim]:
     """The dims of a program and those in the formulas of their sizes, by name."""
-    found = dict(known)
+    dims = dict(known)
     waiting = list(known.values())
     for dim in waiting:
         for other in _makers(dim):
-            if found.setdefault(other.name, other) is other:
+            if dims.setdefault(other.name, other) is other:
                 waiting.append(other)
-    return found
+    return dims
 
 
 def sizes_of(dims: Mapping[str, Dim]) -> dict[str, int]:
     """The sizes computed from other dims, with formulas; not from dims of the same name."""
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for name, dim in dims.items():
         is_known = all(dims[d.name] == d for d in _makers(dim))
         if dim._made_of is not None and is_known and not _leads_back(name, dims):
-            found[name] = dim._made_of._number()
-    return found
+            sizes[name] = dim._made_of._number()
+    return sizes
 
 
 def _makers(dim: Dim) -> tuple[Dim, ...]:

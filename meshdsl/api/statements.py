@@ -8,20 +8,20 @@ from typing import Any, overload
 
 from meshdsl.api.dims import Dim, DType, Pinned, check_name, kind_of
 from meshdsl.api.errors import told
-from meshdsl.api.places import here
 from meshdsl.api.recorded import (
     Block,
     Carried,
     Declared,
-    Made,
     Minimized,
     Read,
     Recomputed,
+    RecordedResult,
+    RecordedStack,
+    RecordedVariable,
     Repeated,
-    Stacked,
     Updated,
-    Variable,
 )
+from meshdsl.api.source_location import here
 from meshdsl.api.tensor import Operand, Tensor, tracing
 from meshdsl.api.tracer import Form, PythonBody, Tracer
 from meshdsl.diagnostics import Span, fail
@@ -67,7 +67,7 @@ def param(
     refs = tracer.dim_refs(_listed(dims, "a parameter needs its dims", site.span), site.span)
     target = ast.Target(ast.Name(name, site.span), refs, site.span)
     element = None if dtype is None else ast.Name(str(dtype), site.argument("dtype"))
-    node = ast.Param(target, element, _form(tracer, init, site.argument("init")), site.span)
+    node = ast.ParamDecl(target, element, _form(tracer, init, site.argument("init")), site.span)
     tracer._param(node, tracer.scope)
     value = tracer.scope.names[name]
     assert isinstance(value, ir.Value), "a parameter is a tensor"
@@ -83,7 +83,7 @@ def _listed(dims: Any, message: str, span: Span) -> tuple[Any, ...]:
     return tuple(dims)
 
 
-def _form(tracer: Tracer, init: Any, span: Span) -> ast.Call | None:
+def _form(tracer: Tracer, init: Any, span: Span) -> ast.CallExpr | None:
     if init is None:
         return None
     if not isinstance(init, Form):
@@ -118,10 +118,10 @@ def _tensor(tracer: Tracer, node: ast.Expr, span: Span) -> Tensor:
     if not isinstance(node, ast.Number):
         tracer.expressions.tensor(node, tracer.scope)
     dtype = ast.Keyword(ast.Name("dtype", span), ast.String("f32", span), span)
-    call = ast.Call(ast.Name("cast", span), None, (node,), (dtype,), None, span)
+    call = ast.CallExpr(ast.Name("cast", span), None, (node,), (dtype,), None, span)
     value = tracer.expressions.tensor(call, tracer.scope)
     variable = tracer.variable(span)
-    tracer.block.append(Made(call, (variable,)))
+    tracer.block.append(RecordedResult(call, (variable,)))
     return tracer.tensor(value, variable)
 
 
@@ -150,8 +150,8 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
     tracer = tracing(site)
     scope = tracer.scope
     names = _carried_names(body, len(carries))
-    given = [tracer.given(x, site.operand(i + 2)) for i, x in enumerate(carries)]
-    inits = [tracer.expressions.evaluate(x, scope) for x in given]
+    recorded = [tracer.given(x, site.operand(i + 2)) for i, x in enumerate(carries)]
+    inits = [tracer.expressions.evaluate(x, scope) for x in recorded]
     outer, scope.names = scope.names, {**scope.names, **dict(zip(names, inits, strict=True))}
     targets = tuple(ast.Target(ast.Name(n, site.span), None, site.span) for n in names)
     inside = [tracer.variable(site.span) for _ in names]
@@ -167,14 +167,14 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
     finally:
         scope.names = outer
     for stack in stacks:
-        found = tracer.builder.stacked(stack, site.span, scope)
-        results.append(tracer.builder.reach(found))
-    made = [tracer.variable(site.span) for _ in results]
+        collected = tracer.builder.stacked(stack, site.span, scope)
+        results.append(tracer.builder.reach(collected))
+    results_ = [tracer.variable(site.span) for _ in results]
     count = len(names)
-    carried = tuple(map(Carried, names, given, inside, nexts[:count], made[:count]))
-    stacked = tuple(map(Stacked, nexts[count:], made[count:]))
+    carried = tuple(map(Carried, names, recorded, inside, nexts[:count], results_[:count]))
+    stacked = tuple(map(RecordedStack, nexts[count:], results_[count:]))
     tracer.block.append(Repeated(dim_name, carried, stacked, block, site.span))
-    pairs = zip(results, made, strict=True)
+    pairs = zip(results, results_, strict=True)
     tensors = [tracer.tensor(r, v) for r, v in pairs if isinstance(r, ir.Value)]
     return None if not tensors else tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -187,15 +187,15 @@ def _stack_name(index: int) -> str:
 def _carried_names(body: Callable[..., Any], count: int) -> list[str]:
     """Distinct names of the parameters of the body, for messages."""
     code = getattr(body, "__code__", None)
-    own = list(code.co_varnames[: code.co_argcount]) if code else []
-    return own if len(own) == count else [f"carry {i + 1}" for i in range(count)]
+    parameters = list(code.co_varnames[: code.co_argcount]) if code else []
+    return parameters if len(parameters) == count else [f"carry {i + 1}" for i in range(count)]
 
 
 def _body(
     tracer: Tracer,
     body: Callable[..., Any],
     names: list[str],
-    inside: list[Variable],
+    inside: list[RecordedVariable],
     block: Block,
     nexts: list[ast.Expr],
     span: Span,
@@ -203,8 +203,8 @@ def _body(
     def run(scope: Scope) -> None:
         pairs = [(scope.names[n], v) for n, v in zip(names, inside, strict=True)]
         with tracer.recording(block):
-            found = body(*(tracer.tensor(x, v) for x, v in pairs if isinstance(x, ir.Value)))
-            nexts.extend(tracer.carried(found, names, span))
+            returned = body(*(tracer.tensor(x, v) for x, v in pairs if isinstance(x, ir.Value)))
+            nexts.extend(tracer.carried(returned, names, span))
         operands = [tracer.expressions.evaluate(node, scope) for node in nexts]
         keys = [*names, *map(_stack_name, range(len(operands) - len(names)))]
         scope.names.update(zip(keys, operands, strict=True))
@@ -272,15 +272,15 @@ def update(state: Tensor, value: Operand) -> None:
         help = "declare one: `total = md.param([dims], init=md.zeros())`"
         message = f"`md.update` assigns parameters, and this is {kind_of(state)}"
         fail("MD0137", message, place, help=help)
-    given = tracer.given(value, site.operand(1))
-    node = ast.Update(ast.Name(read.name.text, place), given, site.span)
+    new_value = tracer.given(value, site.operand(1))
+    node = ast.UpdateStatement(ast.Name(read.name.text, place), new_value, site.span)
     tracer.states.assign(
         tracer.states.own(read.name, state._value, read.variable.home is tracer.inner),
-        tracer.expressions.evaluate(given, tracer.scope),
+        tracer.expressions.evaluate(new_value, tracer.scope),
         node,
         tracer.scope,
     )
-    tracer.block.append(Updated(read, given, site.span))
+    tracer.block.append(Updated(read, new_value, site.span))
 
 
 @told
@@ -296,8 +296,8 @@ def minimize(loss: Tensor, optimizer: Form) -> None:
         help = "write `md.minimize(loss, md.adamw(lr=3e-4))`"
         message = f"{kind_of(optimizer)} is no optimizer"
         fail("MD0815", message, site.argument("optimizer", 1), help=help)
-    given = tracer.given(loss, site.operand(0))
-    node = ast.Minimize(given, tracer.form(optimizer), site.span)
+    recorded = tracer.given(loss, site.operand(0))
+    node = ast.Minimize(recorded, tracer.form(optimizer), site.span)
     tracer.goals.minimize(node, tracer.scope)
     tracer.block.append(Minimized(node))
 

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.api.dims import Arrow, Dim, TensorType, as_tuple
 from meshdsl.api.errors import ProgramError, told
-from meshdsl.api.foreign import MEMBERS, Handle, Method, chosen, first_dim, is_foreign, refuse
-from meshdsl.api.places import Site, here
+from meshdsl.api.refusals import (
+    MEMBERS,
+    ForeignMethod,
+    Handle,
+    chosen,
+    first_dim,
+    is_foreign,
+    refuse,
+)
+from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -185,7 +193,7 @@ class Tensor(Handle):
             _no_member(self, name)
         if name.startswith("_") or not is_foreign(name):
             raise AttributeError(f"a tensor has no `{name}`: operators are called as `md.relu(x)`")
-        return Method(self, name)
+        return ForeignMethod(self, name)
 
     @told
     def rename(self, old: Dim, new: Dim) -> Tensor:

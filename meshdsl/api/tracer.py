@@ -13,18 +13,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, kind_of, need_dim
-from meshdsl.api.places import Names, Site
-from meshdsl.api.recorded import Block, Call, Made, Read, Variable, note_read
-from meshdsl.api.sizes import Arithmetic, Moment, Size, computed, number_of, tick
+from meshdsl.api.recorded import (
+    Block,
+    Read,
+    RecordedCall,
+    RecordedResult,
+    RecordedVariable,
+    note_read,
+)
+from meshdsl.api.sizes import Moment, Size, SizeArithmetic, computed, number_of, tick
+from meshdsl.api.source_location import Names, Site
 from meshdsl.api.tensor import Tensor
 from meshdsl.diagnostics import Immediate, Related, Span, counted, fail
 from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
-from meshdsl.named.expressions import Given
+from meshdsl.named.expressions import OperandRef
 from meshdsl.named.from_syntax import ProgramBuilder, _Returned
-from meshdsl.named.sizes import dims_of, operators_of
+from meshdsl.named.size_formulas import dims_of, operators_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 
@@ -56,14 +63,14 @@ class Form:
         for value in (*self.args, *(v for _, v in self.options)):
             yield from value.inside() if isinstance(value, Form) else (value,)
 
-    def syntax(self) -> ast.Call:
+    def syntax(self) -> ast.CallExpr:
         """The call as the parser would read it."""
         args = tuple(self._constant(a) for a in self.args)
         keywords = tuple(
             ast.Keyword(ast.Name(n, self.span), self._constant(v), self.span)
             for n, v in self.options
         )
-        return ast.Call(ast.Name(self.name, self.span), None, args, keywords, None, self.span)
+        return ast.CallExpr(ast.Name(self.name, self.span), None, args, keywords, None, self.span)
 
     def _constant(self, value: Any) -> ast.Expr:
         if isinstance(value, Form):
@@ -89,7 +96,7 @@ class Tracer(ProgramBuilder):
         self.known: dict[str, types.Dim] = {}
         self.scopes: list[Scope] = []
         self.blocks: list[Block] = [[]]
-        self.inner: Call | None = None
+        self.inner: RecordedCall | None = None
         self.called: set[str] = set()
         self.sizes: set[str] = set()
         self.started = tick()
@@ -135,7 +142,7 @@ class Tracer(ProgramBuilder):
             self.blocks.pop()
 
     @contextmanager
-    def calling(self, call: Call, scope: Scope) -> Iterator[None]:
+    def calling(self, call: RecordedCall, scope: Scope) -> Iterator[None]:
         """Run the function that is called, in its `scope`, and record it in the call."""
         self.inner = call
         try:
@@ -144,13 +151,13 @@ class Tracer(ProgramBuilder):
         finally:
             self.inner = call.caller
 
-    def variable(self, span: Span, label: str | None = None) -> Variable:
+    def variable(self, span: Span, label: str | None = None) -> RecordedVariable:
         """A new variable of the innermost function."""
-        return Variable(span, self.inner, label)
+        return RecordedVariable(span, self.inner, label)
 
     # --- values of Python --------------------------------------------------------------------
 
-    def tensor(self, value: ir.Value, variable: Variable) -> Tensor:
+    def tensor(self, value: ir.Value, variable: RecordedVariable) -> Tensor:
         """The Python tensor of a value."""
         return Tensor(self, value, self.builder.frames[-1], variable)
 
@@ -176,7 +183,7 @@ class Tracer(ProgramBuilder):
 
     def _note_sizes(self, found: Any, span: Span) -> None:
         """Record the dims of which a number is computed, and the operators that do it."""
-        if isinstance(found, Arithmetic):
+        if isinstance(found, SizeArithmetic):
             self.sizes.update(self.dim(dim, span).name for dim in found._dims())
             self.called.update(operators_of(found._number()))
 
@@ -184,7 +191,7 @@ class Tracer(ProgramBuilder):
         """Record numbers that Python has computed."""
         self.computed += [c for c in found if c is not None]
 
-    def form(self, form: Form) -> ast.Call:
+    def form(self, form: Form) -> ast.CallExpr:
         """The call of a form, as the parser would read it."""
         for part in form.inside():
             self.note(*(part.computed if isinstance(part, Form) else ()))
@@ -193,15 +200,15 @@ class Tracer(ProgramBuilder):
 
     def value(self, tensor: Tensor, span: Span) -> ir.Value:
         """The value of a tensor, which must be of this program and in scope here."""
-        made = Related(tensor._value.span, "made here")
+        origin = Related(tensor._value.span, "made here")
         if tensor._tracer is not self:
             message = f"`{tensor._value.label}` is a tensor of another program"
             help = "make it an input, or compute it in this program too"
-            fail("MD0811", message, span, made, help=help)
+            fail("MD0811", message, span, origin, help=help)
         if not any(frame is tensor._frame for frame in self.builder.frames):
             message = f"`{tensor._value.label}` exists only inside the `repeat`"
             help = "let the body return it behind what it carries: it comes out with the loop's dim"
-            fail("MD0112", message, span, made, help=help)
+            fail("MD0112", message, span, origin, help=help)
         return self.builder.current(tensor._value)
 
     def given(self, found: Any, span: Span) -> ast.Expr:
@@ -216,7 +223,7 @@ class Tracer(ProgramBuilder):
             return ast.Number(operand, span)
         if isinstance(operand, str):
             return ast.String(operand, span)
-        return Given(ast.Name("_", span), span, operand)
+        return OperandRef(ast.Name("_", span), span, operand)
 
     def dim(self, found: Any, span: Span) -> types.Dim:
         """The program's dim for a Python dim; it has one size throughout."""
@@ -238,17 +245,17 @@ class Tracer(ProgramBuilder):
 
     def dim_refs(self, dims: Sequence[Any], span: Span) -> tuple[ast.DimRef, ...]:
         """The dims of a list such as `[batch @ "data", io]`."""
-        found = []
+        refs = []
         for item in dims:
             if item is ...:
-                found.append(ast.DimRef(ast.Name("...", span), None, span))
+                refs.append(ast.DimRef(ast.Name("...", span), None, span))
                 continue
             axes = None
             if isinstance(item, Pinned):
                 axes = tuple(ast.Name(a, span) for a in item.axes)
                 item = item.dim
-            found.append(ast.DimRef(self.dim_name(item, span), axes, span))
-        return tuple(found)
+            refs.append(ast.DimRef(self.dim_name(item, span), axes, span))
+        return tuple(refs)
 
     def tensor_param(self, name: str, type_: TensorType, span: Span) -> ast.TensorParam:
         """A declared input of a program or a function."""
@@ -272,15 +279,15 @@ class Tracer(ProgramBuilder):
 
     def view(self, tensor: Tensor, items: list[tuple[Any, ...]], site: Site) -> Tensor:
         """The view of a tensor; `items` are arrows, picks and slices."""
-        given = self.given(tensor, site.receiver())
-        node = ast.View(given, tuple(self._item(*i, site=site) for i in items), site.span)
+        recorded = self.given(tensor, site.receiver())
+        node = ast.ViewExpr(recorded, tuple(self._item(*i, site=site) for i in items), site.span)
         return self._one(node, site)
 
     def _one(self, node: ast.Expr, site: Site) -> Tensor:
         """The tensor of an expression."""
-        found = self.finish(node, (self.expressions.evaluate(node, self.scope),), site)
-        assert isinstance(found, Tensor), "operators and views of tensors are tensors"
-        return found
+        tensor = self.finish(node, (self.expressions.evaluate(node, self.scope),), site)
+        assert isinstance(tensor, Tensor), "operators and views of tensors are tensors"
+        return tensor
 
     def _item(self, kind: str, what: Any, *rest: Any, site: Site) -> ast.Item:
         span = site.span
@@ -324,19 +331,19 @@ class Tracer(ProgramBuilder):
         """
         span = site.span
         brackets = None if items is None else tuple(self.bracket_item(i, span) for i in items)
-        given = tuple(self.given(a, site.operand(i)) for i, a in enumerate(args or ()))
+        operands = tuple(self.given(a, site.operand(i)) for i, a in enumerate(args or ()))
         keywords = tuple(
             ast.Keyword(ast.Name(n, span), self.given(v, site.argument(n)), span)
             for n, v in options.items()
         )
         dims = None if out is None else tuple(self.dim_name(d, site.argument("out")) for d in out)
         function = ast.Name(name, span)
-        node = ast.Call(function, brackets, given, keywords, dims, span)
+        node = ast.CallExpr(function, brackets, operands, keywords, dims, span)
         results = tuple(map(_right, self.calls.call(node, self.scope)))
         self.called.add(name)
         if args is None:
             return self.finish(
-                ast.View(ast.Ref(function, span), brackets or (), span), results, site
+                ast.ViewExpr(ast.Ref(function, span), brackets or (), span), results, site
             )
         return self.finish(node, results, site)
 
@@ -344,19 +351,23 @@ class Tracer(ProgramBuilder):
 
     def finish(self, node: ast.Expr, results: tuple[Operand, ...], site: Site) -> Any:
         """The results of an expression, named as the variables they are assigned to."""
-        made = tuple(self.variable(site.span) for _ in results)
+        variables = tuple(self.variable(site.span) for _ in results)
         if any(isinstance(x, ir.Value) for x in results):
-            self.block.append(Made(node, made))
-        return self.finished(made, results, site)
+            self.block.append(RecordedResult(node, variables))
+        return self.finished(variables, results, site)
 
-    def finished(self, made: tuple[Variable, ...], results: tuple[Operand, ...], site: Site) -> Any:
+    def finished(
+        self, made: tuple[RecordedVariable, ...], results: tuple[Operand, ...], site: Site
+    ) -> Any:
         """The results, recorded as the variables `made`."""
         names = (site.names,) if len(results) == 1 else _spread(site.names, len(results))
-        given = zip(made, results, names, strict=True)
-        found = [self._finished(v, x, n, site) for v, x, n in given]
-        return found[0] if len(found) == 1 else tuple(found)
+        triples = zip(made, results, names, strict=True)
+        tensors = [self._finished(v, x, n, site) for v, x, n in triples]
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
-    def _finished(self, variable: Variable, result: Operand, name: Names, site: Site) -> Any:
+    def _finished(
+        self, variable: RecordedVariable, result: Operand, name: Names, site: Site
+    ) -> Any:
         if not isinstance(result, ir.Value):
             return self.number(result)
         if isinstance(name, str) and is_name(name) and name not in RESERVED_TENSORS:
@@ -374,14 +385,14 @@ class Tracer(ProgramBuilder):
 
         One that has no name yet gets it where it was made.
         """
-        given = self.given(tensor, span)
-        value = self.expressions.tensor(given, self.scope)
+        recorded = self.given(tensor, span)
+        value = self.expressions.tensor(recorded, self.scope)
         refs = None if dims is None else self.dim_refs(dims, span)
         named = self._named(value, name, span, refs)
         variable = tensor._variable
         if self.builder.current(value) is not named or not variable.is_made_in(self.inner):
             variable = self.variable(span)
-            self.block.append(Made(given, (variable,)))
+            self.block.append(RecordedResult(recorded, (variable,)))
         variable.label, variable.dims, variable.span = name, refs, span
         return self.tensor(named, variable)
 

@@ -16,7 +16,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counte
 from meshdsl.report.curves import curve_picture
 from meshdsl.report.document import Document, Picture, line
 from meshdsl.report.running import headline
-from meshdsl.report.training import progress
+from meshdsl.report.training_progress import progress
 from meshdsl.report.views.parts import View
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Training(View):
 
 def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Training:
     """Train the step `made` of a plan, and set the plan's parameters to the trained ones."""
-    from meshdsl.backends.train.run import check_trainable, own_folder
+    from meshdsl.backends.train.training_run import check_trainable, own_folder
 
     check_trainable(made)
     with (
@@ -90,7 +90,7 @@ def _train(
     plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
     from meshdsl.backends.train.job import DataFiles, Job
-    from meshdsl.backends.train.run import accumulate_dim, planned, prepared, train
+    from meshdsl.backends.train.training_run import accumulate_dim, planned, prepared, train
 
     files = DataFiles(
         _stored(data, folder / _FILES["data"]),
@@ -153,7 +153,7 @@ def _stored(data: Any, path: Path) -> str:
     if isinstance(data, str | Path):
         return str(data)
     from meshdsl.backends.engines.persistent import as_numpy
-    from meshdsl.backends.runtime.files import ArraysRefused, write_npz
+    from meshdsl.backends.runtime.array_files import ArraysRefused, write_npz
 
     try:
         arrays = {name: as_numpy(array, name) for name, array in data.items()}

@@ -96,7 +96,7 @@ def missing_library(error: BaseException) -> tuple[str, str] | None:
 
 def _complain(code: str, message: str, help: str) -> None:
     """Show an error without a place, whatever else has failed."""
-    from meshdsl.render import safe
+    from meshdsl.carets import safe
 
     sys.stderr.write(f"error[{code}]: {safe(message)}\nhelp: {help}\n")
 

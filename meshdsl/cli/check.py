@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from meshdsl.backends.runtime.user_files import read_regular
+from meshdsl.carets import DiagnosticFacts
 from meshdsl.cli import common
-from meshdsl.cli.options import AsData, Files, Placing, flag, option, pipeline_options
+from meshdsl.cli.options import AsData, Files, PlacingOptions, flag, option, pipeline_options
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -19,15 +20,14 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.pipeline import Options
-from meshdsl.render import DiagnosticFacts
 from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
-    from meshdsl.report.fix import Fixed
+    from meshdsl.report.autofix import Fixed
 
 
 @option
-class Check(Placing, AsData):
+class Check(PlacingOptions, AsData):
     """Options of `check`."""
 
     fix: bool = flag("--fix", "Carry out the fixes that leave no choice, in the files.")
@@ -64,7 +64,7 @@ def _prints_program(files: list[Path], given: Check) -> bool:
 
 def _check(path: Path, chosen: Options, diagnostics: Diagnostics) -> str:
     """Check one file; returns a line on the scope of the check."""
-    from meshdsl.report.check import check_source
+    from meshdsl.report.checks import check_source
     from meshdsl.syntax.parse import read_source
 
     try:
@@ -103,14 +103,14 @@ def _fix(
     path: Path, chosen: Options, given: Check, diagnostics: Diagnostics, checked: list[str]
 ) -> tuple[tuple[Diagnostic, Fix], ...]:
     """Carry out the fixes of one file, or show them; returns them."""
-    from meshdsl.report.check import check_source
-    from meshdsl.report.fix import fixed
+    from meshdsl.report.autofix import fixed
+    from meshdsl.report.checks import check_source
     from meshdsl.syntax.parse import read_source
 
     def check(source: Source) -> Diagnostics:
-        found = Diagnostics()
-        lines[source.text] = check_source(source, chosen, found)
-        return found
+        result = Diagnostics()
+        lines[source.text] = check_source(source, chosen, result)
+        return result
 
     lines: dict[str, str] = {}
     try:
@@ -118,25 +118,25 @@ def _fix(
     except DiagnosticError as error:
         diagnostics.add(*error.diagnostics)
         return ()
-    found = fixed(source, check)
-    diagnostics.add(*(check(source) if given.diff else found.left))
-    checked.append(lines[source.text if given.diff else found.text])
+    result = fixed(source, check)
+    diagnostics.add(*(check(source) if given.diff else result.left))
+    checked.append(lines[source.text if given.diff else result.text])
     if given.diff:
-        if found.done and not given.json:
-            common.print_difference(source, found.text)
-        return found.done
-    if str(path) != STDIN and found.done:
-        _write(path.resolve(), found.text)
+        if result.done and not given.json:
+            common.print_difference(source, result.text)
+        return result.done
+    if str(path) != STDIN and result.done:
+        _write(path.resolve(), result.text)
     elif str(path) == STDIN and not given.json:
-        sys.stdout.write(found.text)
+        sys.stdout.write(result.text)
     if not given.json:
-        _tell(source.name, found, to_errors=str(path) == STDIN)
-    return found.done
+        _tell(source.name, result, to_errors=str(path) == STDIN)
+    return result.done
 
 
 def _write(path: Path, text: str) -> None:
     """Write a fixed file, with the line ends that it has."""
-    from meshdsl.report.fix import with_line_ends_of
+    from meshdsl.report.autofix import with_line_ends_of
 
     raw = read_regular(path).decode("utf-8")
     common.write_whole(path, with_line_ends_of(raw, text))

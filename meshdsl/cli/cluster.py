@@ -49,17 +49,17 @@ def command(
             help = "for instance `meshdsl cluster show h100`"
             fail("MD0604", "`cluster show` takes a name, `list` and `measure` take none", help=help)
         if what is What.measure:
-            from meshdsl.backends.engines.measure import measure
-            from meshdsl.cluster.measured import keep
+            from meshdsl.backends.engines.link_times import measure
+            from meshdsl.cluster.this_machine import keep
 
             with common.patience("timing products and collectives on this machine"):
                 keep(measure())
         every = names() if what is What.list else (name or MEASURED,)
-        found = [load(each) for each in every]
+        clusters = [load(each) for each in every]
         if given.json:
-            facts = [as_json(cluster) for cluster in found]
+            facts = [as_json(cluster) for cluster in clusters]
             common.print_json({"version": 1, "clusters": facts})
         elif what is What.list:
-            print_document(listed(found))
+            print_document(listed(clusters))
         else:
-            print_document(shown(found[0]))
+            print_document(shown(clusters[0]))

@@ -26,7 +26,7 @@ from meshdsl.diagnostics import (
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 if TYPE_CHECKING:
-    from meshdsl.render import DiagnosticFacts
+    from meshdsl.carets import DiagnosticFacts
 
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
 PROGRAM_CODES = (
@@ -111,7 +111,7 @@ def show(diagnostics: Iterable[Diagnostic]) -> None:
     """Print diagnostics on the standard error output."""
     from rich.console import Console
 
-    from meshdsl.render import print_diagnostics
+    from meshdsl.carets import print_diagnostics
 
     items = capped(diagnostics)
     if items:
@@ -120,34 +120,34 @@ def show(diagnostics: Iterable[Diagnostic]) -> None:
 
 def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[DiagnosticFacts]:
     """Diagnostics as `check --json` prints them."""
-    from meshdsl.render import to_json
+    from meshdsl.carets import to_json
 
     return [to_json(d) for d in capped(diagnostics)]
 
 
 def capped(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Diagnostics with not more than `MAX_ERRORS` errors of one file; the others are counted."""
-    found: list[Diagnostic] = []
+    shown: list[Diagnostic] = []
     errors: Counter[str] = Counter()
     last: dict[str, Diagnostic] = {}
     for diagnostic in diagnostics:
         file = diagnostic.span.file if diagnostic.span else ""
         errors[file] += diagnostic.severity == "error"
         if diagnostic.severity != "error" or errors[file] <= MAX_ERRORS:
-            found.append(diagnostic)
+            shown.append(diagnostic)
             last[file] = diagnostic
     for file, count in errors.items():
         if count > MAX_ERRORS:
             are = "is" if count == MAX_ERRORS + 1 else "are"
             message = f"{counted(count - MAX_ERRORS, 'more error')} of this file {are} not shown"
             help = "mend these first, then check again"
-            found.append(Diagnostic("MD0016", message, last[file].span, "note", help=help))
-    return found
+            shown.append(Diagnostic("MD0016", message, last[file].span, "note", help=help))
+    return shown
 
 
 def say(line: str, to_errors: bool = False) -> None:
     """Print one line, whatever names are in it: what could steer a terminal is escaped."""
-    from meshdsl.render import safe
+    from meshdsl.carets import safe
 
     typer.echo(safe(line), err=to_errors)
 
@@ -155,7 +155,7 @@ def say(line: str, to_errors: bool = False) -> None:
 def say_text(text: str) -> None:
     """Write a text as it is, at once; for a terminal, what could steer it is escaped."""
     if _on_terminal():
-        from meshdsl.render import safe
+        from meshdsl.carets import safe
 
         text = re.sub(r"[^\n\t]+", lambda found: safe(found[0]), text)
     sys.stdout.write(text)
@@ -178,7 +178,7 @@ def print_difference(source: Source, text: str) -> None:
     import difflib
     import io
 
-    from meshdsl.render import safe
+    from meshdsl.carets import safe
 
     # Lines end at line feeds alone: a comment may hold other signs that Python splits at.
     before, after = (list(io.StringIO(of, newline="\n")) for of in (source.text, text))

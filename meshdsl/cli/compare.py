@@ -10,12 +10,12 @@ import typer
 from meshdsl.cli import common, complete
 from meshdsl.cli.options import (
     AsData,
+    ClusterOptions,
     File,
     Force,
-    Search,
+    SearchOptions,
     Sizes,
     Strict,
-    Timed,
     Which,
     flag,
     opt,
@@ -40,14 +40,14 @@ class Measured:
 
 
 @option
-class Compare(Which, Search, Timed, Sizes, Measured, Strict, Force, AsData):
+class Compare(Which, SearchOptions, ClusterOptions, Sizes, Measured, Strict, Force, AsData):
     """Options of `compare`."""
 
     layouts: str | None = opt(
         "--layouts --layout",
         "A,B",
         "Columns: layouts.",
-        completed=complete.declared(ast.Layout, many=True),
+        completed=complete.declared(ast.LayoutDecl, many=True),
     )
     sbp: str | None = opt(
         "--sbp", "S,T", "Columns: sbp blocks.", completed=complete.declared(ast.Sbp, many=True)
@@ -63,11 +63,11 @@ def command(file: File, given: Compare) -> None:
         chosen = pipeline_options(given)
         if given.html is not None:
             common.check_output(given.html, given.force, file)
-        made = common.compiled(file, chosen, diagnostics, "named")
-        compared = compare_columns(made, given, diagnostics, measured=not given.no_run)
+        compilation = common.compiled(file, chosen, diagnostics, "named")
+        compared = compare_columns(compilation, given, diagnostics, measured=not given.no_run)
         if given.html is not None:
-            _write(given.html, compared, made)
-        _show(compared, made, given)
+            _write(given.html, compared, compilation)
+        _show(compared, compilation, given)
 
 
 def compare_columns(
@@ -80,22 +80,22 @@ def compare_columns(
     """
     from meshdsl import columns
     from meshdsl.backends.engines.compare_run import measure
-    from meshdsl.report.compare import NOT_RUN, compare
+    from meshdsl.report.comparison import NOT_RUN, compare
 
     asked = columns.wishes(
         made.declarations, given.layouts, given.sbp, given.reduce, made.options.reduce
     )
     with common.patience(f"compiling {made.source.name} in {len(asked)} columns"):
-        found = columns.compile_columns(made, asked)
-    columns.raise_if_none_works(found)
-    ran = measure(found, given.seed) if measured else NOT_RUN
-    for column in found:
+        compiled = columns.compile_columns(made, asked)
+    columns.raise_if_none_works(compiled)
+    ran = measure(compiled, given.seed) if measured else NOT_RUN
+    for column in compiled:
         diagnostics.add(*column.diagnostics)
-    return {**compare(found, made.source), "run": ran}
+    return {**compare(compiled, made.source), "run": ran}
 
 
 def _show(compared: ComparisonFacts, made: Compilation, given: Compare) -> None:
-    from meshdsl.report.compare import comparison, measured, sentence
+    from meshdsl.report.comparison import comparison, measured, sentence
     from meshdsl.report.document import line
     from meshdsl.report.terminal import print_document, text
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from meshdsl.cli import common
-from meshdsl.cli.options import File, Force, Placing, flag, opt, option, pipeline_options
+from meshdsl.cli.options import File, Force, PlacingOptions, flag, opt, option, pipeline_options
 
 
 @option
-class Compile(Placing, Force):
+class Compile(PlacingOptions, Force):
     """Options of `compile`."""
 
     output: Path | None = opt("-o --output", "PROG.py", "Where to (standard output).")
@@ -23,11 +23,13 @@ def command(file: File, given: Compile) -> None:
         chosen = pipeline_options(given)
         if given.output is not None:
             common.check_output(given.output, given.force, file)
-        made = common.compiled(file, chosen, diagnostics, "device")
-        text = made.bare if given.bare else made.text
+        compilation = common.compiled(file, chosen, diagnostics, "device")
+        text = compilation.bare if given.bare else compilation.text
         if given.output is None:
             sys.stdout.write(text)
             return
         common.write_whole(given.output, text)
-        run = f"; run it: torchrun --nproc-per-node {made.device.mesh.devices} {given.output}"
+        run = (
+            f"; run it: torchrun --nproc-per-node {compilation.device.mesh.devices} {given.output}"
+        )
         common.say(f"wrote {given.output}{'' if given.bare else run}")

@@ -18,9 +18,9 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.syntax import ast
 
 Complete = Callable[[typer.Context, str], list[str]]
-Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Schedule | ast.Program
+Named = ast.DimDecl | ast.MeshDecl | ast.LayoutDecl | ast.Sbp | ast.ScheduleDecl | ast.ProgramDecl
 NAMES_TENSORS = (ast.TensorParam, ast.Target)
-NOTHING = ast.File((), Span(Source("", ""), 0, 0))
+NOTHING = ast.SourceFile((), Span(Source("", ""), 0, 0))
 
 
 def declared(kind: type[Named], many: bool = False) -> Complete:
@@ -55,7 +55,7 @@ def floats(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def sizes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes `dim=` for every dim of the file."""
-    return _continued((f"{name}=" for name in _names(ctx, ast.Dim)), incomplete)
+    return _continued((f"{name}=" for name in _names(ctx, ast.DimDecl)), incomplete)
 
 
 def tensors(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -96,7 +96,7 @@ def schedules_of(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes pipeline schedules: those of the file, and those that there are by name."""
     from meshdsl.schedule.registry import schedules as known
 
-    return _continued([*_names(ctx, ast.Schedule), *known()], incomplete)
+    return _continued([*_names(ctx, ast.ScheduleDecl), *known()], incomplete)
 
 
 def operators(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -116,7 +116,7 @@ def _names(ctx: typer.Context, kind: type[Named]) -> list[str]:
     return [d.name.text for d in _tree(ctx).declarations if isinstance(d, kind)]
 
 
-def _tree(ctx: typer.Context) -> ast.File:
+def _tree(ctx: typer.Context) -> ast.SourceFile:
     """The tree of the file; what cannot be read of it is left out."""
     from meshdsl.syntax.parse import parse, read_source
 
@@ -129,10 +129,10 @@ def _tree(ctx: typer.Context) -> ast.File:
 
 def _file(ctx: typer.Context) -> Path | None:
     """The file of the command: one before the cursor, else the first on the line."""
-    given: Any = ctx.params.get("file") or next(iter(ctx.params.get("files") or ()), None)
-    words = [str(given)] if given else _line()
-    found = (Path(word) for word in words if word.endswith(".mdsl"))
-    return next((path for path in found if os.path.isfile(path)), None)
+    argument: Any = ctx.params.get("file") or next(iter(ctx.params.get("files") or ()), None)
+    words = [str(argument)] if argument else _line()
+    paths = (Path(word) for word in words if word.endswith(".mdsl"))
+    return next((path for path in paths if os.path.isfile(path)), None)
 
 
 def _line() -> list[str]:

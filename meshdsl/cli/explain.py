@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import AsData, Placing, flag, only_one, opt, option, pipeline_options
+from meshdsl.cli.options import (
+    AsData,
+    PlacingOptions,
+    flag,
+    only_one,
+    opt,
+    option,
+    pipeline_options,
+)
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ class Printed(StrEnum):
 
 
 @option
-class Stage:
+class PrintAfter:
     """The stage to print instead of the report."""
 
     print_after: Printed | None = opt("--print-after", "STAGE", "Print named, placed or device.")
@@ -50,7 +58,7 @@ class Shown:
 
 
 @option
-class Explain(Shown, Placing, AsData, Stage):
+class Explain(Shown, PlacingOptions, AsData, PrintAfter):
     """Options of `explain`."""
 
 
@@ -73,20 +81,20 @@ def command(
         focus = focus_of(given)
         stage = given.print_after
         chosen = pipeline_options(given)
-        made = common.compiled(Path(file), chosen, diagnostics, stage or "device")
+        compilation = common.compiled(Path(file), chosen, diagnostics, stage or "device")
         if stage is not None:
             printer = import_module(f"meshdsl.{stage}.printer")
-            common.say_text(printer.print_program(getattr(made, stage)))
+            common.say_text(printer.print_program(getattr(compilation, stage)))
             return
         if given.json:
-            common.print_json(made.report)
+            common.print_json(compilation.report)
             return
         from meshdsl.report.focus import focused
         from meshdsl.report.terminal import print_document
 
         # Warnings follow on the error output, with carets.
-        report: ReportFacts = {**made.report, "warnings": []}
-        print_document(focused(report, {made.source.name: made.source}, focus, REST))
+        report: ReportFacts = {**compilation.report, "warnings": []}
+        print_document(focused(report, {compilation.source.name: compilation.source}, focus, REST))
 
 
 def focus_of(given: Explain) -> Focus:

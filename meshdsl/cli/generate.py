@@ -6,7 +6,15 @@ import os
 from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
-from meshdsl.cli.options import AsData, File, Placing, opt, option, pipeline_options, refuse_unknown
+from meshdsl.cli.options import (
+    AsData,
+    File,
+    PlacingOptions,
+    opt,
+    option,
+    pipeline_options,
+    refuse_unknown,
+)
 from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.pipeline import Compilation
 
@@ -17,7 +25,7 @@ TOKENS = ("bytes", "chars")
 
 
 @option
-class Generate(Placing, AsData):
+class Generate(PlacingOptions, AsData):
     """Options of `generate`."""
 
     params: str = opt("--params", "F", "A checkpoint's folder, or a file of parameters.", ...)
@@ -32,20 +40,20 @@ class Generate(Placing, AsData):
 def command(file: File, given: Generate) -> None:
     """Continue a prompt with a trained language model: by its program of one step."""
     with common.reporting(given.json) as diagnostics:
-        from meshdsl.backends.generate.run import ENGINES
+        from meshdsl.backends.generate.generation import ENGINES
 
         refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
         if given.tokens is not None:
             refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
-        made = common.compiled(file, pipeline_options(given), diagnostics, "declarations")
-        _generate(made, given, diagnostics)
+        compilation = common.compiled(file, pipeline_options(given), diagnostics, "declarations")
+        _generate(compilation, given, diagnostics)
 
 
 def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> None:
     from dataclasses import replace
 
     from meshdsl.backends.generate.contract import chosen
-    from meshdsl.backends.generate.run import checked_params, generate
+    from meshdsl.backends.generate.generation import checked_params, generate
     from meshdsl.backends.generate.task import task_of
     from meshdsl.backends.train.export import as_params
 
@@ -56,14 +64,14 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
     with as_params(given.params, [n for n in names if n not in contract.states]) as params:
         assert params is not None
         diagnostics.add(*checked_params(step, params, contract.states))
-        known = tokens.known(contract.counted)
-        task = task_of(contract, prompt, given.steps, known, params)
+        vocabulary = tokens.known(contract.counted)
+        task = task_of(contract, prompt, given.steps, vocabulary, params)
         task = replace(task, temperature=given.temperature, seed=given.seed)
-        found: list[int] = []
+        generated: list[int] = []
         texts = [given.prompt]
 
         def tell(token: int) -> None:
-            found.append(token)
+            generated.append(token)
             show(tokens.text(token))
 
         def show(text: str) -> None:
@@ -77,7 +85,7 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
         diagnostics.add(*step.diagnostics)
         show(tokens.rest())
     if given.json:
-        common.print_json({"version": 1, "text": "".join(texts), "tokens": found})
+        common.print_json({"version": 1, "text": "".join(texts), "tokens": generated})
     else:
         common.say("")
 

@@ -16,7 +16,7 @@ from meshdsl.cli import common
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
-    from meshdsl.project import File
+    from meshdsl.project import ProjectFile
 
 
 def command(
@@ -29,10 +29,10 @@ def command(
     with common.reporting():
         from meshdsl.project import project
 
-        made = project(name.name)
+        files = project(name.name)
         _check_free(name)
-        _write(name, made)
-        for line in _summary(name, made):
+        _write(name, files)
+        for line in _summary(name, files):
             common.say(line)
 
 
@@ -45,7 +45,7 @@ def _check_free(folder: Path) -> None:
         fail("MD0502", f"there is no folder {folder.parent}", help=help)
 
 
-def _write(folder: Path, made: Iterable[File]) -> None:
+def _write(folder: Path, made: Iterable[ProjectFile]) -> None:
     """Make the folder whole or not at all: it has its name once all files are in it."""
     from meshdsl.backends.runtime.user_files import sync_folder, write_file
 
@@ -62,7 +62,7 @@ def _write(folder: Path, made: Iterable[File]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _summary(folder: Path, made: Iterable[File]) -> tuple[str, ...]:
+def _summary(folder: Path, made: Iterable[ProjectFile]) -> tuple[str, ...]:
     """The files that were made, and the commands to try."""
     name = folder.name
     width = max(len(file.name) for file in made)

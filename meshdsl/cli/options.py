@@ -78,25 +78,28 @@ class Which:
     """Options of the program and the mesh."""
 
     program: str | None = opt(
-        "--program", "P", "Which program (the only one).", completed=complete.declared(ast.Program)
+        "--program",
+        "P",
+        "Which program (the only one).",
+        completed=complete.declared(ast.ProgramDecl),
     )
     mesh: str | None = opt(
         "--mesh",
         "M",
         'A mesh by name, or "data:2,model:4" (the first).',
-        completed=complete.declared(ast.Mesh),
+        completed=complete.declared(ast.MeshDecl),
     )
 
 
 @option
-class Placement:
+class PlacementOptions:
     """Options of the placement."""
 
     layout: str | None = opt(
         "--layout",
         "L",
         'A layout by name, or "batch:data,hidden:model" (the first).',
-        completed=complete.declared(ast.Layout),
+        completed=complete.declared(ast.LayoutDecl),
     )
     sbp: str | None = opt(
         "--sbp",
@@ -120,7 +123,7 @@ class Placement:
 
 
 @option
-class Search:
+class SearchOptions:
     """Options of the search for a plan."""
 
     message_bytes: int = opt(
@@ -134,7 +137,7 @@ class Search:
 
 
 @option
-class Timed:
+class ClusterOptions:
     """Options of the machine that times are predicted for."""
 
     cluster: str | None = opt(
@@ -183,23 +186,24 @@ class AsData:
 
 
 @option
-class Placing(Which, Placement, Search, Timed, Sizes, Strict):
+class PlacingOptions(Which, PlacementOptions, SearchOptions, ClusterOptions, Sizes, Strict):
     """Options of every command that places one program."""
 
 
 def pipeline_options(given: Any) -> Options:
     """The options of the pipeline from those of the command line. Raises MD06xx.
 
-    `given` has the classes of `Placing`, with or without `Placement` and `Timed`.
+    `given` has the classes of `PlacingOptions`, with or without `PlacementOptions` and
+    `ClusterOptions`.
     """
-    placed = given if isinstance(given, Placement) else Placement()
+    placed = given if isinstance(given, PlacementOptions) else PlacementOptions()
     dtype = given.dtype
     if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
         floats = [n for n, d in DTYPES.items() if d.kind == "float"]
         refuse_unknown("dtype", dtype, floats, "no float type is called so")
     only_one(placed, "layout", "sbp")
     only_one(placed, "sbp", "schedule")
-    timed = given if isinstance(given, Timed) else Timed()
+    timed = given if isinstance(given, ClusterOptions) else ClusterOptions()
     if timed.objective is not None:
         refuse_unknown("objective", timed.objective, OBJECTIVES, "a plan is not made for that")
     return Options(
@@ -244,7 +248,7 @@ def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> N
 
 def sizes(settings: Iterable[str]) -> dict[str, int]:
     """The sizes by dim of `dim=N` texts."""
-    found = {}
+    by_dim = {}
     for text in settings:
         name, equals, size = text.partition("=")
         if not equals or not size.strip().isascii() or not size.strip().isdigit():
@@ -254,8 +258,8 @@ def sizes(settings: Iterable[str]) -> dict[str, int]:
             place = Span(Source("--set", text), 0, len(text))
             help = f"choose one: `--set {name.strip()}=N`"
             fail("MD0106", f"the size of a dim lies in 1 … {MAX_DIM}", place, help=help)
-        found[name.strip()] = int(size)
-    return found
+        by_dim[name.strip()] = int(size)
+    return by_dim
 
 
 # --- adapters to typer -----------------------------------------------------------------------
@@ -268,14 +272,14 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     classes: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     def command(**given: Any) -> Any:
-        made = {
+        grouped = {
             name: kind(**{f.name: given.pop(f.name) for f in fields(kind)})
             for name, kind in classes.items()
         }
-        return function(**given, **made)
+        return function(**given, **grouped)
 
     plain = inspect.signature(function).parameters
-    found = {
+    parameters = {
         parameter.name: parameter
         for name, kind in hints.items()
         for parameter in (
@@ -285,8 +289,8 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
         )
     }
     command.__doc__ = function.__doc__
-    command.__annotations__ = {name: parameter.annotation for name, parameter in found.items()}
-    command.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     return command
 
 
@@ -295,28 +299,28 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 def _options(kind: Any) -> Iterator[inspect.Parameter]:
     """The options of a class as parameters; those of a base after its own."""
-    hints, known = get_type_hints(kind), {f.name: f for f in fields(kind)}
+    hints, fields_ = get_type_hints(kind), {f.name: f for f in fields(kind)}
     for name in (name for owner in kind.__mro__ for name in inspect.get_annotations(owner)):
-        default = known[name].default
+        default = fields_[name].default
         yield inspect.Parameter(
             name,
             _KEYWORD,
             default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[hints[name], known[name].metadata["typer"]],
+            annotation=Annotated[hints[name], fields_[name].metadata["typer"]],
         )
 
 
 def spread_settings(arguments: list[str]) -> list[str]:
     """Rewrite `--set a=1 b=2` as `--set a=1 --set b=2`: the parser's options take one value."""
-    found: list[str] = []
+    words: list[str] = []
     setting = False
     for argument in arguments:
-        if setting and SETTING.fullmatch(argument) and found[-1] != "--set":
-            found.append("--set")
+        if setting and SETTING.fullmatch(argument) and words[-1] != "--set":
+            words.append("--set")
         elif not SETTING.fullmatch(argument):
             setting = argument == "--set"
-        found.append(argument)
-    return found
+        words.append(argument)
+    return words
 
 
 class Command(TyperCommand):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli import common
-from meshdsl.cli.options import Placing, flag, opt, option, pipeline_options
+from meshdsl.cli.options import PlacingOptions, flag, opt, option, pipeline_options
 
 if TYPE_CHECKING:
-    from meshdsl.play.server import Play
+    from meshdsl.play.http_server import Play
 
 
 @option
-class Served(Placing):
+class Served(PlacingOptions):
     """Options of `play`."""
 
     port: int = opt("--port", "N", "The port (0: any that is free).", 0, min=0, max=65535)
@@ -33,19 +33,19 @@ def command(
 ) -> None:
     """Edit a program in a browser, and see at once what each device holds, does and sends."""
     with common.reporting():
-        from meshdsl.play.document import Document
-        from meshdsl.play.server import Play
+        from meshdsl.play.edited_file import EditedFile
+        from meshdsl.play.http_server import Play
 
         chosen = pipeline_options(given)
         writable = file is not None and not given.read_only
-        document = Document(file, writable, common.write_whole)
+        document = EditedFile(file, writable, common.write_whole)
         document.read()
         _serve(Play(document, chosen), given)
 
 
 def _serve(play: Play, given: Served) -> None:
     """Serve the page until Ctrl-C."""
-    from meshdsl.play.server import address, listen
+    from meshdsl.play.http_server import address, listen
 
     server = listen(play, given.port)
     try:

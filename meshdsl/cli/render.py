@@ -9,13 +9,13 @@ from pathlib import Path
 
 from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.cli import common
-from meshdsl.cli.options import File, Force, Placing, flag, opt, option, pipeline_options
+from meshdsl.cli.options import File, Force, PlacingOptions, flag, opt, option, pipeline_options
 
 Notation = StrEnum("Notation", {name: name for name in RENDERINGS})  # type: ignore[misc]
 
 
 @option
-class Render(Placing, Force):
+class Render(PlacingOptions, Force):
     """Options of `render`."""
 
     notation: Notation = opt("--as", "|".join(RENDERINGS), "Whose notation.", ...)
@@ -32,8 +32,8 @@ def command(file: File, given: Render) -> None:
         chosen = replace(pipeline_options(given), evaluate=not given.step, fused=False)
         if given.output is not None:
             common.check_output(given.output, given.force, file)
-        made = common.compiled(file, chosen, diagnostics, "placed")
-        text = render(made.placed, str(given.notation))
+        compilation = common.compiled(file, chosen, diagnostics, "placed")
+        text = render(compilation.placed, str(given.notation))
         if given.output is None:
             sys.stdout.write(text)
             return

@@ -11,7 +11,7 @@ from meshdsl.cli.options import AsData, flag, option
 
 
 @option
-class Rows(AsData):
+class RowsOptions(AsData):
     """Options of `rows`."""
 
     every: bool = flag("--all", "Every sample call, and rows that hold but are not used.")
@@ -26,14 +26,14 @@ def command(
             autocompletion=complete.operators,
         ),
     ],
-    given: Rows,
+    given: RowsOptions,
 ) -> None:
     """Say what an operator's operands and results may be along one mesh axis."""
     with common.reporting(given.json):
-        from meshdsl.report.rows import describe, find, rows_text
+        from meshdsl.report.rule_tables import describe, find, rows_text
 
-        found = describe(find(operator), given.every)
+        facts = describe(find(operator), given.every)
         if given.json:
-            common.print_json(found)
+            common.print_json(facts)
             return
-        typer.echo(rows_text(found), nl=False)
+        typer.echo(rows_text(facts), nl=False)

@@ -14,7 +14,7 @@ from meshdsl.cli.options import (
     AsData,
     File,
     Force,
-    Placing,
+    PlacingOptions,
     flag,
     opt,
     option,
@@ -25,12 +25,12 @@ from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
-    from meshdsl.backends.engines.run import Given, Result
-    from meshdsl.backends.engines.verify import Comparison
+    from meshdsl.backends.engines.against_reference import TensorComparison
+    from meshdsl.backends.engines.execution import InputSource, Result
 
 
 @option
-class Run(Placing, Force, AsData):
+class RunOptions(PlacingOptions, Force, AsData):
     """Options of `run`."""
 
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
@@ -45,7 +45,7 @@ class Run(Placing, Force, AsData):
     verify: bool = flag("--verify", "Compare with the float64 reference.")
 
 
-def command(file: File, given: Run) -> None:
+def command(file: File, given: RunOptions) -> None:
     """Run the program: all devices in this process, on real processes, or as the reference."""
     with common.reporting(given.json) as diagnostics:
         check_engine(given)
@@ -53,21 +53,21 @@ def command(file: File, given: Run) -> None:
         if given.out is not None:
             _check_out(given.out, given.force)
         with traces.timed(given.trace, given.engine, given.force) as folder:
-            made = asked(common.compiled(file, chosen, diagnostics, "device"), given)
-            result, checked = run(made, given, diagnostics, folder)
+            compilation = asked(common.compiled(file, chosen, diagnostics, "device"), given)
+            result, checked = run(compilation, given, diagnostics, folder)
             if given.trace is not None:
-                traces.write_measured(given.trace, made, folder)
+                traces.write_measured(given.trace, compilation, folder)
         if given.out is not None:
             _write(given.out, result.outputs)
-        _show(made, given, result, checked)
+        _show(compilation, given, result, checked)
 
 
-def asked(made: Compilation, given: Run) -> Compilation:
+def asked(made: Compilation, given: RunOptions) -> Compilation:
     """The training step of a program under `--step`, else its outputs alone.
 
     Raises MD0510 where there is nothing to train.
     """
-    from meshdsl.backends.train.run import check_trainable
+    from meshdsl.backends.train.training_run import check_trainable
 
     if not given.step:
         return made.forward
@@ -75,9 +75,9 @@ def asked(made: Compilation, given: Run) -> Compilation:
     return made
 
 
-def check_engine(given: Run) -> None:
+def check_engine(given: RunOptions) -> None:
     """Raise MD0602 for an unknown engine."""
-    from meshdsl.backends.engines.run import ENGINES
+    from meshdsl.backends.engines.execution import ENGINES
 
     refuse_unknown("engine", given.engine, ENGINES, "no engine is called so")
 
@@ -90,8 +90,8 @@ def _check_out(out: Path, force: bool) -> None:
 
 
 def run(
-    made: Compilation, given: Run, diagnostics: Diagnostics, timed: str | None = None
-) -> tuple[Result, Sequence[Comparison]]:
+    made: Compilation, given: RunOptions, diagnostics: Diagnostics, timed: str | None = None
+) -> tuple[Result, Sequence[TensorComparison]]:
     """The result of the engine, and its comparison with the reference under `--verify`.
 
     The devices time their lines into the folder `timed`.
@@ -99,11 +99,11 @@ def run(
     Raises:
         DiagnosticError: the run fails (MD07xx).
     """
-    from meshdsl.backends.engines import run as engines
+    from meshdsl.backends.engines import execution as engines
 
     names = tuple(str(p.value.name) for p in made.named.params)
     with _as_params(given.params, names) as params:
-        values = engines.Given(given.inputs, params, given.seed, timed)
+        values = engines.InputSource(given.inputs, params, given.seed, timed)
         return _run(made, given, values, diagnostics)
 
 
@@ -116,10 +116,10 @@ def _as_params(path: str | None, names: tuple[str, ...]) -> AbstractContextManag
 
 
 def _run(
-    made: Compilation, given: Run, values: Given, diagnostics: Diagnostics
-) -> tuple[Result, Sequence[Comparison]]:
-    from meshdsl.backends.engines import run as engines
-    from meshdsl.backends.engines.verify import problems
+    made: Compilation, given: RunOptions, values: InputSource, diagnostics: Diagnostics
+) -> tuple[Result, Sequence[TensorComparison]]:
+    from meshdsl.backends.engines import execution as engines
+    from meshdsl.backends.engines.against_reference import problems
 
     result = engines.run(made, given.engine, values)
     for note in result.notes:
@@ -132,7 +132,9 @@ def _run(
     return result, checked
 
 
-def _show(made: Compilation, given: Run, result: Result, checked: Sequence[Comparison]) -> None:
+def _show(
+    made: Compilation, given: RunOptions, result: Result, checked: Sequence[TensorComparison]
+) -> None:
     from meshdsl.report.running import run_as_json, run_report
     from meshdsl.report.terminal import print_document
 
@@ -145,7 +147,7 @@ def _show(made: Compilation, given: Run, result: Result, checked: Sequence[Compa
 
 
 def _write(out: Path, outputs: Mapping[str, Any]) -> None:
-    from meshdsl.backends.runtime.files import write_npz
+    from meshdsl.backends.runtime.array_files import write_npz
 
     try:
         write_npz(str(out), dict(outputs))

@@ -12,12 +12,12 @@ from meshdsl.cli.options import AsData, Force, flag, opt, option, refuse_unknown
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
-    from meshdsl.schedule.times import Timed
-    from meshdsl.schedule.verify import Verified
+    from meshdsl.schedule.times import TimedSchedule
+    from meshdsl.schedule.verification import Verified
 
 
 @option
-class Table:
+class TableOptions:
     """Options of the table."""
 
     stages: int | None = opt(
@@ -36,7 +36,7 @@ class Table:
 
 
 @option
-class Draw(Table, Force, AsData):
+class Draw(TableOptions, Force, AsData):
     """Options of `schedule`."""
 
     times: str | None = opt(
@@ -64,30 +64,30 @@ def command(
 ) -> None:
     """Draw a pipeline schedule: what is idle, in flight, sent, and how stale parameters are."""
     with common.reporting(given.json):
-        from meshdsl.report.schedules import described
+        from meshdsl.report.schedule_charts import described
         from meshdsl.schedule.times import parse_times, timed
 
         outputs = [path for path in (given.svg, given.csv, given.torch_csv) if path is not None]
         for path in outputs:
             common.check_output(path, given.force, Path(name))
-        found = _table(name, given)
-        times = parse_times(given.times or "F=1", found.schedule.stages, not given.late)
-        made = timed(found, times)
-        _write(made, given)
+        verified = _table(name, given)
+        times = parse_times(given.times or "F=1", verified.schedule.stages, not given.late)
+        drawn = timed(verified, times)
+        _write(drawn, given)
         if given.json:
-            common.print_json(described(made))
+            common.print_json(described(drawn))
             return
-        _show(made)
+        _show(drawn)
         for path in outputs:
             common.say(f"wrote {path}")
 
 
 def _table(name: str, given: Draw) -> Verified:
     """The schedule of a file, or the one of a name."""
-    from meshdsl.schedule.files import read
+    from meshdsl.schedule.csv_files import read
     from meshdsl.schedule.registry import generate, lookup
     from meshdsl.schedule.table import WEIGHTS
-    from meshdsl.schedule.verify import verify
+    from meshdsl.schedule.verification import verify
     from meshdsl.syntax.parse import read_source
 
     is_file = name.endswith(".csv") or name == "-" or "/" in name
@@ -99,11 +99,11 @@ def _table(name: str, given: Draw) -> Verified:
                 fail("MD0532", f"`--{field}` goes with the name of a schedule", help=help)
         weights = given.weights or "latest"
         refuse_unknown("weights", weights, WEIGHTS, "there is no such rule")
-        found = read(read_source(name), next(w for w in WEIGHTS if w == weights))
-        if given.weights is not None and not found.schedule.updates:
+        verified = read(read_source(name), next(w for w in WEIGHTS if w == weights))
+        if given.weights is not None and not verified.schedule.updates:
             help = "leave the option out, or write where stages update: `U0`"
             fail("MD0532", "`--weights` goes with a table that has updates", help=help)
-        return found
+        return verified
     lookup(name)
     if given.weights is not None:
         help = f"`{name}` has its own: leave the option out"
@@ -116,10 +116,10 @@ def _table(name: str, given: Draw) -> Verified:
     return verify(generate(name, stages, micro, options))
 
 
-def _write(made: Timed, given: Draw) -> None:
+def _write(made: TimedSchedule, given: Draw) -> None:
     """Write the files that are asked for."""
-    from meshdsl.report.schedules import schedule_picture
-    from meshdsl.schedule.files import written, written_for_torch
+    from meshdsl.report.schedule_charts import schedule_picture
+    from meshdsl.schedule.csv_files import written, written_for_torch
 
     schedule = made.verified.schedule
     if given.torch_csv is not None:
@@ -130,10 +130,10 @@ def _write(made: Timed, given: Draw) -> None:
         common.write_whole(given.svg, schedule_picture(made))
 
 
-def _show(made: Timed) -> None:
+def _show(made: TimedSchedule) -> None:
     from rich.console import Console
 
-    from meshdsl.report.schedules import shown
+    from meshdsl.report.schedule_charts import shown
     from meshdsl.report.terminal import print_document
 
     console = Console(highlight=False)

@@ -15,7 +15,7 @@ from meshdsl.cli.options import (
     AsData,
     File,
     Force,
-    Search,
+    SearchOptions,
     Sizes,
     Strict,
     Which,
@@ -31,7 +31,7 @@ from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
-    from meshdsl.search.problem import Found
+    from meshdsl.search.problem import SearchResult
     from meshdsl.search.request import SearchRequest
 
 
@@ -64,7 +64,7 @@ class Objective:
 
 
 @option
-class Written:
+class WriteOptions:
     """Options of what is written."""
 
     write: str | None = opt(
@@ -84,7 +84,9 @@ class Graph:
 
 
 @option
-class SearchLayouts(Which, Objective, Written, Graph, Search, Sizes, Strict, Force, AsData):
+class SearchLayouts(
+    Which, Objective, WriteOptions, Graph, SearchOptions, Sizes, Strict, Force, AsData
+):
     """Options of `search`."""
 
 
@@ -107,21 +109,21 @@ def command(file: File, given: SearchLayouts) -> None:
         refuse_unknown("method", name, METHODS, "there is no such method")
         if given.expect and not given.write:
             fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
-        made = common.compiled(file, pipeline_options(given), diagnostics, "named")
+        compilation = common.compiled(file, pipeline_options(given), diagnostics, "named")
         if given.write:
-            from meshdsl.search.written import refuse_name
+            from meshdsl.search.layout_text import refuse_name
 
-            refuse_name(given.write, made.tree, given.force)
-        with common.patience(f"searching layouts of {made.source.name}"):
-            found = best_plans(request_of(given), made)
+            refuse_name(given.write, compilation.tree, given.force)
+        with common.patience(f"searching layouts of {compilation.source.name}"):
+            result = best_plans(request_of(given), compilation)
         if given.json:
-            from meshdsl.report.search import searched
+            from meshdsl.report.search_result import searched
 
-            common.print_json(searched(found, made.source.name, name))
+            common.print_json(searched(result, compilation.source.name, name))
         if given.write:
-            _write(file, made, found, given)
+            _write(file, compilation, result, given)
         if not given.json:
-            _show(found)
+            _show(result)
 
 
 def _refuse_meaningless(given: SearchLayouts) -> None:
@@ -149,26 +151,26 @@ def _graph(file: Path, given: SearchLayouts) -> None:
     """Find the best plan of a graph with costs."""
     from meshdsl.costgraph.solve import solved
 
-    found = solved(file, request_of(given))
+    answer = solved(file, request_of(given))
     if given.json:
-        common.print_json(found.facts())
+        common.print_json(answer.facts())
     else:
-        typer.echo(found.text(), nl=False)
+        typer.echo(answer.text(), nl=False)
 
 
-def _show(found: Found) -> None:
-    from meshdsl.report.search import shown
+def _show(found: SearchResult) -> None:
+    from meshdsl.report.search_result import shown
     from meshdsl.report.terminal import print_document
 
     print_document(shown(found))
 
 
-def _write(file: Path, made: Compilation, found: Found, given: SearchLayouts) -> None:
+def _write(file: Path, made: Compilation, found: SearchResult, given: SearchLayouts) -> None:
     """Write the best layout into the file."""
-    from meshdsl.report.fix import with_line_ends_of
-    from meshdsl.report.search import block_of
-    from meshdsl.search.stamp import stamp
-    from meshdsl.search.written import expectation, inserted, placed_on
+    from meshdsl.report.autofix import with_line_ends_of
+    from meshdsl.report.search_result import block_of
+    from meshdsl.search.fingerprint import stamp
+    from meshdsl.search.layout_text import expectation, inserted, placed_on
 
     name, plan = given.write, found.plans[0]
     assert name is not None

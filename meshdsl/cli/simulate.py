@@ -11,7 +11,7 @@ from meshdsl.cli.options import (
     AsData,
     File,
     Force,
-    Placing,
+    PlacingOptions,
     flag,
     only_one,
     opt,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @option
-class Simulate(Placing, Force, AsData):
+class Simulate(PlacingOptions, Force, AsData):
     """Options of `simulate`."""
 
     trace: Path | None = opt("--trace", "F.json", "Write a trace for Perfetto.")
@@ -48,16 +48,16 @@ def command(file: File, given: Simulate) -> None:
         only_one(given, "against", "trace")
         if given.trace is not None:
             common.check_output(given.trace, given.force, file)
-        made = common.compiled(file, pipeline_options(given), diagnostics, "device")
+        compilation = common.compiled(file, pipeline_options(given), diagnostics, "device")
         if given.against is not None:
-            _compare(made, given.against, given)
+            _compare(compilation, given.against, given)
             return
-        timeline = _timeline(made, given)
+        timeline = _timeline(compilation, given)
         if given.trace is not None:
             from meshdsl.simulate.trace import simulated_trace, trace_text
 
             common.write_whole(given.trace, trace_text(simulated_trace(timeline)))
-        _show(made, timeline, given)
+        _show(compilation, timeline, given)
 
 
 def _timeline(made: Compilation, given: Simulate) -> Timeline:
@@ -80,11 +80,11 @@ def _compare(made: Compilation, path: Path, given: Simulate) -> None:
     made = made.under(options, Diagnostics())
     refuse_other(path, trace, made.device)
     timeline = _timeline(made, given)
-    found = against(simulated_trace(timeline), of_devices(trace, timeline))
+    comparison = against(simulated_trace(timeline), of_devices(trace, timeline))
     if given.json:
-        common.print_json({"version": 1, **found})
+        common.print_json({"version": 1, **comparison})
     else:
-        print_document(compared(found, given.top))
+        print_document(compared(comparison, given.top))
 
 
 def _show(made: Compilation, timeline: Timeline, given: Simulate) -> None:

@@ -61,10 +61,10 @@ def open_streams() -> None:
     keep_stdout()
     for name, kind in (("stdout", _Output), ("stderr", _Messages)):
         before = getattr(sys, name)
-        made = _through(before, kind)
-        if made is not before:
-            setattr(sys, name, made)
-            setattr(sys, f"__{name}__", made)  # what asks how wide a terminal is
+        stream = _through(before, kind)
+        if stream is not before:
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)  # what asks how wide a terminal is
     columns = os.environ.get("COLUMNS", "1")
     if not (columns.isascii() and columns.isdigit() and 0 < int(columns[:9])):
         del os.environ["COLUMNS"]

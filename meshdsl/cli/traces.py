@@ -31,15 +31,15 @@ def timed(out: Path | None, engine: str, force: bool) -> Iterator[str | None]:
 
 def write_measured(out: Path, made: Compilation, folder: str | None) -> bool:
     """Write the trace of what was timed in `folder`; whether anything was."""
-    from meshdsl.backends.engines.follow import timed_in
-    from meshdsl.simulate.measured import measured_trace
+    from meshdsl.backends.engines.line_profiler import timed_in
+    from meshdsl.simulate.measured_trace import measured_trace
     from meshdsl.simulate.trace import trace_text
 
     assert folder is not None, "a trace is asked for"
-    found = timed_in(folder)
-    if found:
+    timed_lines = timed_in(folder)
+    if timed_lines:
         options = made.options
         about = (options.evaluate, options.measured)
-        trace = measured_trace(made.device, made.emitted.nodes, found, *about)
+        trace = measured_trace(made.device, made.emitted.nodes, timed_lines, *about)
         common.write_whole(out, trace_text(trace))
-    return bool(found)
+    return bool(timed_lines)

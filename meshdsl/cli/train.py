@@ -14,7 +14,7 @@ from meshdsl.cli.options import (
     AsData,
     File,
     Force,
-    Placing,
+    PlacingOptions,
     flag,
     opt,
     option,
@@ -31,7 +31,7 @@ WRITTEN = (".npz", ".safetensors")
 
 
 @option
-class Train(Placing, Force, AsData):
+class Train(PlacingOptions, Force, AsData):
     """Options of `train`."""
 
     data: Path = opt("--data", "F", "Samples: .npz, .safetensors, or a text.", ...)
@@ -62,7 +62,7 @@ class Train(Placing, Force, AsData):
 def command(file: File, given: Train) -> None:
     """Train a program that says what to minimize, and keep what it has learned."""
     with common.reporting(given.json) as diagnostics:
-        from meshdsl.backends.train.run import own_folder
+        from meshdsl.backends.train.training_run import own_folder
 
         chosen = replace(pipeline_options(given), measured=True)
         job = _job(given)
@@ -111,7 +111,7 @@ def _job(given: Train) -> Job:
 def _check(job: Job, given: Train) -> None:
     """Refuse options that contradict each other, and outputs that cannot be written."""
     from meshdsl.backends.train.data import TOKENS
-    from meshdsl.backends.train.run import ENGINES
+    from meshdsl.backends.train.training_run import ENGINES
 
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
     refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
@@ -126,8 +126,8 @@ def _check_together(job: Job) -> None:
         "--checkpoint-every": (job.checkpoint_every, "--checkpoint DIR", job.checkpoint),
         "--eval-data": (job.data.held_out, "--eval-every K", job.eval_every),
     }
-    for name, (given, needed, there) in needs.items():
-        if given and not there:
+    for name, (is_given, needed, there) in needs.items():
+        if is_given and not there:
             fail("MD0516", f"`{name}` without `{needed}`", help=f"add `{needed}`")
     if job.resume and job.params is not None:
         help = "leave one of them out: a run that is resumed has its values in the checkpoint"
@@ -147,32 +147,36 @@ def _check_outputs(job: Job, force: bool) -> None:
 
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
     """Compile, train, and show the ending."""
-    from meshdsl.backends.train import run as train_run
-    from meshdsl.report import running, training
+    from meshdsl.backends.train import training_run as train_run
+    from meshdsl.report import running, training_progress
 
     until = "placed" if given.engine == "reference" else "device"
     asked = common.compiled(file, chosen, diagnostics, until)
     train_run.check_trainable(asked)
     plan = train_run.planned(asked, given.engine, evaluated=job.eval_every > 0)
-    made = plan.made
-    data = replace(job.data, accumulate=train_run.accumulate_dim(made))
+    compilation = plan.made
+    data = replace(job.data, accumulate=train_run.accumulate_dim(compilation))
     job = train_run.prepared(plan, replace(job, data=data), given.seed)
-    with training.progress(running.headline(made, given.engine), quiet=given.json) as show:
+    with training_progress.progress(
+        running.headline(compilation, given.engine), quiet=given.json
+    ) as show:
 
         def tell(event: Event) -> None:
             if event["kind"] == "note":
                 diagnostics.add(_note(event))
             show(event)
 
-        ending = train_run.train(plan.emitted, given.engine, job, tell, made.source)
+        ending = train_run.train(plan.emitted, given.engine, job, tell, compilation.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
-    written = given.trace is not None and traces.write_measured(given.trace, made, job.timed)
+    written = given.trace is not None and traces.write_measured(given.trace, compilation, job.timed)
     if given.json:
         files = {"log": job.log, "out": job.out}
-        common.print_json(training.ending_as_json(made, given.engine, ending, files))
+        common.print_json(
+            training_progress.ending_as_json(compilation, given.engine, ending, files)
+        )
     else:
-        training.print_ending(ending, job.out)
+        training_progress.print_ending(ending, job.out)
         if written:
             common.say(f"wrote {given.trace}")
     return ending

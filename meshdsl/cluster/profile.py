@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from meshdsl.backends.runtime.user_files import read_regular
-from meshdsl.cluster.measured import kept
+from meshdsl.cluster.this_machine import kept
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -122,14 +122,16 @@ def load(name: str, span: Span | None = None) -> Cluster:
     name = name.replace("_", "-")
     if name not in names():
         place = span or Span(Source("--cluster", name), 0, len(name))
-        known = list(names())
-        help = did_you_mean(name, known) or f"there are {', '.join(known)}; or name a .toml file"
+        built_in = list(names())
+        help = (
+            did_you_mean(name, built_in) or f"there are {', '.join(built_in)}; or name a .toml file"
+        )
         message = f"there is no cluster `{name}`"
-        fail("MD0320", message, place, help=help, fixes=spelled_right(place, name, known))
-    own = kept() if name == MEASURED else None
-    if own is not None:
+        fail("MD0320", message, place, help=help, fixes=spelled_right(place, name, built_in))
+    measured_text = kept() if name == MEASURED else None
+    if measured_text is not None:
         with contextlib.suppress(DiagnosticError):  # damaged: as if it had not been measured
-            return _parsed(name, own, f"{name}.toml")
+            return _parsed(name, measured_text, f"{name}.toml")
     text = (files("meshdsl.cluster") / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
     return _parsed(name, text, f"{name}.toml")
 
@@ -166,10 +168,10 @@ def _number(least: float = 0.0, most: float = MOST) -> Check:
 
 
 def _positive(value: Any) -> float:
-    found = cast("float", _number()(value))
-    if not found:
+    number = cast("float", _number()(value))
+    if not number:
         raise ValueError("more than 0")
-    return found
+    return number
 
 
 def _count(value: Any) -> int:
@@ -203,10 +205,10 @@ def _points(value: Any) -> Points:
     pairs = value if isinstance(value, list) else []
     if not pairs or any(not isinstance(p, list) or len(p) != 2 for p in pairs):
         raise ValueError("pairs of bytes and seconds")
-    found = tuple((_positive(size), _positive(seconds)) for size, seconds in pairs)
-    if any(one[0] >= other[0] for one, other in itertools.pairwise(found)):
+    points = tuple((_positive(size), _positive(seconds)) for size, seconds in pairs)
+    if any(one[0] >= other[0] for one, other in itertools.pairwise(points)):
         raise ValueError("in the order of bytes")
-    return found
+    return points
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -216,7 +218,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _MeasuredTable:
     """One measured table."""
 
     collective: str
@@ -245,7 +247,7 @@ CHECKS: dict[type, dict[str, Check]] = {
         "memory": _positive,
         "overlap_slowdown": _number(1, 100),
     },
-    _Table: {
+    _MeasuredTable: {
         "collective": _word(*TIMED, *KERNELS),
         "points": _points,
         "devices": _count,
@@ -258,10 +260,10 @@ CHECKS: dict[type, dict[str, Check]] = {
 @functools.lru_cache(maxsize=64)
 def _parsed(name: str, text: str, file: str) -> Cluster:
     """The profile that a text is. Raises MD0321, once for everything that is wrong with it."""
-    return _Reader(Source(file, text)).cluster(name)
+    return _ProfileReader(Source(file, text)).cluster(name)
 
 
-class _Reader:
+class _ProfileReader:
     """Reads the tables of one file, and collects what is wrong."""
 
     def __init__(self, source: Source) -> None:
@@ -270,34 +272,34 @@ class _Reader:
     def cluster(self, name: str) -> Cluster:
         """The profile. Raises MD0321."""
         try:
-            given = tomllib.loads(self.source.text)
+            content = tomllib.loads(self.source.text)
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             why = "it nests without end" if isinstance(error, RecursionError) else error
             fail("MD0321", f"this is no TOML: {why}", self._place(""))
-        for key in given.keys() - {"source", "device", "levels", "tables"}:
+        for key in content.keys() - {"source", "device", "levels", "tables"}:
             self._wrong(f"a profile has no `{key}`", key, "", known=["device", "levels", "tables"])
-        source = self._value(_texts, given.get("source", []), "source", "")
-        if "device" not in given:
+        source = self._value(_texts, content.get("source", []), "source", "")
+        if "device" not in content:
             self._wrong("the table `[device]` is missing", "", "")
-        device = self._made(Device, given.get("device", {}), "[device]")
-        listed = self._listed(given, "levels")
+        device = self._made(Device, content.get("device", {}), "[device]")
+        listed = self._listed(content, "levels")
         levels = [self._made(Level, level, "[[levels]]", n) for n, level in enumerate(listed)]
         if not levels:
             self._wrong("the table `[[levels]]` is missing: a profile has at least one", "", "")
-        every = enumerate(self._listed(given, "tables"))
-        tables = [self._made(_Table, table, "[[tables]]", n) for n, table in every]
+        every = enumerate(self._listed(content, "tables"))
+        tables = [self._made(_MeasuredTable, table, "[[tables]]", n) for n, table in every]
         self.found.raise_errors()
-        kept = {(t.collective, t.devices, int(t.level)): t.points for t in tables}
-        return Cluster(name, device, tuple(levels), kept, source)
+        tables_ = {(t.collective, t.devices, int(t.level)): t.points for t in tables}
+        return Cluster(name, device, tuple(levels), tables_, source)
 
     def _listed(self, given: Mapping[str, Any], key: str) -> list[Any]:
-        found = given.get(key, [])
-        if not isinstance(found, list):
+        listed = given.get(key, [])
+        if not isinstance(listed, list):
             self._wrong(f"`{key}` is a list of tables: write `[[{key}]]`", key, "")
             return []
-        if key == "levels" and found and isinstance(found[-1], dict):
-            found = [*found[:-1], {"size": UNBOUNDED, **found[-1]}]
-        return found
+        if key == "levels" and listed and isinstance(listed[-1], dict):
+            listed = [*listed[:-1], {"size": UNBOUNDED, **listed[-1]}]
+        return listed
 
     def _made(self, made: Any, given: Any, table: str, number: int = 0) -> Any:
         """An object of the class `made` from a table; None where something is wrong."""
@@ -343,12 +345,12 @@ class _Reader:
         if number < len(headers):
             start, stop = headers[number].span()
         fields_of = re.compile(rf"^[ \t]*{re.escape(name)}\b.*$", re.M)
-        found = next(_lines_of(fields_of, text, stop), None) if name else None
-        return Span(self.source, *(found or (start, max(stop, start))))
+        place = next(_lines_of(fields_of, text, stop), None) if name else None
+        return Span(self.source, *(place or (start, max(stop, start))))
 
 
 def _lines_of(pattern: re.Pattern[str], text: str, start: int) -> Iterator[tuple[int, int]]:
     """Where the pattern is found from `start` to the next header."""
     after = re.compile(r"^\[", re.M).search(text, start)
-    for found in pattern.finditer(text, start, after.start() if after else len(text)):
-        yield found.span()
+    for match in pattern.finditer(text, start, after.start() if after else len(text)):
+        yield match.span()

@@ -23,7 +23,7 @@ from meshdsl.diagnostics import Span, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, Signature, lookup
 from meshdsl.placed.collectives import Step
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 
 Bound = Literal["compute", "memory", "launch", "network", "none"]
 
@@ -45,7 +45,7 @@ NOTHING = Time(0.0, "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LevelPart:
     """The part of a group of devices that lies in one level: `sizes` along each mesh axis."""
 
     number: int
@@ -120,8 +120,8 @@ class Timing:
         sizes = [size for _, size in self.mesh.axes]
         parts = dict(zip(self.mesh.names, parts_of(self.cluster, sizes) or (), strict=True))
         object.__setattr__(self, "_parts", parts)
-        known = (self.cluster.device, self.cluster.levels, sorted(self.cluster.tables.items()))
-        object.__setattr__(self, "key", repr(known))
+        facts = (self.cluster.device, self.cluster.levels, sorted(self.cluster.tables.items()))
+        object.__setattr__(self, "key", repr(facts))
         object.__setattr__(self, "_hash", hash((self.cluster, self.mesh)))
         # Programs under many layouts have the same statements.
         object.__setattr__(self, "_known", {})
@@ -219,14 +219,14 @@ class Timing:
         seconds = max(self.cluster.device.launch, self._staged(kind, parts, payload))
         return Time(seconds, "network", axes)
 
-    def parts(self, axes: tuple[str, ...]) -> Iterator[Part]:
+    def parts(self, axes: tuple[str, ...]) -> Iterator[LevelPart]:
         """The levels that a group over `axes` spans, inside out."""
         for number, level in enumerate(self.cluster.levels):
             sizes = tuple(n for a in axes if (n := self._parts[a][number]) > 1)
             if sizes:
-                yield Part(number, level, sizes)
+                yield LevelPart(number, level, sizes)
 
-    def _staged(self, kind: str, parts: tuple[Part, ...], payload: float) -> float:
+    def _staged(self, kind: str, parts: tuple[LevelPart, ...], payload: float) -> float:
         inner, outside = parts[0], parts[1:]
         if kind == "permute":
             return self._in_level(kind, parts[-1], payload)
@@ -246,7 +246,7 @@ class Timing:
             seconds += self._in_level("all_gather", inner, part)
         return seconds
 
-    def _in_level(self, kind: str, part: Part, payload: float) -> float:
+    def _in_level(self, kind: str, part: LevelPart, payload: float) -> float:
         table = self.cluster.tables.get((kind, part.size, part.number))
         if table:
             return interpolated(table, payload)
@@ -334,7 +334,7 @@ def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] 
 
     An axis of stride s and size n covers the devices [s, s·n).
     """
-    found: list[tuple[int, ...]] = []
+    parts_: list[tuple[int, ...]] = []
     stride = 1
     for size in reversed(sizes):
         stop, inside, parts = stride * size, 1, []
@@ -347,9 +347,9 @@ def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] 
             inside = outside
         if math.prod(parts) != size:
             return None
-        found.append(tuple(parts))
+        parts_.append(tuple(parts))
         stride = stop
-    return tuple(reversed(found))
+    return tuple(reversed(parts_))
 
 
 def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> None:
@@ -388,11 +388,11 @@ def _fits(group: int, stride: int, size: int) -> bool:
 
 def _nearest(cluster: Cluster, sizes: list[int]) -> list[int] | None:
     """The mesh with one other size that cuts no level unevenly, and whose size is nearest."""
-    whole = math.prod(level.size for level in cluster.levels if level.size < UNBOUNDED)
-    found = []
+    devices = math.prod(level.size for level in cluster.levels if level.size < UNBOUNDED)
+    candidates = []
     for number, size in enumerate(sizes):
-        for other in range(1, max(2 * size, whole) + 1):
+        for other in range(1, max(2 * size, devices) + 1):
             changed = [*sizes[:number], other, *sizes[number + 1 :]]
             if parts_of(cluster, changed) is not None:
-                found.append((abs(math.log(other / size)), -number, -other, changed))
-    return min(found)[-1] if found else None
+                candidates.append((abs(math.log(other / size)), -number, -other, changed))
+    return min(candidates)[-1] if candidates else None

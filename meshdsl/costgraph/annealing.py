@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.costgraph.graph import CostGraph, Factor, Solution, cheapest_of_each
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Solution, cheapest_of_each
 
 PROPOSALS = 20_000
 """Proposals of all chains together."""
@@ -64,9 +64,9 @@ def anneal(
     others = [[draw.randrange(n) for n in graph.sizes] for _ in range(RESTARTS)]
     begun = (*starts, cheapest_of_each(graph), *others)
     for start in begun:
-        found = _chain(graph, list(start), proposals // len(begun), draw)
-        if (now := graph.cost(found)) < cost and graph.bytes(found) <= graph.limit:
-            best, cost = found, now
+        reached = _chain(graph, list(start), proposals // len(begun), draw)
+        if (now := graph.cost(reached)) < cost and graph.bytes(reached) <= graph.limit:
+            best, cost = reached, now
     note = "a sample: nothing is proven"
     return Solution("mcmc", best, cost, -math.inf, False, proposals, note)
 
@@ -106,11 +106,11 @@ def _proposed(
     another.
     """
     variable = draw.choice(free)
-    found = {variable: _other(graph, picks, variable, draw)}
+    changes = {variable: _other(graph, picks, variable, draw)}
     if draw.random() >= GIVE_WAY:
-        return found
+        return changes
     now = list(picks)
-    now[variable] = found[variable]
+    now[variable] = changes[variable]
     for factor in graph.seen_by[variable]:
         if math.isfinite(factor.of(now)):
             continue
@@ -119,11 +119,11 @@ def _proposed(
                 continue
             free_of = [k for k in range(graph.sizes[other]) if _allows(factor, now, other, k)]
             if free_of:
-                now[other] = found[other] = draw.choice(free_of)
-    return found
+                now[other] = changes[other] = draw.choice(free_of)
+    return changes
 
 
-def _allows(factor: Factor, picks: list[int], variable: int, choice: int) -> bool:
+def _allows(factor: CostFactor, picks: list[int], variable: int, choice: int) -> bool:
     """Whether a factor is finite once a variable has this choice."""
     return math.isfinite(factor.of([*picks[:variable], choice, *picks[variable + 1 :]]))
 
@@ -151,10 +151,10 @@ def _first_temperature(
     graph: CostGraph, picks: Sequence[int], free: Sequence[int], draw: random.Random
 ) -> float:
     """The mean size of finite changes."""
-    found = []
+    sizes = []
     for _ in range(TRIED):
         variable = draw.choice(free)
         more = change(graph, picks, variable, draw.randrange(graph.sizes[variable]))
         if math.isfinite(more):
-            found.append(abs(more))
-    return sum(found) / len(found) if found else 0.0
+            sizes.append(abs(more))
+    return sum(sizes) / len(sizes) if sizes else 0.0

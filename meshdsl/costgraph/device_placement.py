@@ -26,7 +26,7 @@ FORGETTING = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class GraphOperator:
     """An operator of a group: its seconds, bytes of its output, and the operators it reads."""
 
     group: int
@@ -53,7 +53,7 @@ class Placed:
     tried: int
 
 
-def makespan(operators: Sequence[Operator], places: Sequence[int], devices: Devices) -> float:
+def makespan(operators: Sequence[GraphOperator], places: Sequence[int], devices: Devices) -> float:
     """Seconds of a step: operators in the order given, each when its device and operands are there.
 
     An output goes to each device once; a link carries one at a time in each direction.
@@ -77,7 +77,7 @@ def makespan(operators: Sequence[Operator], places: Sequence[int], devices: Devi
     return max(ends)
 
 
-def exhaustive(operators: Sequence[Operator], devices: Devices) -> Placed:
+def exhaustive(operators: Sequence[GraphOperator], devices: Devices) -> Placed:
     """The fastest of all placements; of equal ones that with fewer devices."""
     every = list(placements(1 + max(o.group for o in operators), devices.count))
     best = min(every, key=lambda p: (makespan(operators, p, devices), max(p), p))
@@ -93,7 +93,7 @@ def placements(groups: int, devices: int) -> Iterator[tuple[int, ...]]:
 
 
 def reinforce(
-    operators: Sequence[Operator], devices: Devices, samples: int = SAMPLES, seed: int = 0
+    operators: Sequence[GraphOperator], devices: Devices, samples: int = SAMPLES, seed: int = 0
 ) -> Placed:
     """The fastest placement that a policy draws while it learns: a softmax for each group.
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.costgraph.graph import (
+    CostFactor,
     CostGraph,
-    Factor,
     Solution,
     added,
     entries,
@@ -104,21 +104,21 @@ class _Branches:
             self.descend(at + 1, now, bytes_)
 
 
-def _by_last(graph: CostGraph, factors: tuple[Factor, ...]) -> list[list[Factor]]:
+def _by_last(graph: CostGraph, factors: tuple[CostFactor, ...]) -> list[list[CostFactor]]:
     """The factors by the last variable they see: known once that is decided. None of constants."""
-    found: list[list[Factor]] = [[] for _ in graph.variables]
+    by_last: list[list[CostFactor]] = [[] for _ in graph.variables]
     for factor in factors:
         if factor.scope:
-            found[max(factor.scope)].append(factor)
-    return found
+            by_last[max(factor.scope)].append(factor)
+    return by_last
 
 
-def _least_of_rest(closed: list[list[Factor]]) -> list[float]:
+def _least_of_rest(closed: list[list[CostFactor]]) -> list[float]:
     """The least that the factors closed from each variable on can cost."""
-    rest = [0.0]
+    bounds = [0.0]
     for factors in reversed(closed):
-        rest.append(rest[-1] + sum(float(f.cost.min()) for f in factors))
-    return rest[::-1]
+        bounds.append(bounds[-1] + sum(float(f.cost.min()) for f in factors))
+    return bounds[::-1]
 
 
 # --- elimination ---------------------------------------------------------------------------------
@@ -143,18 +143,18 @@ def eliminate(graph: CostGraph, by: Order | None = None) -> Solution:
     """
     order, work = by or elimination_order(graph)
     tables = list(merged(graph.factors))
-    made: list[tuple[int, Factor]] = []
+    eliminated: list[tuple[int, CostFactor]] = []
     for variable in order:
         seen = [t for t in tables if variable in t.scope]
         scope = tuple(sorted({i for t in seen for i in t.scope} | {variable}))
         joint = added(seen, scope, graph.sizes)
         at = scope.index(variable)
         others = tuple(i for i in scope if i != variable)
-        made.append((variable, Factor(others, joint.argmin(axis=at))))
+        eliminated.append((variable, CostFactor(others, joint.argmin(axis=at))))
         tables = [t for t in tables if variable not in t.scope]
-        tables.append(Factor(others, joint.min(axis=at)))
+        tables.append(CostFactor(others, joint.min(axis=at)))
     picks = [0] * len(graph.variables)
-    for variable, best in reversed(made):
+    for variable, best in reversed(eliminated):
         picks[variable] = int(best.of(picks))
     cost = graph.cost(picks)
     if not math.isfinite(cost):
@@ -203,7 +203,7 @@ def integer_program(graph: CostGraph) -> Solution:
         picks = [model.choice(size) for size in graph.sizes]
         for scope, factors, memory in _largest(graph):
             costs, bytes_ = (added(fs, scope, graph.sizes) for fs in (factors, memory))
-            for at, terms in _taken(model, picks, Factor(scope, costs)).items():
+            for at, terms in _taken(model, picks, CostFactor(scope, costs)).items():
                 model.pay(terms, float(costs[at]) * scale)
                 held.append({i: c * float(bytes_[at]) / graph.limit for i, c in terms.items()})
         if math.isfinite(graph.limit):
@@ -232,7 +232,7 @@ def _typical(graph: CostGraph) -> float:
 
 def _largest(
     graph: CostGraph,
-) -> Iterator[tuple[tuple[int, ...], list[Factor], list[Factor]]]:
+) -> Iterator[tuple[tuple[int, ...], list[CostFactor], list[CostFactor]]]:
     """The scopes that no other one includes, each with the costs and the memory seen in it.
 
     What a factor forbids is then forbidden of every larger one, and needs no variables of its own.
@@ -248,7 +248,7 @@ def _largest(
 
 
 def _taken(
-    model: ZeroOne, picks: list[list[Terms]], factor: Factor
+    model: ZeroOne, picks: list[list[Terms]], factor: CostFactor
 ) -> dict[tuple[int, ...], Terms]:
     """The quantity of each combination of a factor that may be taken."""
     combinations = finite_combinations(factor)
@@ -295,13 +295,13 @@ def priced_memory(graph: CostGraph) -> Solution:
     low, high = 0.0, _highest_price(graph, free.picks, lightest.picks)
     for _ in range(ROUNDS):
         price = (low + high) / 2
-        found = eliminate(_with_price(graph, price), order)
-        work += found.work
-        held = graph.bytes(found.picks)
-        bound = max(bound, graph.cost(found.picks) + price * (held - graph.limit))
+        solution = eliminate(_with_price(graph, price), order)
+        work += solution.work
+        held = graph.bytes(solution.picks)
+        bound = max(bound, graph.cost(solution.picks) + price * (held - graph.limit))
         if held <= graph.limit:
             high = price
-            best = min(best, found.picks, key=graph.cost)
+            best = min(best, solution.picks, key=graph.cost)
         else:
             low = price
     best = _improved(graph, best)
@@ -319,7 +319,7 @@ def _highest_price(graph: CostGraph, free: tuple[int, ...], least: tuple[int, ..
 
 
 def _with_price(graph: CostGraph, price: float) -> CostGraph:
-    priced = (Factor(f.scope, price * f.cost) for f in graph.memory)
+    priced = (CostFactor(f.scope, price * f.cost) for f in graph.memory)
     return replace(graph, factors=(*graph.factors, *priced))
 
 

@@ -28,7 +28,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Factor:
+class CostFactor:
     """A cost by the choices of the variables at `scope` (ascending): infinite if forbidden."""
 
     scope: tuple[int, ...]
@@ -47,8 +47,8 @@ class CostGraph:
     """
 
     variables: tuple[Variable, ...]
-    factors: tuple[Factor, ...]
-    memory: tuple[Factor, ...] = ()
+    factors: tuple[CostFactor, ...]
+    memory: tuple[CostFactor, ...] = ()
     limit: float = math.inf
     source: str = ""
 
@@ -66,7 +66,7 @@ class CostGraph:
         return tuple(len(v.choices) for v in self.variables)
 
     @cached_property
-    def seen_by(self) -> tuple[tuple[Factor, ...], ...]:
+    def seen_by(self) -> tuple[tuple[CostFactor, ...], ...]:
         """The factors that see each variable."""
         return tuple(
             tuple(f for f in self.factors if i in f.scope) for i in range(len(self.variables))
@@ -112,22 +112,22 @@ class Solution:
         return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
 
 
-def added(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[int]) -> Costs:
+def added(factors: Sequence[CostFactor], scope: tuple[int, ...], sizes: Sequence[int]) -> Costs:
     """The sum of factors as one table over `scope`, which has the variables of all of them."""
-    found = np.zeros([sizes[i] for i in scope])
+    total = np.zeros([sizes[i] for i in scope])
     for factor in factors:
         shape = [sizes[i] if i in factor.scope else 1 for i in scope]
-        found = found + factor.cost.reshape(shape)
-    return found
+        total = total + factor.cost.reshape(shape)
+    return total
 
 
-def merged(factors: Sequence[Factor]) -> tuple[Factor, ...]:
+def merged(factors: Sequence[CostFactor]) -> tuple[CostFactor, ...]:
     """One factor for each scope."""
-    found: dict[tuple[int, ...], Costs] = {}
+    by_scope: dict[tuple[int, ...], Costs] = {}
     for factor in factors:
-        before = found.get(factor.scope)
-        found[factor.scope] = factor.cost if before is None else before + factor.cost
-    return tuple(Factor(scope, cost) for scope, cost in found.items())
+        before = by_scope.get(factor.scope)
+        by_scope[factor.scope] = factor.cost if before is None else before + factor.cost
+    return tuple(CostFactor(scope, cost) for scope, cost in by_scope.items())
 
 
 def entries(scope: Sequence[int], sizes: Sequence[int]) -> int:
@@ -137,7 +137,9 @@ def entries(scope: Sequence[int], sizes: Sequence[int]) -> int:
 
 def least_memory(graph: CostGraph) -> CostGraph:
     """The same choices with memory as their cost; what is forbidden stays so."""
-    forbidding = (Factor(f.scope, np.where(np.isinf(f.cost), f.cost, 0.0)) for f in graph.factors)
+    forbidding = (
+        CostFactor(f.scope, np.where(np.isinf(f.cost), f.cost, 0.0)) for f in graph.factors
+    )
     return replace(graph, factors=(*forbidding, *graph.memory), limit=math.inf)
 
 
@@ -145,12 +147,12 @@ def cheapest_of_each(graph: CostGraph) -> tuple[int, ...]:
     """The choice of each variable that is least by the factors that see it alone."""
     picks = []
     for i, size in enumerate(graph.sizes):
-        own = added([f for f in graph.seen_by[i] if f.scope == (i,)], (i,), graph.sizes)
-        picks.append(int(own.argmin()) if size else 0)
+        costs = added([f for f in graph.seen_by[i] if f.scope == (i,)], (i,), graph.sizes)
+        picks.append(int(costs.argmin()) if size else 0)
     return tuple(picks)
 
 
-def finite_combinations(factor: Factor) -> list[tuple[int, ...]]:
+def finite_combinations(factor: CostFactor) -> list[tuple[int, ...]]:
     """The combinations of choices that a factor does not forbid."""
     finite: list[list[int]] = np.argwhere(np.isfinite(factor.cost)).tolist()
     return [tuple(at) for at in finite]

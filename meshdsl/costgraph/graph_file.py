@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from meshdsl.costgraph.device_placement import Operator
-from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from meshdsl.costgraph.device_placement import GraphOperator
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 from meshdsl.costgraph.layer_partition import Layer, LayerGraph
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
@@ -38,7 +38,7 @@ FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GraphObject:
     """A JSON object of a file and where it is in it: `nodes[3].cost`."""
 
     source: Source
@@ -50,7 +50,7 @@ class Written:
         place = f"`{self.path}`: " if self.path else ""
         fail(code, place + message, Span(self.source, 0, 0), help=help)
 
-    def field(self, name: str, default: Any = ...) -> Written:
+    def field(self, name: str, default: Any = ...) -> GraphObject:
         """A field of an object; without a `default` it has to be there."""
         if not isinstance(self.value, dict):
             self.refuse("this should be an object with names and values")
@@ -58,9 +58,9 @@ class Written:
         if name not in self.value and default is ...:
             near = did_you_mean(name, list(self.value))
             self.refuse(f"the field `{name}` is missing", help=near or f'write `"{name}": …`')
-        return Written(self.source, path, self.value.get(name, default))
+        return GraphObject(self.source, path, self.value.get(name, default))
 
-    def only(self, *names: str) -> Written:
+    def only(self, *names: str) -> GraphObject:
         """This object, of which no other fields are read. Raises MD0660 where it has others."""
         for name in self.value if isinstance(self.value, dict) else ():
             if name not in names:
@@ -68,12 +68,12 @@ class Written:
                 self.refuse(f"there is no field `{name}`", help=near or f"{', '.join(names)}")
         return self
 
-    def items(self) -> list[Written]:
+    def items(self) -> list[GraphObject]:
         """The elements of a list."""
         if not isinstance(self.value, list):
             self.refuse("this should be a list")
         return [
-            Written(self.source, f"{self.path}[{i}]", item) for i, item in enumerate(self.value)
+            GraphObject(self.source, f"{self.path}[{i}]", item) for i, item in enumerate(self.value)
         ]
 
     def text(self) -> str:
@@ -102,7 +102,7 @@ class Written:
         return float(self.value)
 
 
-def read_graph(path: Path) -> Written:
+def read_graph(path: Path) -> GraphObject:
     """The JSON of a file. Raises MD0660 where it is none, or of no known kind."""
     source = read_source(path)
     try:
@@ -112,7 +112,7 @@ def read_graph(path: Path) -> Written:
     except (RecursionError, ValueError):
         message = "this is no graph: lists in lists without end, or a number of thousands of digits"
         fail("MD0660", message, Span(source, 0, 1))
-    top = Written(source, "", value)
+    top = GraphObject(source, "", value)
     kind = top.field("kind")
     if kind.value not in FIELDS:
         near = did_you_mean(str(kind.value), list(FIELDS))
@@ -125,7 +125,7 @@ def read_graph(path: Path) -> Written:
 # --- graphs of placements ------------------------------------------------------------------------
 
 
-def costs_of(top: Written) -> CostGraph:
+def costs_of(top: GraphObject) -> CostGraph:
     """The graph of `"kind": "placement"`."""
     nodes = top.field("nodes").items()
     if not nodes:
@@ -140,9 +140,9 @@ def costs_of(top: Written) -> CostGraph:
             node.field("choices").refuse(f"there are two choices `{name}`")
         variables.append(Variable(node.field("name").text(), choices))
         sizes = [len(choices)]
-        factors.append(Factor((i,), _table(node.field("cost"), sizes)))
+        factors.append(CostFactor((i,), _table(node.field("cost"), sizes)))
         if (held := node.field("memory", None)).value is not None:
-            memory.append(Factor((i,), _table(held, sizes, infinite=False)))
+            memory.append(CostFactor((i,), _table(held, sizes, infinite=False)))
     places = _places(nodes, [v.name for v in variables])
     for edge in top.field("edges", []).items():
         factors.append(_edge(edge, places, variables))
@@ -154,7 +154,9 @@ def costs_of(top: Written) -> CostGraph:
     return CostGraph(tuple(variables), tuple(factors), tuple(memory), most, source)
 
 
-def _edge(edge: Written, places: Mapping[str, int], variables: Sequence[Variable]) -> Factor:
+def _edge(
+    edge: GraphObject, places: Mapping[str, int], variables: Sequence[Variable]
+) -> CostFactor:
     """The table of an edge, its axes in the order of the nodes."""
     between = edge.only("between", "cost").field("between").items()
     at = [_place(name, places) for name in between]
@@ -162,11 +164,11 @@ def _edge(edge: Written, places: Mapping[str, int], variables: Sequence[Variable
         edge.field("between").refuse("an edge is between two nodes or more, each once")
     table = _table(edge.field("cost"), [len(variables[i].choices) for i in at])
     order = sorted(range(len(at)), key=lambda k: at[k])
-    return Factor(tuple(sorted(at)), table.transpose(order))
+    return CostFactor(tuple(sorted(at)), table.transpose(order))
 
 
 def _table(
-    written: Written, sizes: Sequence[int], infinite: bool = True
+    written: GraphObject, sizes: Sequence[int], infinite: bool = True
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A table of costs, one list within another for each size; null forbids if `infinite`."""
     rows = written.items()
@@ -177,7 +179,7 @@ def _table(
     return np.stack([_table(row, sizes[1:], infinite) for row in rows])
 
 
-def _places(written: Iterable[Written], names: Sequence[str]) -> dict[str, int]:
+def _places(written: Iterable[GraphObject], names: Sequence[str]) -> dict[str, int]:
     """The places of nodes by their names, which are all different."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     for item, name in zip(written, names, strict=True):
@@ -186,7 +188,7 @@ def _places(written: Iterable[Written], names: Sequence[str]) -> dict[str, int]:
     return {name: i for i, name in enumerate(names)}
 
 
-def _place(name: Written, places: Mapping[str, int]) -> int:
+def _place(name: GraphObject, places: Mapping[str, int]) -> int:
     said = name.text()
     if said not in places:
         near = did_you_mean(said, list(places))
@@ -200,7 +202,7 @@ LAYER = ("forward", "backward", "output", "parameters")
 """The numbers of a layer."""
 
 
-def layers_of(top: Written) -> LayerGraph:
+def layers_of(top: GraphObject) -> LayerGraph:
     """The graph of `"kind": "stages"`, its layers in topological order."""
     written = top.field("layers").items()
     if not written:
@@ -227,7 +229,7 @@ def layers_of(top: Written) -> LayerGraph:
 
 
 def _ordered(
-    top: Written, count: int, edges: Sequence[tuple[int, int]], names: Sequence[str]
+    top: GraphObject, count: int, edges: Sequence[tuple[int, int]], names: Sequence[str]
 ) -> list[int]:
     """The layers in topological order, else in the file's; MD0661 for a cycle."""
     reads: dict[int, set[int]] = {i: set() for i in range(count)}
@@ -252,14 +254,14 @@ def _cycle(reads: Mapping[int, set[int]]) -> list[int]:
     path = [min(reads)]
     while (source := min(reads[path[-1]])) not in path:
         path.append(source)
-    found = path[path.index(source) :]
-    return [source, *reversed(found)]
+    cycle = path[path.index(source) :]
+    return [source, *reversed(cycle)]
 
 
 # --- transformers --------------------------------------------------------------------------------
 
 
-def transformer_of(top: Written) -> Transformer:
+def transformer_of(top: GraphObject) -> Transformer:
     """The sizes of `"kind": "transformer"`."""
     model = Transformer(*(top.field(f.name).count() for f in fields(Transformer)))
     if model.hidden % model.heads:
@@ -270,22 +272,22 @@ def transformer_of(top: Written) -> Transformer:
 # --- operators on devices ------------------------------------------------------------------------
 
 
-def operators_of(top: Written) -> tuple[tuple[str, ...], list[Operator]]:
+def operators_of(top: GraphObject) -> tuple[tuple[str, ...], list[GraphOperator]]:
     """The groups of `"kind": "devices"`, and the operators: each reads only what stands before."""
     written = top.field("operators").items()
     if not written:
         top.field("operators").refuse("there is no operator")
     groups: dict[str, int] = {}
     places: dict[str, int] = {}
-    made = []
+    operators = []
     for operator in written:
         operator.only("name", "group", "reads", "seconds", "output")
         group = groups.setdefault(operator.field("group").text(), len(groups))
         reads = [_place(name, places) for name in operator.field("reads", []).items()]
         seconds, output = (operator.field(name).cost() for name in ("seconds", "output"))
-        made.append(Operator(group, seconds, output, tuple(dict.fromkeys(reads))))
+        operators.append(GraphOperator(group, seconds, output, tuple(dict.fromkeys(reads))))
         name = operator.field("name").text()
         if name in places:
             operator.refuse(f"there are two operators `{name}`")
         places[name] = len(places)
-    return tuple(groups), made
+    return tuple(groups), operators

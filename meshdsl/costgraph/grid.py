@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
-from meshdsl.costgraph.transformer import Stage, Transformer
-from meshdsl.placed.sbp import Mesh
+from meshdsl.costgraph.transformer import LayerStage, Transformer
+from meshdsl.placed.placements import Mesh
 
 MOST_CHUNKS = 4
 """The most chunks of layers a device that are interleaved."""
@@ -38,7 +38,7 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GridPlan:
     """A division with its costs. `seconds` of a step, `bytes` a device at most, `bubble` idle."""
 
     division: Division
@@ -75,8 +75,8 @@ def divisions(
     for tensor in _divisors(math.gcd(devices, model.heads)):
         stages = [pipeline] if pipeline else _divisors(math.gcd(devices // tensor, model.layers))
         for stage in stages:
-            data, rest = divmod(devices // tensor, stage)
-            if rest or model.batch % data or parts_of(cluster, [stage, data, tensor]) is None:
+            data, remainder = divmod(devices // tensor, stage)
+            if remainder or model.batch % data or parts_of(cluster, [stage, data, tensor]) is None:
                 continue
             for micro in _divisors(model.batch // data):
                 for chunks in range(1, MOST_CHUNKS + 1 if stage > 1 else 2):
@@ -97,7 +97,7 @@ def near_stages(model: Transformer, stages: int) -> tuple[int, ...]:
 
 def evaluate(
     model: Transformer, cluster: Cluster, division: Division, recompute: bool = True
-) -> Plan:
+) -> GridPlan:
     """The time and memory of a step under a division; activations kept, or computed again."""
     d = division
     sizes = (("pipe", d.pipeline), ("data", d.data), ("tensor", d.tensor))
@@ -105,7 +105,7 @@ def evaluate(
     micros = micro_batches(model, d)
     # The last stage has the logits, the first the embedding: the slowest is one, the largest the
     # other.
-    stage = Stage(model, timing, model.layers // d.pipeline, d.micro, recompute=recompute)
+    stage = LayerStage(model, timing, model.layers // d.pipeline, d.micro, recompute=recompute)
     sent = 2 * d.chunks * stage.sending() if d.pipeline > 1 else 0.0
     turns = micros + (d.pipeline - 1) / d.chunks
     seconds = turns * (stage.seconds() + sent) + stage.once()
@@ -114,7 +114,7 @@ def evaluate(
     held = stage.held() + flight * stage.kept() + stage.working()
     peak = cluster.device.peak(cluster.device.half)
     used = model.step_flops(recompute) / d.devices / (seconds * peak)
-    return Plan(d, seconds, held, bubble(d, micros), used)
+    return GridPlan(d, seconds, held, bubble(d, micros), used)
 
 
 def ranked(
@@ -124,7 +124,7 @@ def ranked(
     recompute: bool = True,
     memory: float | None = None,
     pipeline: int | None = None,
-) -> list[Plan]:
+) -> list[GridPlan]:
     """The divisions that fit in `memory` (the profile's), the fastest first."""
     limit = cluster.device.memory if memory is None else memory
     every = (

@@ -16,8 +16,8 @@ import numpy as np
 
 from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
-from meshdsl.costgraph.transformer import Stage, Transformer
-from meshdsl.placed.sbp import Mesh
+from meshdsl.costgraph.transformer import LayerStage, Transformer
+from meshdsl.placed.placements import Mesh
 
 CLOSE = 1e-4
 """Bounds on the slowest stage that are closer than this share are not told apart (as in Alpa)."""
@@ -42,7 +42,7 @@ Ways = Callable[[int, int], Sequence[Way]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class InterOpPlan:
     """Stages in order: where each begins, and its way. `seconds` of all micro-batches."""
 
     starts: tuple[int, ...]
@@ -59,13 +59,13 @@ def pipeline_time(ways: Sequence[Way], micro_batches: int) -> float:
 
 def best_pipeline(
     groups: int, devices: int, micro_batches: int, memory: float, ways: Ways
-) -> Pipeline | None:
+) -> InterOpPlan | None:
     """The fastest pipeline on all the devices; None where none fits in `memory`."""
     cut = _Cut(groups, devices, memory, ways)
     bounds = cut.bounds()
     # Whether anything fits only grows with the bound: the first that does is found by halving.
     first = bisect.bisect_left(bounds, True, key=lambda bound: cut.least(bound) is not None)
-    best: Pipeline | None = None
+    best: InterOpPlan | None = None
     last = 0.0
     for bound in bounds[first:]:
         if best is not None and (micro_batches - 1) * bound >= best.seconds:
@@ -73,11 +73,11 @@ def best_pipeline(
         if bound <= last * (1 + CLOSE):
             continue
         last = bound
-        found = cut.least(bound)
-        assert found is not None
-        seconds = pipeline_time(found[1], micro_batches)
+        division = cut.least(bound)
+        assert division is not None
+        seconds = pipeline_time(division[1], micro_batches)
         if best is None or seconds < best.seconds:
-            best = Pipeline(*found, seconds, cut.work)
+            best = InterOpPlan(*division, seconds, cut.work)
     return best
 
 
@@ -103,19 +103,19 @@ class _Cut:
         # sums[s][k][d]: groups from k on, in s stages, on d devices.
         sums = np.full((most + 1, self.groups + 1, self.devices + 1), np.inf)
         sums[0, self.groups, 0] = 0.0
-        made: dict[tuple[int, int, int], tuple[int, Way]] = {}
+        choices: dict[tuple[int, int, int], tuple[int, Way]] = {}
         for stages in range(1, most + 1):
             for start, end, way in self._within(bound, stages):
                 self.work += 1
                 here = sums[stages, start, way.devices :]
                 then = way.seconds + sums[stages - 1, end, : self.devices + 1 - way.devices]
                 for at in np.flatnonzero(then < here):
-                    made[stages, start, int(at) + way.devices] = end, way
+                    choices[stages, start, int(at) + way.devices] = end, way
                 np.minimum(here, then, out=here)
         ends = sums[:, 0, self.devices]
         if np.isinf(ends.min()):
             return None
-        return self._stages(made, int(ends.argmin()))
+        return self._stages(choices, int(ends.argmin()))
 
     def _within(self, bound: float, stages: int) -> Iterator[tuple[int, int, Way]]:
         """The stages that may stand `stages` from the end: as many micro-batches are in flight."""
@@ -156,7 +156,7 @@ def transformer_ways(
     per_group = model.layers // groups
 
     def ways(start: int, end: int) -> list[Way]:
-        found = []
+        ways_ = []
         for size in submeshes(cluster, devices):
             for tensor in (n for n in range(1, size + 1) if size % n == 0):
                 data = size // tensor
@@ -166,7 +166,7 @@ def transformer_ways(
                     continue
                 names = ("pipe", "data", "tensor")[-len(sizes) :]
                 mesh = Mesh("submesh", tuple(zip(names, sizes, strict=True)))
-                stage = Stage(
+                stage = LayerStage(
                     model,
                     Timing(cluster, mesh),
                     (end - start) * per_group,
@@ -177,7 +177,7 @@ def transformer_ways(
                 )
                 held = stage.held() + stage.working()
                 name = f"({data}, {tensor})"
-                found.append(Way(size, stage.seconds(), held, stage.kept(), name))
-        return found
+                ways_.append(Way(size, stage.seconds(), held, stage.kept(), name))
+        return ways_
 
     return ways

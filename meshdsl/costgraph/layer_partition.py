@@ -26,7 +26,7 @@ MOST_STATES = 20_000_000
 """Stages on some devices, times the devices that earlier ones may be on, that are looked at."""
 
 
-class TooLarge(Exception):
+class GraphTooLarge(Exception):
     """The graph has more down-sets, or with its devices more states, than are looked at."""
 
 
@@ -57,18 +57,18 @@ class LayerGraph:
     @cached_property
     def before(self) -> tuple[int, ...]:
         """The layers that each one reads, as a set of bits."""
-        found = [0] * len(self.layers)
+        masks = [0] * len(self.layers)
         for a, b in self.edges:
-            found[b] |= 1 << a
-        return tuple(found)
+            masks[b] |= 1 << a
+        return tuple(masks)
 
     @cached_property
     def after(self) -> tuple[int, ...]:
         """The layers that read each one, as a set of bits."""
-        found = [0] * len(self.layers)
+        masks = [0] * len(self.layers)
         for a, b in self.edges:
-            found[a] |= 1 << b
-        return tuple(found)
+            masks[a] |= 1 << b
+        return tuple(masks)
 
     @cached_property
     def down_sets(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class LayerGraph:
 
         Raises TooLarge.
         """
-        found = {0}
+        sets = {0}
         last = [0]
         while last:
             grown = {
@@ -85,11 +85,11 @@ class LayerGraph:
                 for i in range(len(self.layers))
                 if not held >> i & 1 and self.before[i] & ~held == 0
             }
-            found |= grown
-            if len(found) > MOST_SETS:
-                raise TooLarge(f"the layers have more than {MOST_SETS:,} down-sets")
+            sets |= grown
+            if len(sets) > MOST_SETS:
+                raise GraphTooLarge(f"the layers have more than {MOST_SETS:,} down-sets")
             last = sorted(grown)
-        return tuple(sorted(found, key=lambda s: (s.bit_count(), s)))
+        return tuple(sorted(sets, key=lambda s: (s.bit_count(), s)))
 
     def crossing(self, source: int, target: int) -> float:
         """Bytes of the layers in one set that some layer of the other reads, each once."""
@@ -143,8 +143,8 @@ class Pace:
         layers = [self.graph.layers[i] for i in members(held)]
         seconds = math.fsum(layer.seconds for layer in layers)
         if self.single:
-            rest = (1 << len(self.graph.layers)) - 1 & ~(held | before)
-            sent = self.graph.crossing(before, held) + self.graph.crossing(held, rest)
+            later = (1 << len(self.graph.layers)) - 1 & ~(held | before)
+            sent = self.graph.crossing(before, held) + self.graph.crossing(held, later)
             return seconds + sent / self.bandwidth
         parameters = math.fsum(layer.parameters for layer in layers)
         reduced = 4 * (devices - 1) * parameters / (self.bandwidth * devices)
@@ -154,8 +154,8 @@ class Pace:
         """Seconds a micro-batch into a stage: activations forward, their gradients backward."""
         if self.single or not before:
             return 0.0
-        rest = (1 << len(self.graph.layers)) - 1 & ~before
-        return 2 * self.graph.crossing(before, rest) / (self.bandwidth * devices)
+        later = (1 << len(self.graph.layers)) - 1 & ~before
+        return 2 * self.graph.crossing(before, later) / (self.bandwidth * devices)
 
 
 def cut(graph: LayerGraph, devices: int, bandwidth: float, single: bool = False) -> Cut:
@@ -166,21 +166,21 @@ def cut(graph: LayerGraph, devices: int, bandwidth: float, single: bool = False)
     sets = graph.down_sets
     pairs = sum(not before & ~after for after in sets for before in sets) - len(sets)
     if pairs * devices * (2 if single else devices + 1) > 2 * MOST_STATES:
-        raise TooLarge(f"{pairs:,} stages on {devices:,} devices are too many to try")
+        raise GraphTooLarge(f"{pairs:,} stages on {devices:,} devices are too many to try")
     pace = Pace(graph, bandwidth, single)
     parts = list(_parts(pace, 1 if single else devices))
     slowest = _best(parts, devices, lambda done, part: max(done, part.slowest))
-    whole = graph.down_sets[-1]
-    least = min(time for (held, _), (time, _) in slowest.items() if held == whole)
-    kept = [part for part in parts if part.slowest <= least]
-    soonest = _best(kept, devices, lambda done, part: done + part.seconds)
-    ends = [(time, n) for (held, n), (time, _) in soonest.items() if held == whole]
-    stages = _stages(soonest, (whole, min(ends)[1]))
+    every_layer = graph.down_sets[-1]
+    least = min(time for (held, _), (time, _) in slowest.items() if held == every_layer)
+    usable = [part for part in parts if part.slowest <= least]
+    soonest = _best(usable, devices, lambda done, part: done + part.seconds)
+    ends = [(time, n) for (held, n), (time, _) in soonest.items() if held == every_layer]
+    stages = _stages(soonest, (every_layer, min(ends)[1]))
     return Cut(stages, least, len(parts) * devices)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StageCandidate:
     """A stage that may be: what lies before it, what it holds, its devices and its times."""
 
     before: int
@@ -194,7 +194,7 @@ State = tuple[int, int]
 """A down-set, and the devices its stages are on."""
 
 
-def _parts(pace: Pace, most: int) -> Iterator[_Part]:
+def _parts(pace: Pace, most: int) -> Iterator[_StageCandidate]:
     """Every stage on 1 to `most` devices, those of small down-sets first."""
     sets = pace.graph.down_sets
     for after in sets[1:]:
@@ -204,33 +204,35 @@ def _parts(pace: Pace, most: int) -> Iterator[_Part]:
             for used in range(1, most + 1):
                 seconds = pace.stage(after & ~before, before, used)
                 slowest = max(seconds, pace.link(before, used))
-                yield _Part(before, after & ~before, used, seconds, slowest)
+                yield _StageCandidate(before, after & ~before, used, seconds, slowest)
 
 
 def _best(
-    parts: list[_Part], devices: int, extended: Callable[[float, _Part], float]
-) -> dict[State, tuple[float, _Part | None]]:
+    parts: list[_StageCandidate], devices: int, extended: Callable[[float, _StageCandidate], float]
+) -> dict[State, tuple[float, _StageCandidate | None]]:
     """The least value of every state, and the stage that it ends with."""
-    best: dict[State, tuple[float, _Part | None]] = {(0, 0): (0.0, None)}
+    best: dict[State, tuple[float, _StageCandidate | None]] = {(0, 0): (0.0, None)}
     for part in parts:
         for already in range(devices - part.devices + 1):
-            known = best.get((part.before, already))
-            if known is None:
+            reached = best.get((part.before, already))
+            if reached is None:
                 continue
             state = part.before | part.held, already + part.devices
-            value = extended(known[0], part)
+            value = extended(reached[0], part)
             if state not in best or value < best[state][0]:
                 best[state] = value, part
     return best
 
 
-def _stages(best: dict[State, tuple[float, _Part | None]], state: State) -> tuple[Stage, ...]:
+def _stages(
+    best: dict[State, tuple[float, _StageCandidate | None]], state: State
+) -> tuple[Stage, ...]:
     """The stages that lead to a state, from the first on."""
-    found = []
+    backwards = []
     while (part := best[state][1]) is not None:
-        found.append(Stage(tuple(members(part.held)), part.devices, part.seconds))
+        backwards.append(Stage(tuple(members(part.held)), part.devices, part.seconds))
         state = part.before, state[1] - part.devices
-    return tuple(reversed(found))
+    return tuple(reversed(backwards))
 
 
 def time_of(

@@ -32,16 +32,16 @@ from meshdsl.costgraph.exact import (
 )
 from meshdsl.costgraph.graph import CostGraph, Solution, least_memory
 from meshdsl.costgraph.graph_file import (
-    Written,
+    GraphObject,
     costs_of,
     layers_of,
     operators_of,
     read_graph,
     transformer_of,
 )
-from meshdsl.costgraph.grid import Plan, Uncut, near_stages, ranked
+from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import best_pipeline, transformer_ways
-from meshdsl.costgraph.layer_partition import TooLarge, cut
+from meshdsl.costgraph.layer_partition import GraphTooLarge, cut
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.report.document import human
@@ -50,7 +50,7 @@ from meshdsl.search.request import SearchRequest
 MOST_PLACEMENTS = 100_000
 """Placements of groups on devices that are all tried."""
 
-Solve = Callable[[Written, SearchRequest], GraphAnswer]
+Solve = Callable[[GraphObject, SearchRequest], GraphAnswer]
 """A method: from what is written in the file, and what is asked."""
 
 NEEDED = "as in `--devices 4 --bandwidth 1.25GB/s`, `--devices 3072 --cluster a100-dgx`"
@@ -90,7 +90,7 @@ def _elimination(graph: CostGraph) -> Solution:
 def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
     """The plan of a graph of placements by an exact method or a sample."""
 
-    def answer(top: Written, request: SearchRequest) -> GraphAnswer:
+    def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
         graph = costs_of(top)
         _refuse_unread(
             "a graph of placements",
@@ -124,7 +124,7 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
     return answer
 
 
-def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoReturn:
+def _refuse_infeasible(top: GraphObject, graph: CostGraph, best: Solution) -> NoReturn:
     """Say why there is no plan: a method that gave up, edges that forbid all, or the limit."""
     if not best.proven and integer_program(replace(graph, limit=math.inf)).found:
         help = "take `--method elimination`, or a smaller graph"
@@ -143,14 +143,14 @@ def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoRetu
 def _stages(single: bool) -> Solve:
     """The plan of a graph of layers: stages on several devices, or on one each."""
 
-    def answer(top: Written, request: SearchRequest) -> GraphAnswer:
+    def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
         graph = layers_of(top)
         if request.devices is None or request.bandwidth is None:
             fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
         _refuse_unread("a graph of layers", memory=request.memory, cluster=request.cluster)
         try:
             best = cut(graph, request.devices, request.bandwidth, single)
-        except TooLarge as error:
+        except GraphTooLarge as error:
             help = "merge layers, those that run side by side first, or take fewer devices"
             top.field("layers").refuse(str(error), "MD0663", help)
         alone = math.fsum(layer.seconds for layer in graph.layers)
@@ -184,7 +184,7 @@ def _machines(request: SearchRequest) -> tuple[int, Cluster]:
     return request.devices, load(request.cluster)
 
 
-def _grid(top: Written, request: SearchRequest) -> GridAnswer:
+def _grid(top: GraphObject, request: SearchRequest) -> GridAnswer:
     """The divisions of a cluster for a transformer, the fastest first."""
     model = transformer_of(top)
     devices, cluster = _machines(request)
@@ -207,7 +207,7 @@ def _grid(top: Written, request: SearchRequest) -> GridAnswer:
 
 
 def _refuse_division(
-    top: Written, model: Transformer, cluster: Cluster, request: SearchRequest
+    top: GraphObject, model: Transformer, cluster: Cluster, request: SearchRequest
 ) -> NoReturn:
     """Say why no division is left: none divides the sizes, or none fits in memory."""
     assert request.devices is not None
@@ -225,7 +225,7 @@ def _refuse_division(
     top.refuse(message, "MD0664", f"{sizes} takes that")
 
 
-def _divided(plan: Plan) -> DividedPlan:
+def _divided(plan: GridPlan) -> DividedPlan:
     return DividedPlan(
         **asdict(plan.division),
         seconds=plan.seconds,
@@ -235,7 +235,7 @@ def _divided(plan: Plan) -> DividedPlan:
     )
 
 
-def _alpa(top: Written, request: SearchRequest) -> InterOpAnswer:
+def _alpa(top: GraphObject, request: SearchRequest) -> InterOpAnswer:
     """Stages of a transformer on submeshes of a cluster."""
     model = transformer_of(top)
     devices, cluster = _machines(request)
@@ -279,7 +279,7 @@ def _alpa(top: Written, request: SearchRequest) -> InterOpAnswer:
 def _devices(learned: bool) -> Solve:
     """The device of each group: the best of all, or one that is learned."""
 
-    def answer(top: Written, request: SearchRequest) -> GraphAnswer:
+    def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
         groups, operators = operators_of(top)
         if request.devices is None or request.bandwidth is None:
             fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)

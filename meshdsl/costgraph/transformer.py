@@ -61,7 +61,7 @@ class Transformer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LayerStage:
     """Consecutive layers as one device computes them: it sees `micro` sequences at a time.
 
     The mesh of `timing` has the axes `data` and `tensor`, and `pipe` where there are other stages.
@@ -106,11 +106,11 @@ class Stage:
 
     def once(self) -> float:
         """Seconds of the gradients' reduction and the update."""
-        own, data = self._parameters(), self.timing.mesh.size("data")
-        kept = own / data if self.split_state else own
-        seconds = self.timing.passing(kept * (2 * STATE + GRADIENT + HALF))
+        parameters, data = self._parameters(), self.timing.mesh.size("data")
+        updated = parameters / data if self.split_state else parameters
+        seconds = self.timing.passing(updated * (2 * STATE + GRADIENT + HALF))
         if data > 1:
-            reduced = self.timing.collective("all_reduce", ("data",), int(own * GRADIENT))
+            reduced = self.timing.collective("all_reduce", ("data",), int(parameters * GRADIENT))
             seconds += reduced.seconds
         return seconds
 

@@ -16,25 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Rows, Var
+from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, StageRows, Var
 from meshdsl.device.liveness import kept_after, overwrites, reads, shows_operand
 from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
 
 
-def shared(program: Program) -> Mapping[Var, Var]:
+def shared(program: DeviceProgram) -> Mapping[Var, Var]:
     """The representative of each variable among all that may show the same memory.
 
     Views, slices, carries, listed slices, values filled up with zeros on some devices only, and
     results of operators that overwrite. A variable that is missing has memory of its own.
     """
-    found: dict[Var, Var] = {}
+    roots: dict[Var, Var] = {}
     for node in every(program.body):
         for one, other in _pairs(node):
-            one, other = _root(found, one), _root(found, other)
+            one, other = _root(roots, one), _root(roots, other)
             if one is not other:
-                found[other] = one
-    return {var: _root(found, var) for var in found}
+                roots[other] = one
+    return {var: _root(roots, var) for var in roots}
 
 
 def _root(found: Mapping[Var, Var], var: Var) -> Var:
@@ -50,9 +50,9 @@ def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
             yield from _of_operator(node)
         case Move() if not node.step.moves:
             yield node.source, node.target
-        case Loop():
+        case DeviceLoop():
             yield from ((s.outer, s.inside) for s in node.slices)
-            rows = (s for s in node.stacked if isinstance(s, Rows))
+            rows = (s for s in node.stacked if isinstance(s, StageRows))
             yield from ((s.other, s.inside) for s in rows if s.other is not None)
             for carry in node.carries:
                 yield from ((carry.init, other) for other in (carry.inside, carry.next))
@@ -67,7 +67,7 @@ def _of_operator(node: Compute) -> Iterator[tuple[Var, Var]]:
     yield from zip((node.ins[i] for i in overwrites(node)), node.outs, strict=False)
 
 
-def copied_first(program: Program) -> frozenset[Var]:
+def copied_first(program: DeviceProgram) -> frozenset[Var]:
     """The variables that an operator overwrites while a live variable shows them.
 
     That is another operand of it, or one made before and read later, by outputs too.

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.aliases import shared
-from meshdsl.device.ir import Bucket, Loop, Move, Node, Program
+from meshdsl.device.ir import Bucket, DeviceLoop, DeviceProgram, Move, Node
+from meshdsl.device.issue_windows import BlockAccess, IssueWindow
 from meshdsl.device.liveness import LARGE
-from meshdsl.device.windows import Block, Window
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 
 SMALL = LARGE
 """Bytes below which a tensor goes into a bucket.
@@ -33,7 +33,7 @@ KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 Key = tuple[object, ...]
 
 
-def in_buckets(program: Program) -> Program:
+def in_buckets(program: DeviceProgram) -> DeviceProgram:
     """The program with its small collectives in buckets.
 
     Without an update only collectives of the backward pass are put together.
@@ -45,7 +45,7 @@ def in_buckets(program: Program) -> Program:
 class _Open:
     """A bucket that is being filled: positions of its moves, and its window."""
 
-    window: Window
+    window: IssueWindow
     late: bool
     moves: list[int] = field(default_factory=list)
     bytes: int = 0
@@ -57,17 +57,17 @@ class _Open:
 
 
 class _Buckets:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         self.mesh = program.mesh
         self.trains = bool(program.updates)
         self.owners = shared(program)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = tuple(n.mapped(self.block) if isinstance(n, Loop) else n for n in nodes)
-        found = [b for b in self._filled(nodes) if len(b.moves) > 1]
-        gone = {i for b in found for i in b.moves}
+        nodes = tuple(n.mapped(self.block) if isinstance(n, DeviceLoop) else n for n in nodes)
+        buckets = [b for b in self._filled(nodes) if len(b.moves) > 1]
+        gone = {i for b in buckets for i in b.moves}
         at: dict[int, list[Node]] = {}
-        for opened in found:
+        for opened in buckets:
             moves = tuple(n for i in opened.moves if isinstance(n := nodes[i], Move))
             at.setdefault(opened.place, []).append(bucket(moves, self.mesh))
         return tuple(
@@ -78,7 +78,7 @@ class _Buckets:
 
     def _filled(self, nodes: tuple[Node, ...]) -> Iterator[_Open]:
         """Every bucket of a block, those of one move too."""
-        block = Block(nodes, self.owners)
+        block = BlockAccess(nodes, self.owners)
         opened: dict[Key, _Open] = {}
         for i, window, late in sorted(
             self._candidates(block), key=lambda c: (c[1].needed if c[2] else c[1].ready, c[0])
@@ -97,7 +97,7 @@ class _Buckets:
             current.bytes += size
         yield from opened.values()
 
-    def _candidates(self, block: Block) -> Iterator[tuple[int, Window, bool]]:
+    def _candidates(self, block: BlockAccess) -> Iterator[tuple[int, IssueWindow, bool]]:
         """Moves that may go into a bucket: their positions, windows, and whether they come late.
 
         Variables from outside the block are gathered when needed; all others are sent when made.
@@ -110,11 +110,11 @@ class _Buckets:
                 if late or not gathers or node.phase == "update":
                     yield i, self._window(block, i, node), late
 
-    def _window(self, block: Block, i: int, node: Move) -> Window:
+    def _window(self, block: BlockAccess, i: int, node: Move) -> IssueWindow:
         """The window of a move; one whose source another move makes stays behind that one."""
         window, maker = block.window(i, node), block.made.get(node.source)
         if maker is not None and isinstance(block.nodes[maker], Move):
-            return Window(i, window.needed)
+            return IssueWindow(i, window.needed)
         return window
 
     def _eligible(self, node: Move) -> bool:
@@ -139,10 +139,10 @@ def _key(node: Move, late: bool) -> Key:
     return (*same, node.phase) if late else same
 
 
-def _joins(opened: _Open, window: Window, size: int) -> bool:
+def _joins(opened: _Open, window: IssueWindow, size: int) -> bool:
     common = _common(opened.window, window)
     return common.ready < common.needed and opened.bytes + size <= FULL
 
 
-def _common(one: Window, other: Window) -> Window:
-    return Window(max(one.ready, other.ready), min(one.needed, other.needed))
+def _common(one: IssueWindow, other: IssueWindow) -> IssueWindow:
+    return IssueWindow(max(one.ready, other.ready), min(one.needed, other.needed))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
@@ -16,14 +16,16 @@ from meshdsl.ir.types import Dim
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
-from meshdsl.placed.choose import flops
-from meshdsl.placed.sbp import Placement
+from meshdsl.placed.placements import Placement
 from meshdsl.placed.storage import is_load
+from meshdsl.placed.strategies import flops
 
-Pairs = tuple[tuple[placed.Tensor, placed.Tensor], ...]
+Pairs = tuple[tuple[placed.PlacedTensor, placed.PlacedTensor], ...]
 
 
-def lower(program: placed.Program, names: Giver | None = None, told: bool = True) -> Program:
+def lower(
+    program: placed.PlacedProgram, names: Giver | None = None, told: bool = True
+) -> DeviceProgram:
     """The program of each device; a notation of it may have `names` of its own.
 
     Unless it is to be `told`, the causes of collectives are left out: that is most of the work.
@@ -32,12 +34,12 @@ def lower(program: placed.Program, names: Giver | None = None, told: bool = True
 
 
 class _Lowering:
-    def __init__(self, program: placed.Program, names: Giver, told: bool) -> None:
+    def __init__(self, program: placed.PlacedProgram, names: Giver, told: bool) -> None:
         self.source, self.told = program, told
         self.mesh = program.mesh
         self.names = names
         self.results = _results(program)
-        self.vars: dict[placed.Tensor, Var] = {}
+        self.vars: dict[placed.PlacedTensor, Var] = {}
         self.stacks = _stacks(program.body)
         self.read = _read(program)
         self.taken_over = dict(_taken_over(program))
@@ -47,7 +49,7 @@ class _Lowering:
         self.early: set[Node] = set()
         self.late: set[Node] = set()
 
-    def program(self) -> Program:
+    def program(self) -> DeviceProgram:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
         inputs = tuple(self._new(t) for t in self.source.inputs)
         params = tuple(self._new(p.tensor) for p in self.source.params)
@@ -55,32 +57,32 @@ class _Lowering:
         body = self._nodes(self.source.body)
         outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
         updates = tuple((self.vars[a], self.vars[b]) for a, b in self.source.updates)
-        made = (inputs, params, body, outputs, coordinates, states, updates)
-        return Program(self.source, self.mesh, *made, frozenset(self.lists))
+        parts = (inputs, params, body, outputs, coordinates, states, updates)
+        return DeviceProgram(self.source, self.mesh, *parts, frozenset(self.lists))
 
     # --- variables ---------------------------------------------------------------------------
 
-    def _new(self, tensor: placed.Tensor, op: str = "t", hint: str = "") -> Var:
+    def _new(self, tensor: placed.PlacedTensor, op: str = "t", hint: str = "") -> Var:
         """The variable of a tensor: a subexpression is named after `op`, and known by `hint`."""
         name, word = self._word(tensor, op), self._word(tensor, hint or op)
         self.vars[tensor] = self._var(tensor, tensor.placement, name, word)
         return self.vars[tensor]
 
-    def _var(self, tensor: placed.Tensor, placement: Placement, name: str, hint: str) -> Var:
+    def _var(self, tensor: placed.PlacedTensor, placement: Placement, name: str, hint: str) -> Var:
         local = placement.local(tensor.value.type, self.mesh)
         return Var(self.names.fresh(name), tensor.value, placement, local, hint)
 
-    def _over(self, tensor: placed.Tensor) -> Var:
+    def _over(self, tensor: placed.PlacedTensor) -> Var:
         """The variable of a tensor that is written over another, and has its name."""
         self.vars[tensor] = replace(self.vars[self.written_into[tensor]], value=tensor.value)
         return self.vars[tensor]
 
-    def _state(self, tensor: placed.Tensor) -> Var:
+    def _state(self, tensor: placed.PlacedTensor) -> Var:
         name = (tensor.value.name or "").replace(".", "_")
         self.vars[tensor] = self._var(tensor, tensor.placement, name, name)
         return self.vars[tensor]
 
-    def _word(self, tensor: placed.Tensor, op: str) -> str:
+    def _word(self, tensor: placed.PlacedTensor, op: str) -> str:
         tensor = self.taken_over.get(tensor, tensor)
         name = tensor.value.label if tensor.value.name else op
         if tensor in self.stacks:
@@ -90,18 +92,18 @@ class _Lowering:
     # --- nodes -------------------------------------------------------------------------------
 
     def _nodes(self, nodes: tuple[placed.Node, ...]) -> tuple[Node, ...]:
-        found: list[Node] = []
+        lowered: list[Node] = []
         for node in nodes:
             match node:
                 case placed.Apply() if is_load(node.named):
                     self.vars[node.outs[0]] = self.vars[node.ins[0]]
                 case placed.Apply():
-                    found.append(self._apply(node))
+                    lowered.append(self._apply(node))
                 case placed.Reshard():
-                    found.extend(self._reshard(node))
-                case placed.Loop():
-                    found.append(self._loop(node))
-        return _apart(found, self.early, self.late)
+                    lowered.extend(self._reshard(node))
+                case placed.PlacedLoop():
+                    lowered.append(self._loop(node))
+        return _apart(lowered, self.early, self.late)
 
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
@@ -125,7 +127,7 @@ class _Lowering:
             return [*moves]
         first, last = self.vars[node.source], node.route.steps[-1]
         sent = replace(first.value, type=replace(first.type, dtype=node.dtype))
-        into = self._cast(node, first, placed.Tensor(sent, node.source.placement), first)
+        into = self._cast(node, first, placed.PlacedTensor(sent, node.source.placement), first)
         moves = self._moves(node, sent, into.outs[0])
         name, hint = (
             self._version(node.target, last.after, first, w) for w in (first.name, first.hint)
@@ -138,7 +140,7 @@ class _Lowering:
         return [into, *moves, back]
 
     def _cast(
-        self, node: placed.Reshard, source: Var, tensor: placed.Tensor, named: Var
+        self, node: placed.Reshard, source: Var, tensor: placed.PlacedTensor, named: Var
     ) -> Compute:
         """The cast of a variable to the dtype of a tensor, on its way to or from another device."""
         dtype = tensor.type.dtype
@@ -155,14 +157,16 @@ class _Lowering:
         about = (*(node.words() if self.told else ("", "")), node.phase)
         for step in node.route.steps:
             version = partial(self._version, node.target, step.after, source)
-            made = placed.Tensor(value, step.after)
-            target = self._var(made, step.after, version(source.name), version(source.hint))
+            tensor = placed.PlacedTensor(value, step.after)
+            target = self._var(tensor, step.after, version(source.name), version(source.hint))
             move = Move(step, source, target, 0, 0, node.span, *about)
             moves.append(move.counted(self.mesh))
             source = target
         return moves
 
-    def _version(self, tensor: placed.Tensor, after: Placement, source: Var, word: str) -> str:
+    def _version(
+        self, tensor: placed.PlacedTensor, after: Placement, source: Var, word: str
+    ) -> str:
         """The word for another version of a tensor; that of the `source` is `word`."""
         named = self.taken_over.get(tensor, tensor).value
         label = named.label if named.name else word.removesuffix("_part")
@@ -172,7 +176,7 @@ class _Lowering:
             return f"{label}_part"
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"
 
-    def _inside(self, carry: Carry[placed.Tensor]) -> Var:
+    def _inside(self, carry: Carry[placed.PlacedTensor]) -> Var:
         """The carried variable; it takes over the name of its initial value where that is dead."""
         if carry.init not in self.taken_over:
             return self._new(carry.inside)
@@ -181,7 +185,7 @@ class _Lowering:
         self.vars[tensor] = inside
         return self.vars[tensor]
 
-    def _loop(self, node: placed.Loop) -> Loop:
+    def _loop(self, node: placed.PlacedLoop) -> DeviceLoop:
         index, dim, pipe = self.names.fresh(node.dim.name), node.dim, self.source.pipe
         if pipe and pipe.cuts(node):
             dim = Dim(dim.name, pipe.most(dim.size, self.mesh))
@@ -197,20 +201,20 @@ class _Lowering:
             carries.append(Carry(init, inside, self.vars[carry.next], result))
         collected = tuple(map(self._collected, node.collected))
         about = (node.span, collected, node.reverse, node.phase, node.block)
-        return Loop(dim, tuple(carries), stacked, body, *about, index=index)
+        return DeviceLoop(dim, tuple(carries), stacked, body, *about, index=index)
 
-    def _slice(self, item: Stacked[placed.Tensor]) -> Stacked[Var]:
+    def _slice(self, item: Stacked[placed.PlacedTensor]) -> Stacked[Var]:
         outer = self.vars[item.outer]
         return Stacked(outer, self._new(item.inside, hint=outer.hint.removesuffix("_stack")))
 
-    def _collected(self, made: ir.Collected[placed.Tensor]) -> Collected:
+    def _collected(self, made: ir.Collected[placed.PlacedTensor]) -> DeviceCollected:
         if made.outer in self.written_into:
             stack = self.vars[self.written_into[made.outer]]
-            return Collected(self.vars[made.inside], self._over(made.outer), stack=stack)
+            return DeviceCollected(self.vars[made.inside], self._over(made.outer), stack=stack)
         var = self._new(made.outer, hint=self.vars[made.inside].hint.removesuffix("_part"))
         if made.outer not in self.read:
             self.lists.add(var)
-        return Collected(self.vars[made.inside], var, made.outer not in self.read)
+        return DeviceCollected(self.vars[made.inside], var, made.outer not in self.read)
 
 
 def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, ...]:
@@ -227,16 +231,18 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
         if node in early and node.reads[0] in makes:
             sent.setdefault(node.reads[0], []).append(node)
     # What comes from a collective may go on to another one: then its cast waits for that.
-    source = {v: made for made, casts in sent.items() for cast in casts for v in cast.makes}
-    found: list[Node] = []
+    source = {
+        v: collective for collective, casts in sent.items() for cast in casts for v in cast.makes
+    }
+    ordered: list[Node] = []
     waiting: dict[Var, Node] = {}
 
     def put(node: Node) -> None:
         for var in dict.fromkeys(source.get(v, v) for v in reads(node)):
             if var in waiting:
                 put(waiting.pop(var))
-        found.append(node)
-        found.extend(cast for v in node.makes for cast in sent.get(v, ()))
+        ordered.append(node)
+        ordered.extend(cast for v in node.makes for cast in sent.get(v, ()))
 
     moved = {node for casts in sent.values() for node in casts}
     for node in nodes:
@@ -244,20 +250,20 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
             waiting.update((v, node) for v in node.makes)
         elif node not in moved:
             put(node)
-    return (*found, *waiting.values())
+    return (*ordered, *waiting.values())
 
 
-def _results(program: placed.Program) -> dict[Value, str]:
+def _results(program: placed.PlacedProgram) -> dict[Value, str]:
     """The subexpressions that are results of a call of a `def`, with the name of the call."""
-    found: dict[tuple[str, ...], set[Value]] = {}
+    by_path: dict[tuple[str, ...], set[Value]] = {}
     for node in ir.every(program.body):
         if isinstance(node, placed.Apply) and node.phase == "forward":
             for value in (tensor.value for tensor in node.ins):
                 if len(value.path) > len(node.outs[0].value.path) and value.name is None:
-                    found.setdefault(value.path, set()).add(value)
+                    by_path.setdefault(value.path, set()).add(value)
     # Simplification may leave several results of one call.
     return {
-        value: path[-1] for path, values in found.items() if len(values) == 1 for value in values
+        value: path[-1] for path, values in by_path.items() if len(values) == 1 for value in values
     }
 
 
@@ -269,27 +275,29 @@ def _suffix(before: Placement, after: Placement) -> str:
     return "local" if a > b else "moved"
 
 
-def _read(program: placed.Program) -> set[placed.Tensor]:
+def _read(program: placed.PlacedProgram) -> set[placed.PlacedTensor]:
     """Tensors read as a whole, or along a dim that is not their first: not slice by slice."""
-    found = {t for _, t in program.outputs} | {new for _, new in program.updates}
+    tensors = {t for _, t in program.outputs} | {new for _, new in program.updates}
     for node in ir.every(program.body):
-        if isinstance(node, placed.Loop):
+        if isinstance(node, placed.PlacedLoop):
             dim = node.dim.name
-            found.update(c.init for c in node.carries)
-            found.update(s.outer for s in node.stacked if s.outer.type.index(dim))
-            found.update(node.ends)
+            tensors.update(c.init for c in node.carries)
+            tensors.update(s.outer for s in node.stacked if s.outer.type.index(dim))
+            tensors.update(node.ends)
         else:
-            found.update(node.reads)
-    return found
+            tensors.update(node.reads)
+    return tensors
 
 
-def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.Tensor]:
+def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.PlacedTensor]:
     """Stacks: tensors of which loops read a slice per iteration; the slice gets the plain name."""
-    loops = (node for node in ir.every(nodes) if isinstance(node, placed.Loop))
+    loops = (node for node in ir.every(nodes) if isinstance(node, placed.PlacedLoop))
     return {item.outer for loop in loops for item in loop.stacked}
 
 
-def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
+def _taken_over(
+    program: placed.PlacedProgram,
+) -> Iterator[tuple[placed.PlacedTensor, placed.PlacedTensor]]:
     """Pairs of a carry's initial value and the carry, where nothing else reads the former.
 
     It is made in the block of the loop: a loop around it makes it anew in every iteration.
@@ -297,10 +305,12 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
     reads = ir.uses(program.body)
     reads.update(t for _, t in (*program.outputs, *program.updates))
 
-    def found(nodes: tuple[placed.Node, ...]) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
-        here: set[placed.Tensor] = set()
+    def found(
+        nodes: tuple[placed.Node, ...],
+    ) -> Iterator[tuple[placed.PlacedTensor, placed.PlacedTensor]]:
+        here: set[placed.PlacedTensor] = set()
         for node in nodes:
-            if isinstance(node, placed.Loop):
+            if isinstance(node, placed.PlacedLoop):
                 pairs = ((c.init, c.inside) for c in node.carries)
                 yield from ((a, b) for a, b in pairs if a in here and reads[a] == 1)
                 yield from found(node.body)
@@ -310,17 +320,17 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
 
 
 def _written_into(
-    program: placed.Program,
-) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
+    program: placed.PlacedProgram,
+) -> Iterator[tuple[placed.PlacedTensor, placed.PlacedTensor]]:
     """Pairs of a new value and the parameter or state that it replaces, written in its memory.
 
     The operator that makes it has to have a text for that, and alone reads the old value.
     """
     reads = ir.uses(program.body)
     reads.update(t for _, t in (*program.outputs, *program.updates))
-    makers = {made: node for node in ir.every(program.body) for made in node.makes}
+    makers = {tensor: node for node in ir.every(program.body) for tensor in node.makes}
 
-    def found(old: placed.Tensor, new: placed.Tensor) -> Pairs | None:
+    def found(old: placed.PlacedTensor, new: placed.PlacedTensor) -> Pairs | None:
         maker = makers.get(new)
         if reads[old] != 1 or old.placement != new.placement:
             return None
@@ -328,7 +338,7 @@ def _written_into(
             case placed.Apply(ins=(first, *_)) if first is old:
                 types = tuple(t.type for t in maker.ins)
                 return ((new, old),) if 0 in lookup(maker.name).written_over(types) else None
-            case placed.Loop():
+            case placed.PlacedLoop():
                 inside = {c.outer: c.inside for c in maker.collected}.get(new)
                 before = {s.outer: s.inside for s in maker.stacked}.get(old)
                 if inside is not None and before is not None:
@@ -340,7 +350,7 @@ def _written_into(
         yield from found(old, new) or ()
 
 
-def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:
+def _makes(node: placed.Node) -> tuple[placed.PlacedTensor, ...]:
     """The variables of a node: a loaded parameter has one already, a number needs none."""
     if isinstance(node, placed.Apply) and (is_load(node.named) or node.name == "constant"):
         return ()

@@ -20,9 +20,9 @@ from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.schedule.table import Row
-from meshdsl.schedule.verify import Verified
+from meshdsl.schedule.verification import Verified
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +221,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Collected(ir.Collected[Var]):
+class DeviceCollected(ir.Collected[Var]):
     """All iterations' `inside`. One that only loops read is a list, which need not be copied.
 
     Where each is written over its slice of an existing stack, that is `stack`: then `outer` has
@@ -233,7 +233,7 @@ class Collected(ir.Collected[Var]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows(Stacked[Var]):
+class StageRows(Stacked[Var]):
     """Of a stack, or of a sum that is stacked, the rows that the stage of a pass has.
 
     Where devices have each other's stages in pairs, these are all of the device's own, or all of
@@ -244,18 +244,18 @@ class Rows(Stacked[Var]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop(ir.Loop[Var, "Node"]):
+class DeviceLoop(ir.Loop[Var, "Node"]):
     """`repeat dim`; `index` is the loop variable.
 
     The `inside` and `result` of a carry share a name. So does `init` where nothing else reads it,
     and `next` where it is written over `inside`.
     """
 
-    collected: tuple[Collected, ...] = ()
+    collected: tuple[DeviceCollected, ...] = ()
     index: str = ""
     ahead: tuple[Ahead, ...] = ()
 
-    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Loop:
+    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
         """The loop with another block for its body."""
         return replace(self, body=block(self.body))
 
@@ -267,13 +267,13 @@ class Loop(ir.Loop[Var, "Node"]):
     @property
     def reads(self) -> tuple[Var, ...]:
         """Stacks, and initial values of carries; the body reads more."""
-        own = {*(c.inside for c in self.carries), *(s.inside for s in self.stacked)}
+        inside = {*(c.inside for c in self.carries), *(s.inside for s in self.stacked)}
         stacks = [s.outer for s in self.slices]
-        stacks += [s.other for s in self.stacked if isinstance(s, Rows) and s.other]
-        return (*(c.init for c in self.carries), *(v for v in stacks if v not in own))
+        stacks += [s.other for s in self.stacked if isinstance(s, StageRows) and s.other]
+        return (*(c.init for c in self.carries), *(v for v in stacks if v not in inside))
 
 
-class Part(IntEnum):
+class StagePhase(IntEnum):
     """The part of a micro-batch to which a statement belongs, in the order in which they run.
 
     Those of `LOOP` are the stage's own iterations. What `EVERY` stage does has the operands on each
@@ -317,28 +317,30 @@ class Part(IntEnum):
     @property
     def sends(self) -> bool:
         """Whether its statements send values to another stage."""
-        return self in (Part.SENT, Part.SENT_BACKWARD)
+        return self in (StagePhase.SENT, StagePhase.SENT_BACKWARD)
 
 
-FORWARD = tuple(part for part in Part if part <= Part.LAST)
-INPUTS = tuple(part for part in Part if Part.LAST < part < Part.WEIGHTS)
-WEIGHTS = tuple(part for part in Part if Part.WEIGHTS <= part < Part.UPDATE)
+FORWARD = tuple(part for part in StagePhase if part <= StagePhase.LAST)
+INPUTS = tuple(part for part in StagePhase if StagePhase.LAST < part < StagePhase.WEIGHTS)
+WEIGHTS = tuple(part for part in StagePhase if StagePhase.WEIGHTS <= part < StagePhase.UPDATE)
 """The passes of a micro-batch: forward, and the halves of the backward one."""
 
-UPDATE = tuple(part for part in Part if part >= Part.UPDATE)
+UPDATE = tuple(part for part in StagePhase if part >= StagePhase.UPDATE)
 """The update of a stage, on the way."""
 
 Ends = tuple[int, ...]
 """The stage of a statement, or the two of a message; empty where the part says which."""
 
-STAGED = frozenset((Part.LOOP, Part.LOOP_AGAIN, Part.LOOP_BACKWARD, Part.WEIGHTS))
+STAGED = frozenset(
+    (StagePhase.LOOP, StagePhase.LOOP_AGAIN, StagePhase.LOOP_BACKWARD, StagePhase.WEIGHTS)
+)
 """The parts that are loops over the iterations of a stage."""
 
-ENDS = frozenset(part for part in Part if part.name.startswith(("FIRST", "LAST")))
+ENDS = frozenset(part for part in StagePhase if part.name.startswith(("FIRST", "LAST")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pipeline(Loop):
+class Pipeline(DeviceLoop):
     """The loop over micro-batches of a pipeline: each stage does its part of each.
 
     `parts` are those of the statements of the body, which stand in their order; `table` says which
@@ -350,14 +352,14 @@ class Pipeline(Loop):
     """
 
     axis: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StagePhase, ...] = ()
     table: Verified | None = None
     stages: tuple[int, ...] = ()
     homes: tuple[Ends, ...] = ()
     sizes: tuple[int, ...] = ()
     device: int | None = None
 
-    def of(self, *parts: Part, stage: int | None = None) -> tuple[Node, ...]:
+    def of(self, *parts: StagePhase, stage: int | None = None) -> tuple[Node, ...]:
         """The statements of some parts; of a network that is cut, those of one stage."""
         return tuple(
             node
@@ -366,7 +368,7 @@ class Pipeline(Loop):
         )
 
     @property
-    def places(self) -> Iterator[tuple[Node, Part, Ends]]:
+    def places(self) -> Iterator[tuple[Node, StagePhase, Ends]]:
         """Every statement, with its part, and of a network that is cut its stages."""
         homes = self.homes or ((),) * len(self.body)
         yield from zip(self.body, self.parts, homes, strict=True)
@@ -382,12 +384,12 @@ class Pipeline(Loop):
         """The last stage."""
         return self.known.schedule.stages - 1
 
-    def does(self, part: Part, stage: int, ends: Ends = ()) -> bool:
+    def does(self, part: StagePhase, stage: int, ends: Ends = ()) -> bool:
         """Whether a stage does a part: what all do, what its end does, what leaves its device.
 
         Of a network that is cut, `ends` are the stages of a statement.
         """
-        behind = {Part.SENT: stage + 1, Part.SENT_BACKWARD: stage - 1}.get(part)
+        behind = {StagePhase.SENT: stage + 1, StagePhase.SENT_BACKWARD: stage - 1}.get(part)
         if ends:
             if stage != ends[0]:
                 return False
@@ -397,20 +399,20 @@ class Pipeline(Loop):
             return 0 <= behind <= self.last and device_of[0, stage] != device_of[0, behind]
         return bool(ends) or stage == {"first": 0, "last": self.last}.get(part.stages, stage)
 
-    def times(self, part: Part, ends: Ends = ()) -> int:
+    def times(self, part: StagePhase, ends: Ends = ()) -> int:
         """How often a part is done in a step; of all devices, as often as one does."""
         return self._most(part, lambda stage: 1, ends)
 
-    def trips(self, node: Node, part: Part) -> int:
+    def trips(self, node: Node, part: StagePhase) -> int:
         """As `times`, of the iterations of a loop on the stages."""
-        assert isinstance(node, Loop)
+        assert isinstance(node, DeviceLoop)
         return self._most(part, lambda stage: self.iterations(node, part, stage))
 
-    def iterations(self, node: Loop, part: Part, stage: int) -> int:
+    def iterations(self, node: DeviceLoop, part: StagePhase, stage: int) -> int:
         """How many iterations of a loop of a part a stage has."""
         return self.sizes[stage] if self.sizes and part in STAGED else node.dim.size
 
-    def _most(self, part: Part, count: Callable[[int], int], ends: Ends = ()) -> int:
+    def _most(self, part: StagePhase, count: Callable[[int], int], ends: Ends = ()) -> int:
         """The most that is counted of a device, for the micro-batches that it does a part of.
 
         Or for its updates, which belong to the stages of one device.
@@ -424,26 +426,26 @@ class Pipeline(Loop):
         else:
             devices = range(len(self.rows)) if self.device is None else (self.device,)
             each = [{s: taken[d, s] for s in self.stages or self.known.held[d]} for d in devices]
-        done = (((s, n) for s, n in own.items() if self.does(part, s, ends)) for own in each)
-        return max(sum(count(s) * n for s, n in own) for own in done)
+        done = (((s, n) for s, n in counts.items() if self.does(part, s, ends)) for counts in each)
+        return max(sum(count(s) * n for s, n in counts) for counts in done)
 
     def on(self, *stages: int, device: int | None = None) -> Pipeline:
         """What is done on some stages, of a device or of all that have them."""
-        own = replace(self, stages=stages, device=device)
-        made = [(n, p, e) for n, p, e in self.places if own.times(p, e)]
-        homes = tuple(ends for *_, ends in made) if self.homes else ()
-        body, parts = tuple(n for n, *_ in made), tuple(p for _, p, _ in made)
-        return replace(own, body=body, parts=parts, homes=homes)
+        restricted = replace(self, stages=stages, device=device)
+        places = [(n, p, e) for n, p, e in self.places if restricted.times(p, e)]
+        homes = tuple(ends for *_, ends in places) if self.homes else ()
+        body, parts = tuple(n for n, *_ in places), tuple(p for _, p, _ in places)
+        return replace(restricted, body=body, parts=parts, homes=homes)
 
     def arriving(self, stage: int, forward: bool) -> tuple[Move, ...]:
         """The messages to a stage of a network that is cut, which its pass begins with."""
-        part = Part.SENT if forward else Part.SENT_BACKWARD
-        found = (n for n, p, ends in self.places if p is part and ends[1:] == (stage,))
-        return tuple(n for n in found if isinstance(n, Move))
+        part = StagePhase.SENT if forward else StagePhase.SENT_BACKWARD
+        sends = (n for n, p, ends in self.places if p is part and ends[1:] == (stage,))
+        return tuple(n for n in sends if isinstance(n, Move))
 
     def leaving(self, stage: int, forward: bool) -> tuple[Move, ...]:
         """What a stage sends in a pass, in that order."""
-        part = Part.SENT if forward else Part.SENT_BACKWARD
+        part = StagePhase.SENT if forward else StagePhase.SENT_BACKWARD
         return tuple(n for n in self.of(part, stage=stage) if isinstance(n, Move))
 
     @property
@@ -452,7 +454,7 @@ class Pipeline(Loop):
         return self.known.schedule.rows
 
     @property
-    def passes(self) -> dict[str, tuple[Part, ...]]:
+    def passes(self) -> dict[str, tuple[StagePhase, ...]]:
         """The parts of each pass by its action: those of B are in halves where the table has I."""
         if self.is_forward:
             return {"F": FORWARD}
@@ -473,29 +475,29 @@ class Pipeline(Loop):
         return tuple(v for v in sums if v in read)
 
     @property
-    def versioned(self) -> dict[Part, tuple[Var, ...]]:
+    def versioned(self) -> dict[StagePhase, tuple[Var, ...]]:
         """By part of an update, the parameters that it makes where passes may read older ones."""
         if not self.known.schedule.updates or self.known.schedule.weights == "latest":
             return {}
-        made = {v: p for n, p, _ in self.places if p in UPDATE for v in n.makes}
-        found: dict[Part, tuple[Var, ...]] = {}
+        part_of = {v: p for n, p, _ in self.places if p in UPDATE for v in n.makes}
+        by_part: dict[StagePhase, tuple[Var, ...]] = {}
         for carry in self.carries:
-            if carry.inside.value.role == "param" and carry.next in made:
-                part = made[carry.next]
-                found[part] = (*found.get(part, ()), carry.inside)
-        return dict(sorted(found.items()))
+            if carry.inside.value.role == "param" and carry.next in part_of:
+                part = part_of[carry.next]
+                by_part[part] = (*by_part.get(part, ()), carry.inside)
+        return dict(sorted(by_part.items()))
 
     @property
     def recomputes(self) -> bool:
         """Whether a stage computes again what it does not keep, not just what weights determine."""
-        return Part.LOOP_AGAIN in self.parts and not self.known.changes
+        return StagePhase.LOOP_AGAIN in self.parts and not self.known.changes
 
     @property
     def received(self) -> frozenset[Var]:
         """What a stage keeps of a micro-batch, where it computes the rest again."""
         if not self.recomputes or self.homes:
             return frozenset()
-        return frozenset(c.init for c in self.loop(Part.LOOP).carries)
+        return frozenset(c.init for c in self.loop(StagePhase.LOOP).carries)
 
     @property
     def is_forward(self) -> bool:
@@ -503,37 +505,37 @@ class Pipeline(Loop):
         return self.table is not None and self.table.schedule.is_forward
 
     @property
-    def staged(self) -> tuple[Part, ...]:
+    def staged(self) -> tuple[StagePhase, ...]:
         """The parts that are loops whose carries go from stage to stage."""
-        return tuple(p for p in (Part.LOOP, Part.LOOP_BACKWARD) if p in self.parts)
+        return tuple(p for p in (StagePhase.LOOP, StagePhase.LOOP_BACKWARD) if p in self.parts)
 
-    def loop(self, part: Part) -> Loop:
+    def loop(self, part: StagePhase) -> DeviceLoop:
         """The loop whose iterations are on the stages, of the forward or the backward pass."""
-        (found,) = self.of(part)
-        assert isinstance(found, Loop)
-        return found
+        (loop,) = self.of(part)
+        assert isinstance(loop, DeviceLoop)
+        return loop
 
     def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
         """The pipeline with another block for that of each part, and each stage."""
-        made = []
+        places = []
         for (part, ends), group in groupby(self.places, lambda place: place[1:]):
-            made += [(node, part, ends) for node in block(tuple(node for node, *_ in group))]
-        body, parts, stages = zip(*made, strict=True)
+            places += [(node, part, ends) for node in block(tuple(node for node, *_ in group))]
+        body, parts, stages = zip(*places, strict=True)
         return replace(self, body=body, parts=parts, homes=stages if self.homes else ())
 
 
-Node = Compute | Move | Bucket | Start | Wait | Loop
+Node = Compute | Move | Bucket | Start | Wait | DeviceLoop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class DeviceProgram:
     """The program of each device. `outputs` are in the order of `return`.
 
     `updates` are pairs of a parameter or state and its new value. `lists` are the variables that
     are lists of slices.
     """
 
-    placed: placed.Program
+    placed: placed.PlacedProgram
     mesh: Mesh
     inputs: tuple[Var, ...]
     params: tuple[Var, ...]
@@ -551,7 +553,7 @@ class Program:
         return {v: away[v.value] for v in self.states if v.value in away}
 
 
-def lying(var: Var, program: Program) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+def lying(var: Var, program: DeviceProgram) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
     """The axes that split dims of a stored variable, and what lies where of them (`Spec.blocks`).
 
     Of what one device along the axis of the stages has alone, that has all of a dim, others none.
@@ -582,11 +584,11 @@ def lie_alone(
         blocks[dim] = [[*range(sizes[dim])] if device == on else [] for device in devices]
 
 
-def of_other_stages(program: Program) -> frozenset[str]:
+def of_other_stages(program: DeviceProgram) -> frozenset[str]:
     """The names of variables that a device has of the other stage of its pair."""
     pipes = (node for node in program.body if isinstance(node, Pipeline))
     stacked = [item for pipe in pipes for item in pipe.stacked]
-    rows = {item.other for item in stacked if isinstance(item, Rows) and item.other}
+    rows = {item.other for item in stacked if isinstance(item, StageRows) and item.other}
     sliced = {item.outer for item in stacked if item.inside in rows}
     return frozenset(var.name for var in rows | sliced)
 
@@ -598,7 +600,7 @@ def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
             return replace(node, ins=tuple(map(of, node.ins)), outs=tuple(map(of, node.outs)))
         case Move():
             return replace(node, source=of(node.source), target=of(node.target))
-        case Loop() if not node.ahead:
+        case DeviceLoop() if not node.ahead:
             ends = ((of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries)
             lists = (
                 (c, of(c.inside), of(c.outer), c.stack and of(c.stack)) for c in node.collected
@@ -618,7 +620,9 @@ def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
 
 def _sliced(item: Stacked[Var], of: Callable[[Var], Var]) -> Stacked[Var]:
     made = replace(item, outer=of(item.outer), inside=of(item.inside))
-    return replace(made, other=made.other and of(made.other)) if isinstance(made, Rows) else made
+    return (
+        replace(made, other=made.other and of(made.other)) if isinstance(made, StageRows) else made
+    )
 
 
 def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
@@ -626,7 +630,7 @@ def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
     return with_vars(node, lambda var: new.get(var, var))
 
 
-def home_of(var: Var, device: int, program: Program, others: frozenset[str]) -> int:
+def home_of(var: Var, device: int, program: DeviceProgram, others: frozenset[str]) -> int:
     """The device whose block a variable is that a device has outside of passes.
 
     It is its own; of two stages in a pair, also that of the other (`others`: `of_other_stages`).
@@ -635,29 +639,29 @@ def home_of(var: Var, device: int, program: Program, others: frozenset[str]) -> 
     return pipe.others[device] if pipe is not None and var.name in others else device
 
 
-def siblings(program: Program) -> tuple[tuple[int, ...], ...]:
+def siblings(program: DeviceProgram) -> tuple[tuple[int, ...], ...]:
     """The devices along the axis of a pipeline, in groups of those that do the same.
 
     Without a pipeline, the only one there is along none.
     """
-    found = next((node for node in program.body if isinstance(node, Pipeline)), None)
-    if found is None:
+    pipeline = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    if pipeline is None:
         return ((0,),)
     alike: dict[tuple[int, ...], list[int]] = {}
-    for device, held in enumerate(found.known.held):
-        own = found.on(*held, device=device)
-        key = (device,) if found.homes else tuple(own.times(part) for part in Part)
-        key += tuple(found.sizes[stage] for stage in held if found.sizes)
+    for device, held in enumerate(pipeline.known.held):
+        restricted = pipeline.on(*held, device=device)
+        key = (device,) if pipeline.homes else tuple(restricted.times(part) for part in StagePhase)
+        key += tuple(pipeline.sizes[stage] for stage in held if pipeline.sizes)
         alike.setdefault(key, []).append(device)
     return tuple(map(tuple, alike.values()))
 
 
-def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
+def devices(program: DeviceProgram) -> tuple[tuple[Node, ...], ...]:
     """The statements of one device of a pipeline for each that differs from others; else all."""
     return tuple(on_device(program, group[0]) for group in siblings(program))
 
 
-def computed(program: Program) -> int:
+def computed(program: DeviceProgram) -> int:
     """The floating-point operations of a device in a step: of that which has most."""
     return max(
         sum(node.flops * times for node, times in walk(body) if isinstance(node, Compute))
@@ -665,7 +669,7 @@ def computed(program: Program) -> int:
     )
 
 
-def on_device(program: Program, device: int) -> tuple[Node, ...]:
+def on_device(program: DeviceProgram, device: int) -> tuple[Node, ...]:
     """The statements of one device along the axis of a pipeline."""
     return tuple(
         node.on(*node.known.held[device], device=device) if isinstance(node, Pipeline) else node
@@ -696,13 +700,13 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
             case Pipeline():
                 for inner, part, ends in node.places:
                     if part in STAGED and node.sizes:
-                        assert isinstance(inner, Loop)
+                        assert isinstance(inner, DeviceLoop)
                         yield from walk(inner.body, trips * node.trips(inner, part))
                     else:
                         times = trips * node.times(part, ends)
                         # What stages of one device hand on is not sent.
                         yield from walk((inner,), times) if times else ()
-            case Loop():
+            case DeviceLoop():
                 yield from walk(node.body, trips * node.dim.size)
             case Wait():
                 yield node.collective, trips

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from meshdsl.device.ir import (
     Bucket,
     Compute,
-    Loop,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Node,
-    Program,
-    Rows,
+    StageRows,
     Start,
     Var,
     Wait,
@@ -36,26 +36,26 @@ def deaths(
     Those are made in it, or `entered` with the iteration of a loop; `kept` are read after the
     block. A tensor in a bucket counts as large as all of it.
     """
-    own = entered | {v for node in nodes if not is_constant(node) for v in node.makes}
+    local = entered | {v for node in nodes if not is_constant(node) for v in node.makes}
     later: set[str] = {v.name for v in kept}
-    found: list[tuple[Var, ...]] = []
+    deaths_: list[tuple[Var, ...]] = []
     for node in reversed(nodes):
         touched = {v.name: v for v in (*reads(node), *node.makes)}
-        dying = [v for v in touched.values() if v in own and v.name not in later]
+        dying = [v for v in touched.values() if v in local and v.name not in later]
         together = isinstance(node.collective if isinstance(node, Start) else node, Bucket)
         size = sum(v.local.bytes for v in dying) if together else 0
-        found.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
+        deaths_.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
         later.update(touched)
-    return tuple(reversed(found))
+    return tuple(reversed(deaths_))
 
 
-def entered(node: Loop, collected: frozenset[Var]) -> frozenset[Var]:
+def entered(node: DeviceLoop, collected: frozenset[Var]) -> frozenset[Var]:
     """Variables that begin an iteration and may die in it: carries, slices of `collected`."""
     carried = (c.inside for c in node.carries)
     return frozenset((*carried, *(s.inside for s in node.stacked if s.outer in collected)))
 
 
-def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
+def given_up(node: DeviceLoop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
     """Variables `dead` after a loop that only begin a carry: deleted as the loop begins."""
     inside = {*(s.outer for s in node.slices), *(v for n in node.body for v in reads(n))}
     begun = {c.init for c in node.carries} - inside - set(node.makes)
@@ -63,52 +63,52 @@ def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
     return tuple(v for v in dead if v in begun and v.name not in carried)
 
 
-def sums(node: Loop) -> frozenset[Var]:
+def sums(node: DeviceLoop) -> frozenset[Var]:
     """The sums that a loop adds up in place, in memory of their own."""
-    rows = {v for s in node.stacked if isinstance(s, Rows) for v in (s.outer, s.other)}
+    rows = {v for s in node.stacked if isinstance(s, StageRows) for v in (s.outer, s.other)}
     rows.update(blocks(node).values())
     carried = (c for c in node.carries if c.next is not c.inside or c.inside in rows)
     return frozenset(c.result for c in carried if c.next.name == c.inside.name == c.init.name)
 
 
-def totals(node: Loop) -> frozenset[str]:
+def totals(node: DeviceLoop) -> frozenset[str]:
     """The names of the sums that a loop over micro-batches carries, and of the rows of them."""
     carried = {c.inside: c.inside.name for c in node.carries}
     rows = (s.inside.name for s in node.stacked if s.outer in carried)
     return frozenset((*carried.values(), *rows, *(v.name for v in blocks(node))))
 
 
-def blocks(node: Loop) -> dict[Var, Var]:
+def blocks(node: DeviceLoop) -> dict[Var, Var]:
     """The blocks of micro-batches, written in place, and the carry that each is cut from."""
     carried = {c.inside for c in node.carries}
     cut = (n for n in node.body if isinstance(n, Move) and n.step.kind == "slice")
-    found = {n.target: n.source for n in cut if n.source in carried}
+    block_of = {n.target: n.source for n in cut if n.source in carried}
     onto = (n.ins[n.onto] for n in node.body if isinstance(n, Compute) and n.onto is not None)
-    return {v: found[v] for v in onto if v in found}
+    return {v: block_of[v] for v in onto if v in block_of}
 
 
-def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:
+def left_over(node: DeviceLoop, collected: frozenset[Var]) -> tuple[Var, ...]:
     """The large variables of an iteration that are dead after it, having been handed on."""
-    own = entered(node, collected) | {v for n in node.body for v in n.makes}
+    local = entered(node, collected) | {v for n in node.body for v in n.makes}
     carried = {c.inside.name for c in node.carries}
-    ends = {v.name: v for v in node.ends if v in own and v.name not in carried}
+    ends = {v.name: v for v in node.ends if v in local and v.name not in carried}
     return tuple(v for v in ends.values() if v.local.bytes >= LARGE)
 
 
-def collected(program: Program) -> frozenset[Var]:
+def collected(program: DeviceProgram) -> frozenset[Var]:
     """The variables that loops collect."""
-    loops = (node for node in every(program.body) if isinstance(node, Loop))
+    loops = (node for node in every(program.body) if isinstance(node, DeviceLoop))
     return frozenset(c.outer for loop in loops for c in loop.collected)
 
 
-def used_up(program: Program) -> frozenset[Var]:
+def used_up(program: DeviceProgram) -> frozenset[Var]:
     """The slices that loops take from the end of a list, which nothing else reads."""
     read = uses(program)
     made_in: dict[Var, tuple[int, bool]] = {}
 
     def found(nodes: tuple[Node, ...], depth: int) -> Iterator[Var]:
         for node in nodes:
-            if isinstance(node, Loop):
+            if isinstance(node, DeviceLoop):
                 made_in.update({c.outer: (depth, node.reverse) for c in node.collected})
                 for item in node.stacked:
                     # A list read in an inner loop is read more than once.
@@ -122,26 +122,26 @@ def used_up(program: Program) -> frozenset[Var]:
 
 def reads(node: Node) -> tuple[Var, ...]:
     """The variables that a node reads, of a loop also those that its body reads."""
-    if not isinstance(node, Loop):
+    if not isinstance(node, DeviceLoop):
         return node.reads
     return (*node.reads, *(v for n in node.body for v in reads(n)), *node.ends)
 
 
-def uses(program: Program) -> Counter[Var]:
+def uses(program: DeviceProgram) -> Counter[Var]:
     """The number of reads of each variable, those at the end of a step included.
 
     The sources of a collective count once, at its `Wait`.
     """
-    found: Counter[Var] = Counter(kept_after(program))
+    counts: Counter[Var] = Counter(kept_after(program))
     for node in every(program.body):
         match node:
-            case Loop():
-                found.update((*node.reads, *node.ends))
+            case DeviceLoop():
+                counts.update((*node.reads, *node.ends))
             case Wait():
-                found.update(node.collective.reads)
+                counts.update(node.collective.reads)
             case Compute() | Move() | Bucket():
-                found.update(node.reads)
-    return found
+                counts.update(node.reads)
+    return counts
 
 
 def is_constant(node: Node) -> bool:
@@ -149,25 +149,25 @@ def is_constant(node: Node) -> bool:
     return isinstance(node, Compute) and node.name == "constant"
 
 
-def kept_after(program: Program) -> frozenset[Var]:
+def kept_after(program: DeviceProgram) -> frozenset[Var]:
     """Variables live after the last statement: outputs, and new values of parameters and states."""
     return frozenset((*(v for _, v in program.outputs), *(new for _, new in program.updates)))
 
 
-def kept_inside(node: Loop) -> frozenset[Var]:
+def kept_inside(node: DeviceLoop) -> frozenset[Var]:
     """Variables live at the end of an iteration."""
     return frozenset(node.ends)
 
 
-def shown_by(program: Program) -> dict[Var, Var]:
+def shown_by(program: DeviceProgram) -> dict[Var, Var]:
     """By variable, the earlier one whose memory it shows or overwrites, in order."""
-    found: dict[Var, Var] = {}
+    shown: dict[Var, Var] = {}
     for node in every(program.body):
-        if isinstance(node, Loop):
-            found.update({s.inside: s.outer for s in node.slices})
+        if isinstance(node, DeviceLoop):
+            shown.update({s.inside: s.outer for s in node.slices})
         pairs = ((var, _shown(node, var)) for var in node.makes)
-        found.update({var: source for var, source in pairs if source is not None})
-    return found
+        shown.update({var: source for var, source in pairs if source is not None})
+    return shown
 
 
 def overwrites(node: Compute) -> tuple[int, ...]:
@@ -197,6 +197,6 @@ def _shown(node: Node, var: Var) -> Var | None:
             source = node.ins[over[node.outs.index(var)]]
     elif isinstance(node, Move) and node.step.kind == "slice":
         source = node.source
-    elif isinstance(node, Loop):
+    elif isinstance(node, DeviceLoop):
         source = next((c.stack for c in node.collected if c.outer is var), None)
     return source

@@ -12,19 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from meshdsl.device.away import streamed
-from meshdsl.device.held import Block, Held
 from meshdsl.device.ir import (
     INPUTS,
     Bucket,
     Collective,
     Compute,
-    Loop,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Node,
-    Part,
     Pipeline,
-    Program,
+    StagePhase,
     Start,
     Var,
     Wait,
@@ -32,6 +30,7 @@ from meshdsl.device.ir import (
     is_on,
     of_other_stages,
 )
+from meshdsl.device.live_memory import LiveMemory, MemoryBlock
 from meshdsl.device.liveness import (
     collected,
     deaths,
@@ -48,15 +47,16 @@ from meshdsl.device.liveness import (
     used_up,
     uses,
 )
+from meshdsl.device.offloaded_updates import streamed
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
-from meshdsl.placed.choose import flops
+from meshdsl.placed.strategies import flops
 from meshdsl.schedule.table import Action
 
 
-def memory(program: Program) -> dict[str, int]:
+def memory(program: DeviceProgram) -> dict[str, int]:
     """Bytes of one device: stored tensors by role, the `peak` and its line, and `activations`.
 
     `grads` are the gradients of all parameters, as of the end of the backward pass.
@@ -77,14 +77,14 @@ def memory(program: Program) -> dict[str, int]:
     }
 
 
-def walks(program: Program) -> Iterator[Walk]:
+def walks(program: DeviceProgram) -> Iterator[MemoryWalk]:
     """A walk for each device along the axis of a pipeline; without one all are alike."""
     pipes = [node for node in program.body if isinstance(node, Pipeline)]
     for device in range(program.mesh.size(pipes[0].axis) if pipes else 1):
-        yield Walk(program, device)
+        yield MemoryWalk(program, device)
 
 
-def gradients(program: Program) -> frozenset[Var]:
+def gradients(program: DeviceProgram) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
     every = (v for node in program.body for v in node.makes)
@@ -99,32 +99,33 @@ MOST_TRIPS = 1_000_000
 """The iterations of a loop whose kept values are followed, in a few seconds."""
 
 
-class Walk:
+class MemoryWalk:
     """One device at work, from the first statement to the last; `held` is its memory.
 
     Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
-    follows the statements in time (`simulate/run.py`). `device` is its coordinate on the axis of a
-    pipeline. Nothing but memory depends on what was walked before: a loop `repeats` what it did.
+    follows the statements in time (`simulate/device_run.py`). `device` is its coordinate on the
+    axis of a pipeline. Nothing but memory depends on what was walked before: a loop `repeats` what
+    it did.
     """
 
     repeats = True
 
-    def __init__(self, program: Program, device: int = 0) -> None:
+    def __init__(self, program: DeviceProgram, device: int = 0) -> None:
         self.program, self.device = program, device
         # The stage of a pass, and which of the device's it is, while it is walked.
         self.stage = self.chunk = 0
         self.passing = False
         self.others = of_other_stages(program)
-        self.loops: dict[Loop, int] = {}
+        self.loops: dict[DeviceLoop, int] = {}
         self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
-        self.held = Held(line=program.placed.named.span.line)
+        self.held = LiveMemory(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
         self.own = dict(self._kept_copies())
         # What an update rounds is there as it begins.
         self.streamed = streamed(program)
-        self.rounded = {found.cast for found in self.streamed.values()}
+        self.rounded = {update.cast for update in self.streamed.values()}
         self.used_up, self.collected = used_up(program), collected(program)
-        self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
+        self.dying: dict[DeviceLoop, tuple[tuple[Var, ...], ...]] = {}
         self.is_last = False
         # How many loops are walked inside of each other.
         self.depth = 0
@@ -183,12 +184,12 @@ class Walk:
         ins, outs = (
             tuple(replace(v, local=self.local(v)) for v in vs) for vs in (node.ins, node.outs)
         )
-        made = replace(node, ins=ins, outs=outs)
-        return replace(made, flops=flops(lookup(made.name), made.local) if made.flops else 0)
+        sized = replace(node, ins=ins, outs=outs)
+        return replace(sized, flops=flops(lookup(sized.name), sized.local) if sized.flops else 0)
 
-    def walked(self) -> Held:
+    def walked(self) -> LiveMemory:
         """The memory after the last statement, with its peak."""
-        stored, program = Block(0, 1), self.program
+        stored, program = MemoryBlock(0, 1), self.program
         for var in (*program.inputs, *program.params, *program.states):
             self.held.bind(var.name, stored)
         self._nodes(program.body, deaths(program.body, kept_after(program)))
@@ -201,7 +202,7 @@ class Walk:
             if isinstance(node, Pipeline):
                 self._pipeline(node)
                 self._drop(dead)
-            elif isinstance(node, Loop):
+            elif isinstance(node, DeviceLoop):
                 self._loop(node, dead)
                 self._drop(dead)
             else:
@@ -228,7 +229,7 @@ class Walk:
         for var in dead:
             self.held.drop(var.name)
 
-    def _memory(self, var: Var, line: int) -> Block:
+    def _memory(self, var: Var, line: int) -> MemoryBlock:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
         source = self.own.get(var) or self.shown.get(var)
         block = None if source is None else self.held.names.get(source.name)
@@ -258,14 +259,14 @@ class Walk:
         scratch = lookup(node.name).scratch
         if scratch is not None:
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
-            found, sig = self.streamed.get(node), self.sized(node).local
-            return found.scratch(sig, numbers) if found else scratch(sig, numbers)
+            update, sig = self.streamed.get(node), self.sized(node).local
+            return update.scratch(sig, numbers) if update else scratch(sig, numbers)
         if node.onto is None or node.name != "add":
             return 0
         total, part = map(self.local, node.ins)
         return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
 
-    def _room(self, node: Collective) -> list[Block]:
+    def _room(self, node: Collective) -> list[MemoryBlock]:
         """The memory of a collective: its buffers, and the results if they are not in those."""
         line = node.span.line
         blocks = [self.held.take(size, line) for size in _worked_in(node, self.bytes)]
@@ -275,7 +276,7 @@ class Walk:
             block.holders += 1
         return blocks
 
-    def _arrive(self, node: Collective, blocks: list[Block]) -> None:
+    def _arrive(self, node: Collective, blocks: list[MemoryBlock]) -> None:
         """Bind the results: to the last of the blocks, all or part of it, or to copies from it."""
         for move in node.moves:
             is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
@@ -286,7 +287,7 @@ class Walk:
 
     # --- loops ---------------------------------------------------------------------------------
 
-    def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
+    def _loop(self, node: DeviceLoop, dead: tuple[Var, ...]) -> None:
         """Walk a loop; inside of another, do again what it did to memory that looked the same."""
         self.depth += 1
         iterations = partial(self._iterations, node, dead)
@@ -296,7 +297,7 @@ class Walk:
             iterations()
         self.depth -= 1
 
-    def _iterations(self, node: Loop, dead: tuple[Var, ...]) -> None:
+    def _iterations(self, node: DeviceLoop, dead: tuple[Var, ...]) -> None:
         """Walk the iterations, less those that leave the same behind as the ones before."""
         self._begin(node)
         self._drop(given_up(node, dead))
@@ -311,18 +312,18 @@ class Walk:
             trip += 1
         self.is_last = outside
 
-    def trips(self, node: Loop) -> int:
+    def trips(self, node: DeviceLoop) -> int:
         """How many iterations of a loop the device does: of those on the stages, the stage's."""
         return self.loops.get(node, node.dim.size)
 
-    def alike(self, node: Loop, trip: int) -> int:
+    def alike(self, node: DeviceLoop, trip: int) -> int:
         """The iterations from `trip` on that are like those before and need not be walked.
 
         The first two are walked, and the last.
         """
         return max(self.trips(node) - 3, 0) if trip == 2 else 0
 
-    def _begin(self, node: Loop) -> None:
+    def _begin(self, node: DeviceLoop) -> None:
         for carry in node.carries:
             if carry.init.name != carry.inside.name:
                 self.held.bind(carry.inside.name, self._memory_of(carry.init))
@@ -335,16 +336,16 @@ class Walk:
         for ahead in node.ahead:
             self.issue(ahead.collective, ahead.work)
 
-    def _trip(self, node: Loop) -> None:
+    def _trip(self, node: DeviceLoop) -> None:
         for item in node.stacked:
             self._slice(item.outer, item.inside)
         if node not in self.dying:
-            own = entered(node, self.collected)
-            self.dying[node] = deaths(node.body, kept_inside(node), own)
+            entering = entered(node, self.collected)
+            self.dying[node] = deaths(node.body, kept_inside(node), entering)
         self._nodes(node.body, self.dying[node])
-        for made in node.collected:
-            if made.is_list:
-                self.held.append(made.outer.name, self._memory_of(made.inside))
+        for part in node.collected:
+            if part.is_list:
+                self.held.append(part.outer.name, self._memory_of(part.inside))
         for name, block in [(c.inside.name, self._memory_of(c.next)) for c in node.carries]:
             self.held.bind(name, block)
         self._drop(left_over(node, self.collected))
@@ -360,13 +361,13 @@ class Walk:
         self.dead = dict(zip(node.body, dying, strict=True))
         passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
         versions = {stage: _Versions(node, stage, self.local) for stage in passes}
-        now = self.held.now + sum(found.always for found in versions.values())
+        now = self.held.now + sum(versions_.always for versions_ in versions.values())
         for action in node.rows[self.device]:
-            found = versions[action.stage]
-            now += found.grown(action)
+            versions_ = versions[action.stage]
+            now += versions_.grown(action)
             for kind in node.passes_of(action.kind):
                 most, line, held = passes[action.stage][kind]
-                most = found.most(action, most)
+                most = versions_.most(action, most)
                 if now + most > self.held.most:
                     self.held.most, self.held.line = now + most, line
                 now += held
@@ -379,21 +380,21 @@ class Walk:
         self.loops = {
             n: node.iterations(n, part, stage)
             for n, part in zip(node.body, node.parts, strict=True)
-            if isinstance(n, Loop)
+            if isinstance(n, DeviceLoop)
         }
         names, begun = set(self.held.names) | set(self.held.lists), self.held.now
-        own, found, self.passing = node.on(stage), {}, True
+        on_stage, passes, self.passing = node.on(stage), {}, True
         for kind, parts in node.passes.items():
-            later = [n for n, p in zip(own.body, own.parts, strict=True) if p > parts[-1]]
-            kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
+            later = [n for n, p in zip(on_stage.body, on_stage.parts, strict=True) if p > parts[-1]]
+            read_later = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
             before = self.held.now
-            most, line = self._pass(node, parts, names | kept)
-            found[kind] = most, line, self.held.now - before
+            most, line = self._pass(node, parts, names | read_later)
+            passes[kind] = most, line, self.held.now - before
         assert self.held.now == begun, "a micro-batch leaves memory behind"
         self.chunk, self.passing = 0, False
-        return found
+        return passes
 
-    def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
+    def _pass(self, node: Pipeline, parts: Sequence[StagePhase], kept: set[str]) -> tuple[int, int]:
         """Walk a pass; the most memory that it takes beside what there was, and its line."""
         held, before = self.held, self.held.now
         most, line, held.most = held.most, held.line, 0
@@ -410,20 +411,20 @@ class Walk:
             if held.names.get(name) is not block:
                 held.bind(name, block)
             held.release(block)
-        found, at = held.most - before, held.line
+        most_, at = held.most - before, held.line
         held.most, held.line = most, line
-        return found, at
+        return most_, at
 
-    def _part(self, node: Pipeline, part: Part) -> None:
+    def _part(self, node: Pipeline, part: StagePhase) -> None:
         """Walk a part of a pass; what a loop carries is received where it does not begin."""
-        begins = {Part.LOOP: 0, Part.LOOP_BACKWARD: node.last}
+        begins = {StagePhase.LOOP: 0, StagePhase.LOOP_BACKWARD: node.last}
         if not node.homes and begins.get(part, self.stage) != self.stage:
             loop = node.loop(part)
             for carry in loop.carries:
                 received = self.held.take(self.local(carry.inside).bytes, loop.span.line)
                 self.held.bind(carry.init.name, received)
-        if node.homes and part in (Part.LOOP, Part.LOOP_BACKWARD):
-            self._arrived(node, part is Part.LOOP)
+        if node.homes and part in (StagePhase.LOOP, StagePhase.LOOP_BACKWARD):
+            self._arrived(node, part is StagePhase.LOOP)
         nodes = node.of(part, stage=self.stage)
         self._nodes(nodes, tuple(self.dead[n] for n in nodes))
 
@@ -439,11 +440,11 @@ class Walk:
         if blocks and inside in self.used_up:
             self.held.release(blocks.pop())
 
-    def _memory_of(self, var: Var) -> Block:
+    def _memory_of(self, var: Var) -> MemoryBlock:
         """The memory of a variable; of a number, none."""
-        return self.held.names.get(var.name) or Block(0)
+        return self.held.names.get(var.name) or MemoryBlock(0)
 
-    def _skip(self, node: Loop, trips: int) -> None:
+    def _skip(self, node: DeviceLoop, trips: int) -> None:
         """Apply to lists the effect of iterations equal to the one before: take or add blocks.
 
         Raises MD0106 where the lists get too long.
@@ -456,12 +457,12 @@ class Walk:
             if item.inside in self.used_up:
                 for _ in range(trips):
                     self.held.release(self.held.lists[item.outer.name].pop())
-        for made in (c for c in node.collected if c.is_list):
-            blocks = self.held.lists[made.outer.name]
+        for part in (c for c in node.collected if c.is_list):
+            blocks = self.held.lists[part.outer.name]
             is_new = blocks[-1] is not blocks[-2]
             for _ in range(trips):
                 more = self.held.take(blocks[-1].bytes) if is_new else blocks[-1]
-                self.held.append(made.outer.name, more)
+                self.held.append(part.outer.name, more)
 
 
 class _Versions:
@@ -472,14 +473,14 @@ class _Versions:
 
     def __init__(self, node: Pipeline, stage: int, local: Callable[[Var], TensorType]) -> None:
         read = {v for n in node.of(*INPUTS) for v in reads(n)}
-        own = [vs for part, vs in node.versioned.items() if node.does(part, stage)]
-        sizes = [[local(v).bytes for v in vs] for vs in own]
+        variables = [vs for part, vs in node.versioned.items() if node.does(part, stage)]
+        sizes = [[local(v).bytes for v in vs] for vs in variables]
         self.bytes, self.largest = sum(map(sum, sizes)), max(map(max, sizes), default=0)
         # Of what a part of an update makes, a pass reads a version of all or of none.
-        pairs = zip(own, sizes, strict=True)
+        pairs = zip(variables, sizes, strict=True)
         self.estimated = sum(sum(each) for vs, each in pairs if not read.isdisjoint(vs))
-        corrected = bool(own) and node.known.schedule.weights == "corrected"
-        self.kept = iter(node.known.kept(stage) if own and not corrected else ())
+        corrected = bool(variables) and node.known.schedule.weights == "corrected"
+        self.kept = iter(node.known.kept(stage) if variables and not corrected else ())
         self.rooms = 1
         self.reads = node.known.versions[stage] if corrected else None
         behind = self.reads is not None and max(self.reads.staleness) > 0
@@ -531,7 +532,7 @@ def _is_sent_otherwise(move: Move) -> bool:
 class _Reuse:
     """The results that the emitted text writes over an operand (`Emitter._in_place`)."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         self.program, self.uses = program, uses(program)
         # Variables whose memory is their own, and those that may show elements twice.
         self.fresh: set[Var] = set()
@@ -551,7 +552,7 @@ class _Reuse:
                     yield from self._move(node)
                 case Start():
                     yield from (p for m in node.collective.moves for p in self._move(m))
-                case Loop():
+                case DeviceLoop():
                     outside, self.fresh = self.fresh, set()
                     yield from self._block(node.body)
                     stacks = {c.outer for c in node.collected if not c.is_list}

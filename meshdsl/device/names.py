@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from meshdsl.device.ir import Loop, Program, Start
+from meshdsl.device.ir import DeviceLoop, DeviceProgram, Start
 from meshdsl.ir.program import every
 
 
@@ -36,20 +36,20 @@ class Names:
         return name
 
 
-def names_of(program: Program) -> frozenset[str]:
+def names_of(program: DeviceProgram) -> frozenset[str]:
     """Every name in a device program."""
     entries = (*program.inputs, *program.params, *program.states)
-    found = {v.name for v in entries} | set(program.coordinates.values())
+    names = {v.name for v in entries} | set(program.coordinates.values())
     for node in every(program.body):
-        found.update(v.name for v in node.makes)
+        names.update(v.name for v in node.makes)
         if isinstance(node, Start):
-            found.add(node.work)
-        elif isinstance(node, Loop):
-            found.update(_of_loop(node))
-    return frozenset(found)
+            names.add(node.work)
+        elif isinstance(node, DeviceLoop):
+            names.update(_of_loop(node))
+    return frozenset(names)
 
 
-def _of_loop(node: Loop) -> Iterator[str]:
+def _of_loop(node: DeviceLoop) -> Iterator[str]:
     yield node.index
     yield from (c.inside.name for c in node.carries)
     yield from (s.inside.name for s in node.slices)

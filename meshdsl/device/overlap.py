@@ -17,21 +17,21 @@ from meshdsl.device.ir import (
     Bucket,
     Collective,
     Compute,
-    Loop,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Node,
     Pipeline,
-    Program,
     Start,
     Var,
     Wait,
 )
+from meshdsl.device.issue_windows import BlockAccess
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
-from meshdsl.device.windows import Block
 
 
-def overlapped(program: Program) -> Program:
+def overlapped(program: DeviceProgram) -> DeviceProgram:
     """The program with collectives issued early.
 
     Without an update those are only gathers of parameters.
@@ -40,7 +40,7 @@ def overlapped(program: Program) -> Program:
 
 
 class _Overlap:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         self.names = Names(names_of(program))
         self.trains = bool(program.updates)
         self.owners = shared(program)
@@ -56,20 +56,20 @@ class _Overlap:
     def _inside(self, node: Node) -> Node:
         if isinstance(node, Pipeline):
             return node.mapped(lambda nodes: self.block(nodes, {}))
-        return self._loop(node) if isinstance(node, Loop) else node
+        return self._loop(node) if isinstance(node, DeviceLoop) else node
 
-    def _loop(self, node: Loop) -> Loop:
+    def _loop(self, node: DeviceLoop) -> DeviceLoop:
         """A loop; gathers of its slices of parameters are issued an iteration ahead."""
         slices = {s.inside: s for s in node.stacked if s.outer in self.stored}
         self.stored.update(slices)
-        found = [
+        gathers = [
             n
             for n in node.body
             if isinstance(n, Move | Bucket)
             and n.step.kind == "all_gather"
             and all(m.source in slices for m in n.moves)
         ]
-        works = {n: self.work(n) for n in found if node.dim.size > 1}
+        works = {n: self.work(n) for n in gathers if node.dim.size > 1}
         body = self.block(node.body, works)
         ahead = tuple(
             Ahead(n, work, tuple(slices[m.source] for m in n.moves)) for n, work in works.items()
@@ -109,8 +109,8 @@ class _Plans:
         self, overlap: _Overlap, nodes: tuple[Node, ...], ahead: dict[Collective, str]
     ) -> None:
         self.overlap, self.nodes, self.ahead = overlap, nodes, ahead
-        self.facts = Block(nodes, overlap.owners)
-        self.loops = [i for i, node in enumerate(nodes) if isinstance(node, Loop)]
+        self.facts = BlockAccess(nodes, overlap.owners)
+        self.loops = [i for i, node in enumerate(nodes) if isinstance(node, DeviceLoop)]
         # Before each node: what is issued, what is waited for, what is issued after that.
         self.before: tuple[dict[int, list[Node]], ...] = ({}, {}, {})
 
@@ -119,11 +119,11 @@ class _Plans:
         early, late = dict(self._early()), dict(self._gathers())
         for node, plan in (early | late).items():
             self._carry_out(node, plan)
-        kept = [() if n in early or n in late else (n,) for n in self.nodes]
+        remaining = [() if n in early or n in late else (n,) for n in self.nodes]
         return tuple(
             node
-            for i, own in enumerate((*kept, ()))
-            for nodes in (*(at.get(i, ()) for at in self.before), own)
+            for i, nodes_ in enumerate((*remaining, ()))
+            for nodes in (*(at.get(i, ()) for at in self.before), nodes_)
             for node in nodes
         )
 
@@ -147,9 +147,11 @@ class _Plans:
     # --- gathers of parameters -----------------------------------------------------------------
 
     def _gathers(self) -> Iterator[tuple[Collective, _Plan]]:
-        found = [(self.facts.window(i, n), n) for i, n in self._collectives() if self._is_stored(n)]
+        gathers = [
+            (self.facts.window(i, n), n) for i, n in self._collectives() if self._is_stored(n)
+        ]
         free = 0
-        for window, node in sorted(found, key=lambda pair: pair[0].needed):
+        for window, node in sorted(gathers, key=lambda pair: pair[0].needed):
             after_loops = max((i + 1 for i in self.loops if i < window.needed), default=0)
             start = max(free, after_loops, window.ready + 1)
             plan = _Plan(start, window.needed, after_waits=True)
@@ -166,10 +168,10 @@ class _Plans:
     def _early(self) -> Iterator[tuple[Collective, _Plan]]:
         if not self.overlap.trains:
             return
-        found = [(i, n) for i, n in self._collectives() if not self._is_stored(n)]
-        scatters = [(i, n) for i, n in found if n.step.kind == "reduce_scatter"]
+        collectives = [(i, n) for i, n in self._collectives() if not self._is_stored(n)]
+        scatters = [(i, n) for i, n in collectives if n.step.kind == "reduce_scatter"]
         held = dict(self._one_at_a_time(scatters))
-        for i, node in found:
+        for i, node in collectives:
             if node in held:
                 yield node, held[node]
             else:
@@ -219,4 +221,4 @@ def _computes(node: Node) -> bool:
     """Whether a node is work: loops are, views and operators on single numbers are not."""
     if isinstance(node, Compute):
         return node.flops > 0 and any(v.local.shape for v in (*node.ins, *node.outs))
-    return isinstance(node, Loop)
+    return isinstance(node, DeviceLoop)

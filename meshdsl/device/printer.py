@@ -19,14 +19,14 @@ from typing import Any
 
 from meshdsl.device.ir import (
     Bucket,
-    Collected,
     Collective,
     Compute,
-    Loop,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Pipeline,
-    Program,
-    Rows,
+    StageRows,
     Start,
     Var,
     Wait,
@@ -34,27 +34,27 @@ from meshdsl.device.ir import (
 from meshdsl.ir import program as ir
 from meshdsl.ir.printer import INDENT, Printer, phase_text
 from meshdsl.ir.program import Op, Stacked
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.printer import mesh_text, placed_type_text, step_text
-from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.table import row_text
 
 
-def print_program(program: Program) -> str:
+def print_program(program: DeviceProgram) -> str:
     """The text of a device program."""
-    return "\n".join(_Device().program(program)) + "\n"
+    return "\n".join(_DevicePrinter().program(program)) + "\n"
 
 
-def fingerprint(program: Program) -> str:
+def fingerprint(program: DeviceProgram) -> str:
     """A hash of the statements of every device, without their places in the source."""
     lines = (line.strip() for line in print_program(program).splitlines())
     text = "\n".join(line for line in lines if not line.startswith("#"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Device(Printer[Var]):
+class _DevicePrinter(Printer[Var]):
     mesh: Mesh
 
-    def program(self, program: Program) -> Iterator[str]:
+    def program(self, program: DeviceProgram) -> Iterator[str]:
         self.mesh = program.mesh
         devices, mesh = program.mesh.devices, mesh_text(program.mesh)
         yield f"program {program.placed.named.name} on each of {devices} devices, mesh {mesh}"
@@ -88,10 +88,10 @@ class _Device(Printer[Var]):
     def shows_source(self, node: Move | Bucket | Start | Wait) -> bool:
         return not isinstance(node, Wait) and not (isinstance(node, Start) and node.ahead)
 
-    def repeat(self, node: Loop) -> str:
+    def repeat(self, node: DeviceLoop) -> str:
         return f" as {node.index}{f' over {node.axis}' if isinstance(node, Pipeline) else ''}"
 
-    def first(self, node: Loop, depth: int) -> Iterator[str]:
+    def first(self, node: DeviceLoop, depth: int) -> Iterator[str]:
         for ahead in node.ahead:
             yield f"{INDENT * depth}ahead {ahead.work}"
             pad = INDENT * (depth + 1)
@@ -101,9 +101,9 @@ class _Device(Printer[Var]):
             yield from (pad + line for line in self._collective(ahead.collective))
 
     def sliced(self, node: ir.Loop[Var, Any]) -> Iterable[Stacked[Var]]:
-        return (item for item in node.stacked if not isinstance(item, Rows))
+        return (item for item in node.stacked if not isinstance(item, StageRows))
 
-    def block(self, node: Loop, depth: int) -> Iterator[str]:
+    def block(self, node: DeviceLoop, depth: int) -> Iterator[str]:
         """Of a pipeline the row of each device, the rows of stages, and the statements by part."""
         if not isinstance(node, Pipeline):
             yield from super().block(node, depth)
@@ -116,7 +116,7 @@ class _Device(Printer[Var]):
         if node.sizes:
             yield f"{pad}iterations {' '.join(map(str, node.sizes))}"
         for item in node.stacked:
-            if isinstance(item, Rows):
+            if isinstance(item, StageRows):
                 other = f" or {item.other.name}" if item.other else ""
                 yield f"{pad}rows {self.typed(item.inside)} = {item.outer.name}{other}"
         for (part, ends), group in groupby(node.places, lambda place: place[1:]):
@@ -124,7 +124,7 @@ class _Device(Printer[Var]):
             yield f"{pad}part {part.name}{stages}"
             yield from self.nodes(tuple(n for n, *_ in group), depth + 1)
 
-    def collect(self, node: Loop, made: Collected) -> str:
+    def collect(self, node: DeviceLoop, made: DeviceCollected) -> str:
         how = " as list" if made.is_list else ""
         how = how if made.stack is None else f" onto {made.stack.name}"
         return f"{super().collect(node, made)}{how}"
@@ -134,9 +134,9 @@ class _Device(Printer[Var]):
             case Start() if node.ahead:
                 yield f"{node.work} = start for the next trip"
             case Start():
-                first, *rest = self._collective(node.collective)
+                first, *others = self._collective(node.collective)
                 yield f"{node.work} = start {first}"
-                yield from rest
+                yield from others
             case Wait():
                 targets = ", ".join(m.target.name for m in node.collective.moves)
                 yield f"{targets} = wait {node.work}"

@@ -11,24 +11,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from meshdsl.device.ir import FORWARD, Collected, Compute, Loop, Move, Node, Part, Var, renamed
+from meshdsl.device.ir import (
+    FORWARD,
+    Compute,
+    DeviceCollected,
+    DeviceLoop,
+    Move,
+    Node,
+    StagePhase,
+    Var,
+    renamed,
+)
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Carry, every
 
 AGAIN = {
-    Part.EVERY: Part.EVERY_AGAIN,
-    Part.FIRST: Part.FIRST_AGAIN,
-    Part.LOOP: Part.LOOP_AGAIN,
-    Part.COLLECTED: Part.COLLECTED_AGAIN,
-    Part.LAST: Part.LAST_AGAIN,
+    StagePhase.EVERY: StagePhase.EVERY_AGAIN,
+    StagePhase.FIRST: StagePhase.FIRST_AGAIN,
+    StagePhase.LOOP: StagePhase.LOOP_AGAIN,
+    StagePhase.COLLECTED: StagePhase.COLLECTED_AGAIN,
+    StagePhase.LAST: StagePhase.LAST_AGAIN,
 }
 """The part in which what a part of the forward pass makes is made once more."""
 
-Pair = tuple[Part, Node]
+Pair = tuple[StagePhase, Node]
 
 
-def recomputed(pairs: list[Pair], micro: Loop, names: Names, lists: set[Var]) -> list[Pair]:
+def recomputed(pairs: list[Pair], micro: DeviceLoop, names: Names, lists: set[Var]) -> list[Pair]:
     """The statements of a micro-batch, with those again that its backward pass reads.
 
     `micro` is the loop over micro-batches. `lists` are the lists of the program, to which those of
@@ -38,18 +48,18 @@ def recomputed(pairs: list[Pair], micro: Loop, names: Names, lists: set[Var]) ->
     pairs = list(_kept_apart(pairs, names))
     forward = [(part, node) for part, node in pairs if part in FORWARD]
     backward = [(part, node) for part, node in pairs if part not in FORWARD]
-    kept = {c.init for c in _iterations(forward).carries}
+    carried = {c.init for c in _iterations(forward).carries}
 
     def is_made_once(node: Node) -> bool:
-        adds = not isinstance(node, Loop) and any(v.name in sums for v in node.makes)
-        return is_constant(node) or bool(kept & {*node.makes}) or adds
+        adds = not isinstance(node, DeviceLoop) and any(v.name in sums for v in node.makes)
+        return is_constant(node) or bool(carried & {*node.makes}) or adds
 
-    own = [(part, node) for part, node in forward if not is_made_once(node)]
-    return _made_again(forward, backward, own, micro, names, lists)
+    repeated = [(part, node) for part, node in forward if not is_made_once(node)]
+    return _made_again(forward, backward, repeated, micro, names, lists)
 
 
 def made_of_weights(
-    pairs: list[Pair], micro: Loop, stored: frozenset[Var], names: Names, lists: set[Var]
+    pairs: list[Pair], micro: DeviceLoop, stored: frozenset[Var], names: Names, lists: set[Var]
 ) -> list[Pair]:
     """The statements of a micro-batch, with those again that parameters alone determine.
 
@@ -57,9 +67,13 @@ def made_of_weights(
     """
     forward = [(part, node) for part, node in pairs if part in FORWARD]
     backward = [(part, node) for part, node in pairs if part not in FORWARD]
-    known = dict.fromkeys(stored, True)
-    own = [(part, made) for part, node in forward if (made := _of_weights(node, known)) is not None]
-    return _made_again(forward, backward, own, micro, names, lists)
+    determined = dict.fromkeys(stored, True)
+    repeated = [
+        (part, restricted)
+        for part, node in forward
+        if (restricted := _of_weights(node, determined)) is not None
+    ]
+    return _made_again(forward, backward, repeated, micro, names, lists)
 
 
 def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:
@@ -67,7 +81,7 @@ def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:
 
     `known` says of what they determine whether any parameter does; what is made is added to it.
     """
-    if isinstance(node, Loop):
+    if isinstance(node, DeviceLoop):
         inner = known | {s.inside: known[s.outer] for s in node.stacked if s.outer in known}
         for n in node.body:
             _of_weights(n, inner)
@@ -75,8 +89,8 @@ def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:
         collected = tuple(c for c in node.collected if inner.get(c.inside))
         known.update((c.outer, True) for c in collected)
         stacked = tuple(s for s in node.stacked if s.inside in inner)
-        made = replace(node, carries=(), body=body, collected=collected, stacked=stacked)
-        return made if collected else None
+        restricted = replace(node, carries=(), body=body, collected=collected, stacked=stacked)
+        return restricted if collected else None
     if not all(v in known for v in node.reads):
         return None
     of_weights = any(known[v] for v in node.reads)
@@ -88,7 +102,7 @@ def _made_again(
     forward: list[Pair],
     backward: list[Pair],
     own: list[Pair],
-    micro: Loop,
+    micro: DeviceLoop,
     names: Names,
     lists: set[Var],
 ) -> list[Pair]:
@@ -106,9 +120,9 @@ def _made_again(
     return [*first, *later]
 
 
-def _iterations(pairs: list[Pair]) -> Loop:
-    (loop,) = (node for part, node in pairs if part is Part.LOOP)
-    assert isinstance(loop, Loop)
+def _iterations(pairs: list[Pair]) -> DeviceLoop:
+    (loop,) = (node for part, node in pairs if part is StagePhase.LOOP)
+    assert isinstance(loop, DeviceLoop)
     return loop
 
 
@@ -148,9 +162,9 @@ def _kept_apart(pairs: list[Pair], names: Names) -> Iterator[Pair]:
             new |= {v: replace(v, name=later[v.name]) for v in _defines(node) if v.name in later}
         if node is loop:
             behind = True
-            yield from ((Part.FIRST, start) for start in begun)
+            yield from ((StagePhase.FIRST, start) for start in begun)
             looped = renamed(replace(loop, body=body), new)
-            assert isinstance(looped, Loop)
+            assert isinstance(looped, DeviceLoop)
             yield part, replace(looped, carries=carries)
         else:
             yield part, renamed(node, new)
@@ -160,22 +174,22 @@ def _not_in_place(
     body: tuple[Node, ...], end: Var, names: Names, new: dict[Var, Var]
 ) -> tuple[Node, ...]:
     """The body, with a value of its own where one was written over what was carried."""
-    found = []
+    nodes = []
     for node in body:
         if end in node.makes:
             new[end] = replace(end, name=names.fresh(end.name))
-            if isinstance(node, Loop):
+            if isinstance(node, DeviceLoop):
                 (item,) = (c for c in node.collected if c.outer is end)
                 collected = tuple(
-                    Collected(c.inside, c.outer, c.is_list) if c is item else c
+                    DeviceCollected(c.inside, c.outer, c.is_list) if c is item else c
                     for c in node.collected
                 )
                 inner = _not_in_place(node.body, item.inside, names, new)
                 node = replace(node, body=inner, collected=collected)
             elif isinstance(node, Compute):
                 node = replace(node, onto=None)
-        found.append(node)
-    return tuple(found)
+        nodes.append(node)
+    return tuple(nodes)
 
 
 # --- what is needed ------------------------------------------------------------------------------
@@ -184,27 +198,27 @@ def _not_in_place(
 def _needed(
     pairs: list[Pair],
     wanted: set[Var],
-    always: Callable[[Part], bool] = lambda part: False,
+    always: Callable[[StagePhase], bool] = lambda part: False,
 ) -> list[Pair]:
     """The statements that make what is wanted, and those that are there for other reasons."""
     wanted = set(wanted)
-    found: list[Pair] = []
+    pairs_: list[Pair] = []
     for part, node in reversed(pairs):
         if always(part) or not wanted.isdisjoint(node.makes):
-            if isinstance(node, Loop):
+            if isinstance(node, DeviceLoop):
                 node = _narrowed(node, wanted)
             wanted.update(reads(node))
-            found.append((part, node))
-    return found[::-1]
+            pairs_.append((part, node))
+    return pairs_[::-1]
 
 
-def _narrowed(loop: Loop, wanted: set[Var]) -> Loop:
+def _narrowed(loop: DeviceLoop, wanted: set[Var]) -> DeviceLoop:
     """A loop that makes what is wanted of it alone."""
     collected = tuple(c for c in loop.collected if c.outer in wanted)
     carries = tuple(c for c in loop.carries if c.result in wanted)
     while True:
         ends = {*(c.next for c in carries), *(c.inside for c in collected)}
-        body = tuple(node for _, node in _needed([(Part.LOOP, n) for n in loop.body], ends))
+        body = tuple(node for _, node in _needed([(StagePhase.LOOP, n) for n in loop.body], ends))
         read = ends | {v for n in body for v in reads(n)}
         more = tuple(c for c in loop.carries if c in carries or c.inside in read)
         if more == carries:
@@ -221,25 +235,25 @@ def _defines(node: Node) -> Iterator[Var]:
     """The variables that a statement defines, also those of its body."""
     for n in every((node,)):
         yield from n.makes
-        if isinstance(n, Loop):
+        if isinstance(n, DeviceLoop):
             yield from n.enters
 
 
 def _fresh(variables: Iterable[Var], names: Names) -> Iterator[tuple[Var, str]]:
     """Another name for each variable; those of one name have one again."""
-    found: dict[str, str] = {}
+    fresh: dict[str, str] = {}
     for var in variables:
-        if var.name not in found:
-            found[var.name] = names.fresh(var.name)
-        yield var, found[var.name]
+        if var.name not in fresh:
+            fresh[var.name] = names.fresh(var.name)
+        yield var, fresh[var.name]
 
 
 def _again(node: Node, new: dict[Var, Var], names: Names) -> Node:
     """A statement of the forward pass as one of the backward pass."""
-    made = renamed(node, new)
-    assert isinstance(made, Compute | Move | Loop), f"{made} of a pass"
-    made = replace(made, phase="backward")
-    if not isinstance(made, Loop):
-        return made
-    body = tuple(_again(n, {}, names) for n in made.body)
-    return replace(made, body=body, index=names.fresh(made.index))
+    again = renamed(node, new)
+    assert isinstance(again, Compute | Move | DeviceLoop), f"{again} of a pass"
+    again = replace(again, phase="backward")
+    if not isinstance(again, DeviceLoop):
+        return again
+    body = tuple(_again(n, {}, names) for n in again.body)
+    return replace(again, body=body, index=names.fresh(again.index))

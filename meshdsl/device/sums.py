@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
 from meshdsl.device.liveness import LARGE, uses
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Carry, Stacked, every
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.placed.choose import flops
+from meshdsl.placed.strategies import flops
 
 Nodes = tuple[Node, ...]
 
 
-def summed_in_place(program: Program) -> Program:
+def summed_in_place(program: DeviceProgram) -> DeviceProgram:
     """The program with its carried sums added up in place.
 
     Only a training step: any other may be differentiated by torch's autograd.
@@ -32,22 +32,24 @@ def summed_in_place(program: Program) -> Program:
 
 
 class _Sums:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         self.names = Names(names_of(program))
         self.uses = uses(program)
 
     def block(self, nodes: Nodes) -> Nodes:
         """The nodes of a block; a loop's sums begin with zeros of their own right before it."""
         makers = {v: node for node in nodes for v in node.makes}
-        found: list[Node] = []
+        nodes_: list[Node] = []
         for node in nodes:
-            if isinstance(node, Loop):
+            if isinstance(node, DeviceLoop):
                 node, zeros = self._loop(node, makers)
-                found.extend(zeros)
-            found.append(node)
-        return tuple(found)
+                nodes_.extend(zeros)
+            nodes_.append(node)
+        return tuple(nodes_)
 
-    def _loop(self, loop: Loop, makers: Mapping[Var, Node]) -> tuple[Loop, list[Compute]]:
+    def _loop(
+        self, loop: DeviceLoop, makers: Mapping[Var, Node]
+    ) -> tuple[DeviceLoop, list[Compute]]:
         body, carries, zeros = self.block(loop.body), [], []
         for carry in loop.carries:
             begun = _zeros(carry, makers)
@@ -78,48 +80,48 @@ class _Sums:
         to its addend and back in every iteration. Moves are linear, so to move what is added is
         the same, and the sum stays in its memory.
         """
-        back, made = self._moved_from(carry.next, body)
-        add = _maker(made, body)
-        if not isinstance(add, Compute) or add.name != "add" or self.uses[made] != 1:
+        back, total = self._moved_from(carry.next, body)
+        add = _maker(total, body)
+        if not isinstance(add, Compute) or add.name != "add" or self.uses[total] != 1:
             return body
         ways = [self._moved_from(v, body) for v in add.ins]
         index = next((i for i, (_, v) in enumerate(ways) if v is carry.inside), None)
         if index is None or self.uses[carry.inside] != 1:
             return body
         part, (forth, _) = add.ins[1 - index], ways[index]
-        alike = part.local == made.local and part.placement == made.placement
+        alike = part.local == total.local and part.placement == total.placement
         if not (back or forth) or not alike or carry.inside.local != carry.next.local:
             return body
         moves, moved = self._of_addend(part, tuple(reversed(back)))
         local = Signature((carry.inside.local, moved.local), (carry.next.local,), dict(add.attrs))
         ins, cost = (carry.inside, moved), flops(lookup("add"), local)
         adds = replace(add, ins=ins, outs=(carry.next,), flops=cost)
-        rest = tuple(n for n in body if n not in back and n not in forth)
-        return _swapped(rest, add, *moves, adds)
+        remaining = tuple(n for n in body if n not in back and n not in forth)
+        return _swapped(remaining, add, *moves, adds)
 
     def _moved_from(self, var: Var, body: Nodes) -> tuple[list[Move], Var]:
         """The linear moves that only a variable is made by, the last one first, and their source.
 
         Nothing else reads what is made between them.
         """
-        found: list[Move] = []
+        moves: list[Move] = []
         while isinstance(maker := _maker(var, body), Move) and self.uses[var] == 1:
             if maker.step.op not in (None, "sum"):
                 break
-            found.append(maker)
+            moves.append(maker)
             var = maker.source
-        return found, var
+        return moves, var
 
     def _of_addend(self, part: Var, moves: tuple[Move, ...]) -> tuple[list[Move], Var]:
         """The same moves of another variable, and what they make of it."""
-        made, var = list[Move](), part
+        moved, var = list[Move](), part
         for move in moves:
             there = replace(part, placement=move.target.placement, local=move.target.local)
             target = replace(there, name=self.names.fresh(part.name))
-            made.append(replace(move, source=var, target=target))
+            moved.append(replace(move, source=var, target=target))
             self.uses[target] = 1
             var = target
-        return made, var
+        return moved, var
 
     def _added(self, body: Nodes, add: Compute, total: Var, next_: Var) -> Nodes:
         """The body with the addend of `add` added to `total` in place, right where it is made."""
@@ -127,43 +129,49 @@ class _Sums:
         maker = _maker(part, body)
         alone = self.uses[part] == 1
         if alone and isinstance(maker, Compute) and _widens(maker):
-            rest = tuple(node for node in body if node is not maker)
+            remaining = tuple(node for node in body if node is not maker)
             narrow = replace(add, ins=(total, maker.ins[0]))
-            return self._added(_swapped(rest, add, narrow), narrow, total, next_)
+            return self._added(_swapped(remaining, add, narrow), narrow, total, next_)
         if alone and isinstance(maker, Move) and (inside := self._filled_inside(maker, body)):
             return self._added(inside, add, total, next_)
-        if alone and isinstance(maker, Loop) and (made_ := _slice_by_slice(maker, part, total)):
-            rest = tuple(node for node in body if node is not add)
-            return _swapped(rest, maker, self._in_slices(maker, made_, add, total, next_))
+        if (
+            alone
+            and isinstance(maker, DeviceLoop)
+            and (made_ := _slice_by_slice(maker, part, total))
+        ):
+            remaining = tuple(node for node in body if node is not add)
+            return _swapped(remaining, maker, self._in_slices(maker, made_, add, total, next_))
         onto = replace(add, ins=(total, part), outs=(next_,), onto=0)
         if maker is None or (isinstance(maker, Move) and part.local.bytes < LARGE):
             # Collectives of small tensors may share a bucket, which an addition between them ends.
             return _swapped(body, add, onto)
-        rest = tuple(node for node in body if node is not add)
-        return _swapped(rest, maker, maker, onto)
+        remaining = tuple(node for node in body if node is not add)
+        return _swapped(remaining, maker, maker, onto)
 
     def _filled_inside(self, fill: Move, body: Nodes) -> Nodes | None:
         """The body with the zeros of a loop's slices made in the loop, in place of its stack's."""
         stack, loop = fill.source, _maker(fill.source, body)
         if fill.step.kind != "zero_fill" or fill.step.dim is not None or self.uses[stack] != 1:
             return None
-        item = _slice_by_slice(loop, stack, fill.target) if isinstance(loop, Loop) else None
-        if item is None or not isinstance(loop, Loop):
+        item = _slice_by_slice(loop, stack, fill.target) if isinstance(loop, DeviceLoop) else None
+        if item is None or not isinstance(loop, DeviceLoop):
             return None
         slice_ = item.inside
         after = fill.target.placement.without_dim(loop.dim.name)
         target = replace(slice_, name=self.names.fresh(slice_.name), placement=after)
         step = replace(fill.step, before=slice_.placement, after=after)
-        made = Collected(target, fill.target)
+        filled = DeviceCollected(target, fill.target)
         inner = replace(
             loop,
             body=(*loop.body, replace(fill, step=step, source=slice_, target=target)),
-            collected=tuple(made if c is item else c for c in loop.collected),
+            collected=tuple(filled if c is item else c for c in loop.collected),
         )
         self.uses[target] = 1
         return _swapped(tuple(node for node in body if node is not fill), loop, inner)
 
-    def _in_slices(self, loop: Loop, item: Collected, add: Compute, total: Var, next_: Var) -> Loop:
+    def _in_slices(
+        self, loop: DeviceLoop, item: DeviceCollected, add: Compute, total: Var, next_: Var
+    ) -> DeviceLoop:
         """The loop that adds its slices to those of `total`, instead of collecting them."""
         before = self._slice(total, item, loop)
         after = _renamed(before, before.name)
@@ -173,12 +181,12 @@ class _Sums:
         )
         body = self._added((*loop.body, each), each, before, after)
         collected = tuple(
-            Collected(after, next_, stack=total) if c is item else c for c in loop.collected
+            DeviceCollected(after, next_, stack=total) if c is item else c for c in loop.collected
         )
         stacked = (*loop.stacked, Stacked(total, before))
         return replace(loop, body=body, stacked=stacked, collected=collected)
 
-    def _slice(self, total: Var, item: Collected, loop: Loop) -> Var:
+    def _slice(self, total: Var, item: DeviceCollected, loop: DeviceLoop) -> Var:
         type_ = total.value.type.without(loop.dim.name)
         value = replace(item.inside.value, type=type_)
         local = total.local.without(loop.dim.name)
@@ -224,7 +232,7 @@ def _widens(node: Compute) -> bool:
     return node.name == "cast" and kinds == {"float"}
 
 
-def _slice_by_slice(loop: Loop, part: Var, total: Var) -> Collected | None:
+def _slice_by_slice(loop: DeviceLoop, part: Var, total: Var) -> DeviceCollected | None:
     """The item that a loop collects as `part`, if `total` can be added to slice by slice."""
     item = next((c for c in loop.collected if c.outer is part), None)
     if item is None or item.is_list or item.stack is not None:
@@ -240,7 +248,7 @@ def _swapped(nodes: Nodes, old: Node, *new: Node) -> Nodes:
 # --- dead zeros --------------------------------------------------------------------------------
 
 
-def _without_unread_zeros(program: Program) -> Program:
+def _without_unread_zeros(program: DeviceProgram) -> DeviceProgram:
     """The program without zeros that no loop begins with any more."""
     while True:
         read = uses(program)
@@ -262,7 +270,7 @@ def _is_zeros(node: Node) -> bool:
 
 def _without(nodes: Iterable[Node], gone: set[Node]) -> Nodes:
     return tuple(
-        replace(node, body=_without(node.body, gone)) if isinstance(node, Loop) else node
+        replace(node, body=_without(node.body, gone)) if isinstance(node, DeviceLoop) else node
         for node in nodes
         if node not in gone
     )

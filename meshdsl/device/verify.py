@@ -13,28 +13,28 @@ from meshdsl.device.ir import (
     Bucket,
     Collective,
     Compute,
-    Loop,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Pipeline,
-    Program,
-    Rows,
+    StageRows,
     Start,
     Var,
     Wait,
     only_on,
 )
 from meshdsl.device.liveness import uses
-from meshdsl.device.owned import read_in_passes
+from meshdsl.device.stage_local import read_in_passes
 from meshdsl.ir.program import Stacked, every
 from meshdsl.ir.verify import Verifier
 
 
-def verify(program: Program) -> None:
+def verify(program: DeviceProgram) -> None:
     """Check that variables are assigned once, before reads, with the shape of their placement.
 
     A variable may take over the name of another, which is dead from there on.
     """
-    check = _Device(program)
+    check = _DeviceVerifier(program)
     check.define((*program.inputs, *program.params, *program.states))
     check.nodes(program.body)
     check.need((var for _, var in program.outputs), "an output")
@@ -47,16 +47,16 @@ def verify(program: Program) -> None:
             _check_sums_written(node)
 
 
-def _check_collectives_read(program: Program) -> None:
+def _check_collectives_read(program: DeviceProgram) -> None:
     """Check that what a collective makes is read; a stage reads what it is sent from its line."""
     read = uses(program)
     for node in every(program.body):
-        found = node.collective if isinstance(node, Wait) else node
-        for move in found.moves if isinstance(found, Move | Bucket) else ():
+        collective = node.collective if isinstance(node, Wait) else node
+        for move in collective.moves if isinstance(collective, Move | Bucket) else ():
             name, step = move.target.name, move.step
-            made = f"the {step.kind} of {move.source.name} of line {move.span.line}"
+            description = f"the {step.kind} of {move.source.name} of line {move.span.line}"
             used = read[move.target] or not step.moves or step.kind == "send"
-            assert used, f"nothing reads {name}, {made}"
+            assert used, f"nothing reads {name}, {description}"
 
 
 def _check_sums_written(node: Pipeline) -> None:
@@ -66,7 +66,7 @@ def _check_sums_written(node: Pipeline) -> None:
     """
     written, memory = set[Var](), dict[Var, tuple[Var, ...]]()
     for inner in every((node,)):
-        if isinstance(inner, Loop):
+        if isinstance(inner, DeviceLoop):
             memory.update((s.inside, (s.outer, *_other(s))) for s in inner.stacked)
             written.update(c.stack for c in inner.collected if c.stack is not None)
         elif isinstance(inner, Move) and inner.step.kind == "slice":
@@ -90,13 +90,13 @@ def _check_sums_written(node: Pipeline) -> None:
 
 def _other(item: Stacked[Var]) -> tuple[Var, ...]:
     """Of rows, those of the other stage of a device."""
-    return (item.other,) if isinstance(item, Rows) and item.other is not None else ()
+    return (item.other,) if isinstance(item, StageRows) and item.other is not None else ()
 
 
-class _Device(Verifier[Var]):
+class _DeviceVerifier(Verifier[Var]):
     """`works` are the collectives in flight, by the variables that name them."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         super().__init__()
         self.program = program
         self.names: set[str] = set(program.coordinates.values())
@@ -168,7 +168,7 @@ class _Device(Verifier[Var]):
 
     # --- loops --------------------------------------------------------------------------------
 
-    def loop(self, node: Loop) -> None:  # type: ignore[override]
+    def loop(self, node: DeviceLoop) -> None:  # type: ignore[override]
         self.need(node.reads, node.index)
         if isinstance(node, Pipeline):
             self.passing = True
@@ -189,8 +189,8 @@ class _Device(Verifier[Var]):
         for carry in node.carries:
             assert carry.result.name == carry.inside.name, "a carry changes its name"
             self.known.add(carry.result)
-        for made in node.collected:
-            self.define_over(made.outer, made.stack)
+        for item in node.collected:
+            self.define_over(item.outer, item.stack)
 
     def _ahead(self, collective: Collective, work: str, slices: tuple[Var, ...]) -> None:
         """Define the collectives that are in flight when an iteration begins."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Source
-from meshdsl.editor.calls import form
-from meshdsl.editor.facts import Facts
+from meshdsl.editor.call_forms import form
+from meshdsl.editor.facts import DocumentFacts
 from meshdsl.editor.hovers import head
 from meshdsl.ir.types import DTYPES
 from meshdsl.lexer import vocabulary
@@ -20,8 +20,8 @@ from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.expect import FIGURES, KINDS
+from meshdsl.placed.layout_schedules import VALUES
 from meshdsl.placed.place import POLICIES
-from meshdsl.placed.schedules import VALUES
 from meshdsl.schedule.declared import HEAD
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import WEIGHTS
@@ -41,7 +41,7 @@ _HEAD = re.compile(
 
 
 @dataclass(slots=True)
-class Bracket:
+class OpenBracket:
     """An open bracket: the word before it, and the words in it since the last comma or line end."""
 
     kind: str
@@ -55,22 +55,22 @@ class Bracket:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cursor:
     """The cursor: the first word of its declaration, the open brackets, the word before it.
 
     `begun` is the part of a name before the cursor.
     """
 
     head: str
-    brackets: list[Bracket]
+    brackets: list[OpenBracket]
     last: str
     said: str
     begun: str
 
     @property
-    def inside(self) -> Bracket:
+    def inside(self) -> OpenBracket:
         """The innermost bracket; one of no kind outside."""
-        return self.brackets[-1] if self.brackets else Bracket("", "")
+        return self.brackets[-1] if self.brackets else OpenBracket("", "")
 
     @property
     def pinned(self) -> bool:
@@ -79,7 +79,7 @@ class Place:
         return self.last in ("PIN", "OVER") or around
 
 
-def place_at(text: str, offset: int) -> Place | None:
+def place_at(text: str, offset: int) -> Cursor | None:
     """The place of the cursor; None in a comment or a string."""
     heads = list(_HEAD.finditer(text, 0, offset))
     start = max(heads[-1].start() if heads else 0, text.rfind("\n", 0, max(offset - WINDOW, 0)) + 1)
@@ -92,7 +92,7 @@ def place_at(text: str, offset: int) -> Place | None:
     words = words[:-1] if begun else words
     brackets = _open(words)
     before = words[-1] if words else None
-    return Place(
+    return Cursor(
         heads[-1][1] if heads else "",
         brackets,
         before.type if before is not None else "_NL",
@@ -101,33 +101,33 @@ def place_at(text: str, offset: int) -> Place | None:
     )
 
 
-def _open(words: list[Token]) -> list[Bracket]:
+def _open(words: list[Token]) -> list[OpenBracket]:
     """The brackets that are open behind the words; around them, one for the declaration."""
-    found = [Bracket("", "")]
+    brackets = [OpenBracket("", "")]
     before = ""
     for word in words:
         if word.type in OPENERS:
-            found[-1].words.append(word)
-            found.append(Bracket(word.type, before))
+            brackets[-1].words.append(word)
+            brackets.append(OpenBracket(word.type, before))
         elif word.type in CLOSERS:
-            if len(found) > 1:
-                closed = found.pop()
+            if len(brackets) > 1:
+                closed = brackets.pop()
                 # `softmax[d](`: the call is that of the word before the dims.
                 before = closed.before if word.type == "RSQB" else str(word)
                 continue
-        elif word.type == "COMMA" or (word.type == "_NL" and found[-1].kind in ("LBRACE", "")):
-            found[-1].words.clear()
-            found[-1].commas += word.type == "COMMA"
+        elif word.type == "COMMA" or (word.type == "_NL" and brackets[-1].kind in ("LBRACE", "")):
+            brackets[-1].words.clear()
+            brackets[-1].commas += word.type == "COMMA"
         elif word.type not in ("_NL", "COMMENT"):
-            found[-1].words.append(word)
+            brackets[-1].words.append(word)
         before = str(word)
-    return found
+    return brackets
 
 
 # --- what may stand there --------------------------------------------------------------------
 
 
-def complete(known: Facts, text: str, offset: int) -> Iterator[lsp.CompletionItem]:
+def complete(known: DocumentFacts, text: str, offset: int) -> Iterator[lsp.CompletionItem]:
     """The names and words that may stand at an offset of a text; `known` may be of an older one."""
     place = place_at(text, offset)
     if place is None:
@@ -147,29 +147,29 @@ def complete(known: Facts, text: str, offset: int) -> Iterator[lsp.CompletionIte
 class _Offer:
     """What is offered at an offset."""
 
-    known: Facts
+    known: DocumentFacts
     offset: int
 
     # --- by declaration ----------------------------------------------------------------------
 
-    def top(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def top(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """Outside of all brackets: words that begin a declaration."""
         if place.last == "_NL":
             yield from _words(sorted(vocabulary().declarations))
 
-    def in_dim(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_dim(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.inside.has("EQUAL"):
             yield from self.symbols("dim")
         else:
             yield from self.top(place)
 
-    def in_mesh(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_mesh(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.inside.kind == "LBRACE" and place.last == "COLON":
             yield from self.symbols("dim")
         elif not place.inside.kind:
             yield from self.top(place)
 
-    def in_layout(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_layout(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         inside = place.inside
         arrow = any(bracket.has("ARROW") for bracket in place.brackets)
         if place.brackets[0].has("WITH"):
@@ -191,7 +191,7 @@ class _Offer:
                 yield from _words(RESERVED_TENSORS, lsp.CompletionItemKind.Property)
                 yield from self.selectors()
 
-    def _scheduled(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def _scheduled(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """Behind the `with` of a layout."""
         inside = place.inside
         if place.last == "WITH":
@@ -208,20 +208,20 @@ class _Offer:
             yield from _named((*(record.options if record else ()), *VALUES), inside.before)
             yield from self.symbols("dim")
 
-    def in_schedule(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_schedule(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """In the head of a schedule."""
         if place.inside.kind == "LPAR" and place.last == "EQUAL":
             yield from _words(WEIGHTS if place.inside.words[0] == "weights" else ())
         elif place.inside.kind == "LPAR":
             yield from _named(HEAD, "a schedule")
 
-    def in_sbp(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_sbp(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.inside.has("COLON") or place.inside.kind == "LPAR":
             yield from _words(["S", "B", "P"], lsp.CompletionItemKind.EnumMember)
         else:
             yield from self.selectors()
 
-    def in_expect(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_expect(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.inside.kind == "LSQB" or place.inside.has("COLON"):
             yield from self.symbols("dim")
         elif place.inside.kind:
@@ -240,7 +240,7 @@ class _Offer:
 
     # --- in a body ---------------------------------------------------------------------------
 
-    def in_body(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def in_body(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """In the head or the body of a `def` or a program."""
         inside = place.inside
         if place.last == "COLON" and not any(b.kind == "LSQB" for b in place.brackets):
@@ -260,18 +260,18 @@ class _Offer:
         elif not (inside.kind == "LBRACE" and place.last == "PARAM"):
             yield from self._expression(place)
 
-    def _of_dims(self, place: Place) -> bool:
+    def _of_dims(self, place: Cursor) -> bool:
         """Whether a `(` stands among dims, as in `[model -> (heads, key)]`."""
         outer = place.brackets[-2] if len(place.brackets) > 1 else place.inside
         return outer.kind == "LSQB" and not outer.has("EQUAL")
 
-    def _options(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def _options(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         name = place.inside.before
         yield from _named({**OPTIMIZERS, **SCHEDULES, **COMPRESSIONS}[name], name)
         if name in OPTIMIZERS:
             yield from _calls([*SCHEDULES, *COMPRESSIONS], lsp.CompletionItemKind.Function)
 
-    def _expression(self, place: Place) -> Iterator[lsp.CompletionItem]:
+    def _expression(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.last in ("_NL", "LBRACE"):
             yield from _words(sorted(vocabulary().statements))
         yield from self.symbols(*TENSORS, "function")
@@ -307,7 +307,7 @@ class _Offer:
         node = symbol.nodes[0]
         if symbol.kind == "dim" and symbol.name in self.known.declarations.dims:
             detail = f"dim {self.known.declarations.dims[symbol.name].size}"
-        elif isinstance(node, ast.Function):
+        elif isinstance(node, ast.FunctionDecl):
             detail = head(node)
         return lsp.CompletionItem(symbol.name, kind=_ITEMS[symbol.kind], detail=detail)
 
@@ -361,7 +361,7 @@ def _calls(names: Iterable[str], kind: lsp.CompletionItemKind) -> Iterator[lsp.C
 # --- the form of a call ----------------------------------------------------------------------
 
 
-def signature(known: Facts, text: str, offset: int) -> lsp.SignatureHelp | None:
+def signature(known: DocumentFacts, text: str, offset: int) -> lsp.SignatureHelp | None:
     """The form of the innermost call around an offset, and which argument stands there."""
     place = place_at(text, offset)
     for bracket in reversed(place.brackets if place is not None else []):
@@ -371,11 +371,11 @@ def signature(known: Facts, text: str, offset: int) -> lsp.SignatureHelp | None:
             names = [part.strip() for part in inner.partition(" -> ")[0].split(",") if part.strip()]
             active = max(min(bracket.commas, len(names) - 1), 0)
             parts = [lsp.ParameterInformation(name) for name in names]
-            found = lsp.SignatureInformation(shown, parameters=parts, active_parameter=active)
-            return lsp.SignatureHelp([found], active_signature=0, active_parameter=active)
+            information = lsp.SignatureInformation(shown, parameters=parts, active_parameter=active)
+            return lsp.SignatureHelp([information], active_signature=0, active_parameter=active)
     return None
 
 
-def _form(known: Facts, name: str) -> str | None:
+def _form(known: DocumentFacts, name: str) -> str | None:
     function = known.declarations.functions.get(name)
     return head(function).removeprefix("def ") if function is not None else form(name)

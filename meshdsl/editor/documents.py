@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshdsl.diagnostics import Diagnostic
-from meshdsl.editor.facts import Facts, Placing, Wishes, place, read
+from meshdsl.editor.daemon_thread import DaemonThread
+from meshdsl.editor.facts import DocumentFacts, Placing, Wishes, place, read
 from meshdsl.editor.text import Text
-from meshdsl.editor.worker import Worker
 
 QUIET = 0.15
 """Seconds without a keystroke before a version is placed."""
 
-Publish = Callable[["Document", "Version", tuple[Diagnostic, ...]], None]
+Publish = Callable[["OpenDocument", "Version", tuple[Diagnostic, ...]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,12 +32,12 @@ class Version:
     text: Text
     number: int | None
     wishes: Wishes
-    facts: asyncio.Future[Facts | None]
+    facts: asyncio.Future[DocumentFacts | None]
     placing: asyncio.Future[Placing | None]
 
 
 @dataclass(slots=True, eq=False)
-class Document:
+class OpenDocument:
     """An open document. `layout` is the one chosen for it alone.
 
     `known` are the last facts there were, `placed` is the last placing, `published` are the
@@ -47,7 +47,7 @@ class Document:
     uri: str
     version: Version
     layout: str | None = None
-    known: Facts | None = None
+    known: DocumentFacts | None = None
     placed: Placing | None = None
     following: asyncio.Task[None] | None = None
     published: tuple[Diagnostic, ...] = ()
@@ -62,20 +62,20 @@ class Documents:
     """
 
     publish: Publish
-    placed: Callable[[Document], None]
+    placed: Callable[[OpenDocument], None]
     failed: Callable[[Exception], Diagnostic]
     wishes: Wishes = field(default_factory=Wishes)
     quiet: float = QUIET
-    open: dict[str, Document] = field(default_factory=dict)
-    typing: Worker = field(default_factory=lambda: Worker("reading"))
-    placer: Worker = field(default_factory=lambda: Worker("placing"))
+    open: dict[str, OpenDocument] = field(default_factory=dict)
+    typing: DaemonThread = field(default_factory=lambda: DaemonThread("reading"))
+    placer: DaemonThread = field(default_factory=lambda: DaemonThread("placing"))
 
     def set(self, uri: str, text: Text, number: int | None) -> None:
         """Open a document, or note its newest version; one older than what is known is ignored."""
         document = self.open.get(uri)
         if document is None:
             version = self._version(text, number, self.wishes)
-            document = self.open[uri] = Document(uri, version)
+            document = self.open[uri] = OpenDocument(uri, version)
         elif number is not None and number < (document.version.number or number):
             return
         else:
@@ -95,18 +95,18 @@ class Documents:
         for document in list(self.open.values()):
             self.choose(document, document.layout)
 
-    def choose(self, document: Document, layout: str | None) -> None:
+    def choose(self, document: OpenDocument, layout: str | None) -> None:
         """Choose a layout for one document; None: what is wished for all of them."""
         document.layout = layout
         self.set(document.uri, document.version.text, document.version.number)
 
-    async def facts(self, uri: str) -> Facts | None:
+    async def facts(self, uri: str) -> DocumentFacts | None:
         """The facts of the newest version; None if the document was closed, or we failed."""
         while (document := self.open.get(uri)) is not None:
             version = document.version
-            found = await asyncio.shield(version.facts)
+            facts = await asyncio.shield(version.facts)
             if document.version is version:
-                return found
+                return facts
         return None
 
     async def placing(self, uri: str, newest: bool = True) -> Placing | None:
@@ -118,12 +118,12 @@ class Documents:
             if document.placed is not None and not newest:
                 return document.placed
             version = document.version
-            found = await asyncio.shield(version.placing)
+            placing = await asyncio.shield(version.placing)
             if document.version is version:
-                return found
+                return placing
         return None
 
-    def _wishes(self, document: Document) -> Wishes:
+    def _wishes(self, document: OpenDocument) -> Wishes:
         if document.layout is None:
             return self.wishes
         return Wishes(document.layout, self.wishes.mesh, self.wishes.reduce)
@@ -132,7 +132,7 @@ class Documents:
         loop = asyncio.get_running_loop()
         return Version(text, number, wishes, loop.create_future(), loop.create_future())
 
-    def _drop(self, document: Document) -> None:
+    def _drop(self, document: OpenDocument) -> None:
         """Stop the work on the newest version, which is no longer the newest."""
         if document.following is not None:
             document.following.cancel()
@@ -140,7 +140,7 @@ class Documents:
             if not future.done():
                 future.set_result(None)
 
-    async def _follow(self, document: Document, version: Version) -> None:
+    async def _follow(self, document: OpenDocument, version: Version) -> None:
         """Find out everything about a version, until it is outdated."""
         try:
             facts = await self.typing.do(document.uri, lambda stale: read(version.text))
@@ -159,7 +159,7 @@ class Documents:
             self._show(document, version, facts.diagnostics)
         await self._place(document, version, facts)
 
-    async def _place(self, document: Document, version: Version, facts: Facts) -> None:
+    async def _place(self, document: OpenDocument, version: Version, facts: DocumentFacts) -> None:
         """Place a version once the keyboard is quiet, and show what is wrong with its layouts."""
         await asyncio.sleep(self.quiet)
         try:
@@ -167,9 +167,9 @@ class Documents:
                 document.uri, lambda stale: place(facts, version.wishes, stale)
             )
         except Exception as error:
-            own = (*facts.diagnostics, self.failed(error))
+            problems = (*facts.diagnostics, self.failed(error))
             version.placing.set_result(document.placed)
-            self._show(document, version, own)
+            self._show(document, version, problems)
             return
         document.placed = placing
         version.placing.set_result(placing)
@@ -177,7 +177,7 @@ class Documents:
         self.placed(document)
 
     def _show(
-        self, document: Document, version: Version, diagnostics: tuple[Diagnostic, ...]
+        self, document: OpenDocument, version: Version, diagnostics: tuple[Diagnostic, ...]
     ) -> None:
         document.published = diagnostics
         self.publish(document, version, diagnostics)

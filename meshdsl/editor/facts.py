@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from meshdsl.analysis import Analysis, analyse
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span
+from meshdsl.editor.daemon_thread import Stale
 from meshdsl.editor.text import LineMap, Text
-from meshdsl.editor.worker import Stale
 from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Known, Options
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.check import placement_checks
+from meshdsl.report.checks import placement_checks
 from meshdsl.report.schema import ReportFacts
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import Symbols, symbols
@@ -33,7 +33,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
+class DocumentFacts:
     """A version of a document as far as it could be understood, and the names in it."""
 
     text: Text
@@ -41,7 +41,7 @@ class Facts:
     symbols: Symbols
 
     @property
-    def tree(self) -> ast.File:
+    def tree(self) -> ast.SourceFile:
         """The syntax tree of what could be parsed."""
         return self.analysis.tree
 
@@ -80,15 +80,15 @@ class Placing:
         return LineMap.between(self.text.source, now.source)
 
 
-def read(text: Text) -> Facts:
+def read(text: Text) -> DocumentFacts:
     """A version of a document, understood as far as it can be. Nothing is placed."""
     if text.refusal is None:
-        found = analyse(text.source, Options())
+        analysis = analyse(text.source, Options())
     else:
-        empty = ast.File((), Span(text.source, 0, 0))
-        found = Analysis(empty, Declarations(text.source), {}, {}, Diagnostics())
-        found.diagnostics.add(text.refusal)
-    return Facts(text, found, symbols(found.tree))
+        empty = ast.SourceFile((), Span(text.source, 0, 0))
+        analysis = Analysis(empty, Declarations(text.source), {}, {}, Diagnostics())
+        analysis.diagnostics.add(text.refusal)
+    return DocumentFacts(text, analysis, symbols(analysis.tree))
 
 
 def check(source: Source) -> Diagnostics:
@@ -96,7 +96,7 @@ def check(source: Source) -> Diagnostics:
     return analyse(source, Options()).diagnostics
 
 
-def place(known: Facts, wishes: Wishes, stale: Stale) -> Placing:
+def place(known: DocumentFacts, wishes: Wishes, stale: Stale) -> Placing:
     """The programs of a version under the layout wished for, and what only their placing shows.
 
     What is `stale` in the middle comes back unfinished: nobody looks at it.
@@ -106,7 +106,7 @@ def place(known: Facts, wishes: Wishes, stale: Stale) -> Placing:
     missing = "" if wished in layouts or ":" in wished else wished
     layout = wished if wished and not missing else next(iter(layouts), "")
     options = _options(known.declarations, wishes, layout)
-    found = Diagnostics()
+    problems = Diagnostics()
     reports = {}
     written = known.analysis.written
     for name, program in known.analysis.named.items():
@@ -117,12 +117,12 @@ def place(known: Facts, wishes: Wishes, stale: Stale) -> Placing:
         try:
             reports[name] = Compilation(known.text.source, chosen, Diagnostics(), parts).report
         except DiagnosticError as error:
-            found.add(*error.diagnostics)
+            problems.add(*error.diagnostics)
     for step in placement_checks(known.analysis, Options()):
-        found.add(*step)
+        problems.add(*step)
         if stale():
             break
-    return Placing(known.text, layout, missing, reports, tuple(found))
+    return Placing(known.text, layout, missing, reports, tuple(problems))
 
 
 def _options(known: Declarations, wishes: Wishes, layout: str) -> Options:

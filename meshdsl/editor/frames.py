@@ -33,8 +33,8 @@ class Frames(io.BufferedIOBase):
     def readline(self, size: int | None = -1, /) -> bytes:
         """The next line; that of the length in the form that every reader knows."""
         line = self._stream.readline(MOST_HEADER)
-        if found := _LENGTH.search(line):
-            return self._length(found[1])
+        if match := _LENGTH.search(line):
+            return self._length(match[1])
         if line and not line.strip():
             if not self._has_length and not self._skipping:
                 self._skip("a message has no Content-Length")

@@ -8,11 +8,11 @@ from functools import partial
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Diagnostics, Span
-from meshdsl.editor.calls import meaning
-from meshdsl.editor.facts import Facts, Placing
-from meshdsl.editor.sent import explained, tensors
+from meshdsl.editor.call_forms import meaning
+from meshdsl.editor.facts import DocumentFacts, Placing
+from meshdsl.editor.line_costs import explained, tensors
 from meshdsl.ir.program import every
-from meshdsl.named.ir import Loop, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedProgram, Value
 from meshdsl.placed.layout import (
     collect_axes,
     collect_cuts,
@@ -21,7 +21,7 @@ from meshdsl.placed.layout import (
     collect_settings,
 )
 from meshdsl.report.document import counted, human, mesh_text
-from meshdsl.report.explain import type_text
+from meshdsl.report.explanation import type_text
 from meshdsl.report.schema import TensorFacts
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
@@ -31,12 +31,12 @@ MOST = 12
 """Lines of a hover on what a line sends: a bucket of a training step has a hundred."""
 
 
-def hover(known: Facts, placing: Placing | None, offset: int) -> lsp.Hover | None:
+def hover(known: DocumentFacts, placing: Placing | None, offset: int) -> lsp.Hover | None:
     """What is known of the name at an offset; None where there is none, or nothing to say."""
-    found = known.symbols.place(offset)
-    if found is None:
+    place = known.symbols.place(offset)
+    if place is None:
         return None
-    span, meant = found
+    span, meant = place
     parts = [part for symbol in meant[:3] for part in _parts(known, placing, symbol, span)]
     if not parts:
         return None
@@ -44,7 +44,9 @@ def hover(known: Facts, placing: Placing | None, offset: int) -> lsp.Hover | Non
     return lsp.Hover(content, known.text.range(span))
 
 
-def _parts(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) -> Iterator[str]:
+def _parts(
+    known: DocumentFacts, placing: Placing | None, symbol: Symbol, span: Span
+) -> Iterator[str]:
     """The paragraphs on one symbol, in Markdown."""
     if symbol.kind in TENSORS:
         yield from _tensor(known, placing, symbol, span)
@@ -57,7 +59,9 @@ def _parts(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) ->
 # --- tensors ---------------------------------------------------------------------------------
 
 
-def _tensor(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) -> Iterator[str]:
+def _tensor(
+    known: DocumentFacts, placing: Placing | None, symbol: Symbol, span: Span
+) -> Iterator[str]:
     """Its type, what a device has of it, and what its line sends."""
     place = defined(symbol, span)
     if place is None:
@@ -92,7 +96,7 @@ def defined(symbol: Symbol, span: Span) -> Span | None:
     return max(before, key=lambda d: d.start) if before else next(iter(symbol.definitions), None)
 
 
-_NODES = (ast.Assign, ast.Param, ast.TensorParam)
+_NODES = (ast.Assign, ast.ParamDecl, ast.TensorParam)
 
 
 def _left(symbol: Symbol, place: Span, span: Span) -> tuple[str, ...]:
@@ -102,18 +106,18 @@ def _left(symbol: Symbol, place: Span, span: Span) -> tuple[str, ...]:
     return tuple(n.dim.text for n in around if not n.span.start <= span.start < n.span.end)
 
 
-def _values(known: Facts, line: int, name: str, left: tuple[str, ...]) -> Iterator[Value]:
+def _values(known: DocumentFacts, line: int, name: str, left: tuple[str, ...]) -> Iterator[Value]:
     """The values that are called so where a line defines them; in a loop, those of an iteration.
 
     After the loops over the dims `left`, those of all iterations.
     """
     for program in known.analysis.written.values():
         if program is not None:
-            found = [v for v in _all(program) if v.label == name and v.span.line == line]
-            own = [v for v in found if v.span.source is known.text.source]
-            inside = [v for v in own if v.declared is None or v.declared == v.type.names]
-            whole = [v for v in own if left and set(left) <= set(v.type.names)]
-            yield from _fewest_dims(whole) or inside or own
+            values = [v for v in _all(program) if v.label == name and v.span.line == line]
+            of_file = [v for v in values if v.span.source is known.text.source]
+            inside = [v for v in of_file if v.declared is None or v.declared == v.type.names]
+            with_dims = [v for v in of_file if left and set(left) <= set(v.type.names)]
+            yield from _fewest_dims(with_dims) or inside or of_file
 
 
 def _fewest_dims(values: list[Value]) -> list[Value]:
@@ -122,11 +126,11 @@ def _fewest_dims(values: list[Value]) -> list[Value]:
     return [v for v in values if len(v.type.dims) == fewest]
 
 
-def _all(program: Program) -> Iterator[Value]:
+def _all(program: NamedProgram) -> Iterator[Value]:
     yield from program.inputs
     yield from (param.value for param in program.params)
     for node in every(program.body):
-        if isinstance(node, Loop):
+        if isinstance(node, NamedLoop):
             yield from (s.inside for s in node.stacked)
         yield from node.makes
 
@@ -151,29 +155,29 @@ def _under(placing: Placing) -> str:
 # --- everything else ---------------------------------------------------------------------------
 
 
-def _dim(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _dim(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     node = symbol.nodes[0]
-    if not isinstance(node, ast.Dim):
+    if not isinstance(node, ast.DimDecl):
         yield f"`{symbol.name}`: a dim of `def {symbol.inside.name.text}`" if symbol.inside else ""
         return
     dim = known.declarations.dims.get(symbol.name)
     yield code(f"dim {node.span.text}")
     if dim is not None and not isinstance(node.value, ast.Number):
         yield f"`{symbol.name}` = {dim.size:,}"
-    found = {
+    splits = {
         (local, ", ".join(tensor["order"][symbol.name]))
         for report in (placing.reports.values() if placing else ())
         for tensor in report["tensors"]
         for name, local in zip(tensor["dims"], tensor["local_shape"], strict=True)
         if name == symbol.name and name in tensor["order"]
     }
-    if placing is not None and found:
-        said = " or ".join(f"{size} over {axes}" for size, axes in sorted(found))
+    if placing is not None and splits:
+        said = " or ".join(f"{size} over {axes}" for size, axes in sorted(splits))
         yield f"Where it is split, each device has {said}."
         yield _under(placing)
 
 
-def _mesh(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _mesh(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     node = known.declarations.meshes.get(symbol.name)
     if node is None:
         return
@@ -182,14 +186,14 @@ def _mesh(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str
     yield f"{counted(mesh.devices, 'device')}"
 
 
-def _axis(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _axis(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     for node in known.declarations.meshes.values():
         for axis in node.axes:
             if axis.name.text == symbol.name:
                 yield f"axis `{symbol.name}` of mesh `{node.name.text}`: {axis.size.span.text}"
 
 
-def _layout(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _layout(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     """Its rules, those that it extends too."""
     node = known.declarations.layouts.get(symbol.name)
     if node is None:
@@ -206,17 +210,19 @@ def _layout(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[s
     yield from _chosen(placing, symbol.name)
 
 
-def _schedule(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _schedule(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     """Its table, and what follows from that if it is right."""
     node = symbol.nodes[0]
     yield code(_span(node).text)
-    table = Diagnostics().of(partial(table_of, node)) if isinstance(node, ast.Schedule) else None
+    table = (
+        Diagnostics().of(partial(table_of, node)) if isinstance(node, ast.ScheduleDecl) else None
+    )
     if table is not None:
         peaks = ", ".join(map(str, table.peaks))
         yield f"{counted(table.sends, 'message')}; in flight on each device: {peaks}"
 
 
-def _sbp(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _sbp(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     yield code(_span(symbol.nodes[0]).text)
     yield from _chosen(placing, symbol.name)
 
@@ -226,14 +232,14 @@ def _chosen(placing: Placing | None, name: str) -> Iterator[str]:
         yield _under(placing)
 
 
-def _headed(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+def _headed(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     """The head of a `def` or a program."""
     node = symbol.nodes[0]
-    if isinstance(node, ast.Function | ast.Program):
+    if isinstance(node, ast.FunctionDecl | ast.ProgramDecl):
         yield code(head(node))
 
 
-def head(node: ast.Function | ast.Program) -> str:
+def head(node: ast.FunctionDecl | ast.ProgramDecl) -> str:
     """The text of a `def` or a program up to its body."""
     body = node.body[0].span.start if node.body else node.span.end
     text = node.span.source.text[node.span.start : body]

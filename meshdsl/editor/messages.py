@@ -10,7 +10,7 @@ from pathlib import Path
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Diagnostic, Fix, Related, Span
-from meshdsl.editor.places import location
+from meshdsl.editor.locations import location
 from meshdsl.editor.text import Text
 
 NAME = "meshdsl"

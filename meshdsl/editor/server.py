@@ -22,7 +22,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.editor import messages
-from meshdsl.editor.documents import Document, Documents, Version
+from meshdsl.editor.documents import Documents, OpenDocument, Version
 from meshdsl.editor.facts import Wishes
 from meshdsl.editor.text import Text
 from meshdsl.pipeline import DEFAULT_POLICY
@@ -113,7 +113,7 @@ class Protocol(LanguageServerProtocol):
             self._send_response(message.id, None, error.to_response_error())
 
 
-class Server(LanguageServer):
+class MdslServer(LanguageServer):
     """The language server of `.mdsl`.
 
     Whole texts are synchronised, not edits: a version that comes late or twice then does no harm,
@@ -135,7 +135,7 @@ class Server(LanguageServer):
     # --- what the documents tell --------------------------------------------------------------
 
     def publish(
-        self, document: Document, version: Version, diagnostics: Sequence[Diagnostic]
+        self, document: OpenDocument, version: Version, diagnostics: Sequence[Diagnostic]
     ) -> None:
         """Show the diagnostics of a version."""
         items = [messages.shown(d, document.uri, version.text) for d in diagnostics]
@@ -143,7 +143,7 @@ class Server(LanguageServer):
             lsp.PublishDiagnosticsParams(document.uri, items, version.number)
         )
 
-    def refresh(self, document: Document) -> None:
+    def refresh(self, document: OpenDocument) -> None:
         """Let the client ask anew for what placements show."""
         if self.renews_lenses:
             self.workspace_code_lens_refresh(None)
@@ -195,8 +195,8 @@ class Server(LanguageServer):
         if workspace is None or not workspace.configuration:
             return
         asked = lsp.ConfigurationParams([lsp.ConfigurationItem(section=SECTION)])
-        found = await self.workspace_configuration_async(asked)
-        self.use_settings(found[0] if found else None)
+        answers = await self.workspace_configuration_async(asked)
+        self.use_settings(answers[0] if answers else None)
 
     def use_settings(self, given: Any) -> None:
         """Take layout, mesh and policy from the settings of a client, of whatever form they are."""

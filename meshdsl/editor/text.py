@@ -100,11 +100,11 @@ class LineMap:
         head = _common(before, after)
         tail = _common(before[head:][::-1], after[head:][::-1])
         ends = len(before) - tail, len(after) - tail
-        found = [(0, 0, head), (*ends, tail)]
+        blocks = [(0, 0, head), (*ends, tail)]
         if max(ends) - head <= MIDDLE:
             middle = SequenceMatcher(None, before[head : ends[0]], after[head : ends[1]], False)
-            found += [(head + a, head + b, size) for a, b, size in middle.get_matching_blocks()]
-        return cls(tuple(found))
+            blocks += [(head + a, head + b, size) for a, b, size in middle.get_matching_blocks()]
+        return cls(tuple(blocks))
 
     def now(self, line: int) -> int | None:
         """The line, from 1, that an old line has become; None if it was edited."""

@@ -23,10 +23,10 @@ import json
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from meshdsl.carets import safe
 from meshdsl.diagnostics import Span
 from meshdsl.ir.program import Loop, Op, Origin, Stacked
 from meshdsl.ir.types import Dim, DType, TensorType
-from meshdsl.render import safe
 
 V = TypeVar("V")
 INDENT = "  "
@@ -166,8 +166,8 @@ class Printer(Generic[V]):
         for c in node.carries:
             ends = f"{self.name(c.inside)} = {self.name(c.next)}"
             yield f"{pad}next  {ends}; at the end {self.defined(c.result)}"
-        for made in node.collected:
-            yield pad + self.collect(node, made)
+        for part in node.collected:
+            yield pad + self.collect(node, part)
 
 
 def origin_text(origin: Origin | None, name: str) -> str:

@@ -184,12 +184,12 @@ def counted(nodes: Iterable[N], trips: int = 1) -> Iterator[tuple[N, int]]:
 
 def uses(nodes: Iterable[Any]) -> Counter[Any]:
     """The number of times that each value is read by nodes, carried on or collected."""
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for node in every(nodes):
-        found.update(node.reads)
+        counts.update(node.reads)
         if isinstance(node, Loop):
-            found.update(node.ends)
-    return found
+            counts.update(node.ends)
+    return counts
 
 
 def substitute(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:

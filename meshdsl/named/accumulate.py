@@ -17,7 +17,7 @@ from meshdsl.ir.program import Carry, Collected, Origin, Stacked, substitute
 from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope
-from meshdsl.named.ir import Loop, Output, Program, Update, Value, walk
+from meshdsl.named.ir import NamedLoop, NamedProgram, Output, Update, Value, walk
 from meshdsl.named.prelude import prelude
 
 DIM = "accumulate"
@@ -25,8 +25,8 @@ DIM = "accumulate"
 
 
 def accumulated(
-    program: Program, builder: Builder, count: int
-) -> tuple[Program, dict[Value, Value | None]]:
+    program: NamedProgram, builder: Builder, count: int
+) -> tuple[NamedProgram, dict[Value, Value | None]]:
     """The program in a loop over `count` batches, and the mean gradient of every parameter.
 
     Scalars among its outputs become means as well, the loss among them.
@@ -34,7 +34,7 @@ def accumulated(
     return _Loop(*_apart(program), builder, _dim(program, count)).build()
 
 
-def _apart(program: Program) -> tuple[Program, dict[Value, Value]]:
+def _apart(program: NamedProgram) -> tuple[NamedProgram, dict[Value, Value]]:
     """The program of one batch, and the value there of each state that the program assigns."""
     states = {u.old: replace(u.old, role="activation", pins=()) for u in program.updates}
     outputs = tuple(replace(o, value=states.get(o.value, o.value)) for o in program.outputs)
@@ -42,7 +42,7 @@ def _apart(program: Program) -> tuple[Program, dict[Value, Value]]:
     return replace(program, body=body, outputs=outputs), states
 
 
-def _dim(program: Program, count: int) -> Dim:
+def _dim(program: NamedProgram, count: int) -> Dim:
     values = [*program.inputs, *(p.value for p in program.params)]
     values += [v for op in walk(program.body) for v in op.outs]
     taken = {name for v in values for name in v.type.names}
@@ -54,7 +54,7 @@ def _dim(program: Program, count: int) -> Dim:
 
 @dataclass(slots=True)
 class _Loop:
-    program: Program
+    program: NamedProgram
     states: Mapping[Value, Value]
     builder: Builder
     dim: Dim
@@ -62,7 +62,7 @@ class _Loop:
     carries: list[Carry[Value]] = field(default_factory=list)
     collected: list[Collected[Value]] = field(default_factory=list)
 
-    def build(self) -> tuple[Program, dict[Value, Value | None]]:
+    def build(self) -> tuple[NamedProgram, dict[Value, Value | None]]:
         program, builder = self.program, self.builder
         assert program.goal is not None
         inputs = tuple(self._widened(v) for v in program.inputs)
@@ -79,10 +79,10 @@ class _Loop:
         updates = tuple(self._kept(u) for u in program.updates)
         self._close(inputs)
         taken = program.goal.taken or self.dim.size
-        found: dict[Value, Value | None] = {
+        means: dict[Value, Value | None] = {
             p: self._mean(v, taken, Origin(p)) for p, v in sums.items()
         }
-        return replace(self._finish(inputs, outputs), updates=updates), found
+        return replace(self._finish(inputs, outputs), updates=updates), means
 
     def _close(self, inputs: tuple[Value, ...]) -> None:
         """Append the loop, which takes a slice of every input."""
@@ -91,10 +91,10 @@ class _Loop:
         self._zeros()
         stacked = tuple(Stacked(a, b) for a, b in zip(inputs, self.program.inputs, strict=True))
         carries = (*self.carries, *self.kept)
-        made = (carries, stacked, body, self.program.goal.span, tuple(self.collected))
-        self.builder.frames[-1].body.append(Loop(self.dim, *made))
+        parts = (carries, stacked, body, self.program.goal.span, tuple(self.collected))
+        self.builder.frames[-1].body.append(NamedLoop(self.dim, *parts))
 
-    def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> Program:
+    def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> NamedProgram:
         """The program that returns the means of scalars, and every iteration of other outputs."""
         assert self.program.goal is not None
         loss = self.program.goal.loss

@@ -21,7 +21,7 @@ from meshdsl.ir.program import Carry, Collected, Origin, substitute
 from meshdsl.ir.types import BOOL, Dim, DType, TensorType
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import Loop, Node, Op, Program, Value, walk
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import Attrs, lookup
 
@@ -48,15 +48,15 @@ def pulled_back(
     tape = Tape(builder, alive, frozenset(wrt))
     start = len(builder.frames[-1].body)
     with in_phase(builder, "backward"):
-        block = Block(tape, nodes)
+        block = BackwardBlock(tape, nodes)
         for value, seed in seeds:
             emit = tape.emitter(value)
             block.add(value, seed if seed is not None else emit.number(1.0, value.type.dtype))
         block.reverse()
-        found = _distinct(tape, [block.whole(v) if v in block.grads else None for v in wrt], wrt)
+        grads = _distinct(tape, [block.whole(v) if v in block.grads else None for v in wrt], wrt)
     body = builder.frames[-1].body
     body[:] = tape.with_collected(tuple(body))
-    return _marked(builder, start, found, wrt)
+    return _marked(builder, start, grads, wrt)
 
 
 def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> list[Value | None]:
@@ -78,12 +78,12 @@ def _marked(
 ) -> list[Value | None]:
     """The gradients of parameters, marked as such, each a value of its own."""
     body = builder.frames[-1].body
-    made = {v for n in body[start:] for v in n.makes}
+    results = {v for n in body[start:] for v in n.makes}
     new: dict[Value, Value] = {}
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
         if grad is None or value.role != "param":
             continue
-        if grad not in made:
+        if grad not in results:
             with in_phase(builder, "backward"):
                 scope = Scope({}, {}, prelude(), value.path, value.functions)
                 origin = Origin(value)
@@ -98,10 +98,10 @@ def _marked(
 
 def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
     """The values that a loop collects as `grad`, if it does: gradients as well, slice by slice."""
-    for loop in (n for n in nodes if isinstance(n, Loop)):
-        for made in (c.inside for c in loop.collected if c.outer is grad):
-            if any(made in op.outs for op in loop.body if isinstance(op, Op)):
-                yield made
+    for loop in (n for n in nodes if isinstance(n, NamedLoop)):
+        for inside in (c.inside for c in loop.collected if c.outer is grad):
+            if any(inside in op.outs for op in loop.body if isinstance(op, NamedOp)):
+                yield inside
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def in_phase(builder: Builder, phase: str) -> Iterator[None]:
 # --- `grad` in a program ------------------------------------------------------------------------
 
 
-def with_gradients(program: Program, diagnostics: Diagnostics) -> Program:
+def with_gradients(program: NamedProgram, diagnostics: Diagnostics) -> NamedProgram:
     """Replace each `grad` by its operators, in order: one may be of the result of another.
 
     A loss that does not depend on a tensor is MD0292, one that may do so through an earlier
@@ -136,7 +136,7 @@ class _Gradients:
         self.builder = Builder(diagnostics)
         self.new: dict[Value, Value] = {}
 
-    def program(self, program: Program) -> Program:
+    def program(self, program: NamedProgram) -> NamedProgram:
         for value in (*program.inputs, *(p.value for p in program.params)):
             self.builder.place(value, 0)
         self._block(program.body)
@@ -150,14 +150,14 @@ class _Gradients:
     def _block(self, nodes: tuple[Node, ...]) -> None:
         for old in nodes:
             (node,) = substitute((old,), self.new)
-            if isinstance(node, Loop):
+            if isinstance(node, NamedLoop):
                 self._loop(node)
             elif node.name == "grad":
                 self._grad(node)
             else:
                 self.builder.append(node)
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: NamedLoop) -> None:
         if not any(op.name == "grad" for op in walk(loop.body)):
             self.builder.append(loop)
             return
@@ -168,23 +168,23 @@ class _Gradients:
         self._block(loop.body)
         self.builder.frames.pop()
         body, stacked = tuple(frame.body), self.builder.stacks(frame)
-        (made,) = substitute((replace(loop, body=(), stacked=stacked),), self.new)
-        assert isinstance(made, Loop)
-        self.builder.append(replace(made, body=body))
+        (substituted,) = substitute((replace(loop, body=(), stacked=stacked),), self.new)
+        assert isinstance(substituted, NamedLoop)
+        self.builder.append(replace(substituted, body=body))
 
-    def _grad(self, node: Op) -> None:
+    def _grad(self, node: NamedOp) -> None:
         """The gradients of the first operand by the others, named as the program names them."""
         (loss, *wrt), places = node.ins, node.attr("places")
         try:
             for value, place in zip(wrt, places[1:], strict=True):
                 self._need_clear(loss, value, place)
             body = self.builder.frames[-1].body
-            start, found = len(body), gradients(self.builder, loss, wrt)
-            made = {v for n in body[start:] for v in n.makes}
-            for value, grad, place, out in zip(wrt, found, places[1:], node.outs, strict=True):
+            start, grads = len(body), gradients(self.builder, loss, wrt)
+            results = {v for n in body[start:] for v in n.makes}
+            for value, grad, place, out in zip(wrt, grads, places[1:], node.outs, strict=True):
                 if grad is None:
                     _refuse(value, place, places[0])
-                self._named(grad, out, value, start if grad in made else None)
+                self._named(grad, out, value, start if grad in results else None)
         except DiagnosticError as error:
             self.builder.diagnostics.add(*error.diagnostics)
             for out in node.outs:
@@ -200,7 +200,7 @@ class _Gradients:
             self.builder.place(self.new[out], len(self.builder.frames) - 1)
             body[start:] = substitute(body[start:], {grad: self.new[out]})
         else:
-            self.builder.append(Op("identity", (grad,), (out,), (), out.span))
+            self.builder.append(NamedOp("identity", (grad,), (out,), (), out.span))
 
     def _need_clear(self, loss: Value, value: Value, span: Span) -> None:
         """Raise MD0293 where earlier iterations of a loop may lead from `value` to the loss."""
@@ -227,22 +227,22 @@ FREE = ("cast", "identity")
 """Beside views: operators rematerialised rather than stored, if that stores no operand."""
 
 
-class Block:
+class BackwardBlock:
     """The backward pass of one block of nodes: of a program, or of the body of a loop."""
 
     def __init__(
         self,
         tape: Tape,
         nodes: tuple[Node, ...],
-        loop: Loop | None = None,
-        parent: Block | None = None,
+        loop: NamedLoop | None = None,
+        parent: BackwardBlock | None = None,
     ) -> None:
         self.tape, self.builder = tape, tape.builder
         self.nodes, self.loop, self.parent = nodes, loop, parent
         self.depth = len(tape.builder.frames) - 1
         self.grads: dict[Value, list[Value]] = {}
         self.moved: dict[Value, Value] = {}
-        self.made = {v: n for n in nodes if isinstance(n, Op) for v in n.outs}
+        self.made = {v: n for n in nodes if isinstance(n, NamedOp) for v in n.outs}
         self.own = {v for n in nodes for v in n.makes}
         self.slices: dict[Value, Value] = {}
         if loop is not None:
@@ -289,12 +289,12 @@ class Block:
             if block is not None:
                 self._compute_again(group)
             for node in reversed(group):
-                if isinstance(node, Loop):
+                if isinstance(node, NamedLoop):
                     self._loop(node)
                 else:
                     self._op(node)
 
-    def _op(self, op: Op) -> None:
+    def _op(self, op: NamedOp) -> None:
         wanted = frozenset(i for i, v in enumerate(op.ins) if v in self.tape.active)
         if not wanted or not any(v in self.grads for v in op.outs):
             return
@@ -307,15 +307,15 @@ class Block:
             return
         grad = self.total(op.outs[0])
         assert grad is not None
-        call = Call(op, grad, wanted, self.available, self.tape.emitter(op.outs[0]))
+        call = BackwardCall(op, grad, wanted, self.available, self.tape.emitter(op.outs[0]))
         labelled: dict[Value, Value] = {}  # one part may be that of two operands
         for index, part in gradient(call).items():
             if index in wanted:
-                own = call.emitter.follow(labelled.get(part, part), op.ins[index])
-                labelled[part] = own
-                self.add(op.ins[index], own)
+                followed = call.emitter.follow(labelled.get(part, part), op.ins[index])
+                labelled[part] = followed
+                self.add(op.ins[index], followed)
 
-    def _defined(self, op: Op) -> None:
+    def _defined(self, op: NamedOp) -> None:
         """Differentiate a composite by its definition in the prelude, rematerialised for that."""
         if not lookup(op.name).composite:
             return
@@ -343,13 +343,13 @@ class Block:
             if value in self.own and self._is_free(value):
                 return self._done_again(self.made[value])
             if value in self.own:
-                found = self._collected(value, self.loop, self.parent)
+                replacement = self._collected(value, self.loop, self.parent)
             else:
-                found = self.parent.available(self.slices.get(value, value))
-            self.moved[value] = self.builder.reach(found)
+                replacement = self.parent.available(self.slices.get(value, value))
+            self.moved[value] = self.builder.reach(replacement)
         return self.moved[value]
 
-    def _collected(self, value: Value, loop: Loop, parent: Block) -> Value:
+    def _collected(self, value: Value, loop: NamedLoop, parent: BackwardBlock) -> Value:
         """The values of `value` in all iterations of the forward loop, as the parent reads them."""
         outer = self.tape.collect(loop, self.tape.again.get(value, value), self.depth - 1)
         if loop in self.tape.twins:  # it was rematerialised beside the loop that is being built
@@ -371,19 +371,19 @@ class Block:
     def _compute_again(self, group: list[Node]) -> None:
         """Rematerialise a `recompute` block; the rest of the backward pass reads these values."""
         for node in group:
-            if isinstance(node, Loop):
+            if isinstance(node, NamedLoop):
                 self.moved.update(copied_loop(self.tape, node, self.available))
             else:
                 self._done_again(node)
 
-    def _done_again(self, op: Op) -> Value:
+    def _done_again(self, op: NamedOp) -> Value:
         ins = tuple(self.available(v) for v in op.ins)
         self.moved.update(zip(op.outs, copied(self.tape, op, ins), strict=True))
         return self.moved[op.outs[0]]
 
     # --- loops ---------------------------------------------------------------------------------
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: NamedLoop) -> None:
         """Append a loop from the last iteration to the first that carries the cotangents."""
         if not any(v in self.grads for v in loop.makes):
             return
@@ -391,7 +391,7 @@ class Block:
         inits = [self.whole(c.result) for c in carries]
         seeds = [(c.inside, self.total(c.outer)) for c in loop.collected if c.outer in self.grads]
         self.builder.frames.append(Frame(loop.dim))
-        child = Block(self.tape, loop.body, loop, self)
+        child = BackwardBlock(self.tape, loop.body, loop, self)
         insides = [self._gradient(c.next) for c in carries]
         for carry, inside in zip(carries, insides, strict=True):
             child.add(carry.next, inside)
@@ -403,7 +403,10 @@ class Block:
         self._close(loop, child, list(zip(carries, inits, insides, nexts, strict=True)))
 
     def _close(
-        self, loop: Loop, child: Block, carried: list[tuple[Carry[Value], Value, Value, Value]]
+        self,
+        loop: NamedLoop,
+        child: BackwardBlock,
+        carried: list[tuple[Carry[Value], Value, Value, Value]],
     ) -> None:
         """Append the backward loop, and pass the gradients of the forward loop's operands on."""
         stacked = [(s, child.total(s.inside)) for s in loop.stacked if s.inside in child.grads]
@@ -424,12 +427,12 @@ class Block:
             result = self._gradient(carry.init)
             carries.append(Carry(init, inside, next_, result))
             self.add(carry.init, result)
-        made = Loop(
+        backward = NamedLoop(
             loop.dim, tuple(carries), self.builder.stacks(frame), tuple(frame.body), loop.span,
             tuple(collected), not loop.reverse, self.builder.phase,
             origin=self.tape.origin(loop.makes[0]),
         )  # fmt: skip
-        self.builder.frames[-1].body.append(made)
+        self.builder.frames[-1].body.append(backward)
 
     def _begun(self, value: Value, type_: TensorType) -> Value:
         """What the sum over the iterations begins with: the gradient of what is behind the loop.
@@ -460,22 +463,22 @@ class Block:
         self.builder.place(grad, len(self.builder.frames) - 1)
         return grad
 
-    def _reached(self, loop: Loop) -> list[Carry[Value]]:
+    def _reached(self, loop: NamedLoop) -> list[Carry[Value]]:
         """The carries whose cotangents are carried: those that reach a value with a gradient."""
-        found = {c for c in loop.carries if c.result in self.grads}
+        reached = {c for c in loop.carries if c.result in self.grads}
         ends = {c.inside for c in loop.collected if c.outer in self.grads}
         while True:
-            needed = feeding(loop.body, {c.next for c in found} | ends)
-            more = {c for c in loop.carries if c.inside in needed} | found
-            if more == found:
-                return [c for c in loop.carries if c in found and c.inside in self.tape.active]
-            found = more
+            needed = feeding(loop.body, {c.next for c in reached} | ends)
+            more = {c for c in loop.carries if c.inside in needed} | reached
+            if more == reached:
+                return [c for c in loop.carries if c in reached and c.inside in self.tape.active]
+            reached = more
 
 
 # --- one operator -------------------------------------------------------------------------------
 
 
-class Emitter:
+class OpEmitter:
     """Emits operators at the place of `at`, for an `origin`; arithmetic on numbers is folded.
 
     `numbers` are the constants emitted so far. Results follow `follows`, where it is given.
@@ -529,8 +532,8 @@ class Emitter:
         dtype = next(v.type.dtype for v in operands if isinstance(v, Value))
         if name == "einsum":
             return self._einsum([self._value(v, dtype) for v in operands], attrs["dims"])
-        known = [self.numbers.get(v) if isinstance(v, Value) else v for v in operands]
-        folded = self._folded(name, known, operands)
+        numbers = [self.numbers.get(v) if isinstance(v, Value) else v for v in operands]
+        folded = self._folded(name, numbers, operands)
         if isinstance(folded, Value):
             return folded
         if folded is not None:
@@ -554,8 +557,8 @@ class Emitter:
         if name == "where" and known[0] is not None:
             return operands[1 if known[0] else 2]
         for one, other in {"mul": ((0, 1), (1, 0)), "div": ((1, 0),)}.get(name, ()):
-            if known[one] == 1 and isinstance(found := operands[other], Value):
-                return found
+            if known[one] == 1 and isinstance(operand := operands[other], Value):
+                return operand
         return None
 
     def _einsum(self, operands: list[Value], dims: tuple[Dim, ...]) -> Value:
@@ -564,18 +567,18 @@ class Emitter:
         number = math.prod(self.numbers[v] for v in operands if v in self.numbers)
         if not tensors:
             return self.number(number, operands[0].type.dtype)
-        found = tensors[0]
-        if len(tensors) > 1 or len(found.type.dims) != len(dims):
-            found = self.apply("einsum", tuple(tensors), {"dims": dims})[0]
-        return self.emit("mul", found, number)
+        product = tensors[0]
+        if len(tensors) > 1 or len(product.type.dims) != len(dims):
+            product = self.apply("einsum", tuple(tensors), {"dims": dims})[0]
+        return self.emit("mul", product, number)
 
     # --- labels ------------------------------------------------------------------------------
 
     def follow(self, value: Value, target: Value) -> Value:
         """`value` as the gradient of `target`: bound by its rules, if it was made here."""
         body = self.builder.frames[-1].body
-        made = {v for n in body[self.start :] if isinstance(n, Op) for v in n.outs}
-        if value not in made or value.follows is not None or value in self.numbers:
+        results = {v for n in body[self.start :] if isinstance(n, NamedOp) for v in n.outs}
+        if value not in results or value.follows is not None or value in self.numbers:
             return value
         labelled = replace(value, **target.source.as_gradient)
         self.builder.place(labelled, len(self.builder.frames) - 1)
@@ -595,19 +598,19 @@ _ARITHMETIC: dict[str, Callable[..., float]] = {
 def _arithmetic(name: str, numbers: list[float]) -> float | None:
     if name in ("cast", "neg"):
         return numbers[0] if name == "cast" else -numbers[0]
-    found = _ARITHMETIC[name](*numbers)
-    return found if math.isfinite(found) else None
+    number = _ARITHMETIC[name](*numbers)
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BackwardCall:
     """A `Backward` (see `ops/opdef.py`) for one operator of a program."""
 
-    op: Op
+    op: NamedOp
     grad: Value
     wants: frozenset[int]
     available: Callable[[Value], Value]
-    emitter: Emitter
+    emitter: OpEmitter
 
     @property
     def ins(self) -> tuple[TensorType, ...]:
@@ -650,9 +653,9 @@ class Call:
 
     def sized(self, value: Value, index: int) -> Value:
         """`value`, given per element of the result, summed and scaled for operand `index`."""
-        own, every = self.op.ins[index].type, self.op.out.type
-        extra = tuple(d for d in value.type.dims if not own.has(d.name))
-        lost = [d for d in every.dims if not own.has(d.name) and not value.type.has(d.name)]
+        type_, every = self.op.ins[index].type, self.op.out.type
+        extra = tuple(d for d in value.type.dims if not type_.has(d.name))
+        lost = [d for d in every.dims if not type_.has(d.name) and not value.type.has(d.name)]
         if extra:
             value = self.emit("sum", value, dims=extra)
         return self.emit("mul", value, float(math.prod(d.size for d in lost)))
@@ -671,8 +674,8 @@ class Tape:
     def __init__(self, builder: Builder, active: set[Value], wrt: frozenset[Value]) -> None:
         self.builder, self.active, self.wrt = builder, active, wrt
         self.numbers: dict[Value, float] = {}
-        self.collected: dict[Loop, dict[Value, Value]] = {}
-        self.twins: dict[Loop, Loop] = {}
+        self.collected: dict[NamedLoop, dict[Value, Value]] = {}
+        self.twins: dict[NamedLoop, NamedLoop] = {}
         self.again: dict[Value, Value] = {}
         self.inside: dict[Value, Value] = {}
 
@@ -680,64 +683,64 @@ class Tape:
         """The origin of what is made for the gradient of a value, or to have it once more."""
         return Origin(self.inside.get(value, value), is_copy)
 
-    def emitter(self, at: Value, follows: Value | None = None) -> Emitter:
+    def emitter(self, at: Value, follows: Value | None = None) -> OpEmitter:
         """An emitter for the gradient of `at`, at its place in the source."""
-        return Emitter(self.builder, self.numbers, at, self.origin(at), follows)
+        return OpEmitter(self.builder, self.numbers, at, self.origin(at), follows)
 
-    def collect(self, loop: Loop, value: Value, depth: int) -> Value:
+    def collect(self, loop: NamedLoop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.
 
         A value that is collected anyway, as for an earlier gradient or by another name, is not
         stored twice.
         """
         loop = self.twins.get(loop, loop)
-        known = self.collected.setdefault(loop, _collections(loop))
-        if value not in known:
+        collections = self.collected.setdefault(loop, _collections(loop))
+        if value not in collections:
             type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
-            known[value] = replace(value, type=type_, role="activation", follows=value.source)
-        self.builder.place(known[value], depth)
-        return known[value]
+            collections[value] = replace(value, type=type_, role="activation", follows=value.source)
+        self.builder.place(collections[value], depth)
+        return collections[value]
 
     def with_collected(self, nodes: tuple[Node, ...]) -> list[Node]:
         """`nodes` with the loops that collect the requested values."""
-        return [self._collecting(n) if isinstance(n, Loop) else n for n in nodes]
+        return [self._collecting(n) if isinstance(n, NamedLoop) else n for n in nodes]
 
-    def _collecting(self, loop: Loop) -> Loop:
+    def _collecting(self, loop: NamedLoop) -> NamedLoop:
         there = {c.outer for c in loop.collected}
-        kept = self.collected.get(loop, {}).items()
-        more = (Collected(inside, outer) for inside, outer in kept if outer not in there)
+        collections = self.collected.get(loop, {}).items()
+        more = (Collected(inside, outer) for inside, outer in collections if outer not in there)
         body = tuple(self.with_collected(loop.body))
         return replace(loop, body=body, collected=(*loop.collected, *more))
 
 
-def _collections(loop: Loop) -> dict[Value, Value]:
+def _collections(loop: NamedLoop) -> dict[Value, Value]:
     """What a loop collects, by the value in an iteration; a copy of a value stands for it too."""
-    found = {c.inside: c.outer for c in loop.collected}
+    collections = {c.inside: c.outer for c in loop.collected}
     for op in reversed(loop.body):
-        if isinstance(op, Op) and op.name == "identity" and op.out in found:
-            found.setdefault(op.ins[0], found[op.out])
-    return found
+        if isinstance(op, NamedOp) and op.name == "identity" and op.out in collections:
+            collections.setdefault(op.ins[0], collections[op.out])
+    return collections
 
 
 def saving(
     builder: Builder, nodes: tuple[Node, ...], alive: set[Value], depth: int
 ) -> tuple[Node, ...]:
     """`nodes` with operators in `alive` that also yield what their gradients read (`saving`)."""
-    found: list[Node] = []
+    nodes_: list[Node] = []
     for node in nodes:
-        if isinstance(node, Loop):
-            found.append(replace(node, body=saving(builder, node.body, alive, depth + 1)))
+        if isinstance(node, NamedLoop):
+            nodes_.append(replace(node, body=saving(builder, node.body, alive, depth + 1)))
         elif (name := lookup(node.name).saving) is None or alive.isdisjoint(node.outs):
-            found.append(node)
+            nodes_.append(node)
         else:
-            found.append(_saving(node, name))
-            for value in found[-1].makes[1:]:
+            nodes_.append(_saving(node, name))
+            for value in nodes_[-1].makes[1:]:
                 builder.place(value, depth)
                 alive.add(value)
-    return tuple(found)
+    return tuple(nodes_)
 
 
-def _saving(op: Op, name: str) -> Op:
+def _saving(op: NamedOp, name: str) -> NamedOp:
     (_, *types) = lookup(name).infer(tuple(v.type for v in op.ins), dict(op.attrs))
     plain: dict[str, Any] = {"name": None, "pins": (), "follows": None, "declared": None}
     return replace(op, name=name, outs=(op.out, *(replace(op.out, type=t, **plain) for t in types)))
@@ -756,31 +759,31 @@ def active(
 
     A rematerialised copy depends on the seeds as its original in `originals` does.
     """
-    found = {v for v in seeds if v.type.dtype.kind == "float"}
+    active_ = {v for v in seeds if v.type.dtype.kind == "float"}
     for node in nodes:
-        if isinstance(node, Loop):
-            found |= _active_loop(node, found)
-        elif is_differentiable(node) and not found.isdisjoint(node.ins):
-            found.update(v for v in node.outs if v.type.dtype.kind == "float")
-        found.update(v for v in node.makes if originals.get(v) in found)
-    return found
+        if isinstance(node, NamedLoop):
+            active_ |= _active_loop(node, active_)
+        elif is_differentiable(node) and not active_.isdisjoint(node.ins):
+            active_.update(v for v in node.outs if v.type.dtype.kind == "float")
+        active_.update(v for v in node.makes if originals.get(v) in active_)
+    return active_
 
 
-def is_differentiable(op: Op) -> bool:
+def is_differentiable(op: NamedOp) -> bool:
     """Whether the operator has a gradient: its own rule, or those of its definition."""
     opdef = lookup(op.name)
     return opdef.gradient is not None or opdef.composite
 
 
-def _active_loop(loop: Loop, outside: set[Value]) -> set[Value]:
-    found = outside | {s.inside for s in loop.stacked if s.outer in outside}
-    found |= {c.inside for c in loop.carries if c.init in outside}
+def _active_loop(loop: NamedLoop, outside: set[Value]) -> set[Value]:
+    reached = outside | {s.inside for s in loop.stacked if s.outer in outside}
+    reached |= {c.inside for c in loop.carries if c.init in outside}
     while True:
-        inner = active(loop.body, found)
+        inner = active(loop.body, reached)
         more = {c.inside for c in loop.carries if c.next in inner} - inner
         if not more:
             break
-        found = inner | more
+        reached = inner | more
     inner |= {c.result for c in loop.carries if c.next in inner}
     return inner | {c.outer for c in loop.collected if c.inside in inner}
 
@@ -791,7 +794,7 @@ def feeding(nodes: Sequence[Node], needed: set[Value]) -> set[Value]:
     for node in reversed(nodes):
         if needed.isdisjoint(node.makes):
             continue
-        if isinstance(node, Op):
+        if isinstance(node, NamedOp):
             needed.update(node.ins)
             continue
         needed.update(v for c in node.carries for v in (c.init,))
@@ -807,18 +810,18 @@ Read = Callable[[Value], Value]
 """Maps a value of the forward pass to its replacement in the backward pass."""
 
 
-def copied(tape: Tape, op: Op, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+def copied(tape: Tape, op: NamedOp, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     """Emit a copy of `op` on `ins`; its results are bound by the same rules."""
     tape.emitter(op.outs[0]).apply(op.name, ins, dict(op.attrs))
     outs = tuple(_copy(tape, value) for value in op.outs)
     body = tape.builder.frames[-1].body
     last = body[-1]
-    assert isinstance(last, Op)
+    assert isinstance(last, NamedOp)
     body[-1] = replace(last, outs=outs, origin=tape.origin(op.outs[0], is_copy=True))
     return outs
 
 
-def copied_loop(tape: Tape, loop: Loop, read: Read) -> dict[Value, Value]:
+def copied_loop(tape: Tape, loop: NamedLoop, read: Read) -> dict[Value, Value]:
     """Emit a copy of a loop; the new value of each of its results."""
     return _Copy(tape, loop, read).made()
 
@@ -834,7 +837,7 @@ def _copy(tape: Tape, value: Value) -> Value:
 class _Copy:
     """One loop being copied."""
 
-    def __init__(self, tape: Tape, loop: Loop, read: Read) -> None:
+    def __init__(self, tape: Tape, loop: NamedLoop, read: Read) -> None:
         self.tape, self.builder, self.loop, self.read = tape, tape.builder, loop, read
         self.slices = {s.inside: s.outer for s in loop.stacked}
         self.new: dict[Value, Value] = {}
@@ -847,26 +850,26 @@ class _Copy:
         self.builder.frames.append(Frame(loop.dim))
         self.new = {c.inside: _copy(self.tape, c.inside) for c in loop.carries}
         for node in loop.body:
-            if isinstance(node, Loop):
+            if isinstance(node, NamedLoop):
                 self.new.update(copied_loop(self.tape, node, self.look))
             else:
                 outs = copied(self.tape, node, tuple(map(self.look, node.ins)))
                 self.new.update(zip(node.outs, outs, strict=True))
         nexts = [self.look(c.next) for c in loop.carries]
-        kept = [self.look(c.inside) for c in loop.collected]
+        collected = [self.look(c.inside) for c in loop.collected]
         frame = self.builder.frames.pop()
-        made = {value: _copy(self.tape, value) for value in loop.makes}
+        results = {value: _copy(self.tape, value) for value in loop.makes}
         carries = tuple(
-            Carry(init, self.new[c.inside], next_, made[c.result])
+            Carry(init, self.new[c.inside], next_, results[c.result])
             for c, init, next_ in zip(loop.carries, inits, nexts, strict=True)
         )
-        pairs = zip(kept, loop.collected, strict=True)
+        pairs = zip(collected, loop.collected, strict=True)
         copy = replace(
             loop,
             carries=carries,
             stacked=self.builder.stacks(frame),
             body=tuple(frame.body),
-            collected=tuple(Collected(inside, made[c.outer]) for inside, c in pairs),
+            collected=tuple(Collected(inside, results[c.outer]) for inside, c in pairs),
             phase=self.builder.phase,
             block=None,
             origin=self.tape.origin(loop.makes[0], is_copy=True),
@@ -874,7 +877,7 @@ class _Copy:
         self.builder.frames[-1].body.append(copy)
         self.tape.twins[loop] = copy
         self.tape.again.update(self.new)
-        return made
+        return results
 
     def look(self, value: Value) -> Value:
         """The replacement of a value that the body reads."""

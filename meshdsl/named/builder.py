@@ -21,8 +21,8 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.program import Collected, Origin, Stacked, substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Init, Loop, Node, Op, Pin, Program, Value, walk
-from meshdsl.named.sizes import as_float
+from meshdsl.named.ir import Init, NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
+from meshdsl.named.size_formulas import as_float
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.syntax.edits import cast_to
 
@@ -41,7 +41,7 @@ Operand = Value | int | float | DType | str
 """The value of an expression: a tensor, a number without a dtype yet, a dtype, or a string."""
 
 
-class TooLarge(DiagnosticError):
+class ProgramTooLarge(DiagnosticError):
     """The program has grown too large: building stops here."""
 
     is_last = True
@@ -151,11 +151,11 @@ class Builder:
         """A new value made at the current depth of loops."""
         check_elements(type_, span)
         where = {"path": scope.path, "functions": scope.functions} if scope else {}
-        made = Value(type_, span, **{**where, **kw})
-        self.place(made, len(self.frames) - 1)
-        return made
+        result = Value(type_, span, **{**where, **kw})
+        self.place(result, len(self.frames) - 1)
+        return result
 
-    def adopt(self, program: Program) -> None:
+    def adopt(self, program: NamedProgram) -> None:
         """Continue `program` in the current block: its body becomes the nodes built so far."""
         frame = self.frames[-1]
         entered = (*program.inputs, *(p.value for p in program.params))
@@ -180,12 +180,12 @@ class Builder:
 
     def carried(self, values: Iterable[Value], beyond: Value) -> Value | None:
         """One of `values` carried by a loop that `beyond` is outside of, or None."""
-        made = {v for node in self.frames[-1].body for v in node.makes}
+        results = {v for node in self.frames[-1].body for v in node.makes}
         slices = {v for frame in self.frames for v in frame.stacked.values()}
         for value in values:
             depth = self._depth.get(value, 0)
-            own = value in made or value in slices or depth >= len(self.frames)
-            if not own and depth > self._depth[beyond]:
+            is_inside = value in results or value in slices or depth >= len(self.frames)
+            if not is_inside and depth > self._depth[beyond]:
                 return value
         return None
 
@@ -259,12 +259,12 @@ class Builder:
         if self._depth[inside] <= stack.depth:
             return self.emit("broadcast", (inside,), {"dims": type_.dims}, stack.span, scope)[0]
         positions = inside.positions
-        own = replace(inside, type=type_, role="activation", declared=positions)
-        outer = replace(own, follows=inside.source)
+        parameter = replace(inside, type=type_, role="activation", declared=positions)
+        outer = replace(parameter, follows=inside.source)
         body = self.frames[-1].body
-        body[:], found = _collecting(body, inside, outer)
-        self.place(found, stack.depth)
-        return found
+        body[:], collection = _collecting(body, inside, outer)
+        self.place(collection, stack.depth)
+        return collection
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Builder:
             fail(error.code, error.message, span, *related, help=error.help, fixes=fixes)
         self._count(span)
         outs = tuple(self.value(t, span, scope, **fields) for t in types)
-        op = Op(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block, origin)
+        op = NamedOp(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block, origin)
         self.frames[-1].body.append(op)
         return outs
 
@@ -327,7 +327,7 @@ class Builder:
                 f"the program has more than {MAX_OPERATORS:,} operators once calls are inlined"
             )
             help = "calls of calls multiply; use `repeat` for what is done many times"
-            raise TooLarge(Diagnostic("MD0117", message, span, help=help))
+            raise ProgramTooLarge(Diagnostic("MD0117", message, span, help=help))
 
     def constant(
         self,
@@ -363,11 +363,11 @@ class Builder:
             body[:] = substitute(body, {value: named})
             return named
         last = body[-1] if body else None
-        fresh = isinstance(last, Op) and value in last.outs and value.name is None
+        fresh = isinstance(last, NamedOp) and value in last.outs and value.name is None
         if not fresh:
             value = self.emit("identity", (value,), {}, span, scope)[0]
             last = body[-1]
-        assert isinstance(last, Op)
+        assert isinstance(last, NamedOp)
         named = replace(value, name=".".join((*scope.path, name)), pins=pins)
         self.place(named, self._depth[value])
         self.renamed[value] = named
@@ -380,22 +380,22 @@ def _collecting(nodes: Sequence[Node], inside: Value, outer: Value) -> tuple[lis
 
     It is the one there is, if the loop has collected the value before.
     """
-    found, collection = list(nodes), outer
+    changed, collection = list(nodes), outer
     for index, loop in enumerate(nodes):
-        if not isinstance(loop, Loop):
+        if not isinstance(loop, NamedLoop):
             continue
-        own = {*loop.enters, *(v for node in loop.body for v in node.makes)}
-        known = next((c.outer for c in loop.collected if c.inside is inside), None)
-        if known is not None:
-            return found, known
-        if inside in own:
-            found[index] = replace(loop, collected=(*loop.collected, Collected(inside, outer)))
-            return found, outer
+        inner = {*loop.enters, *(v for node in loop.body for v in node.makes)}
+        collected = next((c.outer for c in loop.collected if c.inside is inside), None)
+        if collected is not None:
+            return changed, collected
+        if inside in inner:
+            changed[index] = replace(loop, collected=(*loop.collected, Collected(inside, outer)))
+            return changed, outer
         body, collection = _collecting(loop.body, inside, outer)
         if collection is not outer or body != list(loop.body):
-            found[index] = replace(loop, body=tuple(body))
-            return found, collection
-    return found, collection
+            changed[index] = replace(loop, body=tuple(body))
+            return changed, collection
+    return changed, collection
 
 
 def _casts(code: str, spans: tuple[Span, ...], dtypes: list[DType]) -> tuple[Fix, ...]:

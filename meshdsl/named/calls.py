@@ -24,10 +24,10 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
+from meshdsl.named.count_include_pad import Elements
 from meshdsl.named.expressions import option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
-from meshdsl.named.pooled import Elements
 from meshdsl.named.prelude import LEAST, form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import OpDef, OpError, load_all
@@ -57,9 +57,9 @@ class Calls:
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
         self.builder = program.builder
-        self.open: list[ast.Function] = []
+        self.open: list[ast.FunctionDecl] = []
 
-    def call(self, node: ast.Call, scope: Scope) -> tuple[Operand | None, ...]:
+    def call(self, node: ast.CallExpr, scope: Scope) -> tuple[Operand | None, ...]:
         """The values that `node` yields; None for one that is wrong, which is reported."""
         name = node.function.text
         if name in scope.declarations.functions and not self._is_of_library(name, scope):
@@ -80,8 +80,8 @@ class Calls:
         if row_of(name) is not None or name in RENAMED:
             return (self.program.refused.call("function", node, scope),)
         callable_ = [n for n, op in load_all().items() if op.surface.items != "view"]
-        known = [*scope.declarations.functions, *callable_, *prelude().functions]
-        self._refuse(partial(unknown_function, node.function, known), node, scope)
+        callables = [*scope.declarations.functions, *callable_, *prelude().functions]
+        self._refuse(partial(unknown_function, node.function, callables), node, scope)
 
     def _is_of_library(self, name: str, scope: Scope) -> bool:
         """Whether a function of the library calls a composite: that is an operator there, too.
@@ -90,21 +90,23 @@ class Calls:
         """
         return scope.declarations is prelude() and bool(self.open) and name in load_all()
 
-    def _refuse(self, refusal: Callable[[], NoReturn], node: ast.Call, scope: Scope) -> NoReturn:
+    def _refuse(
+        self, refusal: Callable[[], NoReturn], node: ast.CallExpr, scope: Scope
+    ) -> NoReturn:
         """Raise what is wrong with the function of a call, and with all else in it."""
         all_of((refusal, partial(self._parts, node, scope)))
         raise AssertionError(node)
 
-    def _parts(self, node: ast.Call, scope: Scope) -> None:
+    def _parts(self, node: ast.CallExpr, scope: Scope) -> None:
         """Resolve what stands in a call whose function is not known; raises the errors in it."""
         evaluate = self.program.expressions.evaluate
-        given = (*node.args, *(k.value for k in node.keywords))
-        steps: list[Callable[[], object]] = [partial(evaluate, n, scope) for n in given]
+        expressions = (*node.args, *(k.value for k in node.keywords))
+        steps: list[Callable[[], object]] = [partial(evaluate, n, scope) for n in expressions]
         steps.append(partial(self.program.views.names, node.items or (), scope))
         steps.append(partial(self.program.expressions.dims, node.out or (), scope))
         all_of(steps)
 
-    def _note_shadowing(self, function: ast.Function, node: ast.Call) -> None:
+    def _note_shadowing(self, function: ast.FunctionDecl, node: ast.CallExpr) -> None:
         """Note that a `def` stands before the library's, unless a call can only mean the `def`."""
         name = function.name.text
         library = load_all().get(name)
@@ -118,7 +120,7 @@ class Calls:
 
     # --- operators ---------------------------------------------------------------------------
 
-    def operator(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
+    def operator(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> tuple[Operand, ...]:
         """Apply an operator of the registry by its `surface`."""
         node = self._with_index(opdef, node, scope)
         group = _only_group(opdef, node, scope)
@@ -158,11 +160,11 @@ class Calls:
                 fail(error.code, error.message, node.span, help=error.help)
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         pad_counts = attrs.pop("pad_counts", 1)
-        made = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+        results = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
         elements = Elements(self.builder, node.span, scope)
-        return made if pad_counts == 1 else (elements.mean(made[0], attrs, pad_counts),)
+        return results if pad_counts == 1 else (elements.mean(results[0], attrs, pad_counts),)
 
-    def _with_index(self, opdef: OpDef, node: ast.Call, scope: Scope) -> ast.Call:
+    def _with_index(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> ast.CallExpr:
         """`put[mem = pos](x, y)` with the index as last operand; a range is an index of each."""
         if not opdef.surface.indexed or node.items is None or len(node.items) != 1:
             return node
@@ -184,15 +186,15 @@ class Calls:
             help = f"name the dim of what is written: `{opdef.name}[{name} = 0:4 -> part](…)`"
             fail("MD0252", "a slice needs a name for its dim", span, help=help)
         dim = self.program.expressions.dim
-        whole, part = dim(item.dim, scope).size, dim(item.target, scope)
+        size, part = dim(item.dim, scope).size, dim(item.target, scope)
         start = item.start or ast.Number(0, span)
-        stop = item.stop or ast.Number(whole, span)
+        stop = item.stop or ast.Number(size, span)
         sizes = [self._known(start, scope), self._known(stop, scope)]
         if None not in sizes:
             first, end = cast(list[int], sizes)
-            if not 0 <= first < end <= whole:
-                message = f"the slice {first}:{end} does not lie in dim `{name}` of size {whole}"
-                help = f"a slice holds at least one element, and 0 <= start < stop <= {whole}"
+            if not 0 <= first < end <= size:
+                message = f"the slice {first}:{end} does not lie in dim `{name}` of size {size}"
+                help = f"a slice holds at least one element, and 0 <= start < stop <= {size}"
                 fail("MD0210", message, span, help=help)
             count = end - first
         else:
@@ -200,40 +202,40 @@ class Calls:
                 case ast.Binary(op="+", left=left, right=right) if expression(left) == expression(
                     start
                 ):
-                    found = self._known(right, scope)
+                    offset = self._known(right, scope)
                 case _:
-                    found = None
-            if found is None:
+                    offset = None
+            if offset is None:
                 wanted = f"{expression(start)}:{expression(start)} + {part.size} -> {part}"
                 message = "the length of this slice is not known"
                 fail("MD0253", message, span, help=f"write `{name} = {wanted}`")
-            count = found
+            count = offset
         if count != part.size:
             message = f"the slice has {count} elements, and the dim `{part}` is of size {part.size}"
             help = f"declare `dim {part} = {count}`, or use a dim of that size"
             fail("MD0209", message, span, help=help)
         each = ast.DimItem(item.target, item.target.span)
-        indices = ast.Call(ast.Name("iota", span), (each,), (), (), None, span)
+        indices = ast.CallExpr(ast.Name("iota", span), (each,), (), (), None, span)
         return ast.Binary("+", start, indices, span, span)
 
     def _known(self, node: ast.Expr, scope: Scope) -> int | None:
         """The number that a bound is; None for a tensor."""
-        found = self.program.expressions.evaluate(node, scope)
-        if isinstance(found, Value):
+        operand = self.program.expressions.evaluate(node, scope)
+        if isinstance(operand, Value):
             return None
-        if not isinstance(found, int):
+        if not isinstance(operand, int):
             help = "use integers, dims, or an integer tensor"
             fail("MD0253", "the bounds of a slice are integers", node.span, help=help)
-        return found
+        return operand
 
     def _dtypes(
         self, opdef: OpDef, arguments: Arguments, dtype: DType, attrs: Mapping[str, Any]
     ) -> list[DType]:
         """The dtype that a number has as each operand."""
-        found = [dtype] * len(arguments.operands)
+        dtypes = [dtype] * len(arguments.operands)
         if opdef.surface.indexed:
-            found[-1] = self._index_dtype(arguments, attrs["dim"])
-        return found
+            dtypes[-1] = self._index_dtype(arguments, attrs["dim"])
+        return dtypes
 
     def _index_dtype(self, arguments: Arguments, dim: Dim) -> DType:
         """i32, of an index that is a number, which must be one of the dim."""
@@ -249,29 +251,29 @@ class Calls:
             fail("MD0210", message, span, help=help)
         return DTYPES["i32"]
 
-    def _arguments(self, opdef: OpDef, node: ast.Call, scope: Scope) -> Arguments:
+    def _arguments(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> Arguments:
         """Tensors first, then options by position, then options by name."""
-        found = Arguments(options=dict(opdef.surface.options))
+        arguments = Arguments(options=dict(opdef.surface.options))
         names = [name for name, _ in opdef.surface.options]
         operands, options = both(
             lambda: all_of(partial(self.program.expressions.evaluate, a, scope) for a in node.args),
             lambda: all_of(partial(self._keyword, opdef, k, scope) for k in node.keywords),
         )
-        given = 0
+        positional = 0
         for arg, operand in zip(node.args, operands, strict=True):
-            full = len(found.operands) >= opdef.surface.arity[0]
-            if not isinstance(operand, Value) and full and given < len(names):
-                found.options[names[given]] = option_value(operand, arg.span)
-                given += 1
+            full = len(arguments.operands) >= opdef.surface.arity[0]
+            if not isinstance(operand, Value) and full and positional < len(names):
+                arguments.options[names[positional]] = option_value(operand, arg.span)
+                positional += 1
                 continue
             if opdef.surface.seeded and full and "seed" in names:
                 names.remove("seed")  # this one
-            found.operands.append(operand)
-            found.spans.append(arg.span)
-        found.options.update(options)
-        _check_options(opdef, found.options, node)
-        _check_arity(opdef, len(found.operands), node)
-        return found
+            arguments.operands.append(operand)
+            arguments.spans.append(arg.span)
+        arguments.options.update(options)
+        _check_options(opdef, arguments.options, node)
+        _check_arity(opdef, len(arguments.operands), node)
+        return arguments
 
     def _keyword(self, opdef: OpDef, keyword: ast.Keyword, scope: Scope) -> tuple[str, Any]:
         """The name and the value of an option."""
@@ -283,7 +285,7 @@ class Calls:
             return "seed", operand
         return keyword.name.text, option_value(operand, keyword.value.span)
 
-    def _items(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
+    def _items(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> dict[str, Any]:
         """The attributes from the bracket (or the arrow) of a call."""
         kind = opdef.surface.items
         if kind == "none":
@@ -313,16 +315,16 @@ class Calls:
 
     def _row_major(self, opdef: OpDef, dims: tuple[Dim, ...], span: Span, scope: Scope) -> Value:
         """The row-major index over several dims, of the indices along each."""
-        found, *others = (
+        row_major, *others = (
             self.builder.emit(opdef.name, (), {"dim": dim}, span, scope)[0] for dim in dims
         )
         for dim, index in zip(dims[1:], others, strict=True):
             size = self.builder.constant(dim.size, index.type.dtype, span, scope)
-            found = self.builder.emit("mul", (found, size), {}, span, scope)[0]
-            found = self.builder.emit("add", (found, index), {}, span, scope)[0]
-        return found
+            row_major = self.builder.emit("mul", (row_major, size), {}, span, scope)[0]
+            row_major = self.builder.emit("add", (row_major, index), {}, span, scope)[0]
+        return row_major
 
-    def _dims(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...]:
+    def _dims(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> tuple[Dim, ...]:
         if not node.items and opdef.surface.items != "maker":
             help = f"write `{surface_name(opdef)}`"
             fail("MD0252", f"`{opdef.name}` needs its dims in `[ ]`", node.span, help=help)
@@ -334,7 +336,7 @@ class Calls:
             names.append(item.dim)
         return self.program.expressions.dims(names, scope)
 
-    def _arrow(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
+    def _arrow(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> dict[str, Any]:
         items = node.items or ()
         if len(items) != 1 or not isinstance(items[0], ast.ArrowItem):
             help = f"write `{surface_name(opdef)}`"
@@ -345,7 +347,7 @@ class Calls:
         )
         return {"source": sources, "target": targets}
 
-    def _windows(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
+    def _windows(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> dict[str, Any]:
         """The dims of `h by kh -> ho, …`: `source`, `window` (or its `size`) and `target`.
 
         Of a filter also the `dims` of its result, None if they are left out.
@@ -358,12 +360,12 @@ class Calls:
             help = f"write `{surface_name(opdef)}`"
             place = next((i.span for i in items if not isinstance(i, ast.ByItem)), node.span)
             fail("MD0252", f"`{opdef.name}` takes `[dim by window -> new]`", place, help=help)
-        found = all_of(
+        windowed = all_of(
             partial(self._window, opdef, item, scope)
             for item in items
             if isinstance(item, ast.ByItem)
         )
-        sources, windows, targets = zip(*found, strict=True)
+        sources, windows, targets = zip(*windowed, strict=True)
         if is_filter:
             out = None if node.out is None else self.program.expressions.dims(node.out, scope)
             return {"source": sources, "window": windows, "target": targets, "dims": out}
@@ -387,26 +389,26 @@ class Calls:
     # --- functions ---------------------------------------------------------------------------
 
     def inline(
-        self, function: ast.Function, node: ast.Call, scope: Scope
+        self, function: ast.FunctionDecl, node: ast.CallExpr, scope: Scope
     ) -> tuple[Operand | None, ...]:
         """Build the body of `function` in place; its parameters belong to this call.
 
         What is wrong with the call is reported; the body is built nevertheless.
         """
         self._guard_recursion(function, node, scope)
-        found = self.builder.diagnostics.of
+        collect = self.builder.diagnostics.of
         # Arguments first: in `f(f(x))` the inner call comes first, and is called `f`.
         matched, unmatched = self._match(function, node)
         evaluate = self.program.expressions.evaluate
-        given = {n: found(partial(evaluate, arg, scope)) for n, arg in matched.items()}
+        operands = {n: collect(partial(evaluate, arg, scope)) for n, arg in matched.items()}
         for arg in unmatched:
-            found(partial(evaluate, arg, scope))
+            collect(partial(evaluate, arg, scope))
         inner = self._enter(function, node, scope)
         self._bind_dims(function, node, scope, inner)
         if unmatched:
-            given = {**dict.fromkeys(p.name.text for p in function.params), **given}
+            operands = {**dict.fromkeys(p.name.text for p in function.params), **operands}
         told = partial(self.builder.diagnostics.told, how=partial(_outside, node))
-        told(partial(self._bind_tensors, function, node, given, matched, inner))
+        told(partial(self._bind_tensors, function, node, operands, matched, inner))
         self.open.append(function)
         outer = self.builder.site
         if inner.declarations is prelude():
@@ -421,7 +423,9 @@ class Calls:
             self.builder.site = outer
             self.open.pop()
 
-    def _guard_recursion(self, function: ast.Function, node: ast.Call, scope: Scope) -> None:
+    def _guard_recursion(
+        self, function: ast.FunctionDecl, node: ast.CallExpr, scope: Scope
+    ) -> None:
         name = function.name.text
         if len(scope.functions) >= MAX_CALL_DEPTH:
             message = f"calls nest more than {MAX_CALL_DEPTH} deep"
@@ -433,31 +437,31 @@ class Calls:
             help = "functions are inlined; use `repeat` for a loop"
             fail("MD0110", message, node.function.span, where, help=help)
 
-    def _enter(self, function: ast.Function, node: ast.Call, scope: Scope) -> Scope:
-        own = function is not prelude().functions.get(function.name.text)
-        declarations = scope.declarations if own else prelude()
+    def _enter(self, function: ast.FunctionDecl, node: ast.CallExpr, scope: Scope) -> Scope:
+        is_of_file = function is not prelude().functions.get(function.name.text)
+        declarations = scope.declarations if is_of_file else prelude()
         path, functions = scope.enter(function.name.label)
-        root = self.program.root_dims if own else {}
+        root = self.program.root_dims if is_of_file else {}
         return Scope(dict(root), {}, declarations, path, functions)
 
     def _bind_dims(
-        self, function: ast.Function, node: ast.Call, scope: Scope, inner: Scope
+        self, function: ast.FunctionDecl, node: ast.CallExpr, scope: Scope, inner: Scope
     ) -> None:
         """Bind the dims in the bracket of a call; one that is wrong is reported."""
-        items, found = node.items or (), self.builder.diagnostics.of
+        items, collect = node.items or (), self.builder.diagnostics.of
         if len(items) != len(function.dims):
-            found(partial(_wrong_dims, function, node))
-            found(partial(self.program.views.names, items, scope))
+            collect(partial(_wrong_dims, function, node))
+            collect(partial(self.program.views.names, items, scope))
             inner.wrong_dims.update(d.text for d in function.dims)
             return
         for name, item in zip(function.dims, items, strict=True):
-            dim = found(partial(self._plain_dim, function, item, scope))
+            dim = collect(partial(self._plain_dim, function, item, scope))
             if dim is None:
                 inner.wrong_dims.add(name.text)
             else:
                 inner.dims[name.text] = dim
 
-    def _plain_dim(self, function: ast.Function, item: ast.Item, scope: Scope) -> Dim:
+    def _plain_dim(self, function: ast.FunctionDecl, item: ast.Item, scope: Scope) -> Dim:
         if not isinstance(item, ast.DimItem):
             names = ", ".join(d.text for d in function.dims)
             help = f"write `{function.name.text}[{names}](…)`"
@@ -466,34 +470,34 @@ class Calls:
 
     def _bind_tensors(
         self,
-        function: ast.Function,
-        node: ast.Call,
+        function: ast.FunctionDecl,
+        node: ast.CallExpr,
         given: dict[str, Operand | None],
         matched: dict[str, ast.Expr],
         inner: Scope,
     ) -> None:
         """Bind the tensors of a call; None for one that is wrong, which is reported."""
-        found = self.builder.diagnostics.of
+        collect = self.builder.diagnostics.of
         of_library = inner.declarations is prelude()
         for param in function.params:
             name = param.name.text
             least = LEAST.get((function.name.text, name)) if of_library else None
-            dims = found(partial(self.program.dim_list, param.dims, inner))
+            dims = collect(partial(self.program.dim_list, param.dims, inner))
             if name not in given:
-                inner.names[name] = found(partial(self._default, function, param, node, inner))
+                inner.names[name] = collect(partial(self._default, function, param, node, inner))
                 continue
             value = given[name]
             if value is not None and dims is not None:
                 arg = matched[name]
                 if least is not None:
-                    found(partial(_at_least, least, param, value, arg))
-                value = found(partial(self._check_param, param, value, arg, inner))
+                    collect(partial(_at_least, least, param, value, arg))
+                value = collect(partial(self._check_param, param, value, arg, inner))
             inner.names[name] = value
             if _is_open(param):
                 self._bind_rest(value if dims is not None else None, dims, inner)
 
     def _default(
-        self, function: ast.Function, param: ast.TensorParam, node: ast.Call, inner: Scope
+        self, function: ast.FunctionDecl, param: ast.TensorParam, node: ast.CallExpr, inner: Scope
     ) -> Operand:
         """The default of a tensor that a call does not give."""
         if param.default is not None:
@@ -512,16 +516,16 @@ class Calls:
         if value is None or dims is None:
             inner.wrong_dims.add("...")
             return
-        own = value.type.dims if isinstance(value, Value) else ()
-        rest = (*inner.groups.get("...", ()), *(d for d in own if d not in dims[0]))
-        inner.groups["..."] = tuple(dict.fromkeys(rest))
+        operand_dims = value.type.dims if isinstance(value, Value) else ()
+        remaining = (*inner.groups.get("...", ()), *(d for d in operand_dims if d not in dims[0]))
+        inner.groups["..."] = tuple(dict.fromkeys(remaining))
 
     def _match(
-        self, function: ast.Function, node: ast.Call
+        self, function: ast.FunctionDecl, node: ast.CallExpr
     ) -> tuple[dict[str, ast.Expr], list[ast.Expr]]:
         """The argument of each parameter, and those that are of none, which are reported."""
         names = [p.name.text for p in function.params]
-        given, unmatched = dict(zip(names, node.args, strict=False)), [*node.args[len(names) :]]
+        matched, unmatched = dict(zip(names, node.args, strict=False)), [*node.args[len(names) :]]
         if unmatched:
             message = f"`{function.name.text}` takes {counted(len(names), 'tensor')}"
             where = Related(function.name.span, "defined here")
@@ -534,13 +538,13 @@ class Calls:
                 span = keyword.name.span
                 self._report(message, span, help, fixes=spelled_right(span, word, names))
                 unmatched.append(keyword.value)
-            elif word in given:
-                where = Related(given[word].span, "it is given here already")
+            elif word in matched:
+                where = Related(matched[word].span, "it is given here already")
                 self._report(f"`{word}` is given twice", keyword.span, "remove one", where)
                 unmatched.append(keyword.value)
             else:
-                given[word] = keyword.value
-        return given, unmatched
+                matched[word] = keyword.value
+        return matched, unmatched
 
     def _report(
         self, message: str, span: Span, help: str, *related: Related, fixes: tuple[Fix, ...] = ()
@@ -557,8 +561,8 @@ class Calls:
             return value
         if not isinstance(value, Value):
             need_tensor(value, arg.span)
-        dims, rest = self.program.dim_list(param.dims, inner)
-        message = mismatch(value, dims, rest)
+        dims, is_open = self.program.dim_list(param.dims, inner)
+        message = mismatch(value, dims, is_open)
         where = Related(param.span, "declared here")
         if message:
             help = "pass a tensor with the declared dims; `x[a -> b]` renames one"
@@ -578,7 +582,7 @@ class Calls:
         return value
 
 
-def _only_group(opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...] | None:
+def _only_group(opdef: OpDef, node: ast.CallExpr, scope: Scope) -> tuple[Dim, ...] | None:
     """The several dims under one name that a maker of indices is given, in a definition."""
     match node.items:
         case (ast.DimItem(dim=name),) if opdef.surface.items == "dim" and not node.args:
@@ -612,15 +616,15 @@ def _names(names: list[str]) -> str:
     return ", ".join(f"`{n}`" for n in names)
 
 
-def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
+def _at_call(error: DiagnosticError, node: ast.CallExpr) -> DiagnosticError:
     """The errors inside the function, each with the call as a related place."""
     related = Related(node.span, f"in this call of `{node.function.text}`")
-    found = error.diagnostics
-    noted = (replace(d, related=(*d.related, related)) if len(d.related) < 3 else d for d in found)
-    return DiagnosticError(*noted) if found else Poisoned()
+    errors = error.diagnostics
+    noted = (replace(d, related=(*d.related, related)) if len(d.related) < 3 else d for d in errors)
+    return DiagnosticError(*noted) if errors else Poisoned()
 
 
-def _outside(node: ast.Call, found: Diagnostic) -> Diagnostic:
+def _outside(node: ast.CallExpr, found: Diagnostic) -> Diagnostic:
     """What is wrong inside a function of the library, told of the program's call of it.
 
     Nobody can mend the library's line, which is the second place.
@@ -639,7 +643,7 @@ def _at_least(least: int, param: ast.TensorParam, value: Operand, arg: ast.Expr)
         fail("MD0213", message, arg.span, help=f"give a number from {least} on")
 
 
-def _wrong_dims(function: ast.Function, node: ast.Call) -> NoReturn:
+def _wrong_dims(function: ast.FunctionDecl, node: ast.CallExpr) -> NoReturn:
     """Report a call with another number of dims than the function takes."""
     names = ", ".join(d.text for d in function.dims)
     message = f"`{function.name.text}` takes {counted(len(function.dims), 'dim')} in `[ ]`"
@@ -656,10 +660,10 @@ def _is_open(param: ast.TensorParam) -> bool:
 
 def _check_option(opdef: OpDef, name: ast.Name) -> None:
     if name.text not in dict(opdef.surface.options):
-        known = ", ".join(f"`{option}`" for option, _ in opdef.surface.options) or "none"
+        options = ", ".join(f"`{option}`" for option, _ in opdef.surface.options) or "none"
         message = f"`{opdef.name}` has no option `{name.text}`"
         fixes = spelled_right(name.span, name.text, list(dict(opdef.surface.options)))
-        fail("MD0253", message, name.span, help=f"its options: {known}", fixes=fixes)
+        fail("MD0253", message, name.span, help=f"its options: {options}", fixes=fixes)
 
 
 def _no_list(opdef: OpDef, keyword: ast.Keyword) -> NoReturn:
@@ -672,7 +676,7 @@ def _no_list(opdef: OpDef, keyword: ast.Keyword) -> NoReturn:
     fail("MD0253", message, keyword.value.span, help=help)
 
 
-def _no_items(node: ast.Call, opdef: OpDef) -> None:
+def _no_items(node: ast.CallExpr, opdef: OpDef) -> None:
     if node.items is not None:
         help = f"write `{surface_name(opdef)}`"
         message = f"`{opdef.name}` takes no `[ ]`"
@@ -681,7 +685,7 @@ def _no_items(node: ast.Call, opdef: OpDef) -> None:
         _no_result_dims(opdef, node)
 
 
-def _without_items(node: ast.Call) -> tuple[Fix, ...]:
+def _without_items(node: ast.CallExpr) -> tuple[Fix, ...]:
     """The fix that leaves the brackets of a call out; none if they do not follow its name."""
     text, start = node.span.source.text, node.function.span.end
     last = node.items[-1].span.end if node.items else start + 1
@@ -691,12 +695,12 @@ def _without_items(node: ast.Call) -> tuple[Fix, ...]:
     return (Fix("leave out the `[ ]`", (Edit(Span(node.span.source, start, end), ""),)),)
 
 
-def _no_result_dims(opdef: OpDef, node: ast.Call) -> NoReturn:
+def _no_result_dims(opdef: OpDef, node: ast.CallExpr) -> NoReturn:
     help = f"write `{surface_name(opdef)}`"
     fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span, help=help)
 
 
-def _check_arity(opdef: OpDef, count: int, node: ast.Call) -> None:
+def _check_arity(opdef: OpDef, count: int, node: ast.CallExpr) -> None:
     low, high = opdef.surface.arity
     if count < low or (high is not None and count > high):
         wanted = (
@@ -707,7 +711,7 @@ def _check_arity(opdef: OpDef, count: int, node: ast.Call) -> None:
         fail("MD0251", message, node.span, help=f"write `{surface_name(opdef)}`")
 
 
-def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.Call) -> None:
+def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.CallExpr) -> None:
     for name, value in options.items():
         if value is ...:
             help = f"write `{opdef.name}(…, {name}=…)`"

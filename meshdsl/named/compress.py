@@ -54,8 +54,8 @@ def approximated(
     together through the stages of a step, so that their factors go into one bucket.
     """
     matrices, rank = [], compression.options["rank"]
-    for param, grad, own in grads:
-        cut = halves([d for d in param.type.dims if d.name in own], rank)
+    for param, grad, compressed in grads:
+        cut = halves([d for d in param.type.dims if d.name in compressed], rank)
         do = Arithmetic(emitter, master_dtype(param), param)
         if cut is not None:
             matrices.append(_Matrix(emitter, rank, done, param, do, *cut, widened(do, grad)))
@@ -65,10 +65,10 @@ def approximated(
     lefts = [m.products(m.rows, m.begun(b)) for m, b in zip(matrices, before, strict=True)]
     bases = [m.orthogonal(columns) for m, columns in zip(matrices, lefts, strict=True)]
     rights = [m.products(m.columns, columns) for m, columns in zip(matrices, bases, strict=True)]
-    found: dict[Value, Value] = {}
-    for matrix, kept, left, right in zip(matrices, before, bases, rights, strict=True):
-        found[matrix.param] = matrix.approximation(kept, left, right)
-    return [found.get(param, grad) for param, grad, _ in grads]
+    approximations: dict[Value, Value] = {}
+    for matrix, factors, left, right in zip(matrices, before, bases, rights, strict=True):
+        approximations[matrix.param] = matrix.approximation(factors, left, right)
+    return [approximations.get(param, grad) for param, grad, _ in grads]
 
 
 @dataclass(slots=True)
@@ -113,9 +113,9 @@ class _Matrix:
             self.emitter.update(old, self._or_start(i, column))
         dims = self.param.type.dims
         terms = [self.do("einsum", p, q, dims=dims) for p, q in zip(left, right, strict=True)]
-        made = functools.reduce(lambda one, other: self.do("add", one, other), terms)
-        self.emitter.update(self.error, self.do("sub", self.whole, made))
-        return made
+        product = functools.reduce(lambda one, other: self.do("add", one, other), terms)
+        self.emitter.update(self.error, self.do("sub", self.whole, product))
+        return product
 
     def _state(self, name: str, dims: tuple[Dim, ...], parts: bool = False) -> Value:
         type_ = TensorType(dims, self.do.dtype)
@@ -129,16 +129,16 @@ class _Matrix:
 
     def orthogonal(self, columns: list[Value]) -> list[Value]:
         """The columns orthonormal, by Gram and Schmidt; one that depends on others becomes 0."""
-        do, found = self.do, list[Value]()
+        do, orthonormal = self.do, list[Value]()
         for column in columns:
-            size, rest = self._along(column, column), column
-            for other in found:
-                rest = do("sub", rest, do("mul", other, self._along(other, rest)))
-            square = self._along(rest, rest)
+            size, residual = self._along(column, column), column
+            for other in orthonormal:
+                residual = do("sub", residual, do("mul", other, self._along(other, residual)))
+            square = self._along(residual, residual)
             holds = do("cast", do("gt", square, do("mul", size, LOST)), dtype=do.dtype)
             scale = do("mul", do("rsqrt", do("maximum", square, LEAST)), holds)
-            found.append(do("mul", rest, scale))
-        return found
+            orthonormal.append(do("mul", residual, scale))
+        return orthonormal
 
     # --- the first factor -----------------------------------------------------------------------
 

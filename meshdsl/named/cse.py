@@ -13,20 +13,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from meshdsl.ir.program import substitute, with_origins
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
 
-N = TypeVar("N", Op, Loop)
+N = TypeVar("N", NamedOp, NamedLoop)
 
-Alike = Callable[[Op, Op], bool]
+Alike = Callable[[NamedOp, NamedOp], bool]
 """Whether a layout constrains two operators alike."""
 
 SAME_NUMBERS = ("identity", "stop_gradient")
 """Operators whose result is their operand: gradients have been taken before anything is merged."""
 
 
-def cse(program: Program, alike: Alike) -> Program:
+def cse(program: NamedProgram, alike: Alike) -> NamedProgram:
     """The program with equal operators of a block merged; itself where there are none.
 
     A value that has a name or a pin, or is returned, stored, carried or collected, stays one of its
@@ -34,7 +35,10 @@ def cse(program: Program, alike: Alike) -> Program:
     """
     block = Merging.of(program, alike)
     body = block.nodes(program.body)
-    return drop_unused(replace(program, body=body)) if block.merged else program
+    if not block.merged:
+        return program
+    # What nothing reads any more may have been read by what was merged.
+    return with_kept_origins(program, drop_unused(replace(program, body=body)))
 
 
 @dataclass(slots=True)
@@ -53,17 +57,17 @@ class Merging:
     numbers: dict[Value, Any] = field(default_factory=dict)
     same: dict[Value, Value] = field(default_factory=dict)
     gone: dict[Value, Value] = field(default_factory=dict)
-    done: dict[Any, tuple[int, list[Op]]] = field(default_factory=dict)
+    done: dict[Any, tuple[int, list[NamedOp]]] = field(default_factory=dict)
     shared: set[Value] = field(default_factory=set)
     merged: int = 0
 
     @classmethod
-    def of(cls, program: Program, alike: Alike) -> Merging:
+    def of(cls, program: NamedProgram, alike: Alike) -> Merging:
         """The block of a program, before its first node."""
         kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
         return cls(alike, kept | ({program.goal.loss} if program.goal else set()))
 
-    def inside(self, loop: Loop) -> Merging:
+    def inside(self, loop: NamedLoop) -> Merging:
         """The block of a loop, before its first node."""
         return Merging(
             self.alike, {c.next for c in loop.carries} | {c.inside for c in loop.collected}
@@ -73,8 +77,8 @@ class Merging:
         """The same block, to go on with in another way."""
         done = {key: (number, [*before]) for key, (number, before) in self.done.items()}
         values = (dict(self.numbers), dict(self.same), dict(self.gone))
-        known = (*values, done, set(self.shared))
-        return Merging(self.alike, self.kept, *known, self.merged)
+        tables = (*values, done, set(self.shared))
+        return Merging(self.alike, self.kept, *tables, self.merged)
 
     def now(self, node: N) -> N:
         """A node that reads what stands for what has been removed."""
@@ -87,19 +91,19 @@ class Merging:
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The block with its equal operators merged."""
-        found: list[Node] = []
+        merged: list[Node] = []
         for node in nodes:
-            made = self._loop(self.now(node)) if isinstance(node, Loop) else self.op(node)
-            found.extend([] if made is None else [made])
-        return tuple(found)
+            node_ = self._loop(self.now(node)) if isinstance(node, NamedLoop) else self.op(node)
+            merged.extend([] if node_ is None else [node_])
+        return tuple(merged)
 
-    def _loop(self, loop: Loop) -> Loop:
+    def _loop(self, loop: NamedLoop) -> NamedLoop:
         inner = self.inside(loop)
         body = inner.nodes(loop.body)
         self.leave(inner)
         return replace(loop, body=body)
 
-    def op(self, op: Op) -> Op | None:
+    def op(self, op: NamedOp) -> NamedOp | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
         op = self.now(op)
         marks = op.name == "identity" and op.attrs  # what leaves stages does so by itself
@@ -118,13 +122,13 @@ class Merging:
             return None
         return replace(op, name="identity", ins=(first.out,), attrs=())
 
-    def forget(self, op: Op) -> None:
+    def forget(self, op: NamedOp) -> None:
         """Let nothing be merged with an operator that has been left out."""
         _, before = self._equal(op)
         if op in before:
             before.remove(op)
 
-    def _equal(self, op: Op) -> tuple[Any, list[Op]]:
+    def _equal(self, op: NamedOp) -> tuple[Any, list[NamedOp]]:
         """The number of the result, and the operators that have computed the same."""
         ins = tuple(self.numbers.get(v, v) for v in op.ins)
         if op.out.role == "param":  # on its way from storage: another phase gathers it again
@@ -135,19 +139,19 @@ class Merging:
         before = before if _may_be_merged(op) else []
         return ins[0] if op.name in SAME_NUMBERS else number, before
 
-    def _may_stand_for(self, first: Op, again: Op) -> bool:
+    def _may_stand_for(self, first: NamedOp, again: NamedOp) -> bool:
         """Whether the result of `first` may be read in place of that of `again`."""
         if first.phase != again.phase and (first.block is not None or not self._is_light(again)):
             return False
         return self.alike(first, again)
 
-    def _is_light(self, op: Op) -> bool:
+    def _is_light(self, op: NamedOp) -> bool:
         """Whether the result is smaller than some operand, or as small as the shared values."""
         most = max(v.type.elements for v in op.ins)
         shared = all(v in self.shared or not v.type.dims for v in op.ins)
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
 
 
-def _may_be_merged(op: Op) -> bool:
+def _may_be_merged(op: NamedOp) -> bool:
     """Whether another operator may stand for one: never for a number, or what is no activation."""
     return bool(op.ins) and op.out.role == "activation"

@@ -43,12 +43,12 @@ class Declarations:
     source: Source
     dims: Mapping[str, Dim] = field(default_factory=dict)
     dim_spans: Mapping[str, Span] = field(default_factory=dict)
-    meshes: Mapping[str, ast.Mesh] = field(default_factory=dict)
-    layouts: Mapping[str, ast.Layout] = field(default_factory=dict)
+    meshes: Mapping[str, ast.MeshDecl] = field(default_factory=dict)
+    layouts: Mapping[str, ast.LayoutDecl] = field(default_factory=dict)
     sbps: Mapping[str, ast.Sbp] = field(default_factory=dict)
-    schedules: Mapping[str, ast.Schedule] = field(default_factory=dict)
-    functions: Mapping[str, ast.Function] = field(default_factory=dict)
-    programs: Mapping[str, ast.Program] = field(default_factory=dict)
+    schedules: Mapping[str, ast.ScheduleDecl] = field(default_factory=dict)
+    functions: Mapping[str, ast.FunctionDecl] = field(default_factory=dict)
+    programs: Mapping[str, ast.ProgramDecl] = field(default_factory=dict)
     expects: tuple[ast.Expect, ...] = ()
     unsized: frozenset[str] = frozenset()
     """Dims whose size is wrong, and reported; they stand with the size 1."""
@@ -60,7 +60,7 @@ class Declarations:
 
 
 def declare(
-    tree: ast.File, diagnostics: Diagnostics, set_dims: Mapping[str, int] | None = None
+    tree: ast.SourceFile, diagnostics: Diagnostics, set_dims: Mapping[str, int] | None = None
 ) -> Declarations:
     """Resolve the declarations of `tree`; errors go to `diagnostics`, wrong ones are left out."""
     source = tree.span.source
@@ -73,12 +73,12 @@ def declare(
         source,
         dims,
         {name: node.name.span for name, node in entries["dim"].items()},
-        _of(entries["mesh"], ast.Mesh),
-        _of(entries["layout"], ast.Layout),
+        _of(entries["mesh"], ast.MeshDecl),
+        _of(entries["layout"], ast.LayoutDecl),
         _of(entries["sbp"], ast.Sbp),
-        _of(entries["schedule"], ast.Schedule),
-        _of(entries["def"], ast.Function),
-        _of(entries["program"], ast.Program),
+        _of(entries["schedule"], ast.ScheduleDecl),
+        _of(entries["def"], ast.FunctionDecl),
+        _of(entries["program"], ast.ProgramDecl),
         expects,
         frozenset(sizes.failed),
     )
@@ -132,23 +132,31 @@ def declared_integer(node: ast.Expr, declarations: Declarations, largest: int = 
 def _poisoned(node: ast.Expr, known: list[str]) -> NoReturn:
     """Raise what is wrong with a size that depends on a wrong one: its unknown names."""
     names = [n.name for n in ast.walk(node) if isinstance(n, ast.Ref)]
-    found = [unknown("MD0101", "dim", n, known) for n in names if n.text not in known]
-    raise DiagnosticError(*found) if found else Poisoned
+    errors = [unknown("MD0101", "dim", n, known) for n in names if n.text not in known]
+    raise DiagnosticError(*errors) if errors else Poisoned
 
 
 # --- duplicates ------------------------------------------------------------------------------
 
 _KINDS: tuple[tuple[type, str], ...] = (
-    (ast.Dim, "dim"),
-    (ast.Mesh, "mesh"),
-    (ast.Layout, "layout"),
+    (ast.DimDecl, "dim"),
+    (ast.MeshDecl, "mesh"),
+    (ast.LayoutDecl, "layout"),
     (ast.Sbp, "sbp"),
-    (ast.Schedule, "schedule"),
-    (ast.Function, "def"),
-    (ast.Program, "program"),
+    (ast.ScheduleDecl, "schedule"),
+    (ast.FunctionDecl, "def"),
+    (ast.ProgramDecl, "program"),
 )
 
-_Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Schedule | ast.Function | ast.Program
+_Named = (
+    ast.DimDecl
+    | ast.MeshDecl
+    | ast.LayoutDecl
+    | ast.Sbp
+    | ast.ScheduleDecl
+    | ast.FunctionDecl
+    | ast.ProgramDecl
+)
 
 
 def _unique(
@@ -182,7 +190,7 @@ def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
 def _check_profiles(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:
     """Report profiles of meshes that there are not."""
     for node in nodes:
-        if isinstance(node, ast.Mesh) and node.profile:
+        if isinstance(node, ast.MeshDecl) and node.profile:
             diagnostics.of(partial(load, node.profile.text, node.profile.span))
 
 
@@ -195,7 +203,7 @@ class _DimSizes:
     def __init__(
         self, entries: dict[str, _Named], set_dims: Mapping[str, int], diagnostics: Diagnostics
     ) -> None:
-        self.entries = _of(entries, ast.Dim)
+        self.entries = _of(entries, ast.DimDecl)
         self.set_dims = set_dims
         self.diagnostics = diagnostics
         self.sizes: dict[str, int] = {}

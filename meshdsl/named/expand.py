@@ -17,14 +17,14 @@ from typing import Any
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import substitute
 from meshdsl.ir.types import F32, I32, Dim, TensorType
-from meshdsl.named.attention import ATTENTION, attention_parts
+from meshdsl.named.attention_fusion import ATTENTION, attention_parts
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.prelude import prelude
-from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import lookup
+from meshdsl.ops.requirements import own_dims
 from meshdsl.syntax import ast
 
 
@@ -32,7 +32,7 @@ from meshdsl.syntax import ast
 class Expansion:
     """Operators that yield the same output, and rules (dim, axes) for dims that they introduce."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[NamedOp, ...]
     rules: tuple[tuple[Dim, tuple[str, ...]], ...] = ()
 
 
@@ -40,7 +40,7 @@ Axes = tuple[tuple[str, int], ...]
 """Mesh axes, outer first, with their sizes."""
 
 
-def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
+def expand(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes.
 
     Walks under many layouts ask for the same: their programs share its operators.
@@ -49,41 +49,41 @@ def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _expanded(op: Op, axes: tuple[tuple[str, Axes], ...]) -> Expansion | None:
+def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...]) -> Expansion | None:
     split = dict(axes)
     if op.name in IN_BLOCKS:
-        own = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
-        if "." in own[0].name:  # what blocks exchange: it would be taken apart without end
+        scanned = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
+        if "." in scanned[0].name:  # what blocks exchange: it would be taken apart without end
             return None
-        parts = math.prod(size for _, size in split[own[0].name])
-        return None if own[0].size % parts else IN_BLOCKS[op.name](op, split)  # uneven blocks
+        parts = math.prod(size for _, size in split[scanned[0].name])
+        return None if scanned[0].size % parts else IN_BLOCKS[op.name](op, split)  # uneven blocks
     if op.name in ATTENTION:
         return _attention(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
 
 
-def in_primitives(program: Program) -> Program:
+def in_primitives(program: NamedProgram) -> NamedProgram:
     """The program with its attentions taken apart."""
 
     def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        found: list[Node] = []
+        primitives: list[Node] = []
         for node in nodes:
-            if isinstance(node, Loop):
-                found.append(replace(node, body=block(node.body)))
+            if isinstance(node, NamedLoop):
+                primitives.append(replace(node, body=block(node.body)))
             else:
-                found.extend(_attention(node).ops if node.name in ATTENTION else (node,))
-        return tuple(found)
+                primitives.extend(_attention(node).ops if node.name in ATTENTION else (node,))
+        return tuple(primitives)
 
     return replace(program, body=block(program.body))
 
 
-def _attention(op: Op) -> Expansion:
+def _attention(op: NamedOp) -> Expansion:
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
     made = attention_parts(op, _operands(op, builder, scope), builder, scope)
     return Expansion(_yield(builder, made, op, scope))
 
 
-def _from_prelude(op: Op) -> tuple[Op, ...]:
+def _from_prelude(op: NamedOp) -> tuple[NamedOp, ...]:
     """The definition of `op` on its operands, where it is called."""
     types = tuple(v.type for v in op.ins)
     body, operands, result = _definition(op.name, op.attrs, types, op.out.type)
@@ -103,12 +103,12 @@ def _from_prelude(op: Op) -> tuple[Op, ...]:
 @functools.lru_cache(maxsize=1024)
 def _definition(
     name: str, attrs: tuple[tuple[str, Any], ...], ins: tuple[TensorType, ...], out: TensorType
-) -> tuple[tuple[Op, ...], tuple[Value, ...], Value]:
+) -> tuple[tuple[NamedOp, ...], tuple[Value, ...], Value]:
     """The operators of a definition in the prelude, its operands and its result: built once."""
     function = prelude().functions[name]
     span = function.name.span
     operands, result = tuple(Value(t, span) for t in ins), Value(out, span)
-    op = Op(name, operands, (result,), attrs, span)
+    op = NamedOp(name, operands, (result,), attrs, span)
     program = ProgramBuilder(Declarations(span.source), Diagnostics())
     scope = _scope(op, prelude())
     _bind_dims(function, own_dims(dict(attrs)), scope)
@@ -117,12 +117,12 @@ def _definition(
     for param in function.params[len(ins) :]:
         assert param.default is not None
         scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
-    (made,) = program.function_body(function, scope)
+    (result_,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
-    return _yield(program.builder, (made,), op, scope), operands, result
+    return _yield(program.builder, (result_,), op, scope), operands, result
 
 
-def _bind_dims(function: ast.Function, own: tuple[Dim, ...], scope: Scope) -> None:
+def _bind_dims(function: ast.FunctionDecl, own: tuple[Dim, ...], scope: Scope) -> None:
     """Bind the dim of a definition to the operator's: to all of them where it has several."""
     (parameter,) = function.dims
     if len(own) == 1:
@@ -150,37 +150,37 @@ class _Blocks:
         return cls(blocks, every, Dim(f"{dim.name}.block", dim.size // parts), rules)
 
 
-def _running_sum(op: Op, split: Mapping[str, Axes]) -> Expansion:
+def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     """A running sum inside blocks, plus the sum of the blocks before."""
     dim: Dim = op.attr("dim")
-    made = _Blocks.of(dim, split[dim.name])
-    blocks, every, block = made.blocks, made.every, made.block
+    split_ = _Blocks.of(dim, split[dim.name])
+    blocks, every, block = split_.blocks, split_.every, split_.block
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
-    (whole,) = _operands(op, builder, scope)
+    (operand,) = _operands(op, builder, scope)
 
     def emit(name: str, *ins: Value, **attrs: Any) -> Value:
         return builder.emit(name, ins, attrs, op.span, scope)[0]
 
-    x = emit("split", whole, dim=dim, into=(blocks, block))
+    x = emit("split", operand, dim=dim, into=(blocks, block))
     totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
     others = emit("cumsum", totals, **{**dict(op.attrs), "dim": every, "exclusive": 1})
     offsets = emit("rename", others, pairs=((every, blocks),))
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
-    return Expansion(_yield(builder, (result,), op, scope), made.rules)
+    return Expansion(_yield(builder, (result,), op, scope), split_.rules)
 
 
-def _top_of_tops(op: Op, split: Mapping[str, Axes]) -> Expansion:
+def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     """The greatest elements of the blocks, and the greatest of these with their global indices.
 
     Candidates are in the order of their blocks, and equals inside a block in that of their
     indices, so that of equals the first is the first of all.
     """
     (dim,), (target,) = op.attr("source"), op.attr("target")
-    made = _Blocks.of(dim, split[dim.name])
-    size = min(target.size, made.block.size)
+    split_ = _Blocks.of(dim, split[dim.name])
+    size = min(target.size, split_.block.size)
     top = Dim(f"{dim.name}.top", size)
-    candidates = Dim(f"{dim.name}.candidates", size * made.blocks.size)
+    candidates = Dim(f"{dim.name}.candidates", size * split_.blocks.size)
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
     builder.place(op.ins[0], 0)
 
@@ -188,39 +188,39 @@ def _top_of_tops(op: Op, split: Mapping[str, Axes]) -> Expansion:
         return builder.emit(name, ins, attrs, op.span, scope)
 
     def gathered(value: Value) -> Value:
-        (whole,) = emit("rename", value, pairs=((made.blocks, made.every),))
-        return emit("merge", whole, dims=(made.every, top), into=candidates)[0]
+        (renamed,) = emit("rename", value, pairs=((split_.blocks, split_.every),))
+        return emit("merge", renamed, dims=(split_.every, top), into=candidates)[0]
 
-    (x,) = emit("split", op.ins[0], dim=dim, into=(made.blocks, made.block))
-    best, inside = emit("top_k", x, source=(made.block,), target=(top,))
-    width = builder.constant(made.block.size, I32, op.span, scope)
-    (start,) = emit("mul", *emit("iota", dim=made.blocks), width)
+    (x,) = emit("split", op.ins[0], dim=dim, into=(split_.blocks, split_.block))
+    best, inside = emit("top_k", x, source=(split_.block,), target=(top,))
+    width = builder.constant(split_.block.size, I32, op.span, scope)
+    (start,) = emit("mul", *emit("iota", dim=split_.blocks), width)
     (index,) = emit("add", inside, start)
     values, place = emit("top_k", gathered(best), source=(candidates,), target=(target,))
     (which,) = emit("gather", gathered(index), place, dim=candidates)
     (which,) = emit("transpose", which, dims=op.outs[1].type.dims)
-    ops = [o for o in builder.frames[0].body if isinstance(o, Op)]
-    found = substitute(ops, {values: op.outs[0], which: op.outs[1]})
-    placed = (_at(o, op) for o in found)
-    return Expansion(tuple(placed), made.rules)
+    ops = [o for o in builder.frames[0].body if isinstance(o, NamedOp)]
+    substituted = substitute(ops, {values: op.outs[0], which: op.outs[1]})
+    placed = (_at(o, op) for o in substituted)
+    return Expansion(tuple(placed), split_.rules)
 
 
 IN_BLOCKS = {"cumsum": _running_sum, "top_k": _top_of_tops}
 """Operators that work on the blocks of their own dim, and then on one or a few values of each."""
 
 
-def _at(inner: Op, op: Op) -> Op:
+def _at(inner: NamedOp, op: NamedOp) -> NamedOp:
     """An operator of the definition of `op`, at its place and for the same reason."""
     return replace(inner, span=op.span, phase=op.phase, block=op.block, origin=op.origin)
 
 
-def _scope(op: Op, declarations: Declarations) -> Scope:
+def _scope(op: NamedOp, declarations: Declarations) -> Scope:
     first = op.outs[0]
     path, functions = (*first.path, op.name), (*first.functions, op.name)
     return Scope({}, {}, declarations, path, functions)
 
 
-def _operands(op: Op, builder: Builder, scope: Scope) -> tuple[Value, ...]:
+def _operands(op: NamedOp, builder: Builder, scope: Scope) -> tuple[Value, ...]:
     """The operands of `op`; floats of two bytes as f32 where the result is one of them."""
     for value in op.ins:
         builder.place(value, 0)
@@ -236,7 +236,9 @@ def _operands(op: Op, builder: Builder, scope: Scope) -> tuple[Value, ...]:
     )
 
 
-def _yield(builder: Builder, results: tuple[object, ...], op: Op, scope: Scope) -> tuple[Op, ...]:
+def _yield(
+    builder: Builder, results: tuple[object, ...], op: NamedOp, scope: Scope
+) -> tuple[NamedOp, ...]:
     """The operators built, which yield the outputs of `op` itself; all at its place."""
     new: dict[Value, Value] = {}
     for result, out in zip(results, op.outs, strict=True):
@@ -251,5 +253,5 @@ def _yield(builder: Builder, results: tuple[object, ...], op: Op, scope: Scope) 
         if result in new or not any(result in node.makes for node in body):
             result = builder.emit("identity", (result,), {}, op.span, scope)[0]
         new[result] = out
-    ops = substitute([o for o in builder.frames[0].body if isinstance(o, Op)], new)
+    ops = substitute([o for o in builder.frames[0].body if isinstance(o, NamedOp)], new)
     return tuple(_at(o, op) for o in ops)

@@ -23,7 +23,7 @@ from meshdsl.ir.types import DTYPES, Dim, DType, TensorType
 from meshdsl.named.builder import Operand, Scope, Stack, need_tensor
 from meshdsl.named.declarations import declared, unknown
 from meshdsl.named.ir import Value
-from meshdsl.named.sizes import how_of, made, size_of
+from meshdsl.named.size_formulas import how_of, made, size_of
 from meshdsl.ops.opdef import OpDef, OpError, load_all, lookup, signs
 from meshdsl.syntax import ast
 
@@ -35,7 +35,7 @@ NEUTRAL = (("mul", 1), ("div", 1), ("add", 0), ("sub", 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Given(ast.Ref):
+class OperandRef(ast.Ref):
     """An operand in place of a name, passed by the embedded language."""
 
     operand: Operand
@@ -61,21 +61,21 @@ class Expressions:
 
     def tensor(self, node: ast.Expr, scope: Scope) -> Value:
         """The value of `node`, which must be a tensor; a number becomes an f32 constant."""
-        found = self.evaluate(node, scope)
-        if isinstance(found, Value):
-            return found
-        if isinstance(found, int | float):
-            return self.builder.constant(found, DTYPES["f32"], node.span, scope)
-        need_tensor(found, node.span)
+        operand = self.evaluate(node, scope)
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, int | float):
+            return self.builder.constant(operand, DTYPES["f32"], node.span, scope)
+        need_tensor(operand, node.span)
 
     def evaluate(self, node: ast.Expr, scope: Scope) -> Operand:
         """The one value of `node`."""
-        if isinstance(node, Given):
-            found = node.operand
-            return self.builder.reach(found) if isinstance(found, Value) else found
+        if isinstance(node, OperandRef):
+            operand = node.operand
+            return self.builder.reach(operand) if isinstance(operand, Value) else operand
         node = _maker_call(node, scope)
         match node:
-            case ast.Call():
+            case ast.CallExpr():
                 return self._result(node, scope)
             case ast.Number() | ast.String():
                 return node.value
@@ -85,13 +85,13 @@ class Expressions:
                 return self.pointwise(_unary(node.op), (node.operand,), node.span, scope)
             case ast.Binary():
                 return self.binary(node, scope)
-            case ast.View():
+            case ast.ViewExpr():
                 return self.program.views.view(node, scope)
             case ast.Foreign():
                 return self.program.refused.expression(node, scope)
         raise AssertionError(node)
 
-    def _result(self, node: ast.Call, scope: Scope) -> Operand:
+    def _result(self, node: ast.CallExpr, scope: Scope) -> Operand:
         """The only result of a call."""
         results = self.program.calls.call(node, scope)
         if len(results) != 1:
@@ -104,10 +104,10 @@ class Expressions:
     def reference(self, name: ast.Name, scope: Scope) -> Operand:
         """The meaning of a bare name: a tensor, else the size of a dim, else a dtype."""
         if name.text in scope.names:
-            found = scope.names[name.text]
-            if found is None:
+            operand = scope.names[name.text]
+            if operand is None:
                 raise Poisoned
-            return self.builder.reach(found) if isinstance(found, Value) else found
+            return self.builder.reach(operand) if isinstance(operand, Value) else operand
         if name.text in scope.stacks:
             return self._stack(scope.stacks[name.text], name, scope)
         if name.text in scope.dims or name.text in scope.wrong_dims:
@@ -123,11 +123,11 @@ class Expressions:
         """The stack that a loop has left, where another one does not make the name again."""
         if stack.again is None:
             return self.builder.reach(self.builder.stacked(stack, name.span, scope))
-        made = Related(stack.span, "assigned in the loop before")
+        assigned = Related(stack.span, "assigned in the loop before")
         again = Related(stack.again, "assigned here again, in this loop")
         message = f"is `{stack.name}` what the loop before has stacked, or this loop's own?"
         help = "give one of them another name; a loop carries what has a value before it"
-        fail("MD0120", message, name.span, made, again, help=help)
+        fail("MD0120", message, name.span, assigned, again, help=help)
 
     def _unknown_tensor(self, name: ast.Name, scope: Scope) -> NoReturn:
         if name.text in scope.later:
@@ -138,8 +138,8 @@ class Expressions:
         if name.text in load_all():
             help = f"call it: `{name.text}(…)`"
             fail("MD0102", f"`{name.text}` is an operator, not a tensor", name.span, help=help)
-        known = [*scope.names, *scope.stacks, *scope.dims]
-        raise DiagnosticError(unknown("MD0102", "tensor", name, known))
+        names = [*scope.names, *scope.stacks, *scope.dims]
+        raise DiagnosticError(unknown("MD0102", "tensor", name, names))
 
     def dim(self, name: ast.Name, scope: Scope) -> Dim:
         """The dim called `name` in a bracket."""
@@ -147,13 +147,13 @@ class Expressions:
             raise Poisoned
         if name.text in scope.dims:
             return scope.dims[name.text]
-        known = list(scope.dims)
+        dims = list(scope.dims)
         help = "declare it: `dim NAME = SIZE`"
         if name.text in scope.names:
             help = "`[ ]` holds dims; tensors stand in `( )`"
-        found = unknown("MD0101", "dim", name, known, help)
+        diagnostic = unknown("MD0101", "dim", name, dims, help)
         declare = declared(name, scope.declarations)
-        raise DiagnosticError(replace(found, fixes=(*found.fixes, *declare)))
+        raise DiagnosticError(replace(diagnostic, fixes=(*diagnostic.fixes, *declare)))
 
     def dims(self, names: Iterable[ast.Name], scope: Scope) -> tuple[Dim, ...]:
         """The dims of a list in an expression; a name of several stands for all of them."""
@@ -216,11 +216,11 @@ class Expressions:
         values = tuple(
             self.as_value(x, dtype, s, scope) for x, s in zip(operands, spans, strict=True)
         )
-        made = self.builder.emit(name, values, {}, span, scope, spans)[0]
+        result = self.builder.emit(name, values, {}, span, scope, spans)[0]
         read = operands[1:] if name == "where" else operands
-        if made.type.dtype == dtype and all(self._is_literal(x) for x in read):
-            self.literals[made] = Literals(name, tuple(operands), spans, span)
-        return made
+        if result.type.dtype == dtype and all(self._is_literal(x) for x in read):
+            self.literals[result] = Literals(name, tuple(operands), spans, span)
+        return result
 
     def literal_dtype(self, name: str, operands: list[Operand]) -> DType:
         """The dtype a number takes: that of the first tensor (of `where`: not the condition).
@@ -244,21 +244,23 @@ class Expressions:
 
     def retyped(self, operand: Operand, dtype: DType, scope: Scope) -> Operand:
         """An operand that is made of literals alone, made of this dtype if they fit in it."""
-        made = self.literals.get(operand)
+        literals = self.literals.get(operand)
         if (
             not isinstance(operand, Value)
-            or made is None
+            or literals is None
             or operand.type.dtype == dtype
-            or not self._fits(made, dtype)
+            or not self._fits(literals, dtype)
         ):
             return operand
-        operands = self._of_literals(made.name, list(made.operands), dtype, scope)
+        operands = self._of_literals(literals.name, list(literals.operands), dtype, scope)
         values = tuple(
             self.builder.reach(self.as_value(x, dtype, s, scope))
-            for x, s in zip(operands, made.spans, strict=True)
+            for x, s in zip(operands, literals.spans, strict=True)
         )
-        again = self.builder.emit(made.name, values, {}, made.span, scope, made.spans)[0]
-        self.literals[again] = made
+        again = self.builder.emit(literals.name, values, {}, literals.span, scope, literals.spans)[
+            0
+        ]
+        self.literals[again] = literals
         return again
 
     def _fits(self, made: Literals, dtype: DType) -> bool:
@@ -280,15 +282,15 @@ class Expressions:
 
 def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
     """`iota[seq]` is a call without `()`: it takes no tensors."""
-    if not isinstance(node, ast.View) or not isinstance(node.tensor, ast.Ref):
+    if not isinstance(node, ast.ViewExpr) or not isinstance(node.tensor, ast.Ref):
         return node
-    if isinstance(node.tensor, Given):
+    if isinstance(node.tensor, OperandRef):
         return node
     name = node.tensor.name
     opdef = load_all().get(name.text)
     if opdef is None or name.text in {*scope.names, *scope.stacks} or opdef.surface.arity[1] != 0:
         return node
-    return ast.Call(name, node.items, (), (), None, node.span)
+    return ast.CallExpr(name, node.items, (), (), None, node.span)
 
 
 def _is_neutral(name: str, operands: list[Operand]) -> bool:
@@ -325,9 +327,9 @@ def _takes(made: Literals, dtype: DType) -> bool:
     """Whether an operator of literals yields a dtype, of operands of that dtype."""
     first = 1 if made.name == "where" else 0
     condition = tuple(x.type for x in made.operands[:first] if isinstance(x, Value))
-    rest = (TensorType((), dtype),) * len(made.operands[first:])
+    others = (TensorType((), dtype),) * len(made.operands[first:])
     try:
-        return lookup(made.name).infer((*condition, *rest), {})[0].dtype == dtype
+        return lookup(made.name).infer((*condition, *others), {})[0].dtype == dtype
     except OpError:
         return False
 

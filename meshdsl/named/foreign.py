@@ -28,14 +28,14 @@ from meshdsl.named.foreign_shapes import (
     transposed,
     widened,
 )
-from meshdsl.named.foreign_use import DIM_OPTIONS, Part, Use
+from meshdsl.named.foreign_use import DIM_OPTIONS, ForeignOperand, Use
 from meshdsl.syntax import ast
+from meshdsl.syntax.foreign_words import table
 from meshdsl.syntax.parse import parse_expression
-from meshdsl.syntax.table import table
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ForeignRow:
     """One row of the table: words of other libraries, and what is written here instead."""
 
     words: tuple[str, ...]
@@ -49,18 +49,20 @@ class Row:
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[ForeignRow, ...]:
     """The table."""
-    found = []
+    table_rows = []
     for row in table()["row"]:
         texts = {name: row.get(name) for name in ("write", "rule", "help")}
         examples = {name: row.get(name, "") for name in ("mdsl", "python", "means")}
-        found.append(Row(tuple(row["words"]), row.get("code", "MD0125"), **texts, **examples))
-    return tuple(found)
+        table_rows.append(
+            ForeignRow(tuple(row["words"]), row.get("code", "MD0125"), **texts, **examples)
+        )
+    return tuple(table_rows)
 
 
 @functools.cache
-def row_of(word: str) -> Row | None:
+def row_of(word: str) -> ForeignRow | None:
     """The row that has a word, or None."""
     return next((row for row in rows() if word in row.words), None)
 
@@ -169,7 +171,7 @@ def _contract(use: Use) -> str | None:
     return _product(use, one, other, to, out)
 
 
-def _met_by_name(use: Use, one: Part, other: Part) -> str | None:
+def _met_by_name(use: Use, one: ForeignOperand, other: ForeignOperand) -> str | None:
     """A product that no positions allow: over the last dim of the first, or the only shared one."""
     shared = [n for n in one.names if n in other.names]
     inner = one.names[-1]
@@ -186,7 +188,9 @@ def _met_by_name(use: Use, one: Part, other: Part) -> str | None:
     return _product(use, one, other, to, out)
 
 
-def _product(use: Use, one: Part, other: Part, to: Mapping[str, str], out: Sequence[str]) -> str:
+def _product(
+    use: Use, one: ForeignOperand, other: ForeignOperand, to: Mapping[str, str], out: Sequence[str]
+) -> str:
     """The einsum of two tensors, dims of the second renamed."""
     use.order = tuple(out)
     renamed = ", ".join(f"{n} -> {to[n]}" for n in other.names if to[n] != n)
@@ -219,23 +223,23 @@ def _einsum(use: Use) -> str | None:
 
 def _lettered(use: Use, text: str) -> str | None:
     left, _, right = text.replace(" ", "").partition("->")
-    given = left.split(",")
-    if len(given) != len(use.tensors) or "." in text:
+    subscripts = left.split(",")
+    if len(subscripts) != len(use.tensors) or "." in text:
         return None
-    found: dict[str, Dim] = {}
+    dim_of: dict[str, Dim] = {}
     operands = []
-    for letters, part in zip(given, use.tensors, strict=True):
+    for letters, part in zip(subscripts, use.tensors, strict=True):
         if part.dims is None or len(letters) != len(part.dims):
             return None
         renames = []
         for letter, dim in zip(letters, part.dims, strict=True):
-            old = found.setdefault(letter, _apart(use, letter, dim, found))
+            old = dim_of.setdefault(letter, _apart(use, letter, dim, dim_of))
             if old.name != dim.name:
                 renames.append(f"{dim.name} -> {old.name}")
         operands.append(part.ref + (f"[{', '.join(renames)}]" if renames else ""))
-    if not set(right) <= set(found):
+    if not set(right) <= set(dim_of):
         return None
-    out = ", ".join(found[letter].name for letter in right)
+    out = ", ".join(dim_of[letter].name for letter in right)
     return f"einsum({', '.join(operands)} -> [{out}])"
 
 
@@ -288,11 +292,11 @@ def _like(use: Use) -> str | None:
 
 def _own_dims(use: Use, at: int = 1) -> tuple[str, ...] | None:
     """The dims that a reduction names or counts; empty for none, None for others."""
-    given = [*use.parts[at:], *(use.named[n] for n in DIM_OPTIONS if n in use.named)]
-    if not given:
+    arguments = [*use.parts[at:], *(use.named[n] for n in DIM_OPTIONS if n in use.named)]
+    if not arguments:
         return ()
-    found = [use.dims_of(p, use.parts[0]) for p in given]
-    return None if None in found else tuple(n for each in found for n in each or ())
+    dims = [use.dims_of(p, use.parts[0]) for p in arguments]
+    return None if None in dims else tuple(n for each in dims for n in each or ())
 
 
 def _along(use: Use) -> str | None:
@@ -303,9 +307,9 @@ def _along(use: Use) -> str | None:
     dims = _own_dims(use)
     if dims is None or use.parts[0].dims is None:
         return None
-    kept = use.option("keepdim", "keepdims")
+    keeps = use.option("keepdim", "keepdims")
     pair = use.word in ("max", "min", "cummax", "median") and bool(dims)  # and the indices
-    use.shifted = pair or (kept is not None and kept.text in ("True", "true"))
+    use.shifted = pair or (keeps is not None and keeps.text in ("True", "true"))
     return f"{name}[{', '.join(dims)}](_0)" if dims else f"{name}(_0)"
 
 
@@ -316,8 +320,8 @@ def _spread(use: Use) -> str | None:
         return None
     less = use.option("ddof", "correction")
     fewer = (0 if "axis" in use.named else 1) if less is None else less.number
-    own = {d.name: d.size for d in use.parts[0].dims or ()}
-    count = math.prod(own[name] for name in dims or own)
+    sizes = {d.name: d.size for d in use.parts[0].dims or ()}
+    count = math.prod(sizes[name] for name in dims or sizes)
     if not isinstance(fewer, int) or count <= fewer:
         return None
     over = f"[{', '.join(dims)}]" if dims else ""
@@ -337,8 +341,8 @@ def _norm(use: Use) -> str | None:
 def _greatest(use: Use) -> str | None:
     """The greatest elements; of one, its index is `argmax`."""
     count = use.option("k", at=1)
-    given = use.option(*DIM_OPTIONS, at=2)
-    dims = use.dims_of(given, use.parts[0]) if given else use.parts[0].names[-1:]
+    along = use.option(*DIM_OPTIONS, at=2)
+    dims = use.dims_of(along, use.parts[0]) if along else use.parts[0].names[-1:]
     if count is None or count.number != 1 or not dims:
         return None
     use.shifted = True  # a pair, with the indices
@@ -383,7 +387,7 @@ def _one_hot(use: Use) -> str | None:
     return f"one_hot[{_sized_dim(use, classes, 'classes')}](_0)"
 
 
-def _sized_dim(use: Use, part: Part, hint: str, taken: Sequence[str] = ()) -> str:
+def _sized_dim(use: Use, part: ForeignOperand, hint: str, taken: Sequence[str] = ()) -> str:
     """The dim that a size in a shape stands for."""
     if part.dim is not None:
         return part.dim.name
@@ -398,8 +402,8 @@ def _looked_up(use: Use) -> str | None:
     table = next((p for p in tensors if p is not ids), None)
     if ids is None or table is None:
         return None
-    given = [use.dims_of(p, table) for p in (*use.parts, *use.named.values()) if p.dims is None]
-    dim = next((d[0] for d in given if d), table.names[0])
+    dims = [use.dims_of(p, table) for p in (*use.parts, *use.named.values()) if p.dims is None]
+    dim = next((d[0] for d in dims if d), table.names[0])
     return f"{table.ref}[{dim} = {ids.ref}]"
 
 
@@ -414,12 +418,12 @@ def _triangle(use: Use) -> str | None:
 def _turned(use: Use) -> str | None:
     """Dims turned round; numpy's `flip` without dims turns all."""
     x = use.parts[0]
-    given = [p for p in (*use.parts[1:], *use.named.values()) if p.text != "None"]
-    found = [use.dims_of(p, x) for p in given]
-    if None in found:
+    axes = [p for p in (*use.parts[1:], *use.named.values()) if p.text != "None"]
+    named = [use.dims_of(p, x) for p in axes]
+    if None in named:
         return None
-    dims = [n for each in found for n in each or ()]
-    if not given:
+    dims = [n for each in named for n in each or ()]
+    if not axes:
         dims = list({"flipud": x.names[:1], "fliplr": x.names[1:2]}.get(use.word, x.names))
     text = x.ref
     for name in dims:

@@ -7,19 +7,19 @@ import re
 from collections.abc import Sequence
 
 from meshdsl.ir.types import Dim
-from meshdsl.named.foreign_use import DIM_OPTIONS, Part, Use
+from meshdsl.named.foreign_use import DIM_OPTIONS, ForeignOperand, Use
 
 
 def transposed(use: Use) -> str | None:
     """A tensor as it is, with another order of positions."""
     names = list(use.parts[0].names)
-    given = [p for part in use.parts[1:] for p in (part.parts or (part,))]
-    places = [use.dims_of(p, use.parts[0]) for p in given]
+    order = [p for part in use.parts[1:] for p in (part.parts or (part,))]
+    places = [use.dims_of(p, use.parts[0]) for p in order]
     if None in places:
         return None
     said = [n for each in places for n in each or ()]
     if use.word in ("permute", "transpose") and len(said) == len(names) and said != names:
-        names = said if len(names) > 2 or given[0].dim or use.word == "permute" else names[::-1]
+        names = said if len(names) > 2 or order[0].dim or use.word == "permute" else names[::-1]
     elif len(said) == 2 and use.word.startswith("move"):
         names.insert(names.index(said[1]), names.pop(names.index(said[0])))
     elif len(said) == 2:
@@ -38,43 +38,45 @@ def transposed(use: Use) -> str | None:
 def reshaped(use: Use) -> str | None:
     """A shape of other libraries: dims split and merged."""
     x = use.parts[0]
-    given = [p for part in use.parts[1:] for p in (part.parts or (part,))]
+    shape = [p for part in use.parts[1:] for p in (part.parts or (part,))]
     if use.word == "unflatten":
-        dims = use.dims_of(given[0], x)
+        dims = use.dims_of(shape[0], x)
         sizes = [*x.dims] if x.dims else []
         if not dims:
             return None
         at = x.names.index(dims[0])
-        old = [Part("", dim=d) for d in sizes]
-        given = [*old[:at], *given[1:], *old[at + 1 :]]
-    return _into(use, given)
+        old = [ForeignOperand("", dim=d) for d in sizes]
+        shape = [*old[:at], *shape[1:], *old[at + 1 :]]
+    return _into(use, shape)
 
 
-def _into(use: Use, shape: Sequence[Part]) -> str | None:
+def _into(use: Use, shape: Sequence[ForeignOperand]) -> str | None:
     """Operand 0 in another shape: groups of its dims become groups of the shape's."""
     x = use.parts[0]
     if x.dims is None:
         return None
     numbers = [p.dim.size if p.dim is not None else p.number for p in shape]
     total = math.prod(d.size for d in x.dims)
-    rest = math.prod(n for n in numbers if isinstance(n, int) and n > 0)
-    sizes = [total // rest if n == -1 else n for n in numbers]
-    whole = [n for n in sizes if isinstance(n, int)]
-    if len(whole) < len(sizes) or math.prod(whole) != total:
+    explicit = math.prod(n for n in numbers if isinstance(n, int) and n > 0)
+    sizes = [total // explicit if n == -1 else n for n in numbers]
+    known_sizes = [n for n in sizes if isinstance(n, int)]
+    if len(known_sizes) < len(sizes) or math.prod(known_sizes) != total:
         return None
-    groups = _grouped([d.size for d in x.dims], whole)
+    groups = _grouped([d.size for d in x.dims], known_sizes)
     views: list[str] = []
     order: list[str] = []
     for old, new in groups:
-        own = [x.names[i] for i in old]
-        wanted = [_shape_dim(use, shape[i], whole[i], own, order) for i in new]
+        old_names = [x.names[i] for i in old]
+        wanted = [_shape_dim(use, shape[i], known_sizes[i], old_names, order) for i in new]
         order += wanted
-        views += _arrows(use, own, wanted, [x.dims[i].size for i in old])
+        views += _arrows(use, old_names, wanted, [x.dims[i].size for i in old])
     use.order = tuple(order)
     return x.ref + "".join(f"[{v}]" for v in views)
 
 
-def _shape_dim(use: Use, part: Part, size: int, own: Sequence[str], taken: Sequence[str]) -> str:
+def _shape_dim(
+    use: Use, part: ForeignOperand, size: int, own: Sequence[str], taken: Sequence[str]
+) -> str:
     """The dim for one entry of a shape: the one that is named, one that stays, or a new one."""
     if part.dim is not None:
         return part.dim.name
@@ -89,8 +91,8 @@ def _arrows(use: Use, own: list[str], wanted: list[str], sizes: list[int]) -> li
         return [f"{own[0]} -> {_group(wanted)}"]
     if len(wanted) == 1:
         return [f"{_group(own)} -> {wanted[0]}"]
-    whole = use.fresh("_".join(own), math.prod(sizes))
-    return [f"{_group(own)} -> {whole}", f"{whole} -> {_group(wanted)}"]
+    merged = use.fresh("_".join(own), math.prod(sizes))
+    return [f"{_group(own)} -> {merged}", f"{merged} -> {_group(wanted)}"]
 
 
 def _group(names: Sequence[str]) -> str:
@@ -124,9 +126,9 @@ def flattened(use: Use) -> str | None:
         return "_0" if len(names) < 2 else None
     first = names.index((ends[0] or names)[0]) if ends else 0
     last = names.index((ends[1] or names)[0]) if len(ends) > 1 else len(names) - 1
-    own = names[first : last + 1]
+    merged = names[first : last + 1]
     sizes = [d.size for d in (use.parts[0].dims or ())[first : last + 1]]
-    return f"_0[({', '.join(own)}) -> {use.fresh('flat', math.prod(sizes))}]"
+    return f"_0[({', '.join(merged)}) -> {use.fresh('flat', math.prod(sizes))}]"
 
 
 def rearranged(use: Use) -> str | None:
@@ -136,7 +138,7 @@ def rearranged(use: Use) -> str | None:
     if text is None or x.dims is None:
         return None
     left, right = (_pattern(side) for side in text.split("->"))
-    same = sorted(n for names in left for n in names) == sorted(n for own in right for n in own)
+    same = sorted(n for names in left for n in names) == sorted(n for parts in right for n in parts)
     if len(left) != len(x.dims) or not same:
         return None
     sizes = {n: int(p.number or (p.dim.size if p.dim else 0)) for n, p in use.named.items()}
@@ -146,9 +148,9 @@ def rearranged(use: Use) -> str | None:
         if len(names) == 1:
             bound[names[0]] = dim.name
             continue
-        known = math.prod(sizes[n] for n in names if n in sizes)
+        product = math.prod(sizes[n] for n in names if n in sizes)
         for n in names:
-            bound[n] = use.fresh(n, sizes.get(n, dim.size // known), x.names)
+            bound[n] = use.fresh(n, sizes.get(n, dim.size // product), x.names)
             sizes[n] = (use.known.get(bound[n]) or use.new[bound[n]]).size
         splits.append(f"[{dim.name} -> {_group([bound[n] for n in names])}]")
     for n, name in bound.items():
@@ -156,12 +158,12 @@ def rearranged(use: Use) -> str | None:
     merges: list[str] = []
     order: list[str] = []
     for names in right:
-        own = [bound[n] for n in names]
-        if len(own) > 1:
-            whole = use.fresh("_".join(names), math.prod(sizes[n] for n in names))
-            merges.append(f"[{_group(own)} -> {whole}]")
-            own = [whole]
-        order += own
+        parts = [bound[n] for n in names]
+        if len(parts) > 1:
+            merged = use.fresh("_".join(names), math.prod(sizes[n] for n in names))
+            merges.append(f"[{_group(parts)} -> {merged}]")
+            parts = [merged]
+        order += parts
     use.order = tuple(order)
     return x.ref + "".join(splits + merges)
 
@@ -193,17 +195,17 @@ def indexed(use: Use) -> str | None:
     places = [p for p in places if p.text != "None"]
     dots = [i for i, p in enumerate(places) if p.text == "..."]
     if dots:
-        whole = Part("", bounds=(None, None))
+        everything = ForeignOperand("", bounds=(None, None))
         missing = len(x.dims) - len(places) + 1
-        places[dots[0] : dots[0] + 1] = [whole] * missing
+        places[dots[0] : dots[0] + 1] = [everything] * missing
     if len(places) > len(x.dims):
         return None
     items = [_item(use, d, p) for d, p in zip(x.dims, places, strict=False)]
-    kept = [item for item in items if item]
-    return f"_0[{', '.join(kept)}]" if kept else "_0"
+    bounds = [item for item in items if item]
+    return f"_0[{', '.join(bounds)}]" if bounds else "_0"
 
 
-def _item(use: Use, dim: Dim, part: Part) -> str:
+def _item(use: Use, dim: Dim, part: ForeignOperand) -> str:
     if part.bounds is not None:
         start, stop = (None if n is None else n + dim.size * (n < 0) for n in part.bounds)
         first, last = start or 0, dim.size if stop is None else min(stop, dim.size)
@@ -218,13 +220,13 @@ def _item(use: Use, dim: Dim, part: Part) -> str:
 def joined(use: Use) -> str | None:
     """Tensors one behind the other along a dim."""
     tensors = [p for part in use.parts for p in (part.parts or (part,)) if p.dims is not None]
-    given = use.option(*DIM_OPTIONS, at=len(use.parts) - 1 if len(use.parts) > 1 else None)
-    dims = use.dims_of(given, tensors[0]) if given and given.dims is None else None
+    along = use.option(*DIM_OPTIONS, at=len(use.parts) - 1 if len(use.parts) > 1 else None)
+    dims = use.dims_of(along, tensors[0]) if along and along.dims is None else None
     dim = dims[0] if dims else tensors[0].names[-1 if use.word == "hstack" else 0]
     at = [t.names.index(dim) for t in tensors]
     size = sum((t.dims or ())[i].size for t, i in zip(tensors, at, strict=True))
-    whole = use.fresh(f"all_{dim}", size)
-    return f"concat[{dim} -> {whole}]({', '.join(t.ref for t in tensors)})"
+    joined_dim = use.fresh(f"all_{dim}", size)
+    return f"concat[{dim} -> {joined_dim}]({', '.join(t.ref for t in tensors)})"
 
 
 def stacked(use: Use) -> str | None:
@@ -243,8 +245,8 @@ def parted(use: Use) -> str | None:
     x = use.parts[0]
     if x.dims is None:
         return None
-    count, given = use.option("chunks", "split_size", at=1), use.option(*DIM_OPTIONS, at=2)
-    dims = use.dims_of(given, x) if given else x.names[:1]
+    count, along = use.option("chunks", "split_size", at=1), use.option(*DIM_OPTIONS, at=2)
+    dims = use.dims_of(along, x) if along else x.names[:1]
     if count is None or not isinstance(count.number, int) or not dims:
         return None
     size = x.dims[x.names.index(dims[0])].size
@@ -271,7 +273,7 @@ def _option(use: Use, name: str, at: int, default: int) -> int:
 
 def _slides(
     use: Use,
-    x: Part,
+    x: ForeignOperand,
     windows: Sequence[tuple[str, int]],
     stride: int,
     pad: int,
@@ -283,14 +285,14 @@ def _slides(
 
     `back`: the dims have the positions of windows, and become the elements.
     """
-    made = []
+    slides = []
     for dim, (window, size) in zip((x.dims or ())[-len(windows) :], windows, strict=True):
         reach = gap * (size - 1) + 1
         count = (dim.size + 2 * pad - reach) // stride + 1
         count = (dim.size - 1) * stride + reach - 2 * pad if back else count
         new = "" if count == dim.size else f" -> {use.fresh(f'{dim.name}_out', count, x.names)}"
-        made.append(f"{dim.name} by {window}{new}")
-    return ", ".join(made)
+        slides.append(f"{dim.name} by {window}{new}")
+    return ", ".join(slides)
 
 
 def _options(stride: int, pad: int, gap: int, own: int = 1) -> str:
@@ -300,12 +302,12 @@ def _options(stride: int, pad: int, gap: int, own: int = 1) -> str:
 
 def pooled(use: Use) -> str | None:
     """A pool along the last dims; its window is a number."""
-    (x,), found = use.tensors, _SPATIAL.search(use.word)
+    (x,), spatial = use.tensors, _SPATIAL.search(use.word)
     size = _option(use, "kernel_size", 1, 0)
     stride, pad = _option(use, "stride", 2, size), _option(use, "padding", 3, 0)
-    if found is None or pad or len(use.parts) > 3 or "ceil_mode" in use.named:
+    if spatial is None or pad or len(use.parts) > 3 or "ceil_mode" in use.named:
         return None
-    slides = _slides(use, x, [(str(size), size)] * int(found[1]), stride, pad)
+    slides = _slides(use, x, [(str(size), size)] * int(spatial[1]), stride, pad)
     return f"{use.word[:8]}[{slides}]({x.ref}{_options(stride, pad, 1, size)})"
 
 
@@ -314,13 +316,13 @@ def convolved(use: Use) -> str | None:
 
     That of a transposed one is [c, o, kh, kw].
     """
-    (x, k, *_), found = use.tensors, _SPATIAL.search(use.word)
+    (x, k, *_), spatial = use.tensors, _SPATIAL.search(use.word)
     back = use.word.startswith("conv_transpose")
     # conv_transpose2d(x, k, bias, stride, padding, output_padding, groups, dilation)
     more = use.option("output_padding", at=5) if back else None
-    if found is None or use.option("groups", at=6) or use.option("bias", at=2) or more:
+    if spatial is None or use.option("groups", at=6) or use.option("bias", at=2) or more:
         return None
-    along = int(found[1])
+    along = int(spatial[1])
     stride, pad = _option(use, "stride", 3, 1), _option(use, "padding", 4, 0)
     gap = _option(use, "dilation", 7 if back else 5, 1)
     if len(x.names) != along + 2 or len(k.names) != along + 2:
@@ -344,10 +346,10 @@ def convolved(use: Use) -> str | None:
 def sized(use: Use) -> str | None:
     """The size of a dim is its name."""
     x = use.parts[0]
-    given = use.option("dim", "axis", at=1)
+    along = use.option("dim", "axis", at=1)
     if use.word in ("ndim", "dim"):
         return str(len(x.names))
-    if use.word == "numel" or (use.word == "size" and given is None):
+    if use.word == "numel" or (use.word == "size" and along is None):
         return " * ".join(x.names) or "1"
-    dims = use.dims_of(given, x) if given else x.names[:1] if use.word == "len" else None
+    dims = use.dims_of(along, x) if along else x.names[:1] if use.word == "len" else None
     return dims[0] if dims else None

@@ -13,7 +13,7 @@ DIM_OPTIONS = ("dim", "axis", "dims", "axes", "reduction_indices")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ForeignOperand:
     """An operand: `ref` is its placeholder in what is written.
 
     A tensor has `dims`, in the order that positions count, and a `dtype`; others are a `number`, a
@@ -28,7 +28,7 @@ class Part:
     number: int | float | None = None
     dim: Dim | None = None
     text: str | None = None
-    parts: tuple[Part, ...] | None = None
+    parts: tuple[ForeignOperand, ...] | None = None
     bounds: tuple[int | None, int | None] | None = None
     shifted: bool = False
 
@@ -47,15 +47,15 @@ class Use:
     """
 
     word: str
-    parts: tuple[Part, ...]
-    named: Mapping[str, Part]
+    parts: tuple[ForeignOperand, ...]
+    named: Mapping[str, ForeignOperand]
     known: Mapping[str, Dim]
     new: dict[str, Dim] = field(default_factory=dict)
     order: tuple[str, ...] | None = None
     shifted: bool = False
 
     @property
-    def tensors(self) -> list[Part]:
+    def tensors(self) -> list[ForeignOperand]:
         """The operands that are tensors."""
         return [p for p in self.parts if p.dims is not None]
 
@@ -71,20 +71,22 @@ class Use:
                 return name
         raise AssertionError("there is always another name")
 
-    def option(self, *names: str, at: int | None = None) -> Part | None:
+    def option(self, *names: str, at: int | None = None) -> ForeignOperand | None:
         """The argument of one of these names, or at a position."""
-        found = next((self.named[n] for n in names if n in self.named), None)
-        if found is None and at is not None and at < len(self.parts):
+        argument = next((self.named[n] for n in names if n in self.named), None)
+        if argument is None and at is not None and at < len(self.parts):
             return self.parts[at]
-        return found
+        return argument
 
-    def dims_of(self, part: Part | None, tensor: Part) -> tuple[str, ...] | None:
+    def dims_of(
+        self, part: ForeignOperand | None, tensor: ForeignOperand
+    ) -> tuple[str, ...] | None:
         """The names of the dims that an argument names or counts; None where it does not."""
         if part is None:
             return None
         if part.parts is not None:
             each = [self.dims_of(p, tensor) for p in part.parts]
-            return None if None in each else tuple(n for found in each for n in found or ())
+            return None if None in each else tuple(n for names in each for n in names or ())
         if part.dim is not None:
             return (part.dim.name,) if part.dim.name in tensor.names else None
         if part.text is not None:

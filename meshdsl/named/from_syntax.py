@@ -21,6 +21,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType, TensorType
+from meshdsl.named.assignment import AssignmentBuilder
 from meshdsl.named.builder import (
     Builder,
     Operand,
@@ -32,14 +33,13 @@ from meshdsl.named.builder import (
 from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
-from meshdsl.named.ir import Init, Output, Pin, Program, Value
-from meshdsl.named.loops import Loops, assigned, targets
+from meshdsl.named.fan_in import finish_params
+from meshdsl.named.ir import Init, NamedProgram, Output, Pin, Value
+from meshdsl.named.loops import LoopBuilder, assigned, targets
 from meshdsl.named.optimizers import Goals
-from meshdsl.named.params import finish_params
-from meshdsl.named.random import Streams
+from meshdsl.named.random_streams import Streams
 from meshdsl.named.refused import Refusals
-from meshdsl.named.sizes import as_float
-from meshdsl.named.states import States
+from meshdsl.named.size_formulas import as_float
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, without_line
@@ -67,14 +67,14 @@ class ProgramBuilder:
         self.expressions = Expressions(self)
         self.calls = Calls(self)
         self.views = Views(self)
-        self.loops = Loops(self)
+        self.loops = LoopBuilder(self)
         self.refused = Refusals(self)
         self.goals = Goals(self)
-        self.states = States(self)
+        self.states = AssignmentBuilder(self)
         self.streams = Streams(self)
         self.inputs: list[Value] = []
 
-    def build(self, node: ast.Program) -> Program:
+    def build(self, node: ast.ProgramDecl) -> NamedProgram:
         """The program as far as it could be built; errors are in the diagnostics."""
         scope = Scope(dict(self.root_dims), {}, self.declarations)
         for param in node.params:
@@ -88,8 +88,8 @@ class ProgramBuilder:
         body = tuple(frame.body)
         finished = finish_params(params, body)
         inputs = (*self.inputs, *self.streams.seeds)
-        made = (inputs, finished, body, outputs, node.name.span)
-        return Program(node.name.text, *made, updates=updates, goal=self.goals.goal)
+        parts = (inputs, finished, body, outputs, node.name.span)
+        return NamedProgram(node.name.text, *parts, updates=updates, goal=self.goals.goal)
 
     # --- inputs and outputs ------------------------------------------------------------------
 
@@ -107,10 +107,10 @@ class ProgramBuilder:
             where, help = Related(old.span, "first declared here"), "give it another name"
             fail("MD0104", f"input `{name}` is declared twice", node.name.span, where, help=help)
         self._check_name(node.name)
-        (dims, rest), dtype = both(
+        (dims, is_open), dtype = both(
             partial(self.dim_list, node.dims, scope), partial(self.dtype, node.dtype)
         )
-        if rest:
+        if is_open:
             help = "name every dim of an input"
             fail("MD0250", "`...` stands only in functions", node.span, help=help)
         type_ = TensorType(dims, dtype)
@@ -119,7 +119,7 @@ class ProgramBuilder:
         scope.names[name] = value
         self.inputs.append(value)
 
-    def _outputs(self, returned: _Returned | None, node: ast.Program) -> tuple[Output, ...]:
+    def _outputs(self, returned: _Returned | None, node: ast.ProgramDecl) -> tuple[Output, ...]:
         if returned is None:
             if has_return(node.body):
                 return ()
@@ -158,8 +158,8 @@ class ProgramBuilder:
                 message = "nothing after `return` is ever reached"
                 help, span = "remove it, or move it before the `return`", statement.span
                 remove = Fix("remove it", (Edit(without_line(span), ""),), safe=False)
-                found = Diagnostic("MD0113", message, span, related=(where,), help=help)
-                self.diagnostics.add(replace(found, fixes=(remove,)))
+                unreachable = Diagnostic("MD0113", message, span, related=(where,), help=help)
+                self.diagnostics.add(replace(unreachable, fixes=(remove,)))
                 return returned
             returned = self._tried(statement, scope) or returned
         return returned
@@ -178,9 +178,9 @@ class ProgramBuilder:
         match node:
             case ast.Assign():
                 self._assign(node, scope)
-            case ast.Update():
+            case ast.UpdateStatement():
                 self.states.update(node, scope)
-            case ast.Param():
+            case ast.ParamDecl():
                 self._param(node, scope)
             case ast.Repeat():
                 self.loops.repeat(node, scope)
@@ -193,9 +193,9 @@ class ProgramBuilder:
         return None
 
     def _return(self, node: ast.Return, scope: Scope) -> _Returned:
-        found = self.diagnostics.of
+        collect = self.diagnostics.of
         evaluate = self.expressions.evaluate
-        values = tuple((e, found(partial(evaluate, e, scope))) for e in node.values)
+        values = tuple((e, collect(partial(evaluate, e, scope))) for e in node.values)
         return _Returned(values, node.span)
 
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
@@ -223,7 +223,7 @@ class ProgramBuilder:
         )
 
     def _results(self, node: ast.Assign, scope: Scope) -> tuple[Operand | None, ...]:
-        if len(node.targets) > 1 and isinstance(node.value, ast.Call):
+        if len(node.targets) > 1 and isinstance(node.value, ast.CallExpr):
             return self.calls.call(node.value, scope)
         value = self.expressions.evaluate(node.value, scope)
         self.refused.settle(node.value, value, scope)
@@ -245,19 +245,19 @@ class ProgramBuilder:
 
     def _declared(self, target: ast.Target, value: Value, span: Span, scope: Scope) -> Value:
         assert target.dims is not None
-        dims, rest = self.dim_list(target.dims, scope)
-        problem = mismatch(value, dims, rest)
+        dims, is_open = self.dim_list(target.dims, scope)
+        problem = mismatch(value, dims, is_open)
         if problem:
             where = Related(span, f"this is {value.type}")
             help = "change the dims on the left, or what is on the right"
             fail("MD0250", f"`{target.name.text}`: {problem}", target.span, where, help=help)
-        if rest or value.type.dims == dims:
+        if is_open or value.type.dims == dims:
             return value
         return self.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
 
     # --- parameters --------------------------------------------------------------------------
 
-    def _param(self, node: ast.Param, scope: Scope) -> None:
+    def _param(self, node: ast.ParamDecl, scope: Scope) -> None:
         """Declare a parameter; it gains the dims of the loops around it."""
         name = node.target.name
         init = self.diagnostics.of(partial(self._init, node, scope)) or Init("normal")
@@ -271,10 +271,10 @@ class ProgramBuilder:
             at = Span(name.span.source, name.span.end, name.span.end)
             fixes = (Fix("write `[]`: a scalar", (Edit(at, "[]"),), safe=False),)
             fail("MD0250", "a parameter needs its dims", node.span, help=help, fixes=fixes)
-        (dims, rest), dtype = both(
+        (dims, is_open), dtype = both(
             partial(self.dim_list, node.target.dims, scope), partial(self.dtype, node.dtype)
         )
-        if rest:
+        if is_open:
             help = "name its dims instead of `...`"
             fail("MD0250", "a parameter needs every dim by name", node.target.span, help=help)
         loops = tuple(f.dim for f in self.builder.frames if f.dim is not None)
@@ -298,7 +298,7 @@ class ProgramBuilder:
         scope.params[name.text] = name.span
         scope.names[name.text] = value
 
-    def _init(self, node: ast.Param, scope: Scope) -> Init:
+    def _init(self, node: ast.ParamDecl, scope: Scope) -> Init:
         if node.init is None:
             return Init("normal")
         call, name = node.init, node.init.function
@@ -318,7 +318,7 @@ class ProgramBuilder:
 
     # --- functions ---------------------------------------------------------------------------
 
-    def function_body(self, function: ast.Function, scope: Scope) -> tuple[Operand | None, ...]:
+    def function_body(self, function: ast.FunctionDecl, scope: Scope) -> tuple[Operand | None, ...]:
         """The values that an inlined function returns, in its own scope; None for a wrong one.
 
         Raises a diagnostic where it returns nothing, or not what it declares.
@@ -341,7 +341,7 @@ class ProgramBuilder:
 
     def _result_type(
         self,
-        function: ast.Function,
+        function: ast.FunctionDecl,
         declared: tuple[tuple[Dim, ...], bool],
         span: Span,
         scope: Scope,
@@ -349,13 +349,13 @@ class ProgramBuilder:
     ) -> Operand | None:
         if not isinstance(value, Value):
             return value
-        dims, rest = declared
-        problem = mismatch(value, dims, rest)
+        dims, is_open = declared
+        problem = mismatch(value, dims, is_open)
         if problem:
             where = Related(function.name.span, "its result is declared here")
             help = "change the declared result, or what is returned"
             fail("MD0250", f"the result: {problem}", span, where, help=help)
-        if rest or value.type.dims == dims:
+        if is_open or value.type.dims == dims:
             return value
         return self.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
 
@@ -413,13 +413,13 @@ def _before_default(node: ast.TensorParam) -> int:
     return len(text[: text.rindex("=")].rstrip())
 
 
-def _without(dim: Dim, node: ast.Param) -> tuple[Fix, ...]:
+def _without(dim: Dim, node: ast.ParamDecl) -> tuple[Fix, ...]:
     """The fix that leaves a dim out of those of a parameter."""
     items = node.target.dims or ()
-    found = next((n for n in items if n.dim.text == dim.name), None)
-    if found is None:
+    entry = next((n for n in items if n.dim.text == dim.name), None)
+    if entry is None:
         return ()
-    edit = Edit(without_entry(found.span), "")
+    edit = Edit(without_entry(entry.span), "")
     return (Fix(f"leave out `{dim.name}`", (edit,)),)
 
 

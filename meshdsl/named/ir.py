@@ -104,16 +104,16 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Op(ir.Op[Value]):
+class NamedOp(ir.Op[Value]):
     """An operator of a named program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop(ir.Loop[Value, "Node"]):
+class NamedLoop(ir.Loop[Value, "Node"]):
     """A `repeat` of a named program."""
 
 
-Node = Op | Loop
+Node = NamedOp | NamedLoop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +154,7 @@ class Goal:
 
     `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
     An update takes the mean gradient of all batches that are accumulated, or of so many of them as
-    are `taken` where it is made on the way (`placed/batches.py`).
+    are `taken` where it is made on the way (`placed/async_checks.py`).
     """
 
     loss: Value
@@ -170,7 +170,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class NamedProgram:
     """A whole named program. `inputs`, `params` and `outputs` are in order of declaration.
 
     `updates` are the new values of the parameters that the program assigns (`states.py`). One with
@@ -196,6 +196,6 @@ class Program:
         return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
 
 
-def walk(nodes: Iterable[Node]) -> Iterator[Op]:
+def walk(nodes: Iterable[Node]) -> Iterator[NamedOp]:
     """Every operator, those inside loops once, in program order."""
-    return (node for node in ir.every(nodes) if isinstance(node, Op))
+    return (node for node in ir.every(nodes) if isinstance(node, NamedOp))

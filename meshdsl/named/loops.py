@@ -13,7 +13,7 @@ from meshdsl.diagnostics import Diagnostics, Fix, Poisoned, Related, fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Frame, Operand, Scope, Stack
-from meshdsl.named.ir import Loop, Value
+from meshdsl.named.ir import NamedLoop, Value
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
 
@@ -26,7 +26,7 @@ MAX_LOOPS = 12
 Names = dict[str, Operand | None]
 
 
-class Loops:
+class LoopBuilder:
     """Builds the loops of a program."""
 
     def __init__(self, program: ProgramBuilder) -> None:
@@ -39,15 +39,15 @@ class Loops:
         if len(self.builder.frames) > MAX_LOOPS:
             message = f"more than {MAX_LOOPS} loops stand inside each other"
             fail("MD0118", message, node.dim.span, help="merge two of their dims into one")
-        outer, found = dict(scope.names), self.builder.diagnostics.of
+        outer, collect = dict(scope.names), self.builder.diagnostics.of
         stacks = scope.stacks
-        dim = found(partial(self.program.expressions.dim, node.dim, scope))
+        dim = collect(partial(self.program.expressions.dim, node.dim, scope))
         if dim is None:
             self._over_nothing(node, body, scope)
             return
         names = [n for n in dict.fromkeys(assigned(body)) if n in outer]
         scope.stacks = _made_again(stacks, body)
-        tried = {n: found(partial(self._carried, n, outer[n], dim, node, scope)) for n in names}
+        tried = {n: collect(partial(self._carried, n, outer[n], dim, node, scope)) for n in names}
         inits = {n: value for n, value in tried.items() if value is not None}
         self.builder.frames.append(Frame(dim))
         try:
@@ -66,7 +66,9 @@ class Loops:
         scope.names = {**outer, **dict.fromkeys(names), **results}
         stacked = self.builder.stacks(frame)
         inside, phase = tuple(frame.body), self.builder.phase
-        loop = Loop(dim, carries, stacked, inside, node.span, phase=phase, block=self.builder.block)
+        loop = NamedLoop(
+            dim, carries, stacked, inside, node.span, phase=phase, block=self.builder.block
+        )
         self.builder.frames[-1].body.append(loop)
 
     def _over_nothing(
@@ -92,11 +94,13 @@ class Loops:
         """Take the names that a loop has made out of the scope: after it, they are stacks."""
         depth = len(self.builder.frames) - 1
         places = {name.text: name.span for name in reversed(targets(node.body))}
-        made: dict[str, Operand | Stack | None] = {
+        assigned_here: dict[str, Operand | Stack | None] = {
             n: s for n, s in scope.stacks.items() if stacks.get(n) is not s and s.depth > depth
         }
-        made.update({n: operand for n, operand in scope.names.items() if n not in outer})
-        left = {n: Stack(n, dim, x, depth, places.get(n, node.span)) for n, x in made.items()}
+        assigned_here.update({n: operand for n, operand in scope.names.items() if n not in outer})
+        left = {
+            n: Stack(n, dim, x, depth, places.get(n, node.span)) for n, x in assigned_here.items()
+        }
         scope.names, scope.stacks = outer, {**stacks, **left}
 
     def _carried(
@@ -125,8 +129,8 @@ class Loops:
         self, name: str, inside: Value, operand: Operand | None, node: ast.Repeat, scope: Scope
     ) -> Value:
         """The value that a loop hands on; of a wrong one, which is reported, only the type."""
-        found = self.builder.diagnostics.of
-        return found(partial(self._checked, name, inside, operand, node, scope)) or inside
+        collect = self.builder.diagnostics.of
+        return collect(partial(self._checked, name, inside, operand, node, scope)) or inside
 
     def _checked(
         self, name: str, inside: Value, operand: Operand | None, node: ast.Repeat, scope: Scope
@@ -166,10 +170,10 @@ def _made_again(stacks: dict[str, Stack], body: tuple[ast.Statement, ...]) -> di
 
 def _cast_back(name: str, dtype: str, node: ast.Repeat) -> tuple[Fix, ...]:
     """The fix that casts what the last statement of a loop assigns to a name."""
-    found = [s for s in node.body if isinstance(s, ast.Assign) and name in assigned((s,))]
-    if not found or len(found[-1].targets) > 1:
+    assignments = [s for s in node.body if isinstance(s, ast.Assign) and name in assigned((s,))]
+    if not assignments or len(assignments[-1].targets) > 1:
         return ()
-    return (cast_to(found[-1].value.span, dtype, safe=False),)
+    return (cast_to(assignments[-1].value.span, dtype, safe=False),)
 
 
 def without_returns(
@@ -196,7 +200,7 @@ def targets(statements: tuple[ast.Statement, ...]) -> list[ast.Name]:
         match statement:
             case ast.Assign():
                 names += [t.name for t in statement.targets]
-            case ast.Param():
+            case ast.ParamDecl():
                 names.append(statement.target.name)
             case ast.Repeat() | ast.Recompute():
                 names += targets(statement.body)

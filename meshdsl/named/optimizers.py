@@ -28,7 +28,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import DTYPES, F32, DType, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
-from meshdsl.named.ir import Goal, Op, Value
+from meshdsl.named.ir import Goal, NamedOp, Value
 from meshdsl.named.loops import without_returns
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
@@ -41,7 +41,7 @@ Shape = Literal["constant", "cosine", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LearningRate:
     """A learning rate for every step: `peak`, times the factors of warmup and decay.
 
     The first `warmup` steps rise in equal parts, the last of them to `peak`. A `cosine` (Loshchilov
@@ -133,7 +133,7 @@ def widened(do: Arithmetic, grad: Value) -> Value:
     return grad if grad.type.dtype == do.dtype else do("cast", grad, dtype=do.dtype)
 
 
-def emit_rate(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
+def emit_rate(schedule: LearningRate, do: Arithmetic, step: Value) -> Value:
     """The learning rate as a scalar in the dtype of `do`; the i32 `step` counts the steps done."""
     if schedule.shape == "constant" and not schedule.warmup:
         return do.number(schedule.peak)
@@ -145,7 +145,7 @@ def emit_rate(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
     return do("mul", do("minimum", rise, 1.0), rate)
 
 
-def _fall(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
+def _fall(schedule: LearningRate, do: Arithmetic, step: Value) -> Value:
     """The learning rate without warmup."""
     if schedule.shape == "constant":
         return do.number(schedule.peak)
@@ -228,7 +228,7 @@ def _count(default: Any, least: int, example: str = "") -> Option:
 def _optimizer(lr: float, **own: Option) -> Mapping[str, Option]:
     """The options of an optimizer: the common ones and its own."""
     return {
-        "lr": Option(Schedule("constant", lr), "rate", "above 0", lambda x: x > 0, repr(lr)),
+        "lr": Option(LearningRate("constant", lr), "rate", "above 0", lambda x: x > 0, repr(lr)),
         **own,
         "clip": _positive(None, "1.0"),
         "accumulate": _count(1, 1),
@@ -295,9 +295,9 @@ class Optimizer:
         return self.options[name]
 
     @property
-    def lr(self) -> Schedule:
+    def lr(self) -> LearningRate:
         """The learning rate of every step."""
-        found: Schedule = self.options["lr"]
+        found: LearningRate = self.options["lr"]
         return found
 
     @property
@@ -341,19 +341,19 @@ def literal(node: ast.Expr) -> Any:
     return node.value if isinstance(node, ast.Number | ast.String) else node
 
 
-def optimizer_of(call: ast.Call, expressions: Expressions, scope: Scope) -> Optimizer:
+def optimizer_of(call: ast.CallExpr, expressions: Expressions, scope: Scope) -> Optimizer:
     """`resolve`, with constants computed as anywhere in the program."""
     return resolve(call, lambda node: expressions.evaluate(node, scope))
 
 
-def resolve(call: ast.Call, evaluate: Evaluate = literal) -> Optimizer:
+def resolve(call: ast.CallExpr, evaluate: Evaluate = literal) -> Optimizer:
     """The optimizer that `minimize … with CALL` names; `evaluate` computes constant expressions.
 
     Raises:
         DiagnosticError: all errors of the call (MD0270 to MD0276).
     """
     name = call.function.text
-    reader = _Reader(evaluate)
+    reader = _OptionReader(evaluate)
     if name not in OPTIMIZERS:
         help = did_you_mean(name, list(OPTIMIZERS)) or f"there are {_listed(OPTIMIZERS)}"
         fixes = spelled_right(call.function.span, name, list(OPTIMIZERS))
@@ -369,7 +369,7 @@ def resolve(call: ast.Call, evaluate: Evaluate = literal) -> Optimizer:
     return Optimizer(name, options)
 
 
-class _Reader:
+class _OptionReader:
     """Reads the arguments of optimizers and schedules, and collects their errors."""
 
     def __init__(self, evaluate: Evaluate) -> None:
@@ -378,14 +378,14 @@ class _Reader:
         self.failed = False
 
     def options(
-        self, call: ast.Call, known: Mapping[str, Option], positional: int
+        self, call: ast.CallExpr, known: Mapping[str, Option], positional: int
     ) -> dict[str, Any]:
         """A value for each of the options `known`; the first `positional` need no name."""
-        given = self._given(call, known, positional)
+        expressions = self._given(call, known, positional)
         values = {}
         for name, option in known.items():
-            if name in given:
-                values[name] = self._value(call, name, option, given[name])
+            if name in expressions:
+                values[name] = self._value(call, name, option, expressions[name])
             elif option.default is ...:
                 message = f"`{call.function.text}` needs `{name}`"
                 self.report("MD0274", message, call, f"write `{_form(call)}`")
@@ -394,7 +394,7 @@ class _Reader:
         return values
 
     def _given(
-        self, call: ast.Call, known: Mapping[str, Option], positional: int
+        self, call: ast.CallExpr, known: Mapping[str, Option], positional: int
     ) -> dict[str, ast.Expr]:
         """The expression of every option that is given."""
         name, form = call.function.text, f"write `{_form(call)}`"
@@ -402,7 +402,7 @@ class _Reader:
             self.report("MD0272", f"`{name}` takes no `[ ]` and no `->`", call, form)
         for extra in call.args[positional:]:
             self.report("MD0272", f"`{name}` takes no further argument here", extra, form)
-        given = dict(zip(known, call.args[:positional], strict=False))
+        expressions = dict(zip(known, call.args[:positional], strict=False))
         for keyword in call.keywords:
             word = keyword.name.text
             if word not in known:
@@ -414,18 +414,18 @@ class _Reader:
                 self.report("MD0272", message, keyword.name, help, fixes)
                 meant = closest(word, free)
                 if meant is not None:
-                    given[meant] = keyword.value
-            elif word in given:
+                    expressions[meant] = keyword.value
+            elif word in expressions:
                 self.report("MD0273", f"`{word}` is given twice", keyword, "remove one of them")
             else:
-                given[word] = keyword.value
-        return given
+                expressions[word] = keyword.value
+        return expressions
 
-    def _value(self, call: ast.Call, name: str, option: Option, node: ast.Expr) -> Any:
+    def _value(self, call: ast.CallExpr, name: str, option: Option, node: ast.Expr) -> Any:
         """The value of one option; after an error, which is reported, perhaps of any type."""
         if option.kind == "compression":
             return self._compression(node)
-        if option.kind == "rate" and isinstance(node, ast.Call) and not _is_folded(node):
+        if option.kind == "rate" and isinstance(node, ast.CallExpr) and not _is_folded(node):
             return self._schedule(node)
         try:
             value = self._constant(option, node)
@@ -442,52 +442,52 @@ class _Reader:
         elif not option.holds(value):
             said = f"`{name}` of `{call.function.text}` is {option.range}, not {value}"
             self.report("MD0276", said, node, help)
-        return Schedule("constant", value) if option.kind == "rate" else value
+        return LearningRate("constant", value) if option.kind == "rate" else value
 
     def _constant(self, option: Option, node: ast.Expr) -> Any:
         if option.kind == "flag" and isinstance(node, ast.Ref):
             return _FLAGS.get(node.name.text, node)
         return self.evaluate(node)
 
-    def _schedule(self, call: ast.Call) -> Schedule:
+    def _schedule(self, call: ast.CallExpr) -> LearningRate:
         """The schedule that a call such as `cosine(3e-4, 1000)` means."""
         name = call.function.text
         if name not in SCHEDULES:
             help = did_you_mean(name, list(SCHEDULES)) or f"there are {_listed(SCHEDULES)}"
             fixes = spelled_right(call.function.span, name, list(SCHEDULES))
             self.report("MD0271", f"unknown schedule `{name}`", call.function, help, fixes)
-            return Schedule("constant", 1.0)
+            return LearningRate("constant", 1.0)
         before, self.failed = self.failed, False
         values = self.options(call, SCHEDULES[name], positional=len(SCHEDULES[name]))
         failed, self.failed = self.failed, self.failed or before
         if failed:
-            return Schedule("constant", 1.0)
+            return LearningRate("constant", 1.0)
         if name == "constant":
-            return Schedule("constant", values["value"])
+            return LearningRate("constant", values["value"])
         if name == "linear_warmup":
-            return Schedule("constant", values["peak"], warmup=values["warmup"])
+            return LearningRate("constant", values["peak"], warmup=values["warmup"])
         self._check_course(call, values)
-        return Schedule("cosine" if name == "cosine" else "linear", **values)
+        return LearningRate("cosine" if name == "cosine" else "linear", **values)
 
     def _compression(self, node: ast.Expr) -> Compression | None:
         """The compression that a call such as `powersgd(2)` means, or its name alone."""
         if isinstance(node, ast.Ref):
-            node = ast.Call(node.name, None, (), (), None, node.span)
-        name = node.function.text if isinstance(node, ast.Call) else ""
-        if not isinstance(node, ast.Call) or name not in COMPRESSIONS:
-            at = node.function if isinstance(node, ast.Call) else node
+            node = ast.CallExpr(node.name, None, (), (), None, node.span)
+        name = node.function.text if isinstance(node, ast.CallExpr) else ""
+        if not isinstance(node, ast.CallExpr) or name not in COMPRESSIONS:
+            at = node.function if isinstance(node, ast.CallExpr) else node
             help = did_you_mean(name, list(COMPRESSIONS)) or f"there are {_listed(COMPRESSIONS)}"
             fixes = spelled_right(at.span, name, list(COMPRESSIONS))
             said = f"unknown compression `{name}`" if name else "this is no compression"
             self.report("MD0280", said, at, help, fixes)
             return None
         before, self.failed = self.failed, False
-        known = COMPRESSIONS[name]
-        values = self.options(node, known, positional=len(known))
+        options = COMPRESSIONS[name]
+        values = self.options(node, options, positional=len(options))
         failed, self.failed = self.failed, self.failed or before
         return None if failed else Compression(name, values)
 
-    def _check_course(self, call: ast.Call, values: Mapping[str, Any]) -> None:
+    def _check_course(self, call: ast.CallExpr, values: Mapping[str, Any]) -> None:
         """Report a schedule that does not warm up before it ends, or does not fall."""
         name = call.function.text
         if values["warmup"] >= values["steps"]:
@@ -533,7 +533,7 @@ def _described(value: Any) -> str:
     return "this" if isinstance(value, ast.Expr) else kind_of(value)
 
 
-def _form(call: ast.Call) -> str:
+def _form(call: ast.CallExpr) -> str:
     """The form of a call of this optimizer or schedule."""
     name = call.function.text
     if name in OPTIMIZERS:
@@ -564,7 +564,7 @@ class Goals:
 
     # --- grad ----------------------------------------------------------------------------------
 
-    def grad(self, node: ast.Call, scope: Scope) -> tuple[Value, ...]:
+    def grad(self, node: ast.CallExpr, scope: Scope) -> tuple[Value, ...]:
         """The values of a call `grad(loss, x, …)`: one gradient per tensor after the loss."""
         if node.items is not None or node.keywords or node.out or len(node.args) < 2:
             fail("MD0252", "`grad` takes a loss and tensors", node.span, help=f"write {FORM}")
@@ -581,7 +581,7 @@ class Goals:
         wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
         outs = tuple(map(self._gradient, wrt))
         places = (("places", tuple(spans)),)
-        node = Op("grad", (loss, *wrt), outs, places, span, block=self.builder.block)
+        node = NamedOp("grad", (loss, *wrt), outs, places, span, block=self.builder.block)
         self.builder.append(node)
         self.builder.nameless.update(outs)
         return outs
@@ -653,7 +653,7 @@ def need_loss(said: str, operand: Operand, span: Span) -> Value:
     return operand
 
 
-def _is_folded(node: ast.Call) -> bool:
+def _is_folded(node: ast.CallExpr) -> bool:
     """Whether a call is of a function of plain numbers, such as `sqrt`."""
     record = load_all().get(node.function.text)
     return record is not None and record.fold is not None

@@ -10,20 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshdsl.ir.program import Loop, every, with_origins
-from meshdsl.named.ir import Node, Program, Value
+from meshdsl.named.ir import NamedProgram, Node, Value
 
 Steps = Mapping[Value, tuple[Value, ...]]
 """The values that each value leads to, the nearest first."""
 
 
-def with_kept_origins(before: Program, after: Program) -> Program:
+def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram:
     """`after`, made by removing operators of `before`, with origins among the values that are left.
 
     A removed value is replaced by the first one computed from it, into which it was merged. Where
-    none is left, it is replaced by the operand computed last.
+    none is left, it is replaced by the operand computed last: by an input or a parameter where all
+    of what was computed is gone.
     """
     named = {n.origin.of for n in every(after.body) if n.origin is not None}
-    left = named and {v for n in every(after.body) for v in _made(n)}
+    entering = (*after.inputs, *(p.value for p in after.params), *(s.value for s in after.states))
+    left = named and {*entering, *(v for n in every(after.body) for v in _made(n))}
     gone = {v for n in every(before.body) for v in _made(n)} & named - left if named else set()
     if not gone:
         return after

@@ -49,7 +49,7 @@ def prelude() -> Declarations:
 
 
 @functools.cache
-def library() -> Mapping[str, ast.Function]:
+def library() -> Mapping[str, ast.FunctionDecl]:
     """The functions that programs call and that no operator is called like, by name, sorted."""
     known = prelude().functions
     return {name: known[name] for name in sorted(set(known) - set(load_all()))}
@@ -59,13 +59,13 @@ LEAST = {("sample", "temperature"): 0}
 """The least number that a parameter of a library function takes, where it does not take all."""
 
 
-def form(function: ast.Function) -> str:
+def form(function: ast.FunctionDecl) -> str:
     """How a function is called: `top2_gating[token, experts, slot](logits, noise)`."""
     dims = f"[{', '.join(d.text for d in function.dims)}]" if function.dims else ""
     return f"{function.name.text}{dims}({', '.join(p.name.text for p in function.params)})"
 
 
-def meaning(function: ast.Function) -> str:
+def meaning(function: ast.FunctionDecl) -> str:
     """What a function of the prelude is, in Markdown: the comment above it, on one line."""
     above = function.span.source.text[: function.span.start].splitlines()
     lines: list[str] = []

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshdsl.ir.printer import INDENT, Numbers, Printer, type_text
-from meshdsl.named.ir import Param, Program, Value
+from meshdsl.named.ir import NamedProgram, Param, Value
 
 
-def print_program(program: Program) -> str:
+def print_program(program: NamedProgram) -> str:
     """The text of a named program."""
-    return "\n".join(_Named().program(program)) + "\n"
+    return "\n".join(_NamedPrinter().program(program)) + "\n"
 
 
 def label(value: Value) -> str:
@@ -29,13 +29,13 @@ def label(value: Value) -> str:
     return f" {value.name}" if value.name else ""
 
 
-class _Named(Printer[Value]):
+class _NamedPrinter(Printer[Value]):
     def __init__(self) -> None:
         super().__init__()
         self.numbers = Numbers()
         self.entered: set[Value] = set()
 
-    def program(self, program: Program) -> Iterator[str]:
+    def program(self, program: NamedProgram) -> Iterator[str]:
         self.entered.update(p.value for p in program.params)
         self.entered.update(s.value for s in program.states)
         yield f"program {program.name}"

@@ -24,7 +24,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.foreign import MODULES, row_of, written
-from meshdsl.named.foreign_use import Part, Use
+from meshdsl.named.foreign_use import ForeignOperand, Use
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
@@ -69,7 +69,7 @@ class _Operands:
     texts: dict[str, ast.Expr] = field(default_factory=dict)
 
 
-def is_foreign(node: ast.Call) -> bool:
+def is_foreign(node: ast.CallExpr) -> bool:
     """Whether an operator is called with dims where other libraries have them."""
     opdef = load_all().get(node.function.text)
     if opdef is None:
@@ -115,7 +115,7 @@ class Refusals:
             word, parts, kind = "size", (shape.parts[0], *parts[1:]), "member"
         return self._refuse(kind, word, parts, node.keywords, node.word.span, node.span, scope)
 
-    def call(self, kind: str, node: ast.Call, scope: Scope) -> Operand:
+    def call(self, kind: str, node: ast.CallExpr, scope: Scope) -> Operand:
         """The value that a call means, of an unknown function or with dims given otherwise."""
         name = node.function
         return self._refuse(kind, name.text, node.args, node.keywords, name.span, node.span, scope)
@@ -149,8 +149,8 @@ class Refusals:
         named = {
             k.name.text: self._part(f"_{k.name.text}", k.value, operands, scope) for k in keywords
         }
-        made = {d.name: d for p in self.pending[before:] for d in p.new}
-        scope = replace(scope, dims={**scope.dims, **made})
+        new_dims = {d.name: d for p in self.pending[before:] for d in p.new}
+        scope = replace(scope, dims={**scope.dims, **new_dims})
         use = Use(word, parts, named, scope.dims)
         tree = written(use)
         if tree is None:
@@ -192,54 +192,60 @@ class Refusals:
         new = {d.name: d for p in self.pending for d in p.new}
         inside = replace(scope, dims={**scope.dims, **new})
         try:
-            found = self.program.expressions.evaluate(self._resolved(node), inside)
+            operand = self.program.expressions.evaluate(self._resolved(node), inside)
         except DiagnosticError:
             return
-        if isinstance(found, Value) and found.type.names != value.type.names:
+        if isinstance(operand, Value) and operand.type.names != value.type.names:
             self.orders[node.span] = value.type.names
 
     # --- operands ----------------------------------------------------------------------------
 
     def _part(
         self, ref: str, node: ast.Expr | ast.Bounds, operands: _Operands, scope: Scope
-    ) -> Part:
+    ) -> ForeignOperand:
         match node:
             case ast.Bounds(start=start, stop=stop):
-                return Part(ref, bounds=(_integer(start), _integer(stop)))
+                return ForeignOperand(ref, bounds=(_integer(start), _integer(stop)))
             case ast.Foreign(kind="list", parts=inner):
                 each = [self._part(f"{ref}_{i}", p, operands, scope) for i, p in enumerate(inner)]
-                return Part(ref, parts=tuple(each))
+                return ForeignOperand(ref, parts=tuple(each))
             case ast.String(value=text):
-                return Part(ref, text=text)
+                return ForeignOperand(ref, text=text)
             case ast.Ref(name=name) if name.text in ("...", *_NO_VALUES, *DTYPES):
-                return Part(ref, text=name.text)
+                return ForeignOperand(ref, text=name.text)
             case ast.Ref(name=name) if name.text in scope.dims and name.text not in {
                 *scope.names,
                 *scope.stacks,
             }:
                 operands.values[ref] = operands.texts[ref] = node
-                return Part(ref, dim=scope.dims[name.text])
+                return ForeignOperand(ref, dim=scope.dims[name.text])
             case ast.Foreign(kind="member", parts=(inner,)) if self._is_module(inner, scope):
-                return Part(ref, text=node.word.text)
+                return ForeignOperand(ref, text=node.word.text)
         assert not isinstance(node, ast.Bounds)
         return self._evaluated(ref, node, operands, scope)
 
-    def _evaluated(self, ref: str, node: ast.Expr, operands: _Operands, scope: Scope) -> Part:
-        from meshdsl.named.expressions import Given
+    def _evaluated(
+        self, ref: str, node: ast.Expr, operands: _Operands, scope: Scope
+    ) -> ForeignOperand:
+        from meshdsl.named.expressions import OperandRef
 
         value = self.program.expressions.evaluate(node, scope)
         operands.texts[ref] = self._resolved(node)
         if not isinstance(value, Value):
             operands.values[ref] = node
-            return Part(ref, number=value) if isinstance(value, int | float) else Part(ref)
-        operands.values[ref] = Given(ast.Name(ref, node.span), node.span, value)
+            return (
+                ForeignOperand(ref, number=value)
+                if isinstance(value, int | float)
+                else ForeignOperand(ref)
+            )
+        operands.values[ref] = OperandRef(ast.Name(ref, node.span), node.span, value)
         if node.span in self.shifted:
-            return Part(ref, dims=value.type.dims, dtype=value.type.dtype, shifted=True)
-        return Part(ref, dims=value.type.dims, dtype=value.type.dtype)
+            return ForeignOperand(ref, dims=value.type.dims, dtype=value.type.dtype, shifted=True)
+        return ForeignOperand(ref, dims=value.type.dims, dtype=value.type.dtype)
 
     def _resolved(self, node: Any) -> Any:
         """The syntax with every foreign part replaced by what to write."""
-        if isinstance(node, ast.Foreign | ast.Call) and node.span in self.meanings:
+        if isinstance(node, ast.Foreign | ast.CallExpr) and node.span in self.meanings:
             return self.meanings[node.span]
         return _rebuilt(node, self._resolved)
 
@@ -259,8 +265,8 @@ class Refusals:
             edits += _ordered(statement.targets, self.orders.get(statement.value.span))
         line = _edited(statement.span, edits)
         for pending in mine:
-            own = [e for e in edits if e.span == pending.span or not e.span.text]
-            self._tell(pending, line, own)
+            edits_ = [e for e in edits if e.span == pending.span or not e.span.text]
+            self._tell(pending, line, edits_)
 
     def rest(self) -> None:
         """Report what was refused outside of statements."""
@@ -341,8 +347,8 @@ def _rebuilt(node: Any, change: Any, *, spans: bool = False) -> Any:
     if type(node).__module__ != ast.__name__:
         return node
     parts = {f.name: getattr(node, f.name) for f in fields(node)}
-    kept = {n: p for n, p in parts.items() if not spans and isinstance(p, Span)}
-    return type(node)(**{n: kept.get(n) or change(p) for n, p in parts.items()})
+    spans_ = {n: p for n, p in parts.items() if not spans and isinstance(p, Span)}
+    return type(node)(**{n: spans_.get(n) or change(p) for n, p in parts.items()})
 
 
 def _loose(meaning: ast.Expr, span: Span) -> str:

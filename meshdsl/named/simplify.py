@@ -7,13 +7,13 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from meshdsl.ir.types import F32, F64
-from meshdsl.named.attention import fuse_attention
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.attention_fusion import fuse_attention
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.ops.opdef import lookup
 
 
-def simplify(program: Program, spoken: Collection[str] | None = ()) -> Program:
+def simplify(program: NamedProgram, spoken: Collection[str] | None = ()) -> NamedProgram:
     """The program with summed products contracted, invariants hoisted and dead code removed.
 
     Attention becomes one operator where no layout speaks of what that leaves out: the names
@@ -31,24 +31,26 @@ def simplify(program: Program, spoken: Collection[str] | None = ()) -> Program:
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
 
 
-def contract_products(program: Program) -> Program:
+def contract_products(program: NamedProgram) -> NamedProgram:
     """Replace the `sum` of a product with no other use by an einsum, which never stores it."""
     uses = uses_of(program)
     return replace(program, body=_contract_block(program.body, uses))
 
 
 def _contract_block(nodes: tuple[Node, ...], uses: Counter[Value]) -> tuple[Node, ...]:
-    made = {v: node for node in nodes if isinstance(node, Op) for v in node.outs}
-    found: list[Node] = []
+    makers = {v: node for node in nodes if isinstance(node, NamedOp) for v in node.outs}
+    contracted: list[Node] = []
     for node in nodes:
-        if isinstance(node, Loop):
-            found.append(replace(node, body=_contract_block(node.body, uses)))
+        if isinstance(node, NamedLoop):
+            contracted.append(replace(node, body=_contract_block(node.body, uses)))
         else:
-            found.extend(_contracted(node, made, uses))
-    return tuple(found)
+            contracted.extend(_contracted(node, makers, uses))
+    return tuple(contracted)
 
 
-def _contracted(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> tuple[Op, ...]:
+def _contracted(
+    op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]
+) -> tuple[NamedOp, ...]:
     if op.name != "sum" or not _is_hidden_product(op.ins[0], made, uses):
         return (op,)
     operands = _operands(op.ins[0], made, uses)
@@ -67,24 +69,24 @@ def _contracted(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> tuple[Op
     return tuple(made_ops)
 
 
-def _scaled(ops: list[Op], value: Value, constant: Value, out: Value, op: Op) -> Value:
+def _scaled(ops: list[NamedOp], value: Value, constant: Value, out: Value, op: NamedOp) -> Value:
     ops.append(replace(op, name="mul", ins=(value, constant), outs=(out,), attrs=()))
     return out
 
 
-def _is_hidden_product(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> bool:
+def _is_hidden_product(value: Value, made: dict[Value, NamedOp], uses: Counter[Value]) -> bool:
     """Whether a value is a product without a name and with one use: its removal is invisible."""
     plain = value.name is None and not value.pins and uses[value] == 1
     return plain and value in made and made[value].name == "mul"
 
 
-def _operands(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> list[Value]:
+def _operands(value: Value, made: dict[Value, NamedOp], uses: Counter[Value]) -> list[Value]:
     if not _is_hidden_product(value, made, uses):
         return [value]
     return [leaf for v in made[value].ins for leaf in _operands(v, made, uses)]
 
 
-def uses_of(program: Program) -> Counter[Value]:
+def uses_of(program: NamedProgram) -> Counter[Value]:
     """The number of reads of each value, that of an output or an update among them."""
     uses: Counter[Value] = Counter(_kept(program))
     _count(program.body, uses)
@@ -93,7 +95,7 @@ def uses_of(program: Program) -> Counter[Value]:
 
 def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
     for node in nodes:
-        if isinstance(node, Op):
+        if isinstance(node, NamedOp):
             uses.update(node.ins)
             continue
         uses.update(s.outer for s in node.stacked)
@@ -108,7 +110,7 @@ _OF_SQUARES = {"sum": "squared_norm", "mean": "mean_square"}
 """What a reduction over all dims is called, of squares that nothing else reads."""
 
 
-def contract_squares(program: Program) -> Program:
+def contract_squares(program: NamedProgram) -> NamedProgram:
     """Replace the sum or mean of all squares by a reduction that does not store them.
 
     That is how losses are written and norms of gradients are taken. In a narrow dtype each square
@@ -117,16 +119,18 @@ def contract_squares(program: Program) -> Program:
     uses = uses_of(program)
 
     def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        made = {v: node for node in nodes if isinstance(node, Op) for v in node.outs}
+        makers = {v: node for node in nodes if isinstance(node, NamedOp) for v in node.outs}
         return tuple(
-            replace(n, body=block(n.body)) if isinstance(n, Loop) else _of_squares(n, made, uses)
+            replace(n, body=block(n.body))
+            if isinstance(n, NamedLoop)
+            else _of_squares(n, makers, uses)
             for n in nodes
         )
 
     return replace(program, body=block(program.body))
 
 
-def _of_squares(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> Op:
+def _of_squares(op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]) -> NamedOp:
     if op.name not in _OF_SQUARES or op.out.type.dims:
         return op
     square = made.get(op.ins[0])
@@ -140,19 +144,19 @@ def _of_squares(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> Op:
 # --- einsum(a -> …) of every dim is a transpose -------------------------------------------------
 
 
-def name_transposes(program: Program) -> Program:
+def name_transposes(program: NamedProgram) -> NamedProgram:
     """Replace einsums that only reorder dims by transposes, which are views of their operand."""
     return replace(program, body=_transposed_block(program.body))
 
 
 def _transposed_block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(
-        replace(n, body=_transposed_block(n.body)) if isinstance(n, Loop) else _transposed(n)
+        replace(n, body=_transposed_block(n.body)) if isinstance(n, NamedLoop) else _transposed(n)
         for n in nodes
     )
 
 
-def _transposed(op: Op) -> Op:
+def _transposed(op: NamedOp) -> NamedOp:
     reorders = op.name == "einsum" and len(op.ins) == 1
     if not reorders or len(op.ins[0].type.dims) != len(op.out.type.dims):
         return op
@@ -162,7 +166,7 @@ def _transposed(op: Op) -> Op:
 # --- loop-invariant code motion -----------------------------------------------------------------
 
 
-def hoist_invariants(program: Program) -> Program:
+def hoist_invariants(program: NamedProgram) -> NamedProgram:
     """Compute operators that yield the same in every iteration of a loop once, before it.
 
     Readers of a parameter stay: it is gathered where it is used, and a copy of it would be live as
@@ -172,24 +176,24 @@ def hoist_invariants(program: Program) -> Program:
 
 
 def _hoisted(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    found: list[Node] = []
+    hoisted: list[Node] = []
     for node in nodes:
-        found.extend(_out_of(node) if isinstance(node, Loop) else (node,))
-    return tuple(found)
+        hoisted.extend(_out_of(node) if isinstance(node, NamedLoop) else (node,))
+    return tuple(hoisted)
 
 
-def _out_of(loop: Loop) -> tuple[Node, ...]:
+def _out_of(loop: NamedLoop) -> tuple[Node, ...]:
     """The operators that leave a loop, and the loop without them."""
     body = _hoisted(loop.body)
     inside = {*loop.enters, *(v for node in body for v in node.makes)}
-    moved: list[Op] = []
+    moved: list[NamedOp] = []
     for node in body:
-        if isinstance(node, Op) and _may_leave(node, loop) and inside.isdisjoint(node.ins):
+        if isinstance(node, NamedOp) and _may_leave(node, loop) and inside.isdisjoint(node.ins):
             moved.append(node)
             inside.difference_update(node.outs)
     # Makers cost nothing inside the loop.
     read: set[Value] = set()
-    leaving: list[Op] = []
+    leaving: list[NamedOp] = []
     for op in reversed(moved):
         if op.ins or not read.isdisjoint(op.outs):
             read.update(op.ins)
@@ -199,7 +203,7 @@ def _out_of(loop: Loop) -> tuple[Node, ...]:
     return (*reversed(leaving), replace(loop, body=stay))
 
 
-def _may_leave(op: Op, loop: Loop) -> bool:
+def _may_leave(op: NamedOp, loop: NamedLoop) -> bool:
     """Whether an operator may move before a loop, if it reads nothing that is made in it."""
     plain = op.phase == "forward" and not lookup(op.name).overwrites
     reads_param = any(v.role == "param" for v in op.ins)
@@ -209,35 +213,35 @@ def _may_leave(op: Op, loop: Loop) -> bool:
 # --- dead code -------------------------------------------------------------------------------
 
 
-def drop_unused(program: Program) -> Program:
+def drop_unused(program: NamedProgram) -> NamedProgram:
     """Remove operators, loops, carries and slices whose results nobody reads, if there are any."""
     return with_kept_origins(program, _without_unused(program))
 
 
-def _without_unused(program: Program) -> Program:
+def _without_unused(program: NamedProgram) -> NamedProgram:
     body = _needed_nodes(program.body, set(_kept(program)))
     return program if body == program.body else replace(program, body=body)
 
 
-def _kept(program: Program) -> list[Value]:
+def _kept(program: NamedProgram) -> list[Value]:
     """The values that are read after the program."""
     kept = [o.value for o in program.outputs] + [u.new for u in program.updates]
     return [*kept, program.goal.loss] if program.goal else kept
 
 
 def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ...]:
-    kept: list[Node] = []
+    needed_nodes: list[Node] = []
     for node in reversed(nodes):
-        if isinstance(node, Loop):
+        if isinstance(node, NamedLoop):
             loop = _needed_loop(node, needed)
-            kept.extend([loop] if loop else [])
+            needed_nodes.extend([loop] if loop else [])
         elif any(v in needed for v in node.outs):
             needed.update(node.ins)
-            kept.append(node)
-    return tuple(reversed(kept))
+            needed_nodes.append(node)
+    return tuple(reversed(needed_nodes))
 
 
-def _needed_loop(node: Loop, needed: set[Value]) -> Loop | None:
+def _needed_loop(node: NamedLoop, needed: set[Value]) -> NamedLoop | None:
     """The loop with the carries and collected values that are read, inside or after it."""
     wanted = {c for c in node.carries if c.result in needed}
     collected = tuple(c for c in node.collected if c.outer in needed)
@@ -252,11 +256,11 @@ def _needed_loop(node: Loop, needed: set[Value]) -> Loop | None:
         wanted = more
     stacked = tuple(s for s in node.stacked if s.inside in inner)
     carries = tuple(c for c in node.carries if c in wanted)
-    own = {s.inside for s in stacked} | {c.inside for c in carries}
-    needed.update(v for v in inner if v not in own)
+    entered = {s.inside for s in stacked} | {c.inside for c in carries}
+    needed.update(v for v in inner if v not in entered)
     needed.update(s.outer for s in stacked)
     needed.update(c.init for c in carries)
-    kept = (carries, stacked, body, collected)
-    if kept == (node.carries, node.stacked, node.body, node.collected):
+    parts = (carries, stacked, body, collected)
+    if parts == (node.carries, node.stacked, node.body, node.collected):
         return node
     return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from meshdsl.ir.printer import type_text
 from meshdsl.ir.types import TensorType
 from meshdsl.ir.verify import Verifier
-from meshdsl.named.ir import Loop, Op, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value
 from meshdsl.ops.opdef import lookup
 
 
-def verify(program: Program) -> None:
+def verify(program: NamedProgram) -> None:
     """Check that values are made once, before they are read, and have the types of their operators.
 
     A violation is our mistake, hence an assert with a message.
     """
-    check = _Named()
+    check = _NamedVerifier()
     entered = (*program.inputs, *(p.value for p in program.params))
     check.define((*entered, *(s.value for s in program.states)))
     check.nodes(program.body)
@@ -26,29 +26,31 @@ def verify(program: Program) -> None:
     check.need((o.value for o in program.outputs), "an output")
 
 
-class _Named(Verifier[Value]):
+class _NamedVerifier(Verifier[Value]):
     def label(self, value: Value) -> str:
         return value.label
 
-    def check(self, node: Op) -> None:
+    def check(self, node: NamedOp) -> None:
         self.check_origin(node)
         types = lookup(node.name).infer(tuple(v.type for v in node.ins), dict(node.attrs))
         expected = tuple(v.type for v in node.outs)
         assert types == expected, f"{node.name} yields {_texts(types)}, not {_texts(expected)}"
 
-    def check_loop(self, node: Loop) -> None:
+    def check_loop(self, node: NamedLoop) -> None:
         self.check_origin(node)
         for item in node.stacked:
-            found, expected = item.inside.type, item.outer.type.without(node.dim.name)
-            assert found == expected, f"a slice is {type_text(expected)}, not {type_text(found)}"
+            actual, expected = item.inside.type, item.outer.type.without(node.dim.name)
+            assert actual == expected, f"a slice is {type_text(expected)}, not {type_text(actual)}"
         for carry in node.carries:
             types = {carry.init.type, carry.inside.type, carry.next.type, carry.result.type}
             label = carry.inside.label
             assert len(types) == 1, f"the carry {label} changes its type: {_texts(types)}"
-        for made in node.collected:
-            dims = (node.dim, *made.inside.type.dims)
-            found, expected = made.outer.type, TensorType(dims, made.inside.type.dtype)
-            assert found == expected, f"collected is {type_text(expected)}, not {type_text(found)}"
+        for item_ in node.collected:
+            dims = (node.dim, *item_.inside.type.dims)
+            actual, expected = item_.outer.type, TensorType(dims, item_.inside.type.dtype)
+            assert actual == expected, (
+                f"collected is {type_text(expected)}, not {type_text(actual)}"
+            )
 
 
 def _texts(types: Iterable[TensorType]) -> str:

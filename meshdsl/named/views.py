@@ -10,7 +10,7 @@ from meshdsl.diagnostics import DiagnosticError, Poisoned, Related, Span, all_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.builder import Scope
 from meshdsl.named.ir import Value
-from meshdsl.named.sizes import size_of
+from meshdsl.named.size_formulas import size_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import parts
 
@@ -24,7 +24,7 @@ class Views:
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
 
-    def view(self, node: ast.View, scope: Scope) -> Value:
+    def view(self, node: ast.ViewExpr, scope: Scope) -> Value:
         """The value of `tensor[items]`."""
         if any(isinstance(i, ast.DimItem) and i.dim.text in scope.names for i in node.items):
             return self._by_position(node, scope)
@@ -33,13 +33,13 @@ class Views:
         except DiagnosticError as error:
             if error.is_last:
                 raise
-            found = [*error.diagnostics]
+            errors = [*error.diagnostics]
         # What comes after a mistake has unknown names of its own.
         try:
             self.names(node.items, scope)
         except DiagnosticError as error:
-            found += error.diagnostics
-        raise DiagnosticError(*found) if found else Poisoned
+            errors += error.diagnostics
+        raise DiagnosticError(*errors) if errors else Poisoned
 
     def names(self, items: tuple[ast.Item, ...], scope: Scope) -> None:
         """Resolve every name in a bracket; raises the errors of all of them."""
@@ -50,7 +50,7 @@ class Views:
         steps += [partial(value, n, scope) for group in values for n in group]
         all_of(steps)
 
-    def _view(self, node: ast.View, scope: Scope) -> Value:
+    def _view(self, node: ast.ViewExpr, scope: Scope) -> Value:
         value = self.program.expressions.tensor(node.tensor, scope)
         renames: list[ast.ArrowItem] = []
         for item in node.items:
@@ -63,14 +63,14 @@ class Views:
             value = self._item(value, item, scope)
         return self._rename(value, renames, scope)
 
-    def _by_position(self, node: ast.View, scope: Scope) -> Value:
+    def _by_position(self, node: ast.ViewExpr, scope: Scope) -> Value:
         """`x[ids]`, as other libraries index: refused, and understood."""
         refs = [ast.Ref(i.dim, i.span) for i in node.items if isinstance(i, ast.DimItem)]
         word = ast.Name("[:]", node.items[0].span)
         foreign = ast.Foreign("positions", word, (node.tensor, *refs), (), node.span)
-        found = self.program.refused.expression(foreign, scope)
-        assert isinstance(found, Value), "a view of a tensor is one"
-        return found
+        operand = self.program.refused.expression(foreign, scope)
+        assert isinstance(operand, Value), "a view of a tensor is one"
+        return operand
 
     def _rename(self, value: Value, items: list[ast.ArrowItem], scope: Scope) -> Value:
         if not items:
@@ -143,11 +143,11 @@ class Views:
     def _bound(self, node: ast.Expr | None, default: int, scope: Scope) -> int:
         if node is None:
             return default
-        found = self.program.expressions.evaluate(node, scope)
-        if not isinstance(found, int):
+        bound = self.program.expressions.evaluate(node, scope)
+        if not isinstance(bound, int):
             help = "use numbers and dims; `[dim = ids]` gathers by a tensor"
             fail("MD0253", "the bounds of a slice are constant integers", node.span, help=help)
-        return found
+        return bound
 
     def _dim(self, name: ast.Name, scope: Scope) -> Dim:
         return self.program.expressions.dim(name, scope)

@@ -13,7 +13,7 @@ from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import Origin
 from meshdsl.named.autodiff import active, in_phase, pulled_back
 from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.ir import Output, Program, Value
+from meshdsl.named.ir import NamedProgram, Output, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.named.simplify import simplify
 from meshdsl.named.verify import verify
@@ -27,13 +27,13 @@ class Vjp:
     outputs are the gradients of `params`, and then those of `inputs`.
     """
 
-    program: Program
+    program: NamedProgram
     cotangents: tuple[str, ...]
     params: tuple[str, ...]
     inputs: tuple[str, ...]
 
 
-def with_vjp(program: Program, params: Collection[str], inputs: Collection[str]) -> Vjp:
+def with_vjp(program: NamedProgram, params: Collection[str], inputs: Collection[str]) -> Vjp:
     """The program with the gradients of the float parameters and inputs that are named.
 
     Those that no output depends on have none; outputs that depend on none of them have none either.
@@ -43,32 +43,32 @@ def with_vjp(program: Program, params: Collection[str], inputs: Collection[str])
     builder.adopt(program)
     outputs = tuple(_computed(builder, output) for output in program.outputs)
     learned = [p.value for p in program.params if _is_wanted(p.value, p.value.name, params)]
-    given = [v for v in program.inputs if _is_wanted(v, v.label, inputs)]
-    reached = active(builder.frames[0].body, {*learned, *given})
+    inputs_ = [v for v in program.inputs if _is_wanted(v, v.label, inputs)]
+    reached = active(builder.frames[0].body, {*learned, *inputs_})
     seeds = [(o, _cotangent(builder, o.value)) for o in outputs if o.value in reached]
-    found = pulled_back(builder, [(o.value, seed) for o, seed in seeds], [*learned, *given])
-    names = [v.name or "" for v in learned] + [v.label for v in given]
-    made = []
+    grads = pulled_back(builder, [(o.value, seed) for o, seed in seeds], [*learned, *inputs_])
+    names = [v.name or "" for v in learned] + [v.label for v in inputs_]
+    results = []
     taken: set[Value] = set()
-    for name, value, grad in zip(names, [*learned, *given], found, strict=True):
+    for name, value, grad in zip(names, [*learned, *inputs_], grads, strict=True):
         if grad is not None:
-            own = grad if value.role == "param" else _own(builder, grad, value, taken)
-            made.append((name, value, own))
+            grad_ = grad if value.role == "param" else _own(builder, grad, value, taken)
+            results.append((name, value, grad_))
             taken.add(grad)
-    whole = replace(
+    extended = replace(
         program,
         inputs=(*program.inputs, *(seed for _, seed in seeds)),
         body=tuple(builder.frames[0].body),
-        outputs=(*outputs, *(Output(f"d_{name}", grad, v.span) for name, v, grad in made)),
+        outputs=(*outputs, *(Output(f"d_{name}", grad, v.span) for name, v, grad in results)),
     )
-    verify(whole)
-    whole = simplify(whole)
-    verify(whole)
+    verify(extended)
+    extended = simplify(extended)
+    verify(extended)
     by_param, by_input = (
-        tuple(name for name, v, _ in made if (v.role == "param") is is_param)
+        tuple(name for name, v, _ in results if (v.role == "param") is is_param)
         for is_param in (True, False)
     )
-    return Vjp(whole, tuple(o.name for o, _ in seeds), by_param, by_input)
+    return Vjp(extended, tuple(o.name for o, _ in seeds), by_param, by_input)
 
 
 def _is_wanted(value: Value, name: str | None, names: Collection[str]) -> bool:
@@ -95,9 +95,9 @@ def _cotangent(builder: Builder, value: Value) -> Value:
     """The cotangent of an output as an input: it has the placement of the output."""
     plain = Value(value.type, value.span, path=value.path, functions=value.functions, role="input")
     named = value.source.as_gradient
-    made = replace(plain, **{**named, "name": named["name"] or "d_out"})
-    builder.place(made, 0)
-    return made
+    cotangent = replace(plain, **{**named, "name": named["name"] or "d_out"})
+    builder.place(cotangent, 0)
+    return cotangent
 
 
 def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Value:

@@ -18,7 +18,7 @@ from typing import Any
 
 from meshdsl.ir import program as ir
 from meshdsl.ir.types import I32, Dim, TensorType
-from meshdsl.named.ir import Op, Program, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
 from meshdsl.ops.parts import BITS
 
@@ -153,14 +153,14 @@ class _Tensor:
         """The signs of a sum that is split in blocks, with a scale for each of them."""
         do, dims = self.do, self.dims
         error = self.emitter.state(f"{self.param.name}.server_error", total.type, self.param)
-        inside, own = self._inside(), (dims.blocks, dims.bits)
-        whole = do("mul", do("add", total, error), inside)
-        magnitude = do("parts", do("sum", do("abs", whole), dims=own), dim=dims.workers)
-        size = do("parts", do("sum", inside, dims=own), dim=dims.workers)
+        inside, per_block = self._inside(), (dims.blocks, dims.bits)
+        corrected = do("mul", do("add", total, error), inside)
+        magnitude = do("parts", do("sum", do("abs", corrected), dims=per_block), dim=dims.workers)
+        size = do("parts", do("sum", inside, dims=per_block), dim=dims.workers)
         scales = self._all(do("div", magnitude, do("maximum", size, 1.0)))
-        words = do("pack_signs", whole, dim=dims.bits)
+        words = do("pack_signs", corrected, dim=dims.bits)
         sent = do("mul", self._signs(words), self._by_block(scales, dims.blocks))
-        self.emitter.update(error, do("mul", do("sub", whole, sent), inside))
+        self.emitter.update(error, do("mul", do("sub", corrected, sent), inside))
         words = do("rename", words, pairs=((dims.blocks, dims.words),))
         return self._signed(words, self._by_block(scales, dims.words))
 
@@ -175,8 +175,8 @@ class _Tensor:
         type_ = TensorType(self.param.type.dims, do.dtype)
         name = f"{self.param.name}.error"
         self.error = self.emitter.state(name, type_, self.param, parts=True)
-        own, error = (do("parts", v, dim=dims.workers) for v in (self.grad, self.error))
-        each = do("add", widened(do, own), error)
+        part, error = (do("parts", v, dim=dims.workers) for v in (self.grad, self.error))
+        each = do("add", widened(do, part), error)
         each = do("merge", each, dims=self.own, into=dims.flat)
         return do("transpose", each, dims=(dims.workers, *self.around, dims.flat))
 
@@ -231,7 +231,7 @@ PER_WORKER = {"topk": top_k, "onebit": one_bit}
 # --- of many workers ---------------------------------------------------------------------------
 
 
-def is_per_worker(program: Program) -> bool:
+def is_per_worker(program: NamedProgram) -> bool:
     """Whether a training step compresses what each worker has by itself."""
     goal = program.goal
     compress = goal.optimizer.compress if goal is not None and program.updates else None
@@ -243,7 +243,7 @@ def is_parts(op: ir.Op[Any]) -> bool:
     return op.name == "parts" and op.attr("dim").size > 1
 
 
-def for_workers(program: Program, ways: Mapping[str, tuple[int, ...]]) -> Program:
+def for_workers(program: NamedProgram, ways: Mapping[str, tuple[int, ...]]) -> NamedProgram:
     """The program in which each parameter, by its name, has so many workers.
 
     They are given as the sizes of the mesh axes that they are on, the outer first.
@@ -261,7 +261,7 @@ def for_workers(program: Program, ways: Mapping[str, tuple[int, ...]]) -> Progra
             return tuple(resized(i) for i in item)
         return sized.get(item.name, item) if isinstance(item, Dim) else item
 
-    def one(op: Op) -> Op:
+    def one(op: NamedOp) -> NamedOp:
         for value in op.outs:
             dims = tuple(sized.get(d.name, d) for d in value.type.dims)
             if dims != value.type.dims:
@@ -273,7 +273,7 @@ def for_workers(program: Program, ways: Mapping[str, tuple[int, ...]]) -> Progra
         return replace(op, ins=ins, outs=outs, attrs=attrs)
 
     body = tuple(
-        one(node) if isinstance(node, Op) and node.phase == "update" else node
+        one(node) if isinstance(node, NamedOp) and node.phase == "update" else node
         for node in program.body
     )
     return replace(program, body=body)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshdsl.analysis import analyse_tree
-from meshdsl.api.program import Program
+from meshdsl.api.programs import Program
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span, fail
-from meshdsl.named.build import finish_named
 from meshdsl.named.declarations import Declarations, declare
+from meshdsl.named.program_choice import finish_named
 from meshdsl.pipeline import Compilation, Known, Options
-from meshdsl.report.check import check_expect
+from meshdsl.report.checks import check_expect
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
@@ -27,16 +27,16 @@ class CellProgram(Program):
     redefined, this one stays as it was.
     """
 
-    def __init__(self, node: ast.Program, defined: Defined) -> None:
+    def __init__(self, node: ast.ProgramDecl, defined: Defined) -> None:
         super().__init__(node.name.text, self._build)
         self._node, self._defined = node, defined
 
     def _build(self) -> Compilation:
         source = self._node.span.source
         declarations = replace(self._defined.declarations, source=source)
-        known = Known(self._defined.tree, declarations)
+        known_stages = Known(self._defined.tree, declarations)
         options = Options(program=self.name, set_dims=self._defined.sizes)
-        return Compilation(source, options, known=known)
+        return Compilation(source, options, known=known_stages)
 
     def renew(self, defined: Defined) -> None:
         """Update to the current definitions."""
@@ -48,20 +48,20 @@ class CellProgram(Program):
 class Defined:
     """All definitions of cells: as one file, and by name; `sizes` override those of dims."""
 
-    tree: ast.File
+    tree: ast.SourceFile
     declarations: Declarations
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, tree: ast.File, diagnostics: Diagnostics, sizes: Mapping[str, int] | None = None
+        cls, tree: ast.SourceFile, diagnostics: Diagnostics, sizes: Mapping[str, int] | None = None
     ) -> Defined:
         """The definitions of a file; errors go to `diagnostics`."""
         return cls(tree, declare(tree, diagnostics, sizes), sizes or {})
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CellResult:
     """The result of a cell: names it defined, its programs, warnings, and failed expectations."""
 
     defined: tuple[str, ...]
@@ -77,7 +77,7 @@ class Session:
         self.programs: dict[str, CellProgram] = {}
         self.declarations = Declarations(Source("no cell", ""))
 
-    def run(self, source: Source) -> Cell:
+    def run(self, source: Source) -> CellResult:
         """Add a cell. Its `expect`s are about its programs, or else about the last one.
 
         Raises:
@@ -85,23 +85,23 @@ class Session:
         """
         tree, problems = parse(source)
         new = {_key(node): node for node in tree.declarations if not isinstance(node, ast.Expect)}
-        found = analyse_tree(self._with(tree, new), Options(), problems, part=source)
-        diagnostics, declarations = found.diagnostics, found.declarations
+        analysis = analyse_tree(self._with(tree, new), Options(), problems, part=source)
+        diagnostics, declarations = analysis.diagnostics, analysis.declarations
         diagnostics.raise_all()
-        defined = Defined(found.tree, declarations)
-        nodes = (node for node in tree.declarations if isinstance(node, ast.Program))
+        defined = Defined(analysis.tree, declarations)
+        nodes = (node for node in tree.declarations if isinstance(node, ast.ProgramDecl))
         programs = [CellProgram(node, defined) for node in nodes]
         self._keep(new, programs, defined)
         asked = programs or [self.program(None)] if declarations.expects else []
         for expect in declarations.expects:
             named = [finish_named(p._written().written, None, False) for p in asked]
             diagnostics.of(partial(check_expect, expect, named, declarations, diagnostics))
-        return Cell(tuple(name for _, name in new), tuple(programs), tuple(diagnostics))
+        return CellResult(tuple(name for _, name in new), tuple(programs), tuple(diagnostics))
 
-    def _with(self, tree: ast.File, new: Mapping[Key, ast.Declaration]) -> ast.File:
+    def _with(self, tree: ast.SourceFile, new: Mapping[Key, ast.Declaration]) -> ast.SourceFile:
         """The definitions so far less those replaced, and all of a cell, also what it repeats."""
         kept = tuple(node for key, node in self.nodes.items() if key not in new)
-        return ast.File((*kept, *tree.declarations), tree.span)
+        return ast.SourceFile((*kept, *tree.declarations), tree.span)
 
     def _keep(
         self,
@@ -133,8 +133,8 @@ class Session:
         if name is None:
             return next(reversed(self.programs.values()))
         if name not in self.programs:
-            known = ", ".join(f"`{n}`" for n in self.programs)
-            fail("MD0108", f"no cell has defined the program `{name}`", help=f"known: {known}")
+            names = ", ".join(f"`{n}`" for n in self.programs)
+            fail("MD0108", f"no cell has defined the program `{name}`", help=f"known: {names}")
         return self.programs[name]
 
     def resized(self, program: CellProgram, sizes: Mapping[str, int]) -> CellProgram:
@@ -143,7 +143,7 @@ class Session:
             return program
         diagnostics = Diagnostics()
         span = Span(program._node.span.source, 0, 0)
-        tree = ast.File(tuple(self.nodes.values()), span)
+        tree = ast.SourceFile(tuple(self.nodes.values()), span)
         defined = Defined.of(tree, diagnostics, sizes)
         diagnostics.raise_errors()
         return CellProgram(program._node, defined)
@@ -151,7 +151,7 @@ class Session:
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Pairs of a kind and a name, in the order of the cells."""
         for kind, name in self.nodes:
-            yield kind.__name__.lower().replace("function", "def"), name
+            yield kind.__name__.removesuffix("Decl").lower().replace("function", "def"), name
 
 
 def _key(node: ast.Declaration) -> Key:

@@ -14,16 +14,6 @@ import numpy as np
 
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    Array,
-    merged_dims,
-    need_kind,
-    need_one_dtype,
-    plain,
-    sample,
-    swapped,
-    tensor,
-)
 from meshdsl.ops.gradients import applied, contracted, factor_of, product
 from meshdsl.ops.opdef import (
     Attrs,
@@ -37,7 +27,17 @@ from meshdsl.ops.opdef import (
     register,
 )
 from meshdsl.ops.pointwise import BINARY, NO_TRUE_ROWS, UNARY, numpy_pointwise, pointwise
-from meshdsl.ops.text import expanded
+from meshdsl.ops.requirements import (
+    Array,
+    merged_dims,
+    need_kind,
+    need_one_dtype,
+    plain,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import expanded
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -99,14 +99,14 @@ def _slope_gradient(name: str, curve: Callable[[Backward], Value] | None) -> Gra
     """The gradients by dy, the same operator, and by z, dy times the derivative of the slope."""
 
     def gradient(call: Backward) -> Mapping[int, Value]:
-        found = {}
+        grads = {}
         if call.wanted(0):
             again = call.emit(name, call.grad, call.operand(1), **dict(call.attrs))
-            found[0] = contracted(call, 0, again)
+            grads[0] = contracted(call, 0, again)
         if call.wanted(1) and curve is not None:
             both = product(call, call.grad, call.operand(0))
-            found[1] = contracted(call, 1, both, curve(call))
-        return found
+            grads[1] = contracted(call, 1, both, curve(call))
+        return grads
 
     return gradient
 
@@ -309,8 +309,8 @@ def _gelu_tanh_curve(call: Backward, x: Value) -> Value:
     slope = call.emit("add", call.emit("mul", square, 3 * _GELU_SCALE * _GELU_CUBE), _GELU_SCALE)
     bend = call.emit("mul", x, 3 * _GELU_SCALE * _GELU_CUBE)
     turn = call.emit("mul", t, call.emit("square", slope))
-    rest = call.emit("mul", x, call.emit("sub", bend, turn))
-    return call.emit("tanh_grad", call.emit("add", slope, rest), t)
+    curved = call.emit("mul", x, call.emit("sub", bend, turn))
+    return call.emit("tanh_grad", call.emit("add", slope, curved), t)
 
 
 _FORMS = ("none", "tanh")

@@ -11,11 +11,11 @@ import math
 import numpy as np
 
 from meshdsl.ir.types import I32, TensorType
-from meshdsl.ops.build import Array
 from meshdsl.ops.normalise import composite
 from meshdsl.ops.opdef import Attrs, NumpyCall, OpError, TorchCall
 from meshdsl.ops.reduce import dropped, samples_over
-from meshdsl.ops.text import permuted
+from meshdsl.ops.requirements import Array
+from meshdsl.ops.torch_expressions import permuted
 
 _LARGEST = 2**31 - 1
 
@@ -35,9 +35,9 @@ def _order(call: NumpyCall | TorchCall) -> tuple[str, ...]:
 
 
 def _numpy(call: NumpyCall, x: Array) -> Array:
-    kept = len(call.outs[0].dims)
+    remaining = len(call.outs[0].dims)
     last = x.transpose([call.ins[0].index(n) for n in _order(call)])
-    flat = last.reshape(*last.shape[:kept], math.prod(last.shape[kept:]))
+    flat = last.reshape(*last.shape[:remaining], math.prod(last.shape[remaining:]))
     return np.asarray(flat.argmax(-1), dtype=np.int32)
 
 
@@ -46,8 +46,8 @@ def _text(call: TorchCall) -> str:
     if len(dims) == 1:
         return f"{x}.argmax({names.index(dims[0].name)}).to(torch.int32)"
     last = permuted(x, names, _order(call))
-    kept = len(names) - len(dims)
-    flat = f"{last}.flatten({kept}).argmax({kept})" if kept else f"{last}.argmax()"
+    remaining = len(names) - len(dims)
+    flat = f"{last}.flatten({remaining}).argmax({remaining})" if remaining else f"{last}.argmax()"
     return f"{flat}.to(torch.int32)"
 
 

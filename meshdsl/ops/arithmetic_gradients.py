@@ -13,11 +13,11 @@ Grads = Mapping[int, Value]
 
 def _both(call: Backward, rules: Mapping[int, Gradient]) -> Grads:
     """The gradients by the rules of the wanted operands."""
-    found: dict[int, Value] = {}
+    grads: dict[int, Value] = {}
     for index, rule in rules.items():
         if call.wanted(index):
-            found |= rule(call)
-    return found
+            grads |= rule(call)
+    return grads
 
 
 def add_gradient(call: Backward) -> Grads:
@@ -103,18 +103,18 @@ def extreme_gradient(lost: str, not_won: str) -> Gradient:
     """
 
     def gradient(call: Backward) -> Grads:
-        found = {}
+        grads = {}
         for index in (0, 1):
             if call.wanted(index):
-                found[index] = contracted(call, index, call.grad, share(call, index))
-        return found
+                grads[index] = contracted(call, index, call.grad, share(call, index))
+        return grads
 
     def share(call: Backward, index: int) -> Value:
-        own, other = call.operand(index), call.operand(1 - index)
-        dtype = own.type.dtype
-        left_out, tied = call.emit(lost, own, other), call.emit(not_won, own, other)
-        rest = call.emit("where", tied, number(call, 0.5, dtype), number(call, 1.0, dtype))
-        return call.emit("where", left_out, number(call, 0.0, dtype), rest)
+        operand, other = call.operand(index), call.operand(1 - index)
+        dtype = operand.type.dtype
+        left_out, tied = call.emit(lost, operand, other), call.emit(not_won, operand, other)
+        winner_share = call.emit("where", tied, number(call, 0.5, dtype), number(call, 1.0, dtype))
+        return call.emit("where", left_out, number(call, 0.0, dtype), winner_share)
 
     return gradient
 
@@ -122,12 +122,12 @@ def extreme_gradient(lost: str, not_won: str) -> Gradient:
 def where_gradient(call: Backward) -> Grads:
     """The cotangent where the operand was taken, 0 elsewhere."""
     condition, zero = call.operand(0), zero_like(call, call.grad)
-    found = {}
+    grads = {}
     if call.wanted(1):
-        found[1] = call.sized(call.emit("where", condition, call.grad, zero), 1)
+        grads[1] = call.sized(call.emit("where", condition, call.grad, zero), 1)
     if call.wanted(2):
-        found[2] = call.sized(call.emit("where", condition, zero, call.grad), 2)
-    return found
+        grads[2] = call.sized(call.emit("where", condition, zero, call.grad), 2)
+    return grads
 
 
 def cast_gradient(call: Backward) -> Grads:

@@ -3,7 +3,7 @@
 Scores are contracted over `key`; a position that the mask hides scores -1e9, so that a row that
 sees nothing is uniform. `attention_lse` also yields the logarithm of the sum of the exponentials,
 from which the gradient computes the softmax anew (Dao et al. 2022). Where `key` or `mem` is split,
-the primitives of `named/attention.py` are used instead.
+the primitives of `named/attention_fusion.py` are used instead.
 """
 
 from __future__ import annotations
@@ -17,19 +17,6 @@ import numpy as np
 
 from meshdsl.ir.types import BOOL, F32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    merged_dims,
-    need_dims,
-    need_kind,
-    need_one_dtype,
-    sample,
-    tensor,
-)
 from meshdsl.ops.opdef import (
     Attrs,
     Backward,
@@ -45,7 +32,20 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import Names, atom, permuted, tuple_text
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    merged_dims,
+    need_dims,
+    need_kind,
+    need_one_dtype,
+    sample,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import Names, atom, permuted, tuple_text
 
 MASKED = -1e9
 """The score of a position that the mask hides."""
@@ -89,10 +89,10 @@ def result_dims(ins: Sequence[TensorType], key: Dim, mem: Dim) -> tuple[Dim, ...
     """The dims of a result in the order of q: those that q lacks first, features for `key`."""
     scored = [d for t in (*ins[:2], *ins[3:]) for d in t.dims if d not in (key, mem)]
     feature = [d for d in ins[2].dims if d != mem and d not in scored]
-    own = [d for d in ins[0].dims if d not in (key, mem)]
-    first = [d for d in dict.fromkeys(scored) if d not in own]
+    query_dims = [d for d in ins[0].dims if d not in (key, mem)]
+    first = [d for d in dict.fromkeys(scored) if d not in query_dims]
     at = ins[0].index(key.name)
-    return (*first, *own[:at], *feature, *own[at:])
+    return (*first, *query_dims[:at], *feature, *query_dims[at:])
 
 
 # --- shape rules -------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def _bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
     _need(ins, key, mem)
     scale = attrs["scale"]
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
-    made = {"dims": (key, mem), "out": result_dims(ins, key, mem), "scale": scale}
-    return {**made, "causal": ()}
+    bound = {"dims": (key, mem), "out": result_dims(ins, key, mem), "scale": scale}
+    return {**bound, "causal": ()}
 
 
 def _need(ins: tuple[TensorType, ...], key: Dim, mem: Dim) -> None:
@@ -173,8 +173,8 @@ def _loop(sig: Signature, name: str) -> Factor:
 
 def _factors(sig: Signature) -> Factors:
     """All dims but `key` and `mem` are loops."""
-    whole = {d.name for d in sig.attrs["dims"]}
-    names = dict.fromkeys(n for t in sig.ins for n in t.names if n not in whole)
+    undivided = {d.name for d in sig.attrs["dims"]}
+    names = dict.fromkeys(n for t in sig.ins for n in t.names if n not in undivided)
     linear = {1: (frozenset({2}),), 2: (), 3: (frozenset({0}),)}[len(sig.outs)]
     return Factors(tuple(_loop(sig, n) for n in names), linear)
 
@@ -198,28 +198,28 @@ def _fitted(array: Array, names: Names, target: Names) -> Array:
 def _scores(call: NumpyCall, qkv: tuple[TensorType, ...], arrays: tuple[Array, ...]) -> Array:
     """The scores over `rows` and `mem`."""
     q, k, _, *mask = arrays
-    made = parts(qkv, call.attrs)
-    target = (*made.rows, made.mem)
-    own = tuple(n for n in target if qkv[0].has(n) or qkv[1].has(n))
-    product = _contracted(q, qkv[0].names, k, qkv[1].names, own)
-    scores = _fitted(product * call.attrs["scale"], own, target)
+    dims = parts(qkv, call.attrs)
+    target = (*dims.rows, dims.mem)
+    shared = tuple(n for n in target if qkv[0].has(n) or qkv[1].has(n))
+    product = _contracted(q, qkv[0].names, k, qkv[1].names, shared)
+    scores = _fitted(product * call.attrs["scale"], shared, target)
     for seen, type_ in zip(mask, qkv[3:], strict=True):
         scores = np.where(_fitted(seen, type_.names, target), scores, MASKED)
     for dim in call.attrs["causal"]:
         index = np.arange(call.extent(dim.name)) + call.offset(dim.name)
-        allowed = index[:, None] >= np.arange(call.size(made.mem))
-        scores = np.where(_fitted(allowed, (dim.name, made.mem), target), scores, MASKED)
+        allowed = index[:, None] >= np.arange(call.size(dims.mem))
+        scores = np.where(_fitted(allowed, (dim.name, dims.mem), target), scores, MASKED)
     return scores
 
 
 def _lse_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, Array]:
-    made = parts(call.ins, call.attrs)
+    dims = parts(call.ins, call.attrs)
     scores = _scores(call, call.ins, arrays)
     top = scores.max(-1, keepdims=True)
     e = np.exp(scores - top)
     total = e.sum(-1, keepdims=True)
     out = call.outs[0].names
-    o = _contracted(e / total, (*made.rows, made.mem), arrays[2], call.ins[2].names, out)
+    o = _contracted(e / total, (*dims.rows, dims.mem), arrays[2], call.ins[2].names, out)
     return o, np.asarray((top + np.log(total))[..., 0])
 
 
@@ -230,14 +230,14 @@ def _numpy(call: NumpyCall, *arrays: Array) -> Array:
 def _grad_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
     do, q, k, v, o, lse, *mask = arrays
     types = operands(call.ins)
-    made = parts(types, call.attrs)
-    out, all_ = call.ins[0].names, (*made.rows, made.mem)
+    dims = parts(types, call.attrs)
+    out, all_ = call.ins[0].names, (*dims.rows, dims.mem)
     scores = _scores(call, types, (q, k, v, *mask))
     hidden = scores == MASKED
     sees = lse[..., None] > MASKED / 2
-    p = np.where(sees, np.exp(scores - lse[..., None]), 1 / call.size(made.mem))
+    p = np.where(sees, np.exp(scores - lse[..., None]), 1 / call.size(dims.mem))
     dp = _contracted(do, out, v, types[2].names, all_)
-    along = _contracted(do, out, o, out, made.rows)[..., None]
+    along = _contracted(do, out, o, out, dims.rows)[..., None]
     ds = np.where(hidden, 0.0, p * (dp - along)) * call.attrs["scale"]
     return (
         _contracted(ds, all_, k, types[1].names, types[0].names),
@@ -249,7 +249,7 @@ def _grad_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
 # --- torch -------------------------------------------------------------------------------------
 
 
-class _Text:
+class _AttentionText:
     """The operands of a call as torch's kernels want them: [batch, batch, query, key].
 
     Dims of `batch` that an operand lacks are expanded; several dims in one place are flattened.
@@ -288,8 +288,8 @@ class _Text:
         """Whether the mask is the triangle of a whole sequence and a memory as long."""
         causal, mem = self.call.attrs["causal"], self.call.attrs["dims"][1]
         alone = tuple(d.name for d in causal) == self.made.query
-        whole = all(d.size == mem.size and not self.call.is_split(d.name) for d in causal)
-        return bool(causal) and alone and whole
+        spans_memory = all(d.size == mem.size and not self.call.is_split(d.name) for d in causal)
+        return bool(causal) and alone and spans_memory
 
     def masks(self) -> str:
         """The mask as bools, [batch, batch, query, mem], its leading dims perhaps of size 1."""
@@ -347,9 +347,9 @@ class _Text:
     def options(self, causal: str) -> str:
         """The keywords of the scale, where it is not torch's own, and of the triangle."""
         scale, key = self.call.attrs["scale"], self.call.attrs["dims"][0].size
-        found = [f"{causal}=True"] if self.is_causal else []
+        keywords = [f"{causal}=True"] if self.is_causal else []
         usual = math.isclose(scale, 1 / math.sqrt(key), rel_tol=1e-12)
-        return "".join(f", {o}" for o in [*found, *([] if usual else [f"scale={scale!r}"])])
+        return "".join(f", {o}" for o in [*keywords, *([] if usual else [f"scale={scale!r}"])])
 
 
 def _widened(text: str, names: Names, target: Names) -> str:
@@ -374,20 +374,20 @@ def _joined(groups: Sequence[Names]) -> str:
 
 def _torch(call: TorchCall) -> str:
     """Torch's own function where no mask is made; a row that sees nothing is not uniform there."""
-    text = _Text(call)
+    text = _AttentionText(call)
     groups = (*text.batches, text.made.query, text.made.feature)
     mask = text.masks()
     if mask == "None":
         function = "torch.nn.functional.scaled_dot_product_attention"
-        found = f"{function}({text.q()}, {text.k()}, {text.v()}{text.options('is_causal')})"
+        kernel = f"{function}({text.q()}, {text.k()}, {text.v()}{text.options('is_causal')})"
     else:
         args = f"{text.q()}, {text.k()}, {text.v()}, {mask}{text.options('causal')}"
-        found = f"{call.use('attention_lse')}({args})[0]"
-    return text.result(found, groups, 0)
+        kernel = f"{call.use('attention_lse')}({args})[0]"
+    return text.result(kernel, groups, 0)
 
 
 def _lse_torch(call: TorchCall) -> str:
-    text = _Text(call)
+    text = _AttentionText(call)
     mask = text.masks()
     shown = "" if mask == "None" else f", {mask}"
     args = f"{text.q()}, {text.k()}, {text.v()}{shown}{text.options('causal')}"
@@ -398,24 +398,24 @@ def _lse_torch(call: TorchCall) -> str:
 
 
 def _grad_torch(call: TorchCall) -> str:
-    text = _Text(call, 1)
+    text = _AttentionText(call, 1)
     mask = text.masks()
     shown = "" if mask == "None" else f", {mask}"
     args = [text.o(0), text.q(), text.k(), text.v(), text.o(4), text.lse(5)]
-    found = f"{call.use('attention_grad')}({', '.join(args)}{shown}{text.options('causal')})"
+    kernel = f"{call.use('attention_grad')}({', '.join(args)}{shown}{text.options('causal')})"
     query, mem, key = text.made.query, (text.made.mem,), (text.made.key,)
     ends = ((query, key), (mem, key), (mem, text.made.feature))
-    return _several(text, found, tuple((*text.batches, *end) for end in ends))
+    return _several(text, kernel, tuple((*text.batches, *end) for end in ends))
 
 
-def _several(text: _Text, found: str, results: Sequence[Sequence[Names]]) -> str:
+def _several(text: _AttentionText, found: str, results: Sequence[Sequence[Names]]) -> str:
     """The tuple of the results of a kernel, each with its dims; the call itself if it has them."""
     as_made = [text.result("", groups, i) for i, groups in enumerate(results)]
     if not any(as_made):
         return found
     name = text.call.let("made", found)
-    whole = (text.result(f"{name}[{i}]", groups, i) for i, groups in enumerate(results))
-    return f"({', '.join(whole)})"
+    outputs = (text.result(f"{name}[{i}]", groups, i) for i, groups in enumerate(results))
+    return f"({', '.join(outputs)})"
 
 
 # --- records -----------------------------------------------------------------------------------
@@ -425,10 +425,10 @@ def _flops(sig: Signature) -> int:
     """Two products forward; five backward, one of them the scores once more. 5 for a softmax."""
     gradient = len(sig.outs) == 3
     types = operands(sig.ins) if gradient else sig.ins
-    own = sig.attrs["dims"][0].name
+    key_dim = sig.attrs["dims"][0].name
     scored = {d.name: d.size for t in (*types[:2], *types[3:]) for d in t.dims}
-    key, count = scored[own], math.prod(n for d, n in scored.items() if d != own)
-    feature = math.prod(d.size for d in types[2].dims if d.name not in scored or d.name == own)
+    key, count = scored[key_dim], math.prod(n for d, n in scored.items() if d != key_dim)
+    feature = math.prod(d.size for d in types[2].dims if d.name not in scored or d.name == key_dim)
     if gradient:
         return count * (6 * key + 4 * feature + 8)
     return count * (2 * key + 2 * feature + 5)
@@ -445,11 +445,20 @@ def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
 def _gradient(call: Backward) -> Mapping[int, Value]:
     """The gradients by q, k and v together, from o and the logarithm of the sums."""
     grad = call.full(call.grad, call.outs[0].dims)
-    kept = [call.operand(i) for i in range(3)], [call.operand(i) for i in range(3, len(call.ins))]
-    found = call.emit_all(
-        "attention_grad", grad, *kept[0], call.result(), call.result(1), *kept[1], **call.attrs
+    operands_ = (
+        [call.operand(i) for i in range(3)],
+        [call.operand(i) for i in range(3, len(call.ins))],
     )
-    return dict(enumerate(found))
+    grads = call.emit_all(
+        "attention_grad",
+        grad,
+        *operands_[0],
+        call.result(),
+        call.result(1),
+        *operands_[1],
+        **call.attrs,
+    )
+    return dict(enumerate(grads))
 
 
 _D, _M = HIDDEN, VOCAB
@@ -491,13 +500,13 @@ def _samples() -> tuple[Sample, ...]:
 
 
 def _grad_samples() -> tuple[Sample, ...]:
-    found = []
+    samples = []
     for ins, attrs in _SMALL:
         o, lse = _lse_infer(ins, attrs)
         kinds = ("int", "unit", "unit", "int", "int", "positive", "bool")
         types = (o, *ins[:3], o, lse, *ins[3:])
-        found.append(sample(*types, values=kinds[: len(types)], **attrs))
-    return tuple(found)
+        samples.append(sample(*types, values=kinds[: len(types)], **attrs))
+    return tuple(samples)
 
 
 _SURFACE = Surface("dims", (3, 4), (("scale", None),))

@@ -17,18 +17,6 @@ import numpy as np
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    Array,
-    listed,
-    loop,
-    merged_dims,
-    need_dims,
-    need_distinct,
-    need_kind,
-    need_one_dtype,
-    sample,
-    tensor,
-)
 from meshdsl.ops.opdef import (
     Attrs,
     Backward,
@@ -42,6 +30,18 @@ from meshdsl.ops.opdef import (
     Surface,
     TorchCall,
     register,
+)
+from meshdsl.ops.requirements import (
+    Array,
+    listed,
+    loop,
+    merged_dims,
+    need_dims,
+    need_distinct,
+    need_kind,
+    need_one_dtype,
+    sample,
+    tensor,
 )
 from meshdsl.ops.sliding import (
     Slide,
@@ -65,7 +65,7 @@ from meshdsl.ops.sliding import (
     ungrouped,
     widened,
 )
-from meshdsl.ops.text import Names, tuple_text
+from meshdsl.ops.torch_expressions import Names, tuple_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Roles:
 
 def roles_of(image: TensorType, kernel: TensorType, out: TensorType, attrs: Attrs) -> Roles:
     """The roles of the dims of a convolution, `upconv` as well."""
-    own = {d.name for key in ("source", "window", "target") for d in attrs[key]}
-    loose = [n for n in image.names if n not in own]
+    window_dims = {d.name for key in ("source", "window", "target") for d in attrs[key]}
+    loose = [n for n in image.names if n not in window_dims]
     return Roles(
         tuple(n for n in loose if not kernel.has(n)),
         tuple(n for n in loose if kernel.has(n) and out.has(n)),
         tuple(n for n in loose if kernel.has(n) and not out.has(n)),
-        tuple(n for n in kernel.names if n not in own and not image.has(n)),
+        tuple(n for n in kernel.names if n not in window_dims and not image.has(n)),
     )
 
 
@@ -126,12 +126,12 @@ def _bind(name: str) -> Callable[[Attrs, tuple[TensorType, ...]], Attrs]:
         need_dims(name, kernel, attrs["window"])
         new = {s.name: t for s, t in zip(attrs["source"], attrs["target"], strict=True)}
         windows = {d.name for d in attrs["window"]}
-        made = [d for d in kernel.dims if not image.has(d.name) and d.name not in windows]
+        channels = [d for d in kernel.dims if not image.has(d.name) and d.name not in windows]
         dims: list[Dim] = []
         for dim in image.dims:
             if dim.name in new or kernel.has(dim.name):
-                dims += made
-                made = []
+                dims += channels
+                channels = []
             if dim.name in new or not kernel.has(dim.name):
                 dims.append(new.get(dim.name, dim))
         return {**attrs, "dims": tuple(dims)}
@@ -272,35 +272,35 @@ def _renamed(names: Names, attrs: Attrs) -> Names:
 
 
 def _numpy(call: NumpyCall, x: Array, k: Array) -> Array:
-    found, names = _local(call), call.ins[0].names
-    wide, out = widened(call, x, found), np.zeros(call.local(call.outs[0]).shape, x.dtype)
-    for tap in taps(found):
-        part, own = _tap_of(k, call.ins[1].names, tap, call.attrs)
-        here = wide[tapped(call, tap, found, names)]
-        out += _einsum(here, _renamed(names, call.attrs), part, own, call.outs[0].names)
+    sliding, names = _local(call), call.ins[0].names
+    wide, out = widened(call, x, sliding), np.zeros(call.local(call.outs[0]).shape, x.dtype)
+    for tap in taps(sliding):
+        part, names_left = _tap_of(k, call.ins[1].names, tap, call.attrs)
+        here = wide[tapped(call, tap, sliding, names)]
+        out += _einsum(here, _renamed(names, call.attrs), part, names_left, call.outs[0].names)
     return out
 
 
 def _up_numpy(call: NumpyCall, y: Array, k: Array) -> Array:
-    found, names = _local(call, back=True), _renamed(call.ins[0].names, call.attrs)
+    sliding, names = _local(call, back=True), _renamed(call.ins[0].names, call.attrs)
 
     def parts() -> Iterator[tuple[Tap, Array]]:
-        for tap in taps(found):
-            part, own = _tap_of(k, call.ins[1].names, tap, call.attrs)
-            yield tap, _einsum(y, names, part, own, call.outs[0].names)
+        for tap in taps(sliding):
+            part, names_left = _tap_of(k, call.ins[1].names, tap, call.attrs)
+            yield tap, _einsum(y, names, part, names_left, call.outs[0].names)
 
-    return spread_back(call, found, parts(), y.dtype)
+    return spread_back(call, sliding, parts(), y.dtype)
 
 
 def _kernel_numpy(call: NumpyCall, x: Array, dy: Array) -> Array:
-    found, names = _local(call), call.ins[0].names
-    wide, out = widened(call, x, found), np.zeros(call.local(call.outs[0]).shape, x.dtype)
+    sliding, names = _local(call), call.ins[0].names
+    wide, out = widened(call, x, sliding), np.zeros(call.local(call.outs[0]).shape, x.dtype)
     windows = [d.name for d in call.attrs["window"]]
-    for tap in taps(found):
+    for tap in taps(sliding):
         at = dict(zip(windows, tap, strict=True))
-        here = wide[tapped(call, tap, found, names)]
-        own = tuple(n for n in call.outs[0].names if n not in at)
-        part = _einsum(here, _renamed(names, call.attrs), dy, call.ins[1].names, own)
+        here = wide[tapped(call, tap, sliding, names)]
+        names_left = tuple(n for n in call.outs[0].names if n not in at)
+        part = _einsum(here, _renamed(names, call.attrs), dy, call.ins[1].names, names_left)
         out[tuple(at.get(n, slice(None)) for n in call.outs[0].names)] = part
     return out
 
@@ -344,9 +344,12 @@ def _weight(call: TorchCall, index: int, roles: Roles) -> str:
 def _padding(call: TorchCall, found: tuple[Slide, ...]) -> tuple[int, ...] | None:
     """The padding on both sides that makes as many positions as are wanted; None if none does."""
     windows = [call.is_window(0, s.fine.name) or s.is_identity for s in found]
-    widths = [0 if own else s.before for s, own in zip(found, windows, strict=True)]
+    widths = [0 if windowed else s.before for s, windowed in zip(found, windows, strict=True)]
     counts = [positions(s, s.before) for s in found]
-    fits = (own or n == s.coarse.size for s, n, own in zip(found, counts, windows, strict=True))
+    fits = (
+        windowed or n == s.coarse.size
+        for s, n, windowed in zip(found, counts, windows, strict=True)
+    )
     return tuple(widths) if all(fits) else None
 
 
@@ -361,31 +364,31 @@ def _image(call: TorchCall, found: tuple[Slide, ...], roles: Roles) -> tuple[str
 
 
 def _torch(call: TorchCall) -> str:
-    found, roles = _found(call.attrs), _roles(call)
-    image, padding = _image(call, found, roles)
+    sliding, roles = _found(call.attrs), _roles(call)
+    image, padding = _image(call, sliding, roles)
     channels = (*roles.group, *roles.made)
     kernel = _operand(call, 1, (channels, roles.summed, *_names(call.attrs["window"])))
-    options = _options(found, number_of(call, roles.group), padding)
-    text = f"torch.nn.functional.conv{len(found)}d({image}, {kernel}{options})"
-    made = (roles.batch, channels, *_names(call.attrs["target"]))
-    return guarded(call, ungrouped(call, text, made, call.outs[0].names))
+    options = _options(sliding, number_of(call, roles.group), padding)
+    text = f"torch.nn.functional.conv{len(sliding)}d({image}, {kernel}{options})"
+    result = (roles.batch, channels, *_names(call.attrs["target"]))
+    return guarded(call, ungrouped(call, text, result, call.outs[0].names))
 
 
 def _up_torch(call: TorchCall) -> str:
-    found, roles = _found(call.attrs, back=True), _roles(call)
+    sliding, roles = _found(call.attrs, back=True), _roles(call)
     channels = (*roles.group, *roles.summed)
     image = _operand(call, 0, (roles.batch, channels, *_names(call.attrs["source"])))
     kernel = _operand(call, 1, (channels, roles.made, *_names(call.attrs["window"])))
-    name = f"torch.nn.functional.conv_transpose{len(found)}d"
+    name = f"torch.nn.functional.conv_transpose{len(sliding)}d"
     groups = number_of(call, roles.group)
-    cut = _cut(call, found)
+    cut = _cut(call, sliding)
     if cut is None:
-        full = f"{name}({image}, {kernel}{_options(found, groups)})"
-        text = cut_out(call, full, found)
+        full = f"{name}({image}, {kernel}{_options(sliding, groups)})"
+        text = cut_out(call, full, sliding)
     else:
-        text = f"{name}({image}, {kernel}{_options(found, groups, *cut)})"
-    made = (roles.batch, (*roles.group, *roles.made), *_names(call.attrs["target"]))
-    return guarded(call, ungrouped(call, text, made, call.outs[0].names), found)
+        text = f"{name}({image}, {kernel}{_options(sliding, groups, *cut)})"
+    result = (roles.batch, (*roles.group, *roles.made), *_names(call.attrs["target"]))
+    return guarded(call, ungrouped(call, text, result, call.outs[0].names), sliding)
 
 
 def _cut(call: TorchCall, found: tuple[Slide, ...]) -> tuple[tuple[int, ...], ...] | None:
@@ -403,16 +406,16 @@ def _cut(call: TorchCall, found: tuple[Slide, ...]) -> tuple[tuple[int, ...], ..
 
 
 def _kernel_torch(call: TorchCall) -> str:
-    found, roles = _found(call.attrs), _kernel_roles(call)
-    image, padding = _image(call, found, roles)
+    sliding, roles = _found(call.attrs), _kernel_roles(call)
+    image, padding = _image(call, sliding, roles)
     channels = (*roles.group, *roles.made)
     grad = _operand(call, 1, (roles.batch, channels, *_names(call.attrs["target"])))
-    options = _options(found, number_of(call, roles.group), padding)
-    sizes = (number_of(call, channels), number_of(call, roles.summed), *(s.size for s in found))
-    name = f"torch.nn.grad.conv{len(found)}d_weight"
+    options = _options(sliding, number_of(call, roles.group), padding)
+    sizes = (number_of(call, channels), number_of(call, roles.summed), *(s.size for s in sliding))
+    name = f"torch.nn.grad.conv{len(sliding)}d_weight"
     text = f"{name}({image}, {tuple_text(sizes)}, {grad}{options})"
-    made = (channels, roles.summed, *_names(call.attrs["window"]))
-    return guarded(call, ungrouped(call, text, made, call.outs[0].names))
+    result = (channels, roles.summed, *_names(call.attrs["window"]))
+    return guarded(call, ungrouped(call, text, result, call.outs[0].names))
 
 
 # --- gradients -------------------------------------------------------------------------------
@@ -433,32 +436,32 @@ def _by(
 
 def _gradient(call: Backward) -> Mapping[int, Value]:
     """By the image the transpose, by the kernel the products of cotangent and image."""
-    grad, (x, k), found = call.full(call.grad, call.outs[0].dims), call.ins, {}
+    grad, (x, k), grads = call.full(call.grad, call.outs[0].dims), call.ins, {}
     if call.wanted(0):
-        found[0] = _by(call, "upconv", grad, call.operand(1), x.dims, True)
+        grads[0] = _by(call, "upconv", grad, call.operand(1), x.dims, True)
     if call.wanted(1):
-        found[1] = _by(call, "conv_kernel", call.operand(0), grad, k.dims, False)
-    return found
+        grads[1] = _by(call, "conv_kernel", call.operand(0), grad, k.dims, False)
+    return grads
 
 
 def _up_gradient(call: Backward) -> Mapping[int, Value]:
     """The transpose of the transpose; by the kernel, cotangent and image change places."""
-    grad, (y, k), found = call.full(call.grad, call.outs[0].dims), call.ins, {}
+    grad, (y, k), grads = call.full(call.grad, call.outs[0].dims), call.ins, {}
     if call.wanted(0):
-        found[0] = _by(call, "conv", grad, call.operand(1), y.dims, True)
+        grads[0] = _by(call, "conv", grad, call.operand(1), y.dims, True)
     if call.wanted(1):
-        found[1] = _by(call, "conv_kernel", grad, call.operand(0), k.dims, True)
-    return found
+        grads[1] = _by(call, "conv_kernel", grad, call.operand(0), k.dims, True)
+    return grads
 
 
 def _kernel_gradient(call: Backward) -> Mapping[int, Value]:
     """Linear in the image and in the cotangent: with a kernel as cotangent, `upconv` and `conv`."""
-    grad, (x, dy), found = call.full(call.grad, call.outs[0].dims), call.ins, {}
+    grad, (x, dy), grads = call.full(call.grad, call.outs[0].dims), call.ins, {}
     if call.wanted(0):
-        found[0] = _by(call, "upconv", call.operand(1), grad, x.dims, True)
+        grads[0] = _by(call, "upconv", call.operand(1), grad, x.dims, True)
     if call.wanted(1):
-        found[1] = _by(call, "conv", call.operand(0), grad, dy.dims, False)
-    return found
+        grads[1] = _by(call, "conv", call.operand(0), grad, dy.dims, False)
+    return grads
 
 
 # --- records ---------------------------------------------------------------------------------
@@ -483,9 +486,9 @@ class _Case:
 
     def attrs(self, dims: tuple[Dim, ...], *, turned: bool = False) -> dict[str, Any]:
         source, window, target = zip(*self.along, strict=True)
-        given: dict[str, Any] = {"source": source, "window": window, "target": target, "dims": dims}
-        given |= {"stride": self.stride, "pad": self.pad, "dilation": self.dilation}
-        return given | {"source": target, "target": source} if turned else given
+        attrs: dict[str, Any] = {"source": source, "window": window, "target": target, "dims": dims}
+        attrs |= {"stride": self.stride, "pad": self.pad, "dilation": self.dilation}
+        return attrs | {"source": target, "target": source} if turned else attrs
 
 
 _CASES = (
@@ -514,12 +517,12 @@ _CASES = (
 
 
 def _samples(kind: str) -> tuple[Sample, ...]:
-    found = []
+    samples = []
     for case in _CASES:
         x, k, y = (tensor(*dims) for dims in (case.image, case.kernel, case.out))
         ins, out = {"conv": ((x, k), y), "upconv": ((y, k), x), "conv_kernel": ((x, y), k)}[kind]
-        found.append(sample(*ins, **case.attrs(out.dims, turned=kind == "upconv")))
-    return tuple(found)
+        samples.append(sample(*ins, **case.attrs(out.dims, turned=kind == "upconv")))
+    return tuple(samples)
 
 
 _OPTIONS = (("stride", 1), ("pad", "valid"), ("dilation", 1))

@@ -8,7 +8,6 @@ import numpy as np
 
 from meshdsl.ir.types import I32
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import BATCH, HIDDEN, SEQ, Array, loops, sample, tensor
 from meshdsl.ops.gradients import number, with_dims, zero_like
 from meshdsl.ops.opdef import (
     Backward,
@@ -21,6 +20,7 @@ from meshdsl.ops.opdef import (
     register,
 )
 from meshdsl.ops.reduce import same_type
+from meshdsl.ops.requirements import BATCH, HIDDEN, SEQ, Array, loops, sample, tensor
 
 
 def _factors(sig: Signature) -> Factors:
@@ -60,8 +60,8 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
     before = from_here_on(call.emit("where", is_before, sums, nothing))
     before = call.emit("div", before, call.emit("where", is_zero, one, x))
     at_zero = from_here_on(call.emit("where", is_before, nothing, sums))
-    rest = call.emit("where", is_first, at_zero, nothing)
-    return {0: call.emit("where", is_before, before, rest)}
+    beyond = call.emit("where", is_first, at_zero, nothing)
+    return {0: call.emit("where", is_before, before, beyond)}
 
 
 register(

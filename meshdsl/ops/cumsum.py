@@ -12,7 +12,6 @@ import numpy as np
 
 from meshdsl.ir.types import I32, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import BATCH, HIDDEN, SEQ, Array, loops, sample, tensor
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (
     Attrs,
@@ -27,7 +26,8 @@ from meshdsl.ops.opdef import (
     register,
 )
 from meshdsl.ops.reduce import same_type
-from meshdsl.ops.text import shifted
+from meshdsl.ops.requirements import BATCH, HIDDEN, SEQ, Array, loops, sample, tensor
+from meshdsl.ops.torch_expressions import shifted
 
 
 def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -48,8 +48,8 @@ def _numpy(call: NumpyCall, x: Array) -> Array:
     if call.attrs["exclusive"]:
         zero = np.zeros_like(x.take([0], axis))
         x = np.concatenate([zero, x], axis).take(range(x.shape[axis]), axis)
-    found = np.cumsum(x, axis=axis, dtype=x.dtype)
-    return np.flip(found, axis) if call.attrs["reverse"] else found
+    sums = np.cumsum(x, axis=axis, dtype=x.dtype)
+    return np.flip(sums, axis) if call.attrs["reverse"] else sums
 
 
 def _torch(call: TorchCall) -> str:

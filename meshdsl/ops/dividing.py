@@ -10,7 +10,6 @@ import numpy as np
 from meshdsl.backends.runtime.indices import check_divisor
 from meshdsl.ir.types import I32, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import Array, merged_dims, need_kind, need_one_dtype, plain, sample, tensor
 from meshdsl.ops.gradients import contracted
 from meshdsl.ops.opdef import (
     Attrs,
@@ -23,6 +22,15 @@ from meshdsl.ops.opdef import (
     register,
 )
 from meshdsl.ops.pointwise import BINARY, numpy_pointwise, torch_pointwise
+from meshdsl.ops.requirements import (
+    Array,
+    merged_dims,
+    need_kind,
+    need_one_dtype,
+    plain,
+    sample,
+    tensor,
+)
 
 _SAMPLES = (
     *(sample(*(tensor(*d) for d in dims), values=("half", "int")) for dims in BINARY),
@@ -55,11 +63,11 @@ def _numpy(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 
 def _rest_gradient(call: Backward) -> Mapping[int, Value]:
     """Between its jumps, x % y is x less y as often as it fits."""
-    found = {0: call.sized(call.grad, 0)} if call.wanted(0) else {}
+    grads = {0: call.sized(call.grad, 0)} if call.wanted(0) else {}
     if call.wanted(1):
         fits = call.emit("floordiv", call.operand(0), call.operand(1))
-        found[1] = call.emit("neg", contracted(call, 1, call.grad, fits))
-    return found
+        grads[1] = call.emit("neg", contracted(call, 1, call.grad, fits))
+    return grads
 
 
 def _floored(

@@ -10,7 +10,19 @@ import numpy as np
 
 from meshdsl.ir.types import I32, I64, Dim, TensorType
 from meshdsl.ops.arithmetic_gradients import einsum_gradient
-from meshdsl.ops.build import (
+from meshdsl.ops.einsum_text import einsum_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Sample,
+    Signature,
+    Surface,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -24,27 +36,15 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
-from meshdsl.ops.einsum_text import einsum_text
-from meshdsl.ops.opdef import (
-    Attrs,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Sample,
-    Signature,
-    Surface,
-    register,
-)
 
 
 def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
     need_kind("einsum", "number", *ins)
     dtype = need_one_dtype("einsum", *ins)
-    known = merged_dims("einsum", *ins)
+    operand_dims = merged_dims("einsum", *ins)
     need_distinct("einsum", attrs["dims"])
     for dim in attrs["dims"]:
-        if dim not in known:
+        if dim not in operand_dims:
             raise OpError(
                 "MD0207",
                 f"`einsum` should yield the dim `{dim}`, which no operand has",
@@ -69,8 +69,8 @@ def _numpy(call: NumpyCall, *arrays: Array) -> Array:
         spec += [array, [numbers[n] for n in type_.names]]
     target = [numbers[n] for n in call.outs[0].names]
     # `optimize` goes through BLAS; it gains nothing, and fails, on scalars.
-    found = np.einsum(*spec, target, optimize=len(arrays) > 1 and bool(numbers))  # type: ignore[call-overload]
-    return np.asarray(found, dtype=np.result_type(*arrays))
+    product = np.einsum(*spec, target, optimize=len(arrays) > 1 and bool(numbers))  # type: ignore[call-overload]
+    return np.asarray(product, dtype=np.result_type(*arrays))
 
 
 def _flops(sig: Signature) -> int:
@@ -128,10 +128,10 @@ def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
     del numbers
     if len(sig.ins) != 2:
         return 0
-    kept = set(sig.outs[0].names)
+    remaining = set(sig.outs[0].names)
     shared = [d.size for d in sig.ins[0].dims if sig.ins[1].has(d.name)]
-    summed = kept < {d.name for d in sig.ins[0].dims if sig.ins[1].has(d.name)}
-    return math.prod(shared) * sig.outs[0].dtype.bytes if kept and summed else 0
+    summed = remaining < {d.name for d in sig.ins[0].dims if sig.ins[1].has(d.name)}
+    return math.prod(shared) * sig.outs[0].dtype.bytes if remaining and summed else 0
 
 
 register(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from meshdsl.ir.types import I32
 from meshdsl.ops.opdef import TorchCall
-from meshdsl.ops.text import Names, aligned, one_or_tuple, permuted, tuple_text
+from meshdsl.ops.torch_expressions import Names, aligned, one_or_tuple, permuted, tuple_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _product_sum(call: TorchCall, terms: list[Term], target: Names) -> str | Non
 
 
 @dataclass(frozen=True, slots=True)
-class _Groups:
+class _RoleGroups:
     """The dims of a contraction by role, in the order a matmul has them."""
 
     batch: Names
@@ -163,36 +163,36 @@ def _matmul(call: TorchCall, terms: list[Term], target: Names, views: bool) -> s
     Otherwise operands and result are permuted, as `torch.einsum` does at more expense.
     """
     a, b = terms
-    found = [
+    products = [
         written
         for left, right in ((a, b), (b, a))  # a vector may be on either side
         for groups in _groupings(left, right, target)
         if (written := _written(call, left, right, groups, target)) is not None
     ]
     if views:
-        found = [m for m in found if not m.copied and m.is_in_order]
-    best = min(found, key=lambda m: m.effort, default=None)
+        products = [m for m in products if not m.copied and m.is_in_order]
+    best = min(products, key=lambda m: m.effort, default=None)
     return best.text if best else None
 
 
-def _groupings(left: Term, right: Term, target: Names) -> Iterator[_Groups]:
+def _groupings(left: Term, right: Term, target: Names) -> Iterator[_RoleGroups]:
     """The roles of the dims, each role in the orders that the result and the operands have."""
     both = set(left.dims) & set(right.dims)
-    kept = set(target)
+    target_dims = set(target)
 
     def orders(dims: set[str], *sources: Names) -> tuple[Names, ...]:
         return tuple(dict.fromkeys(tuple(n for n in s if n in dims) for s in sources))
 
-    batches = orders(both & kept, target, left.dims, right.dims)
+    batches = orders(both & target_dims, target, left.dims, right.dims)
     rows = orders(set(left.dims) - both, target, left.dims)
     cols = orders(set(right.dims) - both, target, right.dims)
-    sums = orders(both - kept, left.dims, right.dims)
+    sums = orders(both - target_dims, left.dims, right.dims)
     for parts in itertools.product(batches, rows, cols, sums):
-        yield _Groups(*parts)
+        yield _RoleGroups(*parts)
 
 
 def _written(
-    call: TorchCall, left: Term, right: Term, groups: _Groups, target: Names
+    call: TorchCall, left: Term, right: Term, groups: _RoleGroups, target: Names
 ) -> _Matmul | None:
     is_matrix = bool(groups.rows and groups.cols)
     if groups.batch and not is_matrix:
@@ -220,7 +220,7 @@ def _elements(call: TorchCall, term: Term) -> int:
     return math.prod(sizes[n] for n in term.dims)
 
 
-def _plain_left(a: Term, groups: _Groups) -> str | None:
+def _plain_left(a: Term, groups: _RoleGroups) -> str | None:
     """A matmul with any leading dims of its left operand as they are, or None."""
     if groups.batch or a.dims != groups.rows + groups.k:
         return None
@@ -255,7 +255,7 @@ def _flattened(text: str, start: int, first: Names, second: Names) -> str:
     return text
 
 
-def _unflattened(call: TorchCall, groups: _Groups, rows_are_flat: bool) -> str:
+def _unflattened(call: TorchCall, groups: _RoleGroups, rows_are_flat: bool) -> str:
     """The text that restores the dims of the result where several were made one."""
     suffix = ""
     if len(groups.cols) > 1:
@@ -280,9 +280,9 @@ def _spelled(call: TorchCall, terms: list[Term], target: Names) -> str:
 
 def letters_for(names: Names) -> dict[str, str]:
     """A letter for each dim: one of its own where it is free, else any."""
-    found: dict[str, str] = {}
+    letters: dict[str, str] = {}
     for name in names:
-        own = [c for c in name.lower() if c in string.ascii_lowercase]
-        choices = (*own, *string.ascii_letters)
-        found[name] = next(c for c in choices if c not in found.values())
-    return found
+        in_name = [c for c in name.lower() if c in string.ascii_lowercase]
+        choices = (*in_name, *string.ascii_letters)
+        letters[name] = next(c for c in choices if c not in letters.values())
+    return letters

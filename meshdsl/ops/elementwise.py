@@ -26,21 +26,6 @@ from meshdsl.ops.arithmetic_gradients import (
     sub_gradient,
     where_gradient,
 )
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    loops,
-    merged_dims,
-    need_kind,
-    need_one_dtype,
-    no_flops,
-    plain,
-    sample,
-    swapped,
-    tensor,
-)
 from meshdsl.ops.gradients import factor_of, passed
 from meshdsl.ops.opdef import (
     Attrs,
@@ -60,6 +45,21 @@ from meshdsl.ops.pointwise import (
     pointwise,
     pointwise_samples,
     torch_pointwise,
+)
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    loops,
+    merged_dims,
+    need_kind,
+    need_one_dtype,
+    no_flops,
+    plain,
+    sample,
+    swapped,
+    tensor,
 )
 
 # --- arithmetic ------------------------------------------------------------------------------

@@ -17,25 +17,25 @@ def contracted(call: Backward, index: int, *factors: Value) -> Value:
     Dims that the operand has and no factor are left out: the gradient is constant along them.
     Every other dim of the call must occur in a factor. Factors without dims scale the sum.
     """
-    own = call.ins[index]
+    operand = call.ins[index]
     scales = [f for f in factors if not f.type.dims]
     tensors = [f for f in factors if f.type.dims]
     names = {n for f in tensors for n in f.type.names}
-    if names <= set(own.names):
+    if names <= set(operand.names):
         return product(call, *factors)
-    dims = tuple(d for d in own.dims if d.name in names)
+    dims = tuple(d for d in operand.dims if d.name in names)
     if len(tensors) > 1:
         total = call.emit("einsum", *tensors, dims=dims)
     else:
-        gone = tuple(d for d in tensors[0].type.dims if not own.has(d.name))
+        gone = tuple(d for d in tensors[0].type.dims if not operand.has(d.name))
         total = call.emit("sum", tensors[0], dims=gone)
     return product(call, total, *scales)
 
 
 def product(call: Backward, *factors: Value) -> Value:
     """All factors multiplied, the smallest first, so that the largest is read once."""
-    smallest, *rest = sorted(factors, key=lambda f: f.type.elements)
-    for factor in rest:
+    smallest, *others = sorted(factors, key=lambda f: f.type.elements)
+    for factor in others:
         smallest = call.emit("mul", factor, smallest)
     return smallest
 
@@ -81,7 +81,7 @@ def applied(name: str, *, to_result: bool = False) -> Gradient:
     """
 
     def gradient(call: Backward) -> Mapping[int, Value]:
-        kept = call.result() if to_result else call.operand(0)
-        return {0: call.emit(name, call.grad, kept, **dict(call.attrs))}
+        saved = call.result() if to_result else call.operand(0)
+        return {0: call.emit(name, call.grad, saved, **dict(call.attrs))}
 
     return gradient

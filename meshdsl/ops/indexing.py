@@ -14,7 +14,21 @@ import numpy as np
 from meshdsl.backends.runtime.indices import check_index
 from meshdsl.ir.types import BOOL, F32, I32, I64, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
+from meshdsl.ops.gradients import with_dims
+from meshdsl.ops.makers import range_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -30,21 +44,7 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
-from meshdsl.ops.gradients import with_dims
-from meshdsl.ops.makers import range_text
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.text import aligned, atom, indexed, permuted, tuple_text
+from meshdsl.ops.torch_expressions import aligned, atom, indexed, permuted, tuple_text
 
 # --- indices ---------------------------------------------------------------------------------
 
@@ -113,10 +113,10 @@ def _gather_numpy(call: NumpyCall, table: Array, ids: Array) -> Array:
     inside = (index >= 0) & (index < call.extent(dim))
     if not call.extent(dim):  # an index is looked up before it is found to be another's
         table = np.zeros([max(n, 1) for n in table.shape], table.dtype)
-    found = _take(call, table, np.where(inside, index, 0))
+    rows = _take(call, table, np.where(inside, index, 0))
     if not call.is_split(dim):
-        return found
-    return np.where(align(inside, call.ins[1], call.outs[0].dims), found, np.zeros((), table.dtype))
+        return rows
+    return np.where(align(inside, call.ins[1], call.outs[0].dims), rows, np.zeros((), table.dtype))
 
 
 def _take(call: NumpyCall, table: Array, index: Array) -> Array:
@@ -144,12 +144,12 @@ def _gather_text(call: TorchCall) -> str:
         table = call.let("table", f"{call.use('with_row')}({table}, {call.ins[0].index(dim)})")
     local = call.let("local", f"{index} - {atom(call.offset(dim))}")
     inside = call.let("inside", f"({local} >= 0) & ({local} < {call.extent(dim)})")
-    own = call.let("local", f"{local}.where({inside}, 0)")
-    found = call.let("found", _taken_text(call, table, own))
+    local_index = call.let("local", f"{local}.where({inside}, 0)")
+    rows = call.let("found", _taken_text(call, table, local_index))
     # The rows of others are replaced, not multiplied by zero: they might be NaN.
     zero = "False" if call.outs[0].dtype == BOOL else "0"
     inside = aligned(inside, call.ins[1].names, call.outs[0].names)
-    return f"torch.where({inside}, {found}, {zero})"
+    return f"torch.where({inside}, {rows}, {zero})"
 
 
 def _taken_text(call: TorchCall, text: str, index: str) -> str:
@@ -236,15 +236,15 @@ def _one_hot_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorTyp
 def _one_hot_numpy(call: NumpyCall, ids: Array) -> Array:
     dim = call.attrs["dim"].name
     index = checked_numpy(call, 0, ids, dim)
-    own = np.arange(call.extent(dim)) + call.offset(dim)
-    return np.asarray(index[..., None] == own, dtype=numpy_dtype(call.outs[0].dtype))
+    positions = np.arange(call.extent(dim)) + call.offset(dim)
+    return np.asarray(index[..., None] == positions, dtype=numpy_dtype(call.outs[0].dtype))
 
 
 def _one_hot_text(call: TorchCall) -> str:
     dim = call.attrs["dim"].name
     index = checked_text(call, 0, dim)
-    own = range_text(call, dim, "torch.int64")
-    return f"({index}[..., None] == {own}).to({call.outs[0].dtype.torch})"
+    positions = range_text(call, dim, "torch.int64")
+    return f"({index}[..., None] == {positions}).to({call.outs[0].dtype.torch})"
 
 
 register(

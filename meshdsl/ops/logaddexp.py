@@ -20,12 +20,12 @@ def _torch(call: TorchCall, texts: list[str]) -> str:
 
 def _gradient(call: Backward) -> Mapping[int, Value]:
     """The share of each operand in the sum of exponentials: the sigmoid of the difference."""
-    found = {}
+    grads = {}
     for index in (0, 1):
         if call.wanted(index):
             larger = call.emit("sub", call.operand(index), call.operand(1 - index))
-            found[index] = contracted(call, index, call.grad, call.emit("sigmoid", larger))
-    return found
+            grads[index] = contracted(call, index, call.grad, call.emit("sigmoid", larger))
+    return grads
 
 
 pointwise(

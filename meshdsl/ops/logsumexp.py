@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import Array, axes
 from meshdsl.ops.gradients import product
 from meshdsl.ops.normalise import composite, narrow, wide
 from meshdsl.ops.opdef import Backward, NumpyCall, TorchCall
 from meshdsl.ops.reduce import dropped, samples_over
-from meshdsl.ops.text import one_or_tuple
+from meshdsl.ops.requirements import Array, axes
+from meshdsl.ops.torch_expressions import one_or_tuple
 
 
 def _numpy(call: NumpyCall, x: Array) -> Array:

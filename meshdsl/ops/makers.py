@@ -10,7 +10,16 @@ import math
 import numpy as np
 
 from meshdsl.ir.types import BOOL, F32, I32, I64, TensorType
-from meshdsl.ops.build import (
+from meshdsl.ops.opdef import (
+    Attrs,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -21,16 +30,7 @@ from meshdsl.ops.build import (
     plain,
     sample,
 )
-from meshdsl.ops.opdef import (
-    Attrs,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.text import atom
+from meshdsl.ops.torch_expressions import atom
 
 # --- constant --------------------------------------------------------------------------------
 

@@ -10,7 +10,22 @@ import numpy as np
 from meshdsl.diagnostics import counted
 from meshdsl.ir.types import BOOL, I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
+from meshdsl.ops.gradients import with_dims
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Reads,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.reduce import same_type
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -28,22 +43,7 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
-from meshdsl.ops.gradients import with_dims
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Reads,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.reduce import same_type
-from meshdsl.ops.text import aligned_tensor, tuple_text
+from meshdsl.ops.torch_expressions import aligned_tensor, tuple_text
 
 # --- concat ----------------------------------------------------------------------------------
 
@@ -74,14 +74,14 @@ def sources_by_name(ins: Sequence[TensorType]) -> tuple[Dim, ...] | None:
     """
     if all(t.names == ins[0].names and len(t.dims) == 1 for t in ins):
         return (ins[0].dims[0],) * len(ins)
-    own = [[d for d in t.dims if not all(o.has(d.name) for o in ins)] for t in ins]
-    return tuple(dims[0] for dims in own) if all(len(dims) == 1 for dims in own) else None
+    unshared = [[d for d in t.dims if not all(o.has(d.name) for o in ins)] for t in ins]
+    return tuple(dims[0] for dims in unshared) if all(len(dims) == 1 for dims in unshared) else None
 
 
 def _told_by_names(target: Dim, ins: tuple[TensorType, ...]) -> tuple[Dim, ...]:
-    found = sources_by_name(ins)
-    if found is not None:
-        return found
+    sources = sources_by_name(ins)
+    if sources is not None:
+        return sources
     shown = listed([str(t) for t in ins])
     message = f"`concat[{target}]` cannot tell which dim of {shown} to join"
     raise OpError("MD0216", message, f"name the dim of each: `concat[{_arrow(target, ins)}](…)`")
@@ -92,8 +92,8 @@ def _arrow(target: Dim, ins: Sequence[TensorType]) -> str:
     shared = {n for n in ins[0].names if all(t.has(n) for t in ins)}
     fitting = [d for d in ins[0].dims if d.name in shared and d.size * len(ins) == target.size]
     alike = fitting[0].name if fitting else next(iter(ins[0].names), "a")
-    own = ([n for n in t.names if n not in shared] for t in ins)
-    names = [(o or [alike if t.has(alike) else "a"])[0] for o, t in zip(own, ins, strict=True)]
+    unshared = ([n for n in t.names if n not in shared] for t in ins)
+    names = [(o or [alike if t.has(alike) else "a"])[0] for o, t in zip(unshared, ins, strict=True)]
     return f"({', '.join(names)}) -> {target}"
 
 
@@ -138,8 +138,8 @@ def _concat_factors(sig: Signature) -> Factors:
         reads.append(Reads(lo=-start, hi=-start, fill=None))
         start += source.size
     joined = reader(target, [s.name for s in sig.attrs["sources"]], *reads)
-    own = (*loops(sig, without=(target,)), joined)
-    return Factors(own, (frozenset(every),), tuple(every))
+    factors = (*loops(sig, without=(target,)), joined)
+    return Factors(factors, (frozenset(every),), tuple(every))
 
 
 def _orders(call: NumpyCall | TorchCall) -> list[tuple[Dim, ...]]:
@@ -164,13 +164,13 @@ def _concat_text(call: TorchCall) -> str:
 
 def _concat_gradient(call: Backward) -> Mapping[int, Value]:
     """The slice of the cotangent for each operand."""
-    target, start, found = call.attrs["target"], 0, {}
+    target, start, grads = call.attrs["target"], 0, {}
     for i, source in enumerate(call.attrs["sources"]):
         stop = start + source.size
         if call.wanted(i):
-            found[i] = _part(call, target, start, stop, source)
+            grads[i] = _part(call, target, start, stop, source)
         start = stop
-    return found
+    return grads
 
 
 def _part(call: Backward, target: Dim, start: int, stop: int, source: Dim) -> Value:
@@ -182,14 +182,14 @@ def _part(call: Backward, target: Dim, start: int, stop: int, source: Dim) -> Va
 
 def _joint_extremes(most: int) -> list[str]:
     """Rows where two or more of up to `most` operands are partial maxima, or minima."""
-    found = []
+    rows = []
     for count in range(2, most + 1):
         groups = [g for n in range(2, count + 1) for g in combinations(range(count), n)]
         for op in ("max", "min"):
             for group in groups:
                 ins = ", ".join(f"P({op})" if i in group else "B" for i in range(count))
-                found.append(f"{ins} -> P({op})")
-    return found
+                rows.append(f"{ins} -> P({op})")
+    return rows
 
 
 _LEFT, _RIGHT = Dim("left", 2), Dim("right", 6)
@@ -264,8 +264,8 @@ def _check_fill(type_: TensorType, value: float) -> None:
 def _pad_factors(sig: Signature) -> Factors:
     (source,), (target,), before = (sig.attrs[k] for k in ("source", "target", "before"))
     reads = Reads(lo=-before, hi=-before, fill=sig.attrs["value"])
-    own = (*loops(sig, without=(target.name,)), reader(target.name, [source.name], reads))
-    return Factors(own, () if sig.attrs["value"] else (frozenset({0}),), (0,))
+    factors = (*loops(sig, without=(target.name,)), reader(target.name, [source.name], reads))
+    return Factors(factors, () if sig.attrs["value"] else (frozenset({0}),), (0,))
 
 
 def _pad_numpy(call: NumpyCall, x: Array) -> Array:

@@ -13,23 +13,6 @@ import numpy as np
 
 from meshdsl.ir.types import F16, I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    Infer,
-    align,
-    listed,
-    loops,
-    need_dims,
-    need_kind,
-    need_one_dtype,
-    own_dims,
-    sample,
-    tensor,
-)
 from meshdsl.ops.gradients import contracted
 from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
 from meshdsl.ops.opdef import (
@@ -51,7 +34,24 @@ from meshdsl.ops.opdef import (
 )
 from meshdsl.ops.pointwise import NO_TRUE_ROWS
 from meshdsl.ops.reduce import same_type
-from meshdsl.ops.text import aligned, permuted
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    Infer,
+    align,
+    listed,
+    loops,
+    need_dims,
+    need_kind,
+    need_one_dtype,
+    own_dims,
+    sample,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import aligned, permuted
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -252,17 +252,17 @@ def _norm_gradient(name: str) -> Gradient:
 
     def gradient(call: Backward) -> Mapping[int, Value]:
         dim, scales = call.attrs["dim"], range(1, min(2, len(call.ins)))
-        found = {}
+        grads = {}
         if call.wanted(0):
             grad = call.full(call.grad, call.outs[0].dims)
-            kept = [call.operand(i) for i in (0, *scales)]
-            found[0] = call.emit(f"{name}_grad", grad, *kept, dim=dim)
+            saved = [call.operand(i) for i in (0, *scales)]
+            grads[0] = call.emit(f"{name}_grad", grad, *saved, dim=dim)
         if len(call.ins) > 1 and call.wanted(1):
             plain = call.emit(name, call.operand(0), dim=dim)
-            found[1] = contracted(call, 1, call.grad, plain)
+            grads[1] = contracted(call, 1, call.grad, plain)
         if len(call.ins) > 2 and call.wanted(2):
-            found[2] = call.sized(call.grad, 2)
-        return found
+            grads[2] = call.sized(call.grad, 2)
+        return grads
 
     return gradient
 

@@ -11,7 +11,10 @@ import numpy as np
 
 from meshdsl.ir.types import BF16, F16, I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
+from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
+from meshdsl.ops.normalise import LAYER_NORM_EPS, RMS_NORM_EPS, composite, softmax_numpy
+from meshdsl.ops.opdef import Attrs, Backward, NumpyCall, Sample, Signature, TorchCall
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -25,10 +28,7 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
-from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
-from meshdsl.ops.normalise import LAYER_NORM_EPS, RMS_NORM_EPS, composite, softmax_numpy
-from meshdsl.ops.opdef import Attrs, Backward, NumpyCall, Sample, Signature, TorchCall
-from meshdsl.ops.text import aligned, permuted, tuple_text
+from meshdsl.ops.torch_expressions import aligned, permuted, tuple_text
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -103,30 +103,30 @@ def _softmax_gradient(call: Backward) -> Mapping[int, Value]:
     """The rule is symmetric in `dy`; by y it is linear in both, and again in each."""
     dim, dims = call.attrs["dim"], call.outs[0].dims
     grad = call.full(call.grad, dims)
-    found = {}
+    grads = {}
     if call.wanted(0):
-        found[0] = call.emit("softmax_grad", grad, call.operand(1), dim=dim)
+        grads[0] = call.emit("softmax_grad", grad, call.operand(1), dim=dim)
     if call.wanted(1):
         dy, y = call.operand(0), call.operand(1)
-        rest = tuple(d for d in dims if d != dim)
-        left = call.emit("mul", grad, call.emit("sub", dy, call.emit("einsum", dy, y, dims=rest)))
-        right = call.emit("mul", dy, call.emit("einsum", grad, y, dims=rest))
-        found[1] = call.emit("sub", left, right)
-    return found
+        others = tuple(d for d in dims if d != dim)
+        left = call.emit("mul", grad, call.emit("sub", dy, call.emit("einsum", dy, y, dims=others)))
+        right = call.emit("mul", dy, call.emit("einsum", grad, y, dims=others))
+        grads[1] = call.emit("sub", left, right)
+    return grads
 
 
 def _log_softmax_gradient(call: Backward) -> Mapping[int, Value]:
     dim, dims = call.attrs["dim"], call.outs[0].dims
     grad = call.full(call.grad, dims)
     share = call.emit("exp", call.operand(1))
-    found = {}
+    grads = {}
     if call.wanted(0):
-        rest = tuple(d for d in dims if d != dim)
-        found[0] = call.emit("sub", grad, call.emit("einsum", grad, share, dims=rest))
+        others = tuple(d for d in dims if d != dim)
+        grads[0] = call.emit("sub", grad, call.emit("einsum", grad, share, dims=others))
     if call.wanted(1):
         total = call.emit("neg", call.emit("sum", call.operand(0), dims=(dim,)))
-        found[1] = call.emit("mul", call.emit("mul", grad, share), total)
-    return found
+        grads[1] = call.emit("mul", call.emit("mul", grad, share), total)
+    return grads
 
 
 composite(
@@ -218,10 +218,10 @@ def _rms_norm_text(call: TorchCall, *, into_dy: bool = False) -> str:
     dot = f"torch.linalg.vecdot({t}, {x}, dim={axis}).unsqueeze({axis})"
     along = call.let("along", f"{dot}.div_({dim.size}).mul_({r}.square())")
     if into_dy:
-        found = f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
+        expression = f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
     else:
-        found = f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
-    return f"{found}.half()" if call.ins[0].dtype == F16 else found
+        expression = f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
+    return f"{expression}.half()" if call.ins[0].dtype == F16 else expression
 
 
 def _rms_norm_into_dy(call: TorchCall) -> str:
@@ -277,8 +277,8 @@ def _cross_entropy_numpy(call: NumpyCall, dy: Array, logits: Array, targets: Arr
     dims, dim = call.outs[0].dims, call.attrs["dim"].name
     at = call.outs[0].index(dim)
     share = softmax_numpy(logits, at)
-    own = np.arange(share.shape[at]).reshape(-1, *(1,) * (share.ndim - at - 1))
-    hit = align(checked_numpy(call, 2, targets, dim), call.ins[2], dims) == own
+    classes = np.arange(share.shape[at]).reshape(-1, *(1,) * (share.ndim - at - 1))
+    hit = align(checked_numpy(call, 2, targets, dim), call.ins[2], dims) == classes
     return np.asarray(align(dy, call.ins[0], dims) * (share - hit))
 
 

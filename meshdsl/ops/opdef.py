@@ -337,7 +337,7 @@ class Sample:
 class Spelling:
     """The text of an operator in another system, and the partial values that pass through it there.
 
-    text:     a template (or a function of the call) in the words of `backends/peers/call.py`;
+    text:     a template (or a function of the call) in the words of `backends/peers/peer_call.py`;
               without one the operator is refused (MD0910). DTensor has the torch text.
     sums:     a partial sum passes through it there; otherwise it is reduced before.
     extremes: the same of partial maxima and minima.
@@ -405,7 +405,7 @@ class OpDef:
              lie in any order, in operands and results alike.
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
-             table of `backends/peers/spellings.py`.
+             table of `backends/peers/operator_tables.py`.
     meaning: what the result is, in one sentence of Markdown; for the operator's page and its
              docstring.
     """

@@ -13,7 +13,17 @@ import numpy as np
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import F32, F64, I32, Dim, TensorType
-from meshdsl.ops.build import (
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factors,
+    NumpyCall,
+    OpDef,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -27,17 +37,7 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
-from meshdsl.ops.opdef import (
-    Attrs,
-    Factors,
-    NumpyCall,
-    OpDef,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.text import tuple_text
+from meshdsl.ops.torch_expressions import tuple_text
 
 BITS = 32
 """The signs in one word of i32."""

@@ -8,20 +8,6 @@ import numpy as np
 
 from meshdsl.ir.types import BOOL, I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    loops,
-    need_dims,
-    need_distinct,
-    no_flops,
-    plain,
-    reader,
-    sample,
-    tensor,
-)
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.makers import range_text
 from meshdsl.ops.opdef import (
@@ -37,7 +23,21 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import indexed, tuple_text
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    loops,
+    need_dims,
+    need_distinct,
+    no_flops,
+    plain,
+    reader,
+    sample,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import indexed, tuple_text
 from meshdsl.ops.views import need_size, replaced, view
 
 # --- pick ------------------------------------------------------------------------------------
@@ -95,16 +95,16 @@ view(
 def _unpick_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
     """`dim` at position `at`, zero but at `index`."""
     at, dims = attrs["at"], ins[0].dims
-    found = (*dims[:at], attrs["dim"], *dims[at:])
-    need_distinct("unpick", found)
-    return (TensorType(found, ins[0].dtype),)
+    widened = (*dims[:at], attrs["dim"], *dims[at:])
+    need_distinct("unpick", widened)
+    return (TensorType(widened, ins[0].dtype),)
 
 
 def _unpick_numpy(call: NumpyCall, x: Array) -> Array:
     dim, at = call.attrs["dim"].name, call.attrs["at"]
-    own = np.arange(call.extent(dim)) + call.offset(dim) == call.attrs["index"]
-    own = own.reshape(-1, *(1,) * (x.ndim - at))
-    return np.where(own, np.expand_dims(x, at), np.zeros((), x.dtype))
+    is_picked = np.arange(call.extent(dim)) + call.offset(dim) == call.attrs["index"]
+    is_picked = is_picked.reshape(-1, *(1,) * (x.ndim - at))
+    return np.where(is_picked, np.expand_dims(x, at), np.zeros((), x.dtype))
 
 
 def _unpick_text(call: TorchCall) -> str:
@@ -114,8 +114,8 @@ def _unpick_text(call: TorchCall) -> str:
     if not call.is_split(dim.name):
         widths = [*(0, 0) * tail, index, dim.size - index - 1]
         return f"torch.nn.functional.pad({x}, {tuple_text(widths)})"
-    own = f"({range_text(call, dim.name, 'torch.int64')} == {index})"
-    widened = f"{own}[{', '.join([':', *['None'] * tail])}]" if tail else own
+    is_picked = f"({range_text(call, dim.name, 'torch.int64')} == {index})"
+    widened = f"{is_picked}[{', '.join([':', *['None'] * tail])}]" if tail else is_picked
     return f"torch.where({widened}, {x}, 0)"
 
 

@@ -8,7 +8,18 @@ from typing import Literal
 import numpy as np
 
 from meshdsl.ir.types import BOOL, F32, I32, DType, TensorType
-from meshdsl.ops.build import (
+from meshdsl.ops.opdef import (
+    Attrs,
+    Gradient,
+    NumpyCall,
+    OpDef,
+    Sample,
+    Spelling,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -20,17 +31,6 @@ from meshdsl.ops.build import (
     plain,
     sample,
     tensor,
-)
-from meshdsl.ops.opdef import (
-    Attrs,
-    Gradient,
-    NumpyCall,
-    OpDef,
-    Sample,
-    Spelling,
-    Surface,
-    TorchCall,
-    register,
 )
 
 Text = str | Callable[[TorchCall, list[str]], str]
@@ -134,11 +134,11 @@ def pointwise_samples(arity: int, accept: str, values: str | tuple[str, ...]) ->
     dtype = {"bool": BOOL, "float": F32, "number": F32, "any": I32}[accept]
     kinds = "bool" if accept == "bool" else values
     shapes = {1: UNARY, 2: BINARY}[arity]
-    found = [sample(*(tensor(*d, dtype=dtype) for d in dims), values=kinds) for dims in shapes]
+    samples = [sample(*(tensor(*d, dtype=dtype) for d in dims), values=kinds) for dims in shapes]
     other = {"number": I32, "any": F32}.get(accept)
     if other is not None:
-        found.append(sample(*(tensor(*d, dtype=other) for d in shapes[0]), values=kinds))
-    return tuple(found)
+        samples.append(sample(*(tensor(*d, dtype=other) for d in shapes[0]), values=kinds))
+    return tuple(samples)
 
 
 UNARY = (((BATCH, HIDDEN),), ((),), ((SEQ, BATCH, HIDDEN),))

@@ -15,16 +15,6 @@ import numpy as np
 
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    Array,
-    loops,
-    need_dims,
-    need_distinct,
-    need_kind,
-    sample,
-    swapped,
-    tensor,
-)
 from meshdsl.ops.gradients import number
 from meshdsl.ops.opdef import (
     Attrs,
@@ -38,6 +28,16 @@ from meshdsl.ops.opdef import (
     Surface,
     TorchCall,
     register,
+)
+from meshdsl.ops.requirements import (
+    Array,
+    loops,
+    need_dims,
+    need_distinct,
+    need_kind,
+    sample,
+    swapped,
+    tensor,
 )
 from meshdsl.ops.sliding import (
     Slide,
@@ -59,7 +59,7 @@ from meshdsl.ops.sliding import (
     ungrouped,
     widened,
 )
-from meshdsl.ops.text import Names, tuple_text
+from meshdsl.ops.torch_expressions import Names, tuple_text
 
 LEAST = -math.inf
 
@@ -90,9 +90,9 @@ def _infer(
 
 def _factors(sig: Signature, fill: float, linear: bool) -> Factors:
     """The loops of what reads elements and yields one number for each position."""
-    found = _found(sig.attrs)
-    every = [*loops(sig, without=[s.coarse.name for s in found])]
-    for slide in found:
+    sliding = _found(sig.attrs)
+    every = [*loops(sig, without=[s.coarse.name for s in sliding])]
+    for slide in sliding:
         reads, indexed = slide.reads(fill), len(sig.ins) > 1
         ins = (slide.fine.name, *([slide.coarse.name] if indexed else []))
         windows = (reads, *([None] if indexed else [])) if reads else ()
@@ -104,9 +104,9 @@ def _factors(sig: Signature, fill: float, linear: bool) -> Factors:
 
 def _back_factors(sig: Signature) -> Factors:
     """The loops of what reads the positions that an element went into."""
-    found = _found(sig.attrs, back=True)
-    every = [*loops(sig, without=[s.fine.name for s in found])]
-    for slide in found:
+    sliding = _found(sig.attrs, back=True)
+    every = [*loops(sig, without=[s.fine.name for s in sliding])]
+    for slide in sliding:
         reads = slide.read_back()
         ins = (slide.coarse.name,) * len(sig.ins)
         windows = (reads,) * len(sig.ins) if reads else ()
@@ -128,10 +128,10 @@ def _number(tap: Tap, attrs: Attrs) -> int:
 
 def _parts(call: NumpyCall, x: Array, fill: float) -> Iterator[tuple[Tap, Array]]:
     """What each tap of every local position is."""
-    found, names = _found(call.attrs), call.ins[0].names
-    wide = widened(call, x, found, fill)
-    for tap in taps(found):
-        yield tap, wide[tapped(call, tap, found, names)]
+    sliding, names = _found(call.attrs), call.ins[0].names
+    wide = widened(call, x, sliding, fill)
+    for tap in taps(sliding):
+        yield tap, wide[tapped(call, tap, sliding, names)]
 
 
 def _max_numpy(call: NumpyCall, x: Array) -> Array:
@@ -152,17 +152,17 @@ def _at_numpy(call: NumpyCall, x: Array) -> Array:
 
 def _take_numpy(call: NumpyCall, x: Array, at: Array) -> Array:
     out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
-    own = at.transpose([call.ins[1].index(n) for n in call.outs[0].names])
+    taps_ = at.transpose([call.ins[1].index(n) for n in call.outs[0].names])
     for tap, part in _parts(call, x, 0.0):
-        out += np.where(own == _number(tap, call.attrs), part, 0)
+        out += np.where(taps_ == _number(tap, call.attrs), part, 0)
     return out
 
 
 def _grad_numpy(call: NumpyCall, dy: Array, at: Array) -> Array:
-    found = _found(call.attrs, back=True)
-    own = at.transpose([call.ins[1].index(n) for n in call.ins[0].names])
-    parts = ((t, np.where(own == _number(t, call.attrs), dy, 0)) for t in taps(found))
-    return spread_back(call, found, parts, dy.dtype)
+    sliding = _found(call.attrs, back=True)
+    taps_ = at.transpose([call.ins[1].index(n) for n in call.ins[0].names])
+    parts = ((t, np.where(taps_ == _number(t, call.attrs), dy, 0)) for t in taps(sliding))
+    return spread_back(call, sliding, parts, dy.dtype)
 
 
 def _mean_numpy(call: NumpyCall, x: Array) -> Array:
@@ -178,40 +178,40 @@ def _mean_numpy(call: NumpyCall, x: Array) -> Array:
 def _groups(names: Names, own: tuple[Dim, ...]) -> tuple[Names, ...]:
     """The dims as torch pools them: others, at most two of them apart, and those of windows."""
     along = [d.name for d in own]
-    rest = tuple(n for n in names if n not in along)
-    split = [rest[:-1], rest[-1:]] if len(rest) > 1 else [rest]
+    others = tuple(n for n in names if n not in along)
+    split = [others[:-1], others[-1:]] if len(others) > 1 else [others]
     return (*split, *((n,) for n in along))
 
 
 def _pool_text(call: TorchCall, function: str, fill: float, more: str = "", cast: str = "") -> str:
     """A pooling of torch on operand 0, before its dims are put in order."""
-    found = _found(call.attrs)
+    sliding = _found(call.attrs)
     x = grouped(call.tensor(0), call.ins[0].names, _groups(call.ins[0].names, call.attrs["source"]))
-    padding = _padding(call, found) if not more else None
+    padding = _padding(call, sliding) if not more else None
     if padding is None:
-        x = padded(x, [margins(call, s) for s in found], fill)
+        x = padded(x, [margins(call, s) for s in sliding], fill)
     x += cast
-    options = [equal_or_tuple([s.size for s in found])]
-    strides = [s.stride for s in found]
-    if strides != [s.size for s in found]:
+    options = [equal_or_tuple([s.size for s in sliding])]
+    strides = [s.stride for s in sliding]
+    if strides != [s.size for s in sliding]:
         options.append(f"stride={equal_or_tuple(strides)}")
     if padding is not None and any(padding):
         options.append(f"padding={equal_or_tuple(padding)}")
-    name = f"torch.nn.functional.{function}{len(found)}d"
+    name = f"torch.nn.functional.{function}{len(sliding)}d"
     return f"{name}({x}, {', '.join(options)}{more})"
 
 
 def _padding(call: TorchCall, found: tuple[Slide, ...]) -> tuple[int, ...] | None:
     """The padding that torch can add itself: equal on both sides, at most half a window."""
-    own = [call.is_window(0, s.fine.name) or s.is_identity for s in found]
-    widths = tuple(0 if o else s.before for s, o in zip(found, own, strict=True))
+    windowed = [call.is_window(0, s.fine.name) or s.is_identity for s in found]
+    widths = tuple(0 if o else s.before for s, o in zip(found, windowed, strict=True))
     fits = all(
         o
         or (
             positions(s, s.before) == s.coarse.size
             and 2 * s.before <= s.size <= s.fine.size  # torch minds the tensor without padding
         )
-        for s, o in zip(found, own, strict=True)
+        for s, o in zip(found, windowed, strict=True)
     )
     return widths if fits else None
 
@@ -237,10 +237,10 @@ def _mean_text(call: TorchCall) -> str:
 def _at_text(call: TorchCall) -> str:
     """The number of the tap, from the index into the padded tensor that torch gives."""
     index = _pool_text(call, "max_pool", LEAST, ", return_indices=True")
-    found = _found(call.attrs)
-    windows = tuple_text([s.size for s in found])
-    strides = tuple_text([s.stride for s in found])
-    widths = tuple_text([_width(call, s) for s in found])
+    sliding = _found(call.attrs)
+    windows = tuple_text([s.size for s in sliding])
+    strides = tuple_text([s.stride for s in sliding])
+    widths = tuple_text([_width(call, s) for s in sliding])
     return _in_order(call, f"{call.use('tap_of')}({index}[1], {widths}, {windows}, {strides})")
 
 
@@ -254,42 +254,42 @@ def _width(call: TorchCall, slide: Slide) -> str:
 def _pair(call: TorchCall, along: tuple[Dim, ...], second: tuple[Dim, ...]) -> tuple[str, str]:
     """Both operands with the dims of the first in the order of torch."""
     names = call.ins[0].names
-    rest = tuple(n for n in names if n not in [d.name for d in along])
-    first = grouped(call.tensor(0), names, [(n,) for n in (*rest, *(d.name for d in along))])
-    order = [(n,) for n in (*rest, *(d.name for d in second))]
+    others = tuple(n for n in names if n not in [d.name for d in along])
+    first = grouped(call.tensor(0), names, [(n,) for n in (*others, *(d.name for d in along))])
+    order = [(n,) for n in (*others, *(d.name for d in second))]
     return first, grouped(call.tensor(1), call.ins[1].names, order)
 
 
 def _ordered(call: TorchCall, text: str) -> str:
     """`text`, whose last dims are those of windows, in the order of the result."""
-    own = [d.name for d in call.attrs["target"]]
-    rest = [n for n in call.outs[0].names if n not in own]
-    return ungrouped(call, text, [(n,) for n in (*rest, *own)], call.outs[0].names)
+    target_dims = [d.name for d in call.attrs["target"]]
+    others = [n for n in call.outs[0].names if n not in target_dims]
+    return ungrouped(call, text, [(n,) for n in (*others, *target_dims)], call.outs[0].names)
 
 
 def _take_text(call: TorchCall) -> str:
-    found = _found(call.attrs)
+    sliding = _found(call.attrs)
     x, at = _pair(call, call.attrs["source"], call.attrs["target"])
-    x = padded(x, [margins(call, s) for s in found])
-    windows = tuple_text([s.size for s in found])
-    strides = tuple_text([s.stride for s in found])
+    x = padded(x, [margins(call, s) for s in sliding])
+    windows = tuple_text([s.size for s in sliding])
+    strides = tuple_text([s.stride for s in sliding])
     return _ordered(call, f"{call.use('taken')}({x}, {at}, {windows}, {strides})")
 
 
 def _grad_text(call: TorchCall) -> str:
-    found = _found(call.attrs, back=True)
+    sliding = _found(call.attrs, back=True)
     dy, at = _pair(call, call.attrs["source"], call.attrs["source"])
-    windows = tuple_text([s.size for s in found])
-    strides = tuple_text([s.stride for s in found])
+    windows = tuple_text([s.size for s in sliding])
+    strides = tuple_text([s.stride for s in sliding])
     starts = []
-    for slide in found:
+    for slide in sliding:
         fine, coarse = slide.fine.name, slide.coarse.name
         if is_part(call, slide):
             first = f"({call.start(0, coarse)}) * {slide.stride} - {slide.before}"
             starts.append(f"{call.offset(fine)} - ({first})")
         else:
             starts.append(str(slide.before))
-    sizes = tuple_text([call.extent(s.fine.name) for s in found])
+    sizes = tuple_text([call.extent(s.fine.name) for s in sliding])
     options = f"{windows}, {strides}, {tuple_text(starts)}, {sizes}"
     return _ordered(call, f"{call.use('put_back')}({dy}, {at}, {options})")
 
@@ -320,12 +320,12 @@ def _take_gradient(call: Backward) -> Mapping[int, Value]:
 
 def _mean_gradient(call: Backward) -> Mapping[int, Value]:
     """The transposed convolution of the cotangent with a kernel of equal numbers."""
-    attrs, found = call.attrs, _found(call.attrs)
+    attrs, sliding = call.attrs, _found(call.attrs)
     # A user's name cannot contain a dot.
-    windows = tuple(Dim(f"{s.fine.name}.window", s.size) for s in found)
+    windows = tuple(Dim(f"{s.fine.name}.window", s.size) for s in sliding)
     share = number(call, 1.0 / math.prod(attrs["size"]), call.ins[0].dtype)
     grad, kernel = call.full(call.grad, call.outs[0].dims), call.full(share, windows)
-    strides = tuple(s.stride for s in found)
+    strides = tuple(s.stride for s in sliding)
     options = {"stride": strides if len(set(strides)) > 1 else strides[0], "pad": attrs["pad"]}
     along = {"source": attrs["target"], "window": windows, "target": attrs["source"]}
     dims = call.ins[0].dims
@@ -359,18 +359,18 @@ _CASES: tuple[tuple[tuple[Dim, ...], dict[str, Any]], ...] = (
 
 
 def _samples(*, back: bool = False, indexed: bool = False) -> tuple[Sample, ...]:
-    found = []
+    samples = []
     for dims, attrs in _CASES:
         x = tensor(*dims)
         y = TensorType(replaced_dims(x, attrs), x.dtype)
         first = y if back else x
         along = _turned(attrs) if back else attrs
         if not indexed:
-            found.append(sample(first, **along))
+            samples.append(sample(first, **along))
             continue
         at = TensorType(tuple(reversed(y.dims)), I32)
-        found.append(sample(first, at, values=("int", "index:tap"), **along))
-    return tuple(found)
+        samples.append(sample(first, at, values=("int", "index:tap"), **along))
+    return tuple(samples)
 
 
 _OPTIONS = (("stride", None), ("pad", "valid"))

@@ -14,22 +14,6 @@ import numpy as np
 
 from meshdsl.ir.types import BOOL, I32, I64, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    VOCAB,
-    Array,
-    align,
-    listed,
-    loops,
-    merged_dims,
-    need_dims,
-    need_one_dtype,
-    no_flops,
-    sample,
-    swapped,
-    tensor,
-)
 from meshdsl.ops.gradients import zero_like
 from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
 from meshdsl.ops.makers import range_text
@@ -45,7 +29,23 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import aligned, atom, permuted
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    VOCAB,
+    Array,
+    align,
+    listed,
+    loops,
+    merged_dims,
+    need_dims,
+    need_one_dtype,
+    no_flops,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import aligned, atom, permuted
 
 
 def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -107,8 +107,8 @@ def _text(call: TorchCall) -> str:
     index = call.args[2] if call.is_constant(2) else checked_text(call, 2, dim)
     if _places(call.ins):
         return _several(call, index)
-    own = aligned(f"({range_text(call, dim, 'torch.int64')})", (dim,), out.names)
-    mask = f"{own} == {aligned(index, ids.names, out.names)}"
+    positions = aligned(f"({range_text(call, dim, 'torch.int64')})", (dim,), out.names)
+    mask = f"{positions} == {aligned(index, ids.names, out.names)}"
     return f"torch.where({mask}, {call.aligned(1, out.dims)}, {call.tensor(0)})"
 
 
@@ -161,8 +161,8 @@ def _several(call: TorchCall, index: str) -> str:
     target = tuple(place if n == dim else n for n in out)
     new = aligned(call.tensor(1), call.ins[1].names, target, full=True)
     source = aligned(f"{last}.clamp(min=0)", (*shared, dim), out, full=True)
-    found = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
-    return f"torch.where({mask}, {found}, {call.tensor(0)})"
+    rows = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
+    return f"torch.where({mask}, {rows}, {call.tensor(0)})"
 
 
 # --- gradient --------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ def _several(call: TorchCall, index: str) -> str:
 
 def _gradient(call: Backward) -> Mapping[int, Value]:
     """Of the tensor, zeros where it was written; of the new values, the rows that they became."""
-    dim, found, ids = call.attrs["dim"], dict[int, Value](), call.operand(2)
+    dim, grads, ids = call.attrs["dim"], dict[int, Value](), call.operand(2)
     grad = call.full(call.grad, call.outs[0].dims)
     if call.wanted(0):
-        found[0] = call.emit("put", grad, 0.0, ids, dim=dim)
+        grads[0] = call.emit("put", grad, 0.0, ids, dim=dim)
     if call.wanted(1):
         rows = call.emit("gather", grad, ids, dim=dim)
         for place in _places(call.ins):
@@ -184,8 +184,8 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
             rows = call.emit("where", call.emit("eq", last, order), rows, zero_like(call, grad))
         gone = tuple(d for d in rows.type.dims if not call.ins[1].has(d.name))
         rows = call.emit("sum", rows, dims=gone) if gone else rows
-        found[1] = rows
-    return found
+        grads[1] = rows
+    return grads
 
 
 _ROWS = Dim("r", 6)

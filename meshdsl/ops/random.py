@@ -3,7 +3,7 @@
 A call draws from a stream of its own: that of its attribute `stream` (its name in the program), its
 seed and the indices of the loops around it, which are its last operands. An element's number is
 that of its index in the whole tensor, so no placement changes it, and the backward pass draws it
-again. (`backends/runtime/random.py`; Salmon et al. 2011.)
+again. (`backends/runtime/splitmix.py`; Salmon et al. 2011.)
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.backends.runtime.random import keeping, normal_of, stream_key, uniform_of
+from meshdsl.backends.runtime.splitmix import keeping, normal_of, stream_key, uniform_of
 from meshdsl.backends.runtime.values import splitmix64
 from meshdsl.ir.types import F32, I32, I64, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
+from meshdsl.ops.gradients import with_dims
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -33,18 +44,7 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
-from meshdsl.ops.gradients import with_dims
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.text import aligned, tuple_text
+from meshdsl.ops.torch_expressions import aligned, tuple_text
 
 
 def stream_number(name: str) -> int:
@@ -58,16 +58,16 @@ def _drawn(call: NumpyCall, numbers: Sequence[Array], how: Callable[[Array], Arr
     dims: tuple[Dim, ...] = call.attrs["dims"]
     rows = np.zeros((), np.int64)
     for dim in dims[:-1]:
-        own = np.arange(call.extent(dim.name)) + call.offset(dim.name)
-        rows = rows[..., None] * dim.size + own
+        indices = np.arange(call.extent(dim.name)) + call.offset(dim.name)
+        rows = rows[..., None] * dim.size + indices
     pairs = (dims[-1].size + 1) // 2 if dims else 1
     key = np.array(stream_key(stream_number(call.attrs["stream"]), *numbers)).astype(np.uint64)
     bits = splitmix64(key, rows[..., None] * pairs + np.arange(pairs))
-    whole = how(bits.astype("<u8").view("<i4"))
+    drawn = how(bits.astype("<u8").view("<i4"))
     if not dims:
-        return np.asarray(whole[0])
+        return np.asarray(drawn[0])
     first = call.offset(dims[-1].name)
-    return np.asarray(whole[..., first : first + call.extent(dims[-1].name)])
+    return np.asarray(drawn[..., first : first + call.extent(dims[-1].name)])
 
 
 def _block_text(call: TorchCall, numbers: Sequence[str]) -> str:
@@ -93,25 +93,27 @@ def _maker(
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
         del ins
         need_distinct(name, attrs["dims"])
-        found = TensorType(attrs["dims"], attrs["dtype"])
-        if found.dtype.kind != "float":
-            help = f"leave the dtype out, and convert: `cast({name}[…](), {found.dtype})`"
-            raise OpError("MD0202", f"`{name}` makes floats, not {found.dtype}", help)
+        type_ = TensorType(attrs["dims"], attrs["dtype"])
+        if type_.dtype.kind != "float":
+            help = f"leave the dtype out, and convert: `cast({name}[…](), {type_.dtype})`"
+            raise OpError("MD0202", f"`{name}` makes floats, not {type_.dtype}", help)
         std = attrs.get("std", 1.0)
         if not (isinstance(std, int | float) and 0 <= std < math.inf):
             message = f"the standard deviation of `{name}` cannot be {std}"
             raise OpError("MD0213", message, "give a number from 0 on: `std=0.02`")
-        return (found,)
+        return (type_,)
 
     def numpy(call: NumpyCall, *numbers: Array) -> Array:
-        found = _drawn(call, numbers, lambda words: how(words, np))
-        return np.asarray(found * float(call.attrs.get("std", 1.0)))
+        type_ = _drawn(call, numbers, lambda words: how(words, np))
+        return np.asarray(type_ * float(call.attrs.get("std", 1.0)))
 
     def torch(call: TorchCall) -> str:
         numbers, out = _block_text(call, call.args), call.outs[0]
-        made = f"{call.use('random_numbers')}({call.use(how.__name__)}, {numbers}, {call.shape(0)})"
+        drawn = (
+            f"{call.use('random_numbers')}({call.use(how.__name__)}, {numbers}, {call.shape(0)})"
+        )
         std = float(call.attrs.get("std", 1.0))
-        scaled = made if std == 1 else f"{made} * {std!r}"
+        scaled = drawn if std == 1 else f"{drawn} * {std!r}"
         return scaled if out.dtype == F32 else f"({scaled}).to({out.dtype.torch})"
 
     seed, index = tensor(dtype=I64), tensor(dtype=I32)
@@ -185,8 +187,8 @@ def _dropout_text(call: TorchCall) -> str:
     wide = dtype if dtype.bytes > F32.bytes else F32
     ones = f"torch.ones({tuple_text([call.extent(n) for n in names])}, dtype={wide.torch})"
     factors = call.let("factors", f"{dropped}({ones}, {rate}, {numbers})")
-    made = f"{call.tensor(0)} * {aligned(factors, names, x.names)}"
-    return made if wide == dtype else f"({made}).to({dtype.torch})"
+    product = f"{call.tensor(0)} * {aligned(factors, names, x.names)}"
+    return product if wide == dtype else f"({product}).to({dtype.torch})"
 
 
 def _dropout_gradient(call: Backward) -> Mapping[int, Value]:

@@ -14,17 +14,6 @@ import numpy as np
 
 from meshdsl.ir.types import I32, I64, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    loops,
-    need_dims,
-    need_kind,
-    sample,
-    tensor,
-)
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (
     Attrs,
@@ -37,6 +26,17 @@ from meshdsl.ops.opdef import (
     Surface,
     TorchCall,
     register,
+)
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    loops,
+    need_dims,
+    need_kind,
+    sample,
+    tensor,
 )
 from meshdsl.ops.views import replaced
 

@@ -13,21 +13,6 @@ import numpy as np
 
 from meshdsl.ir.types import BOOL, F32, F64, I32, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    Infer,
-    axes,
-    loop,
-    loops,
-    need_dims,
-    need_kind,
-    sample,
-    swapped,
-    tensor,
-)
 from meshdsl.ops.einsum_text import sum_text
 from meshdsl.ops.gradients import number, passed, zero_like
 from meshdsl.ops.opdef import (
@@ -45,7 +30,22 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import one_or_tuple, tuple_text
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    Infer,
+    axes,
+    loop,
+    loops,
+    need_dims,
+    need_kind,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import one_or_tuple, tuple_text
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -111,11 +111,11 @@ def samples_over(accept: str) -> tuple[Sample, ...]:
     if accept == "bool":
         shape = TensorType(shape.dims, BOOL)
     cases = [((SEQ,),), ((HIDDEN, SEQ),), ((SEQ, BATCH, HIDDEN),)]
-    found = [sample(shape, values=kind, dims=dims) for (dims,) in cases]
+    samples = [sample(shape, values=kind, dims=dims) for (dims,) in cases]
     if accept == "number":
         ints = tensor(HIDDEN, SEQ, dtype=I32)
-        found += [sample(ints, dims=dims) for dims in ((SEQ,), (HIDDEN, SEQ))]
-    return tuple(found)
+        samples += [sample(ints, dims=dims) for dims in ((SEQ,), (HIDDEN, SEQ))]
+    return tuple(samples)
 
 
 def _over(function: Callable[..., Array]) -> Callable[[NumpyCall, Array], Array]:

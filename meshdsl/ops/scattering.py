@@ -14,7 +14,19 @@ import numpy as np
 
 from meshdsl.ir.types import F32, I32, I64, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
+from meshdsl.ops.indexing import checked_numpy, checked_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    Factors,
+    NumpyCall,
+    OpDef,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.requirements import (
     BATCH,
     HIDDEN,
     SEQ,
@@ -29,19 +41,7 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
-from meshdsl.ops.indexing import checked_numpy, checked_text
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.text import Names, aligned, atom, permuted, tuple_text
+from meshdsl.ops.torch_expressions import Names, aligned, atom, permuted, tuple_text
 
 
 def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -70,8 +70,8 @@ def _numpy(call: NumpyCall, dy: Array, ids: Array) -> Array:
     key = []
     for name in call.outs[0].names:
         grid = (align(np.arange(d.size), TensorType((d,), I64), dims) for d in dims)
-        own = np.where(inside, index, 0)
-        key.append(own if name == dim else dict(zip(call.ins[0].names, grid, strict=True))[name])
+        local = np.where(inside, index, 0)
+        key.append(local if name == dim else dict(zip(call.ins[0].names, grid, strict=True))[name])
     out = np.zeros(call.local(call.outs[0]).shape, dy.dtype)
     if not call.extent(dim):
         return out
@@ -96,8 +96,8 @@ def _text(call: TorchCall) -> str:
     spare = call.is_split(dim)
     shape = [_one_more(rows) if spare and n == dim else call.extent(n) for n in out.names]
     added = _added(call, f"{parts}.new_zeros({tuple_text(shape)})", parts, _rows(call), target)
-    found = f"{added}.narrow({at}, 0, {rows})" if spare else added
-    return f"{found}.to({dy.dtype.torch})" if is_half else found
+    trimmed = f"{added}.narrow({at}, 0, {rows})" if spare else added
+    return f"{trimmed}.to({dy.dtype.torch})" if is_half else trimmed
 
 
 def _one_more(count: str) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir.types import Dim, TensorType
-from meshdsl.ops.build import Array
 from meshdsl.ops.opdef import Attrs, NumpyCall, OpError, Reads, TorchCall
-from meshdsl.ops.text import Names, permuted, tuple_text
+from meshdsl.ops.requirements import Array
+from meshdsl.ops.torch_expressions import Names, permuted, tuple_text
 
 MOST = 3
 """The most dims that windows slide along at once: torch has no more."""
@@ -98,12 +98,12 @@ def positions(slide: Slide, pad: str | int) -> int:
 def check_options(said: str, attrs: Attrs) -> None:
     """MD0220 for a stride or dilation that is no whole number from 1 on, MD0221 for a pad."""
     for option in ("stride", "dilation"):
-        found = attrs.get(option, 1)
-        numbers = found if isinstance(found, tuple) else (found,)
-        if found is not None and not all(_is_whole(n, 1) for n in numbers):
+        value = attrs.get(option, 1)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is not None and not all(_is_whole(n, 1) for n in numbers):
             raise OpError(
                 "MD0220",
-                f"`{said}` cannot have the {option} {found}",
+                f"`{said}` cannot have the {option} {value}",
                 "give a whole number of 1 or more",
             )
     pad = attrs["pad"]

@@ -8,17 +8,6 @@ import numpy as np
 
 from meshdsl.ir.types import BOOL, I32, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    loops,
-    no_flops,
-    reader,
-    sample,
-    tensor,
-)
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (
     Attrs,
@@ -35,13 +24,24 @@ from meshdsl.ops.opdef import (
     register,
 )
 from meshdsl.ops.reduce import same_type
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    loops,
+    no_flops,
+    reader,
+    sample,
+    tensor,
+)
 
 
 def _factors(sig: Signature, reads: Reads) -> Factors:
     """Every dim is a loop; the own one reads elsewhere."""
     dim = sig.attrs["dim"].name
-    own = (*loops(sig, without=(dim,)), reader(dim, [dim], reads))
-    return Factors(own, (frozenset({0}),), (0,))
+    factors = (*loops(sig, without=(dim,)), reader(dim, [dim], reads))
+    return Factors(factors, (frozenset({0}),), (0,))
 
 
 def _axis(call: NumpyCall | TorchCall) -> int:

@@ -15,18 +15,6 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir.types import BF16, F32, Dim, DType, TensorType
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    Infer,
-    align,
-    plain,
-    sample,
-    swapped,
-    tensor,
-)
 from meshdsl.ops.opdef import (
     Attrs,
     NumpyCall,
@@ -37,6 +25,18 @@ from meshdsl.ops.opdef import (
     Surface,
     TorchCall,
     register,
+)
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    Infer,
+    align,
+    plain,
+    sample,
+    swapped,
+    tensor,
 )
 
 _REDUCED = "parameters, states and scalars are never partial, and a gradient is reduced before"

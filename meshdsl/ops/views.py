@@ -14,22 +14,6 @@ import numpy as np
 
 from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    Infer,
-    align,
-    listed,
-    need_dims,
-    need_distinct,
-    no_flops,
-    plain,
-    sample,
-    tensor,
-)
 from meshdsl.ops.gradients import passed, summed, with_dims
 from meshdsl.ops.opdef import (
     Attrs,
@@ -46,7 +30,23 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import aligned_tensor, expanded, tuple_text
+from meshdsl.ops.requirements import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    Infer,
+    align,
+    listed,
+    need_dims,
+    need_distinct,
+    no_flops,
+    plain,
+    sample,
+    tensor,
+)
+from meshdsl.ops.torch_expressions import aligned_tensor, expanded, tuple_text
 
 Splits = Mapping[str, int]
 Legal = Callable[[Signature, Splits, Splits], bool]
@@ -182,13 +182,13 @@ def _blocks(parts: Sequence[Dim], splits: Splits) -> int | None:
 def _split_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
     dim, into = attrs["dim"], attrs["into"]
     need_dims("split", ins[0], (dim,))
-    found = math.prod(d.size for d in into)
-    if found != dim.size:
+    product = math.prod(d.size for d in into)
+    if product != dim.size:
         sizes = " × ".join(str(d.size) for d in into)
         raise OpError(
             "MD0209",
             f"`{dim}` of size {dim.size} cannot become {listed([d.name for d in into])}: "
-            f"{sizes} is {found}",
+            f"{sizes} is {product}",
             "use dims whose sizes multiply to it",
         )
     return (replaced("split", ins[0], dim, into),)
@@ -196,15 +196,15 @@ def _split_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
 
 def _parts_factors(sig: Signature, whole: Dim, parts: Sequence[Dim], splits: bool) -> Factors:
     """One loop for each part of `whole`, and those of the other dims."""
-    rest = tuple(f for f in _moved(sig, {}).loops if f.name != whole.name)
-    rest = tuple(f for f in rest if f.name not in [p.name for p in parts])
-    own = tuple(
+    others = tuple(f for f in _moved(sig, {}).loops if f.name != whole.name)
+    others = tuple(f for f in others if f.name not in [p.name for p in parts])
+    part_loops = tuple(
         Factor(p.name, (whole.name,), (p.name,))
         if splits
         else Factor(p.name, (p.name,), (whole.name,))
         for p in parts
     )
-    return Factors((*rest, *own), (frozenset({0}),), (0,))
+    return Factors((*others, *part_loops), (frozenset({0}),), (0,))
 
 
 def _split_legal(sig: Signature, ins: Splits, outs: Splits) -> bool:
@@ -253,8 +253,8 @@ def _merge_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
     said = listed([d.name for d in dims])
     need_size(f"the merge of {said}", math.prod(d.size for d in dims), into)
     order = _merge_order(ins[0], dims)
-    rest = TensorType(order, ins[0].dtype).without(*(d.name for d in dims[1:]))
-    return (replaced("merge", rest, dims[0], (into,)),)
+    unmerged = TensorType(order, ins[0].dtype).without(*(d.name for d in dims[1:]))
+    return (replaced("merge", unmerged, dims[0], (into,)),)
 
 
 def _merge_order(type_: TensorType, dims: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -262,8 +262,8 @@ def _merge_order(type_: TensorType, dims: Sequence[Dim]) -> tuple[Dim, ...]:
     merged = [type_.dims[type_.index(d.name)] for d in dims]
     names = {d.name for d in dims}
     first = next(i for i, d in enumerate(type_.dims) if d.name in names)
-    rest = [d for d in type_.dims if d.name not in names]
-    return (*rest[:first], *merged, *rest[first:])
+    others = [d for d in type_.dims if d.name not in names]
+    return (*others[:first], *merged, *others[first:])
 
 
 def _merge_numpy(call: NumpyCall, x: Array) -> Array:

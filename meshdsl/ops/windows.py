@@ -12,16 +12,6 @@ import numpy as np
 
 from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import (
-    Array,
-    loops,
-    need_dims,
-    need_distinct,
-    need_kind,
-    no_flops,
-    sample,
-    tensor,
-)
 from meshdsl.ops.opdef import (
     Attrs,
     Backward,
@@ -35,6 +25,16 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
+from meshdsl.ops.requirements import (
+    Array,
+    loops,
+    need_dims,
+    need_distinct,
+    need_kind,
+    no_flops,
+    sample,
+    tensor,
+)
 from meshdsl.ops.sliding import (
     Slide,
     Tap,
@@ -47,7 +47,7 @@ from meshdsl.ops.sliding import (
     taps,
     widened,
 )
-from meshdsl.ops.text import permuted
+from meshdsl.ops.torch_expressions import permuted
 
 
 def _found(attrs: Attrs) -> Slide:
@@ -94,9 +94,9 @@ def _factors(back: bool) -> Callable[[Signature], Factors]:
         slide, target = _found(sig.attrs), sig.attrs["target"][0].name
         name = slide.fine.name
         reads = slide.read_back() if back else slide.reads()
-        own = Factor(name, (name,), (name,), reads=(reads,) if reads else ())
+        factor = Factor(name, (name,), (name,), reads=(reads,) if reads else ())
         return Factors(
-            (*loops(sig, without=(name, target)), own), (frozenset({0}),), () if back else (0,)
+            (*loops(sig, without=(name, target)), factor), (frozenset({0}),), () if back else (0,)
         )
 
     return factors
@@ -111,8 +111,8 @@ def _numpy(call: NumpyCall, x: Array) -> Array:
 
 def _grad_numpy(call: NumpyCall, dy: Array) -> Array:
     slide, at = _found(call.attrs), call.ins[0].index(call.attrs["target"][0].name)
-    rest = tuple(n for n in call.ins[0].names if n != call.attrs["target"][0].name)
-    assert rest == call.outs[0].names
+    others = tuple(n for n in call.ins[0].names if n != call.attrs["target"][0].name)
+    assert others == call.outs[0].names
 
     def parts() -> Iterator[tuple[Tap, Any]]:
         for tap in taps([slide]):
@@ -145,11 +145,11 @@ def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
 def _grad_text(call: TorchCall) -> str:
     """Each window added where it was, through zeros behind it: a row longer, and flat again."""
     slide, names = _found(call.attrs), call.ins[0].names
-    own, target = slide.fine.name, call.attrs["target"][0].name
-    rest = tuple(n for n in names if n not in (own, target))
-    dy = permuted(call.tensor(0), names, (*rest, own, target))
+    fine, target = slide.fine.name, call.attrs["target"][0].name
+    others = tuple(n for n in names if n not in (fine, target))
+    dy = permuted(call.tensor(0), names, (*others, fine, target))
     total = f"{call.use('window_sums')}({dy})"
-    return permuted(cut_out(call, total, [slide]), (*rest, own), call.outs[0].names)
+    return permuted(cut_out(call, total, [slide]), (*others, fine), call.outs[0].names)
 
 
 def _gradient(call: Backward) -> Mapping[int, Value]:

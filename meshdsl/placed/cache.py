@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from meshdsl.kept import read, write
+from meshdsl.disk_cache import read, write
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Op, Value
+from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import Reads, ReduceOp
-from meshdsl.placed.choose import Choice, is_legal
-from meshdsl.placed.optimal import Plan
+from meshdsl.placed.optimal import PlacementPlan
+from meshdsl.placed.placements import Placement, Window, placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
-from meshdsl.placed.rows import call_of
-from meshdsl.placed.sbp import Placement, Window, placement
+from meshdsl.placed.sharding_rules import call_of
+from meshdsl.placed.strategies import Choice, is_legal
 from meshdsl.placed.zero_one import SOLVER
 from meshdsl.version import __version__
 
@@ -51,27 +51,27 @@ class WrittenPlan:
     searched: str
 
 
-class Problem:
+class CachedProblem:
     """A search with its values and operators numbered, so that it can be compared with others."""
 
     def __init__(self, request: Request, price: Price) -> None:
         self.request, self.price = request, price
         self.program, self.mesh = request.program, request.mesh
-        self.ops: tuple[Op, ...] = tuple(named.walk(self.program.body))
+        self.ops: tuple[NamedOp, ...] = tuple(named.walk(self.program.body))
         self.numbers: dict[Value, int] = {}
-        self.loops: list[named.Loop] = []
+        self.loops: list[named.NamedLoop] = []
         self.key = hashlib.sha256(json.dumps([*self._described()]).encode()).hexdigest()
         self.values = list(self.numbers)
 
-    def load(self) -> Plan | None:
+    def load(self) -> PlacementPlan | None:
         """The cached plan of this problem; None without one."""
-        kept = read(KIND, self.key, WrittenPlan)
+        entry = read(KIND, self.key, WrittenPlan)
         try:
-            return None if kept is None else self._plan(kept)
+            return None if entry is None else self._plan(entry)
         except (ValueError, KeyError):
             return None
 
-    def store(self, plan: Plan) -> None:
+    def store(self, plan: PlacementPlan) -> None:
         """Store a plan in the cache."""
         write(KIND, self.key, self._written(plan))
 
@@ -104,7 +104,7 @@ class Problem:
         return [dims, value.type.dtype.name, flags, about]
 
     def _node(self, node: named.Node) -> Any:
-        if isinstance(node, Op):
+        if isinstance(node, NamedOp):
             ins = [self._value(v) for v in node.ins]
             pins = [p and _json(p) for p in self.request.pins(node)]
             outs = [[self._value(v), self.request.layout.summed(v, node)] for v in node.outs]
@@ -114,12 +114,12 @@ class Problem:
         stacked = [[self._value(s.outer), self._value(s.inside)] for s in node.stacked]
         body = [self._node(inner) for inner in node.body]
         after = [[self._value(c.next), self._value(c.result)] for c in node.carries]
-        kept = [[self._value(c.inside), self._value(c.outer)] for c in node.collected]
-        return [node.dim.name, node.dim.size, before, stacked, body, after, kept]
+        collected = [[self._value(c.inside), self._value(c.outer)] for c in node.collected]
+        return [node.dim.name, node.dim.size, before, stacked, body, after, collected]
 
     # --- its plan ----------------------------------------------------------------------------
 
-    def _written(self, plan: Plan) -> dict[str, Any]:
+    def _written(self, plan: PlacementPlan) -> dict[str, Any]:
         choices = (plan.choices[op] for op in self.ops)
         return {
             "decisions": [[_all(d.needs), _all(d.yields), _all(d.targets)] for d in choices],
@@ -130,21 +130,21 @@ class Problem:
             "searched": plan.searched,
         }
 
-    def _plan(self, written: WrittenPlan) -> Plan | None:
+    def _plan(self, written: WrittenPlan) -> PlacementPlan | None:
         """The cached plan; None where it does not fit the program.
 
         Raises ValueError and KeyError for what can be in no plan of it.
         """
         choices = {}
         for op, (needs, yields, targets) in zip(self.ops, written.decisions, strict=True):
-            made = Choice(
+            choice = Choice(
                 self._placements(op.ins, needs),
                 self._placements(op.outs, yields),
                 self._placements(op.outs, targets),
             )
-            if not is_legal(call_of(op), made.needs, made.yields, self.mesh):
+            if not is_legal(call_of(op), choice.needs, choice.yields, self.mesh):
                 return None
-            choices[op] = made
+            choices[op] = choice
         carried = {}
         for number, placed in written.carries:
             value = _at(self.values, number)
@@ -156,7 +156,7 @@ class Problem:
         if not 0 <= written.cost:
             return None
         ending = (written.cost, written.least, written.searched)
-        return Plan(choices, carried, sent, self.price, *ending)
+        return PlacementPlan(choices, carried, sent, self.price, *ending)
 
     def _placements(
         self, values: tuple[Value, ...], written: list[Written]
@@ -168,17 +168,17 @@ class Problem:
         splits, partial, op, windows = written
         axes = [axis for _, over in splits for axis in over] + partial
         dims = [dim for dim, _ in splits]
-        known = set(axes) <= set(self.mesh.every) and all(map(value.type.has, dims))
-        if not known or len(set(axes)) < len(axes) or len(set(dims)) < len(dims):
+        exist = set(axes) <= set(self.mesh.every) and all(map(value.type.has, dims))
+        if not exist or len(set(axes)) < len(axes) or len(set(dims)) < len(dims):
             raise ValueError(f"no placement of {value.type}")
         if (op is None) != (not partial):
             raise ValueError(f"partial over {partial} by {op}")
-        made = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
+        result = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
         held = tuple(Window(dim, size, Reads(*reads), loop) for dim, size, reads, loop in windows)
-        split = {dim: value.type.size(dim) for dim, _ in made.splits}
+        split = {dim: value.type.size(dim) for dim, _ in result.splits}
         if not all(split.get(w.dim) == w.size and w.reads.div > 0 for w in held):
             raise ValueError(f"no windows of {value.type}")
-        return replace(made, windows=held)
+        return replace(result, windows=held)
 
 
 def _at(values: Sequence[Item], number: int) -> Item:

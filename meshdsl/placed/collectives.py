@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from meshdsl.backends.runtime.values import Way, block, group_members, parts_of, source_rank
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.sbp import Mesh, Placement, Window, placement
+from meshdsl.placed.placements import Mesh, Placement, Window, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,12 @@ class Step:
         """As `unlike`, with the axes in time."""
         if not self.moves:
             return ()
-        found = set(_of_other_sizes(self, type_, mesh))
+        unlike = set(_of_other_sizes(self, type_, mesh))
         if self.kind == "halo":
-            found.update(axis for _, axes in self.before.splits for axis in axes)
-        elif self.kind == "permute" or found:
-            found.update(self.axes)
-        return tuple(axis for axis in mesh.every if axis in found)
+            unlike.update(axis for _, axes in self.before.splits for axis in axes)
+        elif self.kind == "permute" or unlike:
+            unlike.update(self.axes)
+        return tuple(axis for axis in mesh.every if axis in unlike)
 
     @property
     def window(self) -> Window:
@@ -169,8 +169,8 @@ def _sent_by(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -
 def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]:
     """The axes of dims whose blocks differ in size, before or after; those in time too."""
     ends = (step.before, step.after)
-    own = (axes for p in ends for d, axes in p.splits if p.is_uneven(d, type_.size(d), mesh))
-    return frozenset(itertools.chain.from_iterable(own))
+    uneven = (axes for p in ends for d, axes in p.splits if p.is_uneven(d, type_.size(d), mesh))
+    return frozenset(itertools.chain.from_iterable(uneven))
 
 
 def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
@@ -180,15 +180,15 @@ def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -
     match step.kind:
         case "all_gather":  # of blocks that are padded to the largest of the group
             assert step.dim is not None
-            rest = math.prod(n for d, n in before.items() if d != step.dim)
+            others = math.prod(n for d, n in before.items() if d != step.dim)
             ways = _gathered(step, type_, mesh)
-            sent = (members - 1) * _largest(after[step.dim], ways) * rest
+            sent = (members - 1) * _largest(after[step.dim], ways) * others
         case "reduce_scatter":
             sent = local - math.prod(after.values())
         case "all_to_all":
             assert step.to_dim is not None
-            kept = after[step.to_dim]
-            sent = local // max(before[step.to_dim], 1) * (before[step.to_dim] - kept)
+            remaining = after[step.to_dim]
+            sent = local // max(before[step.to_dim], 1) * (before[step.to_dim] - remaining)
         case "permute":
             sent = local if _passes_on(step, mesh, at) else 0
         case _:
@@ -280,14 +280,14 @@ def exchange(p: Placement, axis: str, partners: tuple[int, ...]) -> Step:
 def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:
     """Pairs of devices of a halo: one that sends, and one that reads of its block."""
     dim, size = step.window.dim, step.window.size
-    own, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
-    found = []
+    blocks, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
+    pairs = []
     for members in group_members(dict(mesh.axes), step.axes):
         number = {r: step.after.number(dim, mesh, mesh.coordinates(r)) for r in members}
         for source, target in itertools.permutations(members, 2):
-            if parts_of(read[number[target]], own[number[source]], step.window.period):
-                found.append((source, target))
-    return found
+            if parts_of(read[number[target]], blocks[number[source]], step.window.period):
+                pairs.append((source, target))
+    return pairs
 
 
 def halo(mesh: Mesh, p: Placement, axes: tuple[str, ...], window: Window) -> Step:
@@ -314,11 +314,11 @@ def _rows_sent(step: Step, mesh: Mesh) -> tuple[int, ...]:
     dim, size = step.window.dim, step.window.size
     if not step.before.axes_of(dim):
         return (0,) * mesh.size(*step.axes)
-    own, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
+    blocks, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
     period = step.window.period
     return tuple(
         sum(n for j, w in enumerate(read) if i != j for _, n, _ in parts_of(w, block, period))
-        for i, block in enumerate(own)
+        for i, block in enumerate(blocks)
     )
 
 

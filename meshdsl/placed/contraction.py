@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.ir.types import TensorType
-from meshdsl.named.ir import Op, Value
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.named.ir import NamedOp, Value
+from meshdsl.placed.placements import Mesh, Placement
 
 FLOPS_PER_BYTE = 64
 """The cost of sending a byte, in FLOPs: about the balance of a core and its network."""
@@ -20,7 +20,7 @@ MOST_EXACT = 8
 """The most operands for which the order of an einsum is searched exhaustively; above, greedily."""
 
 
-def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...]:
+def pairwise(op: NamedOp, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[NamedOp, ...]:
     """`op` as einsums of one or two operands in the cheapest order; the last yields its output.
 
     A contraction costs its FLOPs on local sizes, and the all_reduce of its result when it sums
@@ -29,19 +29,19 @@ def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...
     """
     ways = {d: mesh.size(*axes) for p in placed for d, axes in p.splits}
     operands = list(op.ins)
-    made: list[Op] = []
+    contractions: list[NamedOp] = []
     steps = order(op, ways)
     for number, step in enumerate(steps):
         ins = tuple(operands[i] for i in sorted(step))
         operands = [v for i, v in enumerate(operands) if i not in step]
         out = op.out if number == len(steps) - 1 else _between(op, ins, operands)
         dims = (("dims", out.type.dims),)
-        made.append(replace(op, ins=ins, outs=(out,), attrs=dims))
+        contractions.append(replace(op, ins=ins, outs=(out,), attrs=dims))
         operands.append(out)
-    return tuple(made)
+    return tuple(contractions)
 
 
-def _between(op: Op, ins: tuple[Value, ...], rest: list[Value]) -> Value:
+def _between(op: NamedOp, ins: tuple[Value, ...], rest: list[Value]) -> Value:
     """The result of contracting operands early, with every dim that is needed later."""
     needed = {d for v in (*rest, op.out) for d in v.type.names}
     dims = dict.fromkeys(d for v in ins for d in v.type.dims if d.name in needed)
@@ -49,7 +49,7 @@ def _between(op: Op, ins: tuple[Value, ...], rest: list[Value]) -> Value:
     return Value(type_, op.span, path=op.out.path, functions=op.out.functions)
 
 
-def order(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
+def order(op: NamedOp, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
     """Positions per step; the operands of a step are removed and its result appended."""
     from opt_einsum.paths import DynamicProgramming, greedy
 
@@ -61,8 +61,8 @@ def order(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
     local = {i: -(-sizes[d] // ways.get(d, 1)) for i, d in enumerate(names)}
     if len(inputs) > MOST_EXACT:
         growth = _Growth(tuple(ways.get(d, 1) for d in names))
-        found: Sequence[tuple[int, ...]] = greedy(inputs, output, local, cost_fn=growth)
-        return found
+        path: Sequence[tuple[int, ...]] = greedy(inputs, output, local, cost_fn=growth)
+        return path
     # opt_einsum renumbers the dims in the order in which it meets them.
     met = list(dict.fromkeys(itertools.chain(*inputs, output)))
     cost = _Cost([ways.get(names[i], 1) for i in met], op.out.type.dtype.bytes)
@@ -122,8 +122,8 @@ class _Cost:
         contract2: Any,
     ) -> None:
         merged = s1 | s2
-        rest = subgraph & (every ^ merged)
-        later = {d for i, dims in enumerate(inputs) if rest >> i & 1 for d in dims}
+        remaining = subgraph & (every ^ merged)
+        later = {d for i, dims in enumerate(inputs) if remaining >> i & 1 for d in dims}
         summed = shared - later
         cost = cost1 + cost2 + self._step(union, summed, sizes)
         if cost <= cost_cap and (merged not in found or cost < found[merged][1]):

@@ -9,7 +9,7 @@ from functools import partial
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail, spelled_right
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.layout import TENSOR, collect_mesh, selects
 from meshdsl.placed.lint import declared_names, values_of
@@ -25,35 +25,35 @@ KINDS = tuple(kind for kind, c in COLLECTIVES.items() if c.moves)
 
 def lint_expect(
     node: ast.Expect,
-    programs: Sequence[Program | None],
+    programs: Sequence[NamedProgram | None],
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
     """Report the names in a block that mean nothing; `programs` are None where they have errors."""
-    found = Diagnostics()
-    found.of(partial(check_head, node, declarations))
+    problems = Diagnostics()
+    problems.of(partial(check_head, node, declarations))
     axes = _axes(node, declarations)
     for entry in node.entries:
-        _lint_axes(entry, axes, found)
+        _lint_axes(entry, axes, problems)
         if isinstance(entry, ast.ExpectPlacement):
-            _lint_placement(entry, programs, declarations, found)
+            _lint_placement(entry, programs, declarations, problems)
         else:
-            found.of(partial(check_figure, entry))
-            found.of(partial(expected_number, entry, declarations))
-    diagnostics.add(*found)
+            problems.of(partial(check_figure, entry))
+            problems.of(partial(expected_number, entry, declarations))
+    diagnostics.add(*problems)
 
 
 def check_head(node: ast.Expect, declarations: Declarations) -> None:
     """Raise MD0108 for a layout, a mesh or a policy that there is not."""
-    found = Diagnostics()
+    problems = Diagnostics()
     subjects = [*declarations.layouts, *declarations.sbps]
     if node.layout.text not in subjects:
-        found.add(unknown("MD0108", "layout", node.layout, subjects))
+        problems.add(unknown("MD0108", "layout", node.layout, subjects))
     if node.mesh is not None and node.mesh.text not in declarations.meshes:
-        found.add(unknown("MD0108", "mesh", node.mesh, list(declarations.meshes)))
+        problems.add(unknown("MD0108", "mesh", node.mesh, list(declarations.meshes)))
     if node.policy is not None:
-        found.of(partial(check_policy, node.policy.text, node.policy.span))
-    found.raise_errors()
+        problems.of(partial(check_policy, node.policy.text, node.policy.span))
+    problems.raise_errors()
 
 
 def _axes(node: ast.Expect, declarations: Declarations) -> list[str]:
@@ -79,7 +79,7 @@ def _lint_axes(
 
 def _lint_placement(
     entry: ast.ExpectPlacement,
-    programs: Sequence[Program | None],
+    programs: Sequence[NamedProgram | None],
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
@@ -99,10 +99,10 @@ def _lint_placement(
 
 def no_tensor(entry: ast.ExpectPlacement, labels: Iterable[str]) -> Diagnostic:
     """MD0402: an expectation of a tensor that no program has."""
-    found = unknown("MD0402", "tensor", entry.tensor[-1], sorted(set(labels)))
+    diagnostic = unknown("MD0402", "tensor", entry.tensor[-1], sorted(set(labels)))
     name = ".".join(n.text for n in entry.tensor)
     message = f"`{name}` is no tensor of the program; nothing is checked"
-    return replace(found, message=message, span=entry.span, severity="warning")
+    return replace(diagnostic, message=message, span=entry.span, severity="warning")
 
 
 def check_figure(entry: ast.ExpectCount) -> None:
@@ -113,9 +113,11 @@ def check_figure(entry: ast.ExpectCount) -> None:
     if what in FIGURES:
         help = f"write `{what}: N`, without `over`"
         fail("MD0402", f"`{what}` is not counted by axis", entry.span, help=help)
-    known = [*KINDS, *FIGURES]
-    help = did_you_mean(what, known) or f"there are {', '.join(known)}, and `tensor: [dims]`"
-    fixes = spelled_right(entry.what.span, what, known)
+    expectable = [*KINDS, *FIGURES]
+    help = (
+        did_you_mean(what, expectable) or f"there are {', '.join(expectable)}, and `tensor: [dims]`"
+    )
+    fixes = spelled_right(entry.what.span, what, expectable)
     message = f"`{what}` is nothing that can be expected"
     fail("MD0402", message, entry.span, help=help, fixes=fixes)
 
@@ -126,10 +128,10 @@ def expected_number(entry: ast.ExpectCount, declarations: Declarations) -> int |
     Raises a diagnostic where it is none.
     """
     value, what = entry.value, entry.what.text
-    whole = what in (*KINDS, *FIGURES) and what != "bubble"
+    integral = what in (*KINDS, *FIGURES) and what != "bubble"
     if isinstance(value, ast.Number) and value.value == 0:
         return 0
-    if not whole and isinstance(value, ast.Binary) and value.op == "/":
+    if not integral and isinstance(value, ast.Binary) and value.op == "/":
         parts = (declared_integer(v, declarations, LARGEST) for v in (value.left, value.right))
         return Fraction(*parts)
     return declared_integer(value, declarations, LARGEST)

@@ -27,15 +27,24 @@ from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.named.workers import is_parts
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Chooser, OnStages, Other, Want, cheapest
 from meshdsl.placed.contraction import pairwise
-from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
+from meshdsl.placed.ir import (
+    Apply,
+    Node,
+    Parameter,
+    PlacedLoop,
+    PlacedProgram,
+    PlacedTensor,
+    Reshard,
+    walk,
+)
+from meshdsl.placed.pipelined import is_leaving
+from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.rows import Call, call_of, needed_whole
-from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.stages import is_leaving
+from meshdsl.placed.sharding_rules import Call, call_of, needed_whole
 from meshdsl.placed.storage import is_load, is_loaded
+from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
 
 
 class Decider(Protocol):
@@ -55,10 +64,10 @@ class Decider(Protocol):
     def price(self) -> Price:
         """The price of reshards, to be minimised."""
 
-    def choice(self, op: named.Op, chooser: Chooser) -> Choice | None:
+    def choice(self, op: named.NamedOp, chooser: Chooser) -> Choice | None:
         """The placements of an operator; None where its pins allow none."""
 
-    def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
+    def carries(self, loop: named.NamedLoop) -> Mapping[Value, Placement] | None:
         """Placements of carries and collected values, where not as requested; None: by trial."""
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
@@ -96,11 +105,11 @@ class Walk:
         """Bytes alone; Mesh-TensorFlow has no reduce_scatter."""
         return Price(scatter=self.policy != "mesh-tf")
 
-    def choice(self, op: named.Op, chooser: Chooser) -> Choice | None:
+    def choice(self, op: named.NamedOp, chooser: Chooser) -> Choice | None:
         """The cheapest candidate."""
         return next(iter(chooser.candidates()), None)
 
-    def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
+    def carries(self, loop: named.NamedLoop) -> Mapping[Value, Placement] | None:
         """As requested where partial values are reduced at once."""
         return {} if self.policy == "immediate" else None
 
@@ -109,7 +118,7 @@ class Walk:
         return ()
 
 
-class Watch(Protocol):
+class WalkObserver(Protocol):
     """Follows a walk, and may end it by raising."""
 
     def passes(self, node: Node, depth: int, times: int) -> None:
@@ -127,12 +136,12 @@ class _State:
     block, that of the innermost loop last.
     """
 
-    versions: dict[Value, list[Tensor]] = field(default_factory=dict)
+    versions: dict[Value, list[PlacedTensor]] = field(default_factory=dict)
     depth: dict[Value, int] = field(default_factory=dict)
     blocks: list[list[Node]] = field(default_factory=lambda: [[]])
-    windows: dict[Value, list[Tensor]] = field(default_factory=dict)
+    windows: dict[Value, list[PlacedTensor]] = field(default_factory=dict)
     partial_why: dict[Value, tuple[str, ...]] = field(default_factory=dict)
-    settled: dict[Value, Tensor] = field(default_factory=dict)
+    settled: dict[Value, PlacedTensor] = field(default_factory=dict)
     merging: list[Merging] = field(default_factory=list)
 
     def copy(self) -> _State:
@@ -182,7 +191,7 @@ class Placer:
         self,
         request: Request,
         decider: Decider,
-        watch: Watch | None = None,
+        watch: WalkObserver | None = None,
         merges: bool = False,
     ) -> None:
         self.watch = watch
@@ -204,7 +213,7 @@ class Placer:
             self.state.merging.append(Merging.of(request.program, self._alike))
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
 
-    def _alike(self, one: named.Op, other: named.Op) -> bool:
+    def _alike(self, one: named.NamedOp, other: named.NamedOp) -> bool:
         return self.request.alike(one, other)
 
     @property
@@ -212,7 +221,7 @@ class Placer:
         """How many operators were merged."""
         return sum(block.merged for block in self.state.merging)
 
-    def program(self) -> Program:
+    def program(self) -> PlacedProgram:
         """The placed program."""
         inputs = tuple(self._entering(v) for v in self.source.inputs)
         params = tuple(Parameter(p, self._entering(p.value)) for p in self.source.params)
@@ -227,9 +236,11 @@ class Placer:
             self.request = replace(self.request, whole=frozenset(self.whole))
         name, policy = self.request.layout.name, self.decider.policy
         tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
-        made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
+        sections = (inputs, params, body, outputs, tensors, self.causes, states, updates)
         pipe, bounded = self.request.pipe, self.bounded
-        return Program(self.source, self.mesh, name, policy, *made, pipe=pipe, bounded=bounded)
+        return PlacedProgram(
+            self.source, self.mesh, name, policy, *sections, pipe=pipe, bounded=bounded
+        )
 
     # --- versions ----------------------------------------------------------------------------
 
@@ -239,7 +250,7 @@ class Placer:
         self.causes[value] = asked.causes
         return asked.placement
 
-    def _entering(self, value: Value) -> Tensor:
+    def _entering(self, value: Value) -> PlacedTensor:
         """The blocks in which an input is given to the devices, or a parameter or state is stored.
 
         Where it is to be partial, all devices but one drop theirs.
@@ -251,18 +262,18 @@ class Placer:
             self.state.partial_why[value] = why.KEPT
         elif asked.partial:
             self.state.partial_why[value] = why.ANNOTATED
-            made = self._version(value, asked, why.Ask("rule", "", value.span))
-            self.state.versions[value] = [made]
+            partial = self._version(value, asked, why.Ask("rule", "", value.span))
+            self.state.versions[value] = [partial]
         return entered
 
-    def _enter(self, value: Value, placed: Placement, depth: int) -> Tensor:
-        tensor = Tensor(value, placed)
+    def _enter(self, value: Value, placed: Placement, depth: int) -> PlacedTensor:
+        tensor = PlacedTensor(value, placed)
         self.state.versions[value] = [tensor]
         self.state.depth[value] = depth
         self.state.settled[value] = tensor
         return tensor
 
-    def _latest(self, value: Value) -> Tensor:
+    def _latest(self, value: Value) -> PlacedTensor:
         return self.state.versions[value][-1]
 
     def _placements(self, value: Value) -> tuple[Placement, ...]:
@@ -278,10 +289,10 @@ class Placer:
             at = depth % len(self.state.blocks)
             self.watch.passes(node, at, self.trips[at])
 
-    def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
+    def _version(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
         """The version for a reader; a decided one from which it is made locally is made first."""
-        if (made := self._there(value, need)) is not None:
-            return made
+        if (existing := self._there(value, need)) is not None:
+            return existing
         decided = self.decider.versions(value)
         if decided and need not in decided:
             here = self._placements(value) + self._windows(value)
@@ -291,10 +302,10 @@ class Placer:
                 self._made(value, max(missing, key=lambda p: len(p.windows)), ask)
         return self._made(value, need, ask)
 
-    def _there(self, value: Value, need: Placement) -> Tensor | None:
+    def _there(self, value: Value, need: Placement) -> PlacedTensor | None:
         """The version placed as `need`, if it has been made."""
-        made = self.state.windows.get(value, ()) if need.windows else self.state.versions[value]
-        for tensor in made:
+        versions = self.state.windows.get(value, ()) if need.windows else self.state.versions[value]
+        for tensor in versions:
             if tensor.placement == need:
                 return tensor
         return None
@@ -305,13 +316,13 @@ class Placer:
         way = route(value.type, source, need, self.mesh, self.price)
         return way is not None and not way.wire_bytes
 
-    def _made(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
+    def _made(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
         """The version of `value` placed as `need`, made by the cheapest reshard if there is none.
 
         It is made where the value is defined: one from outside a loop is resharded before the loop.
         """
-        if (made := self._there(value, need)) is not None:
-            return made
+        if (existing := self._there(value, need)) is not None:
+            return existing
         if need.windows:
             return self._window(value, need, ask)
         versions = self.state.versions[value]
@@ -324,9 +335,9 @@ class Placer:
         )
         self._check_reduced(value, source.placement, need)
         self.bounded = self.bounded or best.is_cut
-        target = Tensor(value, need)
+        target = PlacedTensor(value, need)
         reasons = self.state.partial_why.get(value, ())
-        facts = why.Facts(self.causes.get(value, {}), reasons)
+        facts = why.PlacementFacts(self.causes.get(value, {}), reasons)
         words = functools.partial(why.explain, value, best, ask, facts)
         node = Reshard(source, target, best, ask.span, words, ask.phase)
         self._emit(self._in_its_dtype(node), self.state.depth[value])
@@ -350,16 +361,20 @@ class Placer:
         setting = self.request.reduced_in(node.source.value)
         if setting is None or not node.route.reduces:
             return node
-        dtype, own = DTYPES[setting.value], node.source.type.dtype
+        dtype, source_dtype = DTYPES[setting.value], node.source.type.dtype
         # What is wider than f32 stays so: f32 is asked for to add up narrower numbers.
-        if node.source.placement.op != "sum" or dtype == own or own.bytes > dtype.bytes == 4:
+        if (
+            node.source.placement.op != "sum"
+            or dtype == source_dtype
+            or source_dtype.bytes > dtype.bytes == 4
+        ):
             return node
         words = functools.partial(why.in_dtype, node.words, setting)
         return replace(node, dtype=dtype, words=words)
 
-    def _window(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
+    def _window(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
         """The version of a value with windows, cut from a wider one or made of blocks."""
-        made = self.state.windows.setdefault(value, [])
+        windowed = self.state.windows.setdefault(value, [])
         versions = self._placements(value) + self._windows(value)
         best = cheapest(value.type, versions, need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
@@ -367,32 +382,32 @@ class Placer:
         source = self._made(value, best.steps[first].before, ask)
         way = route(value.type, source.placement, need, self.mesh, self.price)
         assert way is not None
-        target = Tensor(value, need)
-        facts = why.Facts(self.causes.get(value, {}), ())
+        target = PlacedTensor(value, need)
+        facts = why.PlacementFacts(self.causes.get(value, {}), ())
         words = functools.partial(why.explain, value, way, ask, facts)
         self._emit(
             Reshard(source, target, way, ask.span, words, ask.phase), self.state.depth[value]
         )
-        made.append(target)
+        windowed.append(target)
         return target
 
     # --- nodes -------------------------------------------------------------------------------
 
     def _node(self, node: named.Node) -> None:
         merging = self.state.merging
-        if isinstance(node, named.Loop):
+        if isinstance(node, named.NamedLoop):
             self._repeat(merging[-1].now(node) if merging else node)
             return
-        found: named.Op | None = node
+        merged: named.NamedOp | None = node
         if merging:
             before = merging[-1].merged
-            found = merging[-1].op(node)
+            merged = merging[-1].op(node)
             if merging[-1].merged > before:
                 self.watch = None
-        if found is not None:
-            self._place(found)
+        if merged is not None:
+            self._place(merged)
 
-    def _place(self, op: named.Op) -> None:
+    def _place(self, op: named.NamedOp) -> None:
         if is_load(op):
             self._load(op)
         elif is_leaving(op):
@@ -402,7 +417,7 @@ class Placer:
         else:
             self._operator(op)
 
-    def _operator(self, op: named.Op) -> None:
+    def _operator(self, op: named.NamedOp) -> None:
         """Place an operator, or those that it is rewritten in."""
         parts = self._rewritten(op)
         if parts[0] is op:
@@ -412,7 +427,7 @@ class Placer:
         for part in self._merged(parts, op):
             self._operator(part)
 
-    def _note_rewritten(self, op: named.Op, parts: tuple[named.Op, ...]) -> None:
+    def _note_rewritten(self, op: named.NamedOp, parts: tuple[named.NamedOp, ...]) -> None:
         """What an operator of the passes is rewritten in is of the passes, and as whole."""
         if self.in_flight.isdisjoint(op.outs):
             return
@@ -422,17 +437,17 @@ class Placer:
         origin = self.rewritten_from.get(op.outs[0], op.outs[0])
         self.rewritten_from.update(dict.fromkeys(new, origin))
 
-    def _load(self, op: named.Op) -> None:
+    def _load(self, op: named.NamedOp) -> None:
         """Reshard a stored value to the placement of its use; the stored version stays apart."""
         stored, want = self._latest(op.ins[0]), self._asked(op.out)
-        made = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
-        self._emit(Apply.of(op, (stored,), (made,)))
+        loaded = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
+        self._emit(Apply.of(op, (stored,), (loaded,)))
         used, self.causes[op.out] = self.causes[op.out], self.causes[op.ins[0]]
         ask = why.Ask("storage", "the computation uses it so", op.span, phase=op.phase)
         self._settle(op.out, want, ask)
         self.causes[op.out] = used
 
-    def _leaving(self, op: named.Op) -> None:
+    def _leaving(self, op: named.NamedOp) -> None:
         """Each stage has a part of what leaves the loop over micro-batches."""
         assert self.request.pipe is not None
         source = self._latest(op.ins[0])
@@ -447,21 +462,21 @@ class Placer:
             placed = placement(self.mesh, dict(here.splits), partial, here.op or "sum")
         self.causes[op.out] = self.causes.get(op.ins[0], {})
         self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.STAGED)
-        made = self._enter(op.out, placed, len(self.state.blocks) - 1)
-        self._emit(Apply.of(op, (source,), (made,)))
+        result = self._enter(op.out, placed, len(self.state.blocks) - 1)
+        self._emit(Apply.of(op, (source,), (result,)))
         self._settle_stack(op.out, op)
 
-    def _parts(self, op: named.Op) -> None:
+    def _parts(self, op: named.NamedOp) -> None:
         """The parts of a sum as blocks, each of which stays where it is."""
-        want, own = self._asked(op.out), op.attr("dim").name
-        around = {dim: axes for dim, axes in want.splits if dim != own}
-        need = placement(self.mesh, around, want.axes_of(own), "sum")
+        want, parts_dim = self._asked(op.out), op.attr("dim").name
+        around = {dim: axes for dim, axes in want.splits if dim != parts_dim}
+        need = placement(self.mesh, around, want.axes_of(parts_dim), "sum")
         ask = why.Ask("operand", why.operator(op), op.span, phase=op.phase)
         source = self._version(op.ins[0], need, ask)
-        made = self._enter(op.out, want, len(self.state.blocks) - 1)
-        self._emit(Apply.of(op, (source,), (made,)))
+        blocks = self._enter(op.out, want, len(self.state.blocks) - 1)
+        self._emit(Apply.of(op, (source,), (blocks,)))
 
-    def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
+    def _rewritten(self, op: named.NamedOp) -> tuple[named.NamedOp, ...]:
         """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded.
 
         The program of a plan has been rewritten before.
@@ -471,10 +486,10 @@ class Placer:
         if op.name == "einsum" and len(op.ins) > 2:
             placed = tuple(self._latest(v).placement for v in op.ins)
             return pairwise(op, placed, self.mesh)
-        own = self._split_own_dims(op)
-        if not own:
+        split_dims = self._split_own_dims(op)
+        if not split_dims:
             return (op,)
-        sizes = {d: tuple((a, self.mesh.size(a)) for a in axes) for d, axes in own.items()}
+        sizes = {d: tuple((a, self.mesh.size(a)) for a in axes) for d, axes in split_dims.items()}
         expanded = expand(op, sizes)
         if expanded is None:
             return (op,)
@@ -482,7 +497,9 @@ class Placer:
             self.request = self.request.also(dim, axes, op.span)
         return expanded.ops
 
-    def _merged(self, parts: tuple[named.Op, ...], op: named.Op) -> tuple[named.Op, ...]:
+    def _merged(
+        self, parts: tuple[named.NamedOp, ...], op: named.NamedOp
+    ) -> tuple[named.NamedOp, ...]:
         """The operators that one is rewritten in, less those that equal others before them.
 
         And less those that nothing reads: of what an operator yields not all may be read.
@@ -491,9 +508,9 @@ class Placer:
             return parts
         merging = self.state.merging[-1]
         ends = self.read.intersection(op.outs) or {*op.outs}
-        found = [p for part in _needed(parts, ends) if (p := merging.op(part)) is not None]
-        left = _needed(found, ends)
-        for part in found:
+        unequal = [p for part in _needed(parts, ends) if (p := merging.op(part)) is not None]
+        left = _needed(unequal, ends)
+        for part in unequal:
             if part not in left:
                 merging.forget(part)
         self.read.update(v for part in left for v in part.ins)
@@ -503,20 +520,20 @@ class Placer:
     def read(self) -> set[Value]:
         """The values that the program reads, or keeps."""
         program = self.source
-        loops = (n for n in ir.every(program.body) if isinstance(n, named.Loop))
+        loops = (n for n in ir.every(program.body) if isinstance(n, named.NamedLoop))
         ends = {v for loop in loops for v in (*loop.reads, *loop.ends)}
-        kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
-        return ends | kept | {v for n in named.walk(program.body) for v in n.ins}
+        results = {o.value for o in program.outputs} | {u.new for u in program.updates}
+        return ends | results | {v for n in named.walk(program.body) for v in n.ins}
 
-    def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
+    def _split_own_dims(self, op: named.NamedOp) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
-        found: dict[str, tuple[str, ...]] = {}
-        for value, own in needed_whole(op):
+        axes_of: dict[str, tuple[str, ...]] = {}
+        for value, needed in needed_whole(op):
             splits = self._latest(value).placement.splits
-            found.update((dim, axes) for dim, axes in splits if dim in own)
-        return found
+            axes_of.update((dim, axes) for dim, axes in splits if dim in needed)
+        return axes_of
 
-    def _apply(self, op: named.Op) -> None:
+    def _apply(self, op: named.NamedOp) -> None:
         chooser = self._chooser(op)
         best = self.decider.choice(op, chooser) or self.request.refuse(op)
         instead = functools.partial(chooser.next_best, best)
@@ -532,12 +549,12 @@ class Placer:
         depth = len(self.state.blocks) - 1
         outs = tuple([self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True)])
         self._emit(Apply.of(op, ins, outs))
-        for value, made, target in zip(op.outs, best.yields, best.targets, strict=True):
+        for value, yielded, target in zip(op.outs, best.yields, best.targets, strict=True):
             target = self._off_stages(target, op)
-            if made != target and value in self.read:
+            if yielded != target and value in self.read:
                 self._settle(value, target, self._ask_result(value, op, instead))
 
-    def _off_stages(self, target: Placement, op: named.Op) -> Placement:
+    def _off_stages(self, target: Placement, op: named.NamedOp) -> Placement:
         """A placement of what is made before the passes, added up where stages have parts of it.
 
         Micro-batches cannot: they are never on all stages at once.
@@ -555,16 +572,20 @@ class Placer:
         return self.request.ahead
 
     @functools.cached_property
-    def _of_parameters(self) -> frozenset[named.Op]:
+    def _of_parameters(self) -> frozenset[named.NamedOp]:
         """The operators of the forward pass that read parameters alone, and numbers."""
-        known, found = {p.value for p in self.source.params}, set[named.Op]()
+        determined, ops = {p.value for p in self.source.params}, set[named.NamedOp]()
         for op in self.source.body:
-            if isinstance(op, named.Op) and op.phase == "forward" and known.issuperset(op.ins):
-                found.add(op)
-                known.update(op.outs)
-        return frozenset(found)
+            if (
+                isinstance(op, named.NamedOp)
+                and op.phase == "forward"
+                and determined.issuperset(op.ins)
+            ):
+                ops.add(op)
+                determined.update(op.outs)
+        return frozenset(ops)
 
-    def _chooser(self, op: named.Op) -> Chooser:
+    def _chooser(self, op: named.NamedOp) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
         wants, pins = self.request.wants(op), self.request.pins(op)
         for value in op.outs:
@@ -575,26 +596,28 @@ class Placer:
         how = (forced, self._stages_of(op), self.request.added_first(op))
         return self.choosers(call_of(op), versions, wants, pins, *how)
 
-    def _stages_of(self, op: named.Op) -> OnStages | None:
+    def _stages_of(self, op: named.NamedOp) -> OnStages | None:
         """The stages of an operator of the passes; None of one that all devices do."""
         pipe = self.request.pipe
         if pipe is None or self.in_flight.isdisjoint(op.outs):
             return None
         kind = "waits" if self.whole.isdisjoint(op.outs) else "whole"
         # What a loop carries is carried in parts where it becomes so (`_check_carried`).
-        made = tuple([v in self.in_flight and v not in self.carried for v in op.ins])
-        return OnStages(pipe.axis, "alone" if self.piped else kind, made, self.request.batch_axes)
+        in_parts = tuple([v in self.in_flight and v not in self.carried for v in op.ins])
+        return OnStages(
+            pipe.axis, "alone" if self.piped else kind, in_parts, self.request.batch_axes
+        )
 
     @property
     def _planned(self) -> str:
         """The kind of what a plan asks for: by what it minimises."""
         return "plan" if self.price.clock is None else "timed"
 
-    def _ask_operand(self, op: named.Op, instead: Callable[[], Other | None]) -> why.Ask:
+    def _ask_operand(self, op: named.NamedOp, instead: Callable[[], Other | None]) -> why.Ask:
         return why.Ask("operand", why.operator(op), op.span, instead, op.phase)
 
     def _ask_result(
-        self, value: Value, op: named.Op, instead: Callable[[], Other | None]
+        self, value: Value, op: named.NamedOp, instead: Callable[[], Other | None]
     ) -> why.Ask:
         if value in self.returned:
             who = f"`{value.label}` is returned"
@@ -612,7 +635,7 @@ class Placer:
         self.state.versions[value] = kept
         self.state.settled[value] = kept[0]
 
-    def _note_partial(self, op: named.Op, choice: Choice) -> None:
+    def _note_partial(self, op: named.NamedOp, choice: Choice) -> None:
         """Note why a result is partial, for the reshard that reduces it."""
         if not any([p.partial for p in choice.yields]):
             return
@@ -625,20 +648,20 @@ class Placer:
 
     # --- loops -------------------------------------------------------------------------------
 
-    def _repeat(self, node: named.Loop) -> None:
+    def _repeat(self, node: named.NamedLoop) -> None:
         """The loop with its carries as decided; by trial, partial where that sends fewer bytes."""
         around = (self.trips, self.trials, self.piped)
-        kept: dict[Value, Placement] = {}
+        partial_carries: dict[Value, Placement] = {}
         while True:
             before = self.state.copy() if self.request.pipe else None
             try:
-                return self._repeat_with(node, kept)
+                return self._repeat_with(node, partial_carries)
             except CarriedInParts as found:
                 assert before is not None, "only stages have parts that cannot be reduced"
                 self.state, (self.trips, self.trials, self.piped) = before, around
-                kept |= found.kept
+                partial_carries |= found.kept
 
-    def _repeat_with(self, node: named.Loop, kept: Mapping[Value, Placement]) -> None:
+    def _repeat_with(self, node: named.NamedLoop, kept: Mapping[Value, Placement]) -> None:
         """The loop with some carries as they have to be kept, others as decided or by trial."""
         decided = self.decider.carries(node)
         if decided is not None:
@@ -654,7 +677,9 @@ class Placer:
         for depth, size in enumerate(sizes):
             self.watch.replay(self.state.blocks[depth][size:], depth, self.trips[depth])
 
-    def _tried(self, node: named.Loop, before: _State, kept: Mapping[Value, Placement]) -> None:
+    def _tried(
+        self, node: named.NamedLoop, before: _State, kept: Mapping[Value, Placement]
+    ) -> None:
         plain, natural = self._loop(node, kept)
         wait = {v: p for v, p in natural.items() if p.partial and p != kept.get(v)}
         if not wait:
@@ -667,7 +692,7 @@ class Placer:
             self.state = first
 
     def _loop(
-        self, node: named.Loop, decided: Mapping[Value, Placement], most: float = math.inf
+        self, node: named.NamedLoop, decided: Mapping[Value, Placement], most: float = math.inf
     ) -> tuple[float, dict[Value, Placement]]:
         """One loop, carries as `decided`, others as requested; its bytes, and result placements.
 
@@ -707,7 +732,7 @@ class Placer:
             self._carry(c.next, f"`{c.next.label}` goes round", wants[c.inside], node)
             for c in node.carries
         ]
-        kept = [self._kept(c.inside, decided.get(c.outer), node) for c in node.collected]
+        parts = [self._kept(c.inside, decided.get(c.outer), node) for c in node.collected]
         body = self.state.blocks.pop()
         self._leave_iterations(node)
         self._leave_block()
@@ -715,21 +740,21 @@ class Placer:
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
         collected = tuple(
             Collected(part, self._leave(c.outer, c.inside, c.inside, self._all_of(part, node)))
-            for part, c in zip(kept, node.collected, strict=True)
+            for part, c in zip(parts, node.collected, strict=True)
         )
         about = (node.span, collected, node.reverse, node.phase, node.block, node.origin)
-        self._emit(Loop(node.dim, carries, stacked, tuple(body), *about))
+        self._emit(PlacedLoop(node.dim, carries, stacked, tuple(body), *about))
         for item in node.collected:
             self._settle_collected(item.outer, node)
         return self._bytes(entry, results), natural
 
-    def _leave_iterations(self, node: named.Loop) -> None:
+    def _leave_iterations(self, node: named.NamedLoop) -> None:
         self.trips = self.trips[:-1]
         self.piped -= self._is_piped(node)
 
     def _check_carried(
         self,
-        node: named.Loop,
+        node: named.NamedLoop,
         natural: Mapping[Value, Placement],
         wants: Mapping[Value, Placement],
     ) -> None:
@@ -737,14 +762,14 @@ class Placer:
         pipe = self.request.pipe
         if pipe is None:
             return
-        found = {}
+        partial = {}
         for carry in node.carries:
-            value, want, made = carry.inside, wants[carry.inside], natural[carry.inside]
+            value, want, placed = carry.inside, wants[carry.inside], natural[carry.inside]
             flies = carry.next in self.in_flight and carry.next not in self.whole
-            if flies and made.op == "sum" and pipe.axis in made.partial and not want.partial:
-                found[value] = placement(self.mesh, dict(want.splits), (pipe.axis,), "sum")
-        if found:
-            raise CarriedInParts(found)
+            if flies and placed.op == "sum" and pipe.axis in placed.partial and not want.partial:
+                partial[value] = placement(self.mesh, dict(want.splits), (pipe.axis,), "sum")
+        if partial:
+            raise CarriedInParts(partial)
 
     def _leave_block(self) -> None:
         """Go on in the block around a loop."""
@@ -752,12 +777,14 @@ class Placer:
             inner = merging.pop()
             merging[-1].leave(inner)
 
-    def _carry(self, value: Value, who: str, want: Placement, node: named.Loop) -> Tensor:
+    def _carry(
+        self, value: Value, who: str, want: Placement, node: named.NamedLoop
+    ) -> PlacedTensor:
         """The version of a value at the start or the end of an iteration."""
         ask = why.Ask("carry", f"{who} `repeat {node.dim}` so", node.span, phase=node.phase)
         return self._version(value, want, ask)
 
-    def _kept(self, value: Value, decided: Placement | None, node: named.Loop) -> Tensor:
+    def _kept(self, value: Value, decided: Placement | None, node: named.NamedLoop) -> PlacedTensor:
         """The version of a value that a loop collects."""
         if decided is None:
             return self.state.versions[value][0]
@@ -765,14 +792,14 @@ class Placer:
         ask = why.Ask(self._planned, who, node.span, phase=node.phase)
         return self._version(value, decided, ask)
 
-    def _leave(self, value: Value, inside: Value, last: Value, placed: Placement) -> Tensor:
+    def _leave(self, value: Value, inside: Value, last: Value, placed: Placement) -> PlacedTensor:
         """A value that a loop leaves, placed as each part of it: for the same reasons."""
         self.causes[value] = self.causes.get(inside, {})
         if placed.partial:
             self.state.partial_why[value] = self.state.partial_why.get(last, why.CARRIED)
         return self._enter(value, placed, len(self.state.blocks) - 1)
 
-    def _settle_collected(self, value: Value, node: named.Loop) -> None:
+    def _settle_collected(self, value: Value, node: named.NamedLoop) -> None:
         """Reshard a collected value to the placement requested of the whole.
 
         Where readers are foreseen they do that, unless the dim of the loop is to be split.
@@ -781,7 +808,7 @@ class Placer:
             return
         self._settle_stack(value, node)
 
-    def _settle_stack(self, value: Value, node: named.Op | named.Loop) -> None:
+    def _settle_stack(self, value: Value, node: named.NamedOp | named.NamedLoop) -> None:
         """Reshard a value of all iterations to the placement requested of the whole."""
         want = self._asked(value)
         here = self._latest(value).placement
@@ -795,7 +822,9 @@ class Placer:
         value = self.request.carried(carry)
         return self._latest(carry.init).placement.reduced if value is None else self._asked(value)
 
-    def _stack(self, item: ir.Stacked[Value], node: named.Loop, depth: int) -> Stacked[Tensor]:
+    def _stack(
+        self, item: ir.Stacked[Value], node: named.NamedLoop, depth: int
+    ) -> Stacked[PlacedTensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
         if self._is_piped(node):
@@ -803,19 +832,19 @@ class Placer:
         # An operator may have needed a version of it that is split along the loop.
         settled, *later = self.state.versions[item.outer]
         versions = [settled, *reversed(later)]
-        whole = [t for t in versions if not t.placement.axes_of(loop)]
+        unsplit = [t for t in versions if not t.placement.axes_of(loop)]
         ask = why.Ask("operand", f"`repeat {loop}`", node.span, phase=node.phase)
         need = settled.placement.without_dim(loop)
-        outer = whole[0] if whole else self._version(item.outer, need, ask)
+        outer = unsplit[0] if unsplit else self._version(item.outer, need, ask)
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)
 
-    def _is_piped(self, node: named.Loop) -> bool:
+    def _is_piped(self, node: named.NamedLoop) -> bool:
         pipe = self.request.pipe
         return pipe is not None and pipe.cuts(node)
 
-    def _staged(self, item: ir.Stacked[Value], loop: str, depth: int) -> Stacked[Tensor]:
+    def _staged(self, item: ir.Stacked[Value], loop: str, depth: int) -> Stacked[PlacedTensor]:
         """A stack of which each stage has a block, and a slice of that.
 
         Where rules for storage place it otherwise, it is moved before the first micro-batch.
@@ -831,7 +860,7 @@ class Placer:
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)
 
-    def _all_of(self, part: Tensor, node: named.Loop) -> Placement:
+    def _all_of(self, part: PlacedTensor, node: named.NamedLoop) -> Placement:
         """The placement of all iterations of a value: with a pipeline, a block on each stage."""
         here, pipe = part.placement, self.request.pipe
         if pipe is None or not pipe.cuts(node):
@@ -839,7 +868,7 @@ class Placer:
         splits = {**dict(here.splits), pipe.dim: (pipe.axis,)}
         return placement(self.mesh, splits, here.partial, here.op)
 
-    def _bytes(self, entry: int, results: list[Tensor]) -> int:
+    def _bytes(self, entry: int, results: list[PlacedTensor]) -> int:
         """Bytes sent since node `entry`, and by reducing what the loop leaves partial."""
         left = sum(self._reducing(tensor.type, tensor.placement) for tensor in results)
         return _sent(self.state.blocks[-1][entry:]) + left
@@ -852,7 +881,7 @@ class Placer:
 
     # --- outputs -----------------------------------------------------------------------------
 
-    def _output(self, output: named.Output) -> Tensor:
+    def _output(self, output: named.Output) -> PlacedTensor:
         value = output.value
         want = self.request.output(value)
         if want is None:
@@ -862,21 +891,21 @@ class Placer:
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
         return self._version(value, want, ask)
 
-    def _update(self, update: named.Update, old: Tensor) -> tuple[Tensor, Tensor]:
+    def _update(self, update: named.Update, old: PlacedTensor) -> tuple[PlacedTensor, PlacedTensor]:
         """A stored value and its new value, resharded to the stored placement."""
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)
 
 
-def _needed(ops: Sequence[named.Op], ends: Set[Value]) -> tuple[named.Op, ...]:
+def _needed(ops: Sequence[named.NamedOp], ends: Set[Value]) -> tuple[named.NamedOp, ...]:
     """The operators that `ends` need."""
-    needed, found = {*ends}, list[named.Op]()
+    needed, kept_ops = {*ends}, list[named.NamedOp]()
     for op in reversed(ops):
         if not needed.isdisjoint(op.outs):
             needed.update(op.ins)
-            found.append(op)
-    return tuple(reversed(found))
+            kept_ops.append(op)
+    return tuple(reversed(kept_ops))
 
 
 def _sent(nodes: Iterable[Node]) -> int:

@@ -10,14 +10,14 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named import ir as names
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.placed.choose import flops
+from meshdsl.placed.pipelined import Piped
+from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.placed.reshard import Route
-from meshdsl.placed.sbp import Mesh, Placement
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.strategies import flops
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class PlacedTensor:
     """One version of a value: the same numbers in one placement. Compared by identity."""
 
     value: names.Value
@@ -43,8 +43,8 @@ class Reshard:
     tensor is cast to it before, and back behind.
     """
 
-    source: Tensor
-    target: Tensor
+    source: PlacedTensor
+    target: PlacedTensor
     route: Route
     span: Span
     words: Callable[[], tuple[str, str]]
@@ -52,31 +52,33 @@ class Reshard:
     dtype: DType | None = None
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def reads(self) -> tuple[PlacedTensor, ...]:
         """The version that is read."""
         return (self.source,)
 
     @property
-    def makes(self) -> tuple[Tensor, ...]:
+    def makes(self) -> tuple[PlacedTensor, ...]:
         """The version that is made."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apply(ir.Op[Tensor]):
+class Apply(ir.Op[PlacedTensor]):
     """An operator on placed tensors; each device applies it to its local blocks."""
 
     @classmethod
-    def of(cls, op: names.Op, ins: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> Apply:
+    def of(
+        cls, op: names.NamedOp, ins: tuple[PlacedTensor, ...], outs: tuple[PlacedTensor, ...]
+    ) -> Apply:
         """An operator of the named program on placed tensors."""
         return cls(op.name, ins, outs, op.attrs, op.span, op.phase, op.block, op.origin)
 
     @property
-    def named(self) -> names.Op:
+    def named(self) -> names.NamedOp:
         """The operator of the named program."""
         ins, outs = (tuple(t.value for t in ts) for ts in (self.ins, self.outs))
         tags = self.phase, self.block, self.origin
-        return names.Op(self.name, ins, outs, self.attrs, self.span, *tags)
+        return names.NamedOp(self.name, ins, outs, self.attrs, self.span, *tags)
 
     def local(self, mesh: Mesh) -> Signature:
         """The types of the local blocks of one device, and the attributes."""
@@ -89,11 +91,11 @@ class Apply(ir.Op[Tensor]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop(ir.Loop[Tensor, "Node"]):
+class PlacedLoop(ir.Loop[PlacedTensor, "Node"]):
     """A `repeat` on placed tensors; the four versions of a carry have one placement."""
 
 
-Node = Apply | Reshard | Loop
+Node = Apply | Reshard | PlacedLoop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,11 +103,11 @@ class Parameter:
     """A parameter as it is stored."""
 
     param: names.Param
-    tensor: Tensor
+    tensor: PlacedTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlanProvenance:
     """Provenance of the plan under `optimal`.
 
     `message_bytes` is the price of a collective beside its bytes; `least`: nothing else in the
@@ -128,7 +130,7 @@ EVERY = "splits along every dim"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class PlacedProgram:
     """A whole placed program.
 
     `tensors` are all values in the version they settle in, in order of definition; `causes` has,
@@ -138,19 +140,19 @@ class Program:
     combination and route was looked at for some operator.
     """
 
-    named: names.Program
+    named: names.NamedProgram
     mesh: Mesh
     layout: str
     policy: str
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[PlacedTensor, ...]
     params: tuple[Parameter, ...]
     body: tuple[Node, ...]
-    outputs: tuple[tuple[str, Tensor], ...]
-    tensors: tuple[Tensor, ...]
+    outputs: tuple[tuple[str, PlacedTensor], ...]
+    tensors: tuple[PlacedTensor, ...]
     causes: dict[names.Value, dict[str, tuple[str, Span]]]
-    states: tuple[Tensor, ...] = ()
-    updates: tuple[tuple[Tensor, Tensor], ...] = ()
-    plan: Found | None = None
+    states: tuple[PlacedTensor, ...] = ()
+    updates: tuple[tuple[PlacedTensor, PlacedTensor], ...] = ()
+    plan: PlanProvenance | None = None
     pipe: Piped | None = None
     bounded: bool = False
 
@@ -162,28 +164,28 @@ class Program:
         pipe = self.pipe
         if pipe is None:
             return {}
-        found = {}
+        by_dim = {}
         if type_.has(pipe.dim):
-            found[pipe.dim] = pipe.blocks(type_.size(pipe.dim), p.axes_of(pipe.dim), self.mesh)
+            by_dim[pipe.dim] = pipe.blocks(type_.size(pipe.dim), p.axes_of(pipe.dim), self.mesh)
         if pipe.use is not None and pipe.use.apart is not None:
             dim, count, _ = pipe.use.apart
             ways = self.mesh.size(*p.axes_of(dim))
             if ways > 1 and count * self._batch(dim) == type_.size(dim):
-                found[dim] = [_shares(type_.size(dim), count, ways)]
-        return {dim: blocks for dim, blocks in found.items() if blocks}
+                by_dim[dim] = [_shares(type_.size(dim), count, ways)]
+        return {dim: blocks for dim, blocks in by_dim.items() if blocks}
 
     def _batch(self, dim: str) -> int:
         """The size of a dim of the inputs."""
         return next(v.type.size(dim) for v in self.named.inputs if v.type.has(dim))
 
     @property
-    def away(self) -> Mapping[Tensor, str]:
+    def away(self) -> Mapping[PlacedTensor, str]:
         """The states that lie elsewhere between steps, and where."""
         away = {s.value: s.away for s in self.named.states if s.away}
         return {t: away[t.value] for t in self.states if t.value in away}
 
     @property
-    def rewritten(self) -> names.Program:
+    def rewritten(self) -> names.NamedProgram:
         """The named program with the operators rewritten by placement: expanded, in pairs."""
         return replace(self.named, body=_named_nodes(self.body))
 
@@ -196,16 +198,16 @@ def _shares(size: int, count: int, ways: int) -> list[int]:
 
 
 def _named_nodes(nodes: tuple[Node, ...]) -> tuple[names.Node, ...]:
-    found: list[names.Node] = []
+    named_nodes: list[names.Node] = []
     for node in nodes:
-        if isinstance(node, Loop):
-            found.append(_named_loop(node))
+        if isinstance(node, PlacedLoop):
+            named_nodes.append(_named_loop(node))
         elif isinstance(node, Apply):
-            found.append(node.named)
-    return tuple(found)
+            named_nodes.append(node.named)
+    return tuple(named_nodes)
 
 
-def _named_loop(node: Loop) -> names.Loop:
+def _named_loop(node: PlacedLoop) -> names.NamedLoop:
     carries = (
         ir.Carry(c.init.value, c.inside.value, c.next.value, c.result.value) for c in node.carries
     )
@@ -214,10 +216,10 @@ def _named_loop(node: Loop) -> names.Loop:
     tags = node.phase, node.block, node.origin
     about = (node.span, tuple(collected), node.reverse, *tags)
     body = _named_nodes(node.body)
-    return names.Loop(node.dim, tuple(carries), tuple(stacked), body, *about)
+    return names.NamedLoop(node.dim, tuple(carries), tuple(stacked), body, *about)
 
 
-def reduced_in(program: Program) -> frozenset[str]:
+def reduced_in(program: PlacedProgram) -> frozenset[str]:
     """The dtypes that tensors are reduced in which have another one."""
     moves = (node for node, _ in walk(program.body) if isinstance(node, Reshard))
     return frozenset(node.dtype.name for node in moves if node.dtype is not None)
@@ -226,5 +228,5 @@ def reduced_in(program: Program) -> frozenset[str]:
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Apply | Reshard, int]]:
     """Every operator and reshard in order, with how often it runs."""
     for node, trips in ir.counted(nodes):
-        if not isinstance(node, Loop):
+        if not isinstance(node, PlacedLoop):
             yield node, trips

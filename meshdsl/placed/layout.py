@@ -28,11 +28,11 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
-from meshdsl.named.ir import Op, Value
-from meshdsl.placed.rows import call_of, legal_rows
-from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.schedules import used, used_of_text
+from meshdsl.named.ir import NamedOp, Value
+from meshdsl.placed.layout_schedules import used, used_of_text
+from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.settings import Setting, StageRule, settings_of, stage_rules_of
+from meshdsl.placed.sharding_rules import call_of, legal_rows
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
@@ -137,12 +137,12 @@ class Layout:
     ) -> Iterable[Diagnostic]:
         """A note where devices hold nothing of a dim (MD0301), an error on huge meshes (MD0310)."""
         axes = self.mesh.known(axes)
-        for found in uneven(dim, size, axes, self.mesh, span):
+        for diagnostic in uneven(dim, size, axes, self.mesh, span):
             keys = [("dim", dim), *(("axis", axis) for axis in axes)]
             related = tuple(self.declared[key] for key in keys if key in self.declared)
             near = nearest(size, self.mesh.size(*axes))
             fixes = _resized(self.declared.get(("dim", dim)), near)
-            yield replace(found, related=related, fixes=fixes)
+            yield replace(diagnostic, related=related, fixes=fixes)
 
     def setting(self, selector: str, name: str) -> Setting | None:
         """The setting of a name for what a selector names, if there is one."""
@@ -160,10 +160,10 @@ class Layout:
         Gradients and states are stored as their parameter is, unless rules of their own say more.
         Raises MD0302 (two dims on one axis), MD0303 (equally narrow rules).
         """
-        found = self._bound.get((value, stored))
-        if found is None:
-            found = self._bound[value, stored] = self._bind_alike(value, stored)
-        return found
+        binding = self._bound.get((value, stored))
+        if binding is None:
+            binding = self._bound[value, stored] = self._bind_alike(value, stored)
+        return binding
 
     def _bind_alike(self, value: Value, stored: bool) -> Binding:
         """What binds a value; where no rule or `@` names it, what binds all of its dims and role.
@@ -173,10 +173,10 @@ class Layout:
         if self._naming or (value.follows or value).pins or value.pins:
             return self._bind(value, stored)
         key = value.type.names, value.role, stored
-        found = self._alike.get(key)
-        if found is None:
-            found = self._alike[key] = self._bind(value, stored)
-        return found
+        binding = self._alike.get(key)
+        if binding is None:
+            binding = self._alike[key] = self._bind(value, stored)
+        return binding
 
     def _bind(self, value: Value, stored: bool) -> Binding:
         chosen: dict[str, tuple[int, Rule]] = {}
@@ -196,7 +196,7 @@ class Layout:
         """
         return self.bind(value, self.is_stored(value, returned))
 
-    def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def summed(self, value: Value, op: NamedOp) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Splits that rules naming a result of `op` demand of dims that `op` has reduced.
 
         Less those that `op` cannot follow: it splits no dim along an axis that splits another one.
@@ -209,15 +209,15 @@ class Layout:
         loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]
         reduced = {d for loop in loops if not any(loop.outs) for d in loop.ins}
         summed = {n for v in op.ins for n in v.type.names if n in reduced}
-        found: dict[str, tuple[str, ...]] = {}
+        demanded: dict[str, tuple[str, ...]] = {}
         for rule in naming:
             if rule.dim not in summed or not self._exists(rule.axes):
                 continue
             axes = self.mesh.known(rule.axes)
-            taken = {a for others in found.values() for a in others}
-            if rule.dim not in found and taken.isdisjoint(axes):
-                found[rule.dim] = axes
-        return tuple(found.items())
+            taken = {a for others in demanded.values() for a in others}
+            if rule.dim not in demanded and taken.isdisjoint(axes):
+                demanded[rule.dim] = axes
+        return tuple(demanded.items())
 
     def is_stored(self, value: Value, returned: bool) -> bool:
         """Whether rules for stored values bind a value at its definition."""
@@ -388,10 +388,10 @@ def _resized(declared: Related | None, sizes: tuple[int, ...]) -> tuple[Fix, ...
     if declared is None:
         return ()
     source, name = declared.span.source, declared.span.text
-    found = _LITERAL.match(source.text, declared.span.end)
-    if found is None:
+    literal = _LITERAL.match(source.text, declared.span.end)
+    if literal is None:
         return ()
-    span = Span(source, *found.span(1))
+    span = Span(source, *literal.span(1))
     edits = ((size, Edit(span, str(size))) for size in sizes)
     return tuple(Fix(f"write `{name} = {n}`", (edit,), safe=False) for n, edit in edits)
 
@@ -408,9 +408,9 @@ def resolve_mesh(
     block has components), else the one that lacks fewest; one device when none is declared.
     Raises a diagnostic when there is no such mesh, or it is wrong.
     """
-    found = Diagnostics()
-    result = collect_mesh(declarations, mesh, layout, sbp, found)
-    found.raise_errors()
+    problems = Diagnostics()
+    result = collect_mesh(declarations, mesh, layout, sbp, problems)
+    problems.raise_errors()
     return result
 
 
@@ -459,15 +459,15 @@ def _asked_rules(declarations: Declarations, layout: str | None) -> Iterable[Rul
     return _rules_of_text(layout, "--layout") if ":" in layout else ()
 
 
-def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
+def mesh_of(node: ast.MeshDecl, declarations: Declarations) -> Mesh:
     """A declared mesh with its sizes computed. Raises all that is wrong with it."""
-    found = Diagnostics()
-    mesh = collect_axes(node, declarations, found)
-    found.raise_errors()
+    problems = Diagnostics()
+    mesh = collect_axes(node, declarations, problems)
+    problems.raise_errors()
     return mesh
 
 
-def collect_axes(node: ast.Mesh, declarations: Declarations, diagnostics: Diagnostics) -> Mesh:
+def collect_axes(node: ast.MeshDecl, declarations: Declarations, diagnostics: Diagnostics) -> Mesh:
     """A declared mesh; an axis whose size is wrong has the size 1, one that is wrong is left out.
 
     Errors go to `diagnostics`.
@@ -540,9 +540,9 @@ def resolve_layout(
 
     Raises a diagnostic when there is no such layout, or it is wrong by itself.
     """
-    found = Diagnostics()
-    result = collect_layout(declarations, layout, mesh, found, schedule, option)
-    found.raise_errors()
+    problems = Diagnostics()
+    result = collect_layout(declarations, layout, mesh, problems, schedule, option)
+    problems.raise_errors()
     return result
 
 
@@ -558,11 +558,11 @@ def collect_layout(
 
     That is reported in `diagnostics`. Raises a diagnostic when there is no such layout.
     """
-    found = _rules_and_schedule(declarations, layout, mesh, diagnostics, option)
+    declared = _rules_and_schedule(declarations, layout, mesh, diagnostics, option)
     if schedule is None:
-        return found
-    given = diagnostics.of(partial(used_of_text, schedule, declarations))
-    return replace(found, schedule=given)
+        return declared
+    use = diagnostics.of(partial(used_of_text, schedule, declarations))
+    return replace(declared, schedule=use)
 
 
 def _rules_and_schedule(
@@ -592,13 +592,13 @@ def _rules_and_schedule(
         where = Related(declarations.sbps[layout].name.span, "declared here")
         fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
     help = f"or write the rules: `{option} {_RULES}`"
-    name, known = ast.Name(layout, span), list(declarations.layouts)
-    raise DiagnosticError(unknown("MD0108", "layout", name, known, help))
+    name, layouts = ast.Name(layout, span), list(declarations.layouts)
+    raise DiagnosticError(unknown("MD0108", "layout", name, layouts, help))
 
 
 def _places(declarations: Declarations, mesh: Mesh) -> dict[tuple[str, str], Related]:
     """Where the dims of a file and the axes of a mesh are declared, with their sizes."""
-    found = {
+    places = {
         ("dim", name): Related(span, f"`{name}` is of size {declarations.dims[name].size}")
         for name, span in declarations.dim_spans.items()
     }
@@ -606,65 +606,65 @@ def _places(declarations: Declarations, mesh: Mesh) -> dict[tuple[str, str], Rel
     for axis in node.axes if node is not None else ():
         name = axis.name.text
         message = f"`{name}` is of size {mesh.size_or_one(name)}"
-        found["axis", name] = Related(axis.name.span, message)
-    return found
+        places["axis", name] = Related(axis.name.span, message)
+    return places
 
 
 def _rules_of_text(text: str, option: str) -> Iterable[Rule]:
     """Mesh-TensorFlow's form; a dim named twice is split over several axes, outer first."""
-    found: dict[str, Rule] = {}
+    by_dim: dict[str, Rule] = {}
     for dim, axis, span in _pairs(text, option, _RULES):
         if not _NAME.fullmatch(axis):
             help = f"for instance `{option} {_RULES}`; rules with `->` or of some "
             help += "tensors stand in a `layout` of the file"
             fail("MD0601", f"`{axis}` is no axis of a mesh", span, help=help)
         axes = () if axis == "none" else (axis,)
-        before = found[dim].axes if dim in found else ()
-        if dim in found and not (axes and before):
+        before = by_dim[dim].axes if dim in by_dim else ()
+        if dim in by_dim and not (axes and before):
             message = f"two rules for `{dim}`: it is split, and whole"
             fail(
                 "MD0303",
                 message,
                 span,
-                Related(found[dim].span, "the other rule"),
+                Related(by_dim[dim].span, "the other rule"),
                 help="keep one of them",
             )
         if axis in before:
             message, help = f"`{dim}` is split over one axis twice", "name each axis once"
             fail("MD0302", message, span, help=help)
-        found[dim] = Rule((), dim, before + axes, False, span)
-    return found.values()
+        by_dim[dim] = Rule((), dim, before + axes, False, span)
+    return by_dim.values()
 
 
 def collect_rules(
-    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
 ) -> tuple[Rule, ...]:
     """The rules of a layout over those it extends: the same selector and dim displace.
 
     Wrong ones are left out; errors go to `diagnostics`.
     """
-    found: dict[tuple[tuple[str, ...], str], Rule] = {}
+    by_target: dict[tuple[tuple[str, ...], str], Rule] = {}
     for layout in _chain(node, declarations, diagnostics):
-        found.update(_own_rules(layout, diagnostics))
-    return tuple(found.values())
+        by_target.update(_own_rules(layout, diagnostics))
+    return tuple(by_target.values())
 
 
 def collect_settings(
-    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
 ) -> tuple[Setting, ...]:
     """The settings of a layout over those it extends; what is wrong with them is reported."""
     return settings_of(_chain(node, declarations, Diagnostics()), diagnostics)
 
 
 def collect_cuts(
-    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
 ) -> tuple[StageRule, ...]:
     """The stages that a layout gives by name, over those of the layouts it extends."""
     return stage_rules_of(_chain(node, declarations, Diagnostics()), diagnostics)
 
 
 def collect_schedule(
-    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
 ) -> ScheduleUse | None:
     """The schedule of a layout, or that of the nearest layout it extends which has one.
 
@@ -677,8 +677,8 @@ def collect_schedule(
 
 
 def _chain(
-    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
-) -> list[ast.Layout]:
+    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
+) -> list[ast.LayoutDecl]:
     """The layouts that one extends, the widest first, and itself."""
     # By identity: two layouts are compared rule by rule, and a chain of hundreds is walked often.
     chain, met = [node], {id(node)}
@@ -696,7 +696,7 @@ def _chain(
     return chain[::-1]
 
 
-def _circle(layouts: list[ast.Layout]) -> Diagnostic:
+def _circle(layouts: list[ast.LayoutDecl]) -> Diagnostic:
     """The error of layouts each of which extends the next, and the last the first."""
     first = min(layouts, key=lambda layout: layout.span.start)
     assert first.base is not None
@@ -707,9 +707,9 @@ def _circle(layouts: list[ast.Layout]) -> Diagnostic:
 
 
 def _own_rules(
-    node: ast.Layout, diagnostics: Diagnostics
+    node: ast.LayoutDecl, diagnostics: Diagnostics
 ) -> dict[tuple[tuple[str, ...], str], Rule]:
-    found: dict[tuple[tuple[str, ...], str], Rule] = {}
+    by_target: dict[tuple[tuple[str, ...], str], Rule] = {}
     for item in node.rules:
         axes = tuple(a.text for a in item.axes)
         if len(set(axes)) != len(axes):
@@ -717,7 +717,7 @@ def _own_rules(
             diagnostics.add(Diagnostic("MD0302", message, item.span, help=help))
             continue
         rule = Rule(tuple(s.text for s in item.selector), item.dim.text, axes, item.keep, item.span)
-        old = found.setdefault((rule.selector, rule.dim), rule)
+        old = by_target.setdefault((rule.selector, rule.dim), rule)
         if old is not rule:
             message = f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`"
             where = (Related(old.span, "the other rule"),)
@@ -725,4 +725,4 @@ def _own_rules(
             remove = Fix("remove this rule", (Edit(without_entry(rule.span), ""),), safe=False)
             found_twice = Diagnostic("MD0303", message, rule.span, related=where, help=help)
             diagnostics.add(replace(found_twice, fixes=(remove,)))
-    return found
+    return by_target

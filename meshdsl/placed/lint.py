@@ -20,20 +20,20 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Pin, Program, Value, walk
+from meshdsl.named.ir import NamedProgram, Pin, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
+from meshdsl.placed.pipelined import check_layers, is_forward
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
-from meshdsl.placed.stages import check_layers, is_forward
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
 from meshdsl.syntax.symbols import ROLES
 
 
-def values_of(program: Program) -> Iterator[Value]:
+def values_of(program: NamedProgram) -> Iterator[Value]:
     """Every tensor of a program: inputs, stored values, results, carried and collected values."""
     yield from program.inputs
     yield from (p.value for p in program.params)
@@ -45,7 +45,7 @@ def values_of(program: Program) -> Iterator[Value]:
         yield from (c.outer for c in loop.collected)
 
 
-def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
+def lint(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
     """Warn of rules that cannot have an effect, each with a way out."""
     values = tuple(values_of(program))
     # Rules for the dims of a `repeat` are reported elsewhere.
@@ -73,7 +73,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
 
 
 def _lint_blocks(
-    program: Program, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
+    program: NamedProgram, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
 ) -> None:
     """Report splits after which devices have nothing of a dim (MD0301), or too many blocks.
 
@@ -89,7 +89,7 @@ def _lint_blocks(
             diagnostics.add(*layout.uneven(rule.dim, sizes[rule.dim], rule.axes, rule.span))
 
 
-def _lint_windows(program: Program, layout: Layout) -> Iterator[Diagnostic]:
+def _lint_windows(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     """Split windows of kernels (MD0224), and positions without a rule (MD0225), each rule once."""
     told: set[tuple[str, Rule]] = set()
     for op in walk(program.body):
@@ -133,7 +133,7 @@ def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
 # --- schedules -----------------------------------------------------------------------------------
 
 
-def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
+def lint_schedule(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report a schedule that does not fit the program or the mesh, or has nothing to do there.
 
     Where stages are run through, micro-batches divide the dims that they cut (MD0534); without dims
@@ -143,8 +143,8 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     use = layout.schedule
     if use is None:
         return
-    known = {n.dim.name: n.dim.size for n in loops(program)}
-    rules = [r for r in layout.rules if r.dim in known and r.selector[:1] not in STORAGE]
+    sizes = {n.dim.name: n.dim.size for n in loops(program)}
+    rules = [r for r in layout.rules if r.dim in sizes and r.selector[:1] not in STORAGE]
     rules = [r for r in rules if not r.selector] or rules
     if cuts := _cuts_of(program, layout):
         _lint_cut_network(program, layout, use, cuts, diagnostics)
@@ -152,7 +152,7 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     if any(_is_to_cut(rule, program, layout) for rule in layout.cuts):
         return  # what is wrong with these is said
     if not rules:
-        diagnostics.add(_makes_no_pipeline(use, layout, sorted(known)))
+        diagnostics.add(_makes_no_pipeline(use, layout, sorted(sizes)))
         return
     if not _has_stages(program, layout):
         return
@@ -162,27 +162,27 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     for dim, devices in piped.items():
         if devices > 1 and not diagnostics.errors:
             micro = accumulated * (use.micro or 1)
-            diagnostics.of(partial(_check_table, use, known[dim], devices, micro))
+            diagnostics.of(partial(_check_table, use, sizes[dim], devices, micro))
 
 
-def _cuts_of(program: Program, layout: Layout) -> list[StageRule]:
+def _cuts_of(program: NamedProgram, layout: Layout) -> list[StageRule]:
     """The rules that give stages to something in a program."""
     values = tuple(values_of(program))
     return [r for r in layout.cuts if any(selects(r.selector, v) is not None for v in values)]
 
 
-def _has_stages(program: Program, layout: Layout) -> bool:
+def _has_stages(program: NamedProgram, layout: Layout) -> bool:
     """Whether a program runs through stages, if its layout has any."""
     return program.goal is not None or is_forward(program, layout.schedule)
 
 
-def _is_to_cut(rule: StageRule, program: Program, layout: Layout) -> bool:
+def _is_to_cut(rule: StageRule, program: NamedProgram, layout: Layout) -> bool:
     """Whether a rule is to cut a program on several devices."""
     return _has_stages(program, layout) and layout.mesh.size_or_one(rule.axis) > 1
 
 
 def _lint_cut_network(
-    program: Program,
+    program: NamedProgram,
     layout: Layout,
     use: ScheduleUse,
     cuts: list[StageRule],
@@ -202,7 +202,7 @@ def _lint_cut_network(
 
 
 def _lint_stages(
-    program: Program, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
+    program: NamedProgram, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
 ) -> None:
     """Report stages given on an axis that there is not, or to what there is not."""
     some = _cuts_of(program, layout)
@@ -212,11 +212,11 @@ def _lint_stages(
         if rule in some or rule.axis not in layout.mesh.names:
             continue
         name = ".".join(rule.selector)
-        known = {v.label for v in values if v.name and v.role == "activation"}
-        known |= {f for v in values for f in v.functions}
-        help = did_you_mean(rule.selector[-1], sorted(known))
+        selectable = {v.label for v in values if v.name and v.role == "activation"}
+        selectable |= {f for v in values for f in v.functions}
+        help = did_you_mean(rule.selector[-1], sorted(selectable))
         help = help or "name a result of an operator, or a function"
-        fixes = _spelled(rule.span, rule.selector[-1], sorted(known)) or _removed(rule.span)
+        fixes = _spelled(rule.span, rule.selector[-1], sorted(selectable)) or _removed(rule.span)
         message = f"`{name}` names nothing that the program computes; `{rule}` does nothing"
         wrong = some or _is_to_cut(rule, program, layout)
         severity: Severity = "error" if wrong else "warning"
@@ -231,7 +231,7 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
 
 
 def _lint_cuts(
-    use: ScheduleUse, program: Program, layout: Layout, accumulated: int, piped: Set[str]
+    use: ScheduleUse, program: NamedProgram, layout: Layout, accumulated: int, piped: Set[str]
 ) -> Iterator[Diagnostic]:
     """What is wrong with the dims that a schedule cuts, and with their micro-batches.
 
@@ -282,19 +282,19 @@ def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> Non
 # --- rules, by themselves ------------------------------------------------------------------------
 
 
-def lint_demands(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
+def lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once."""
     returned = {o.value for o in program.outputs}
-    known = set()
+    reported = set()
     for value in values_of(program):
         try:
             layout.demand(value, value in returned)
         except DiagnosticError as error:
-            (found,) = error.diagnostics
-            rules = (found.code, *(related.span for related in found.related))
-            if rules not in known:
-                diagnostics.add(found)
-            known.add(rules)
+            (conflict,) = error.diagnostics
+            rules = (conflict.code, *(related.span for related in conflict.related))
+            if rules not in reported:
+                diagnostics.add(conflict)
+            reported.add(rules)
 
 
 def lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnostics) -> None:
@@ -326,14 +326,14 @@ def _declared(name: str) -> str:
     return re.sub(r"_\d+$", "", name.removeprefix("d_"))
 
 
-_NAMING = ast.Target | ast.TensorParam | ast.Function
+_NAMING = ast.Target | ast.TensorParam | ast.FunctionDecl
 
 
 def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
-    known = list(layout.mesh.names)
-    help = did_you_mean(axis, known) or f"the mesh has {', '.join(known) or 'no axes'}"
+    axes = list(layout.mesh.names)
+    help = did_you_mean(axis, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
-    fixes = _spelled(rule.span, axis, known)
+    fixes = _spelled(rule.span, axis, axes)
     return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)
 
 
@@ -369,8 +369,8 @@ def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
         return True
     if rule.selector[0] in ROLES:
         role = rule.selector[0].removesuffix("s")
-        kept = [v for v in values if v.role == role]
-        return any(v.type.has(rule.dim) for v in kept) or (role != "param" and not kept)
+        of_role = [v for v in values if v.role == role]
+        return any(v.type.has(rule.dim) for v in of_role) or (role != "param" and not of_role)
     return any(selects(rule.selector, v) is not None and v.type.has(rule.dim) for v in values)
 
 
@@ -381,12 +381,12 @@ def _selects_some(rule: Rule, values: Iterable[Value]) -> bool:
     return any(selects(rule.selector, v) is not None for v in values)
 
 
-def _selects_summed(rule: Rule, program: Program, layout: Layout) -> bool:
+def _selects_summed(rule: Rule, program: NamedProgram, layout: Layout) -> bool:
     """Whether a rule splits a dim that the operator of a tensor reduces."""
-    made = ((v, op) for op in walk(program.body) for v in op.outs)
+    results = ((v, op) for op in walk(program.body) for v in op.outs)
     return any(
         selects(rule.selector, v) == TENSOR and rule.dim in dict(layout.summed(v, op))
-        for v, op in made
+        for v, op in results
     )
 
 
@@ -395,8 +395,8 @@ def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:
     labels = {v.label for v in tensors} | {f for v in values for f in v.functions}
     dotted = {f"{v.functions[-1]}.{v.label}" for v in tensors if v.functions}
     selector = ".".join(rule.selector)
-    known = sorted(dotted if len(rule.selector) > 1 else labels)
-    return _no_tensor(selector, rule, known)
+    selectable = sorted(dotted if len(rule.selector) > 1 else labels)
+    return _no_tensor(selector, rule, selectable)
 
 
 def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
@@ -407,7 +407,7 @@ def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
     return Diagnostic("MD0306", message, rule.span, "warning", help=help, fixes=fixes)
 
 
-def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
+def lint_sbp(program: NamedProgram, annotations: Annotations, diagnostics: Diagnostics) -> None:
     """Warn of entries that name no tensor."""
     values = tuple(values_of(program))
     labels = sorted({v.label for v in values if v.name})
@@ -417,7 +417,9 @@ def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostic
                 diagnostics.add(_names_nothing(entry, path, labels))
 
 
-def lint_annotations(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
+def lint_annotations(
+    program: NamedProgram, annotations: Annotations, diagnostics: Diagnostics
+) -> None:
     """Report annotations that their tensor cannot have (MD0308)."""
     _lint_components(annotations, diagnostics)
     for value in values_of(program):

@@ -58,13 +58,13 @@ from typing import ClassVar
 
 from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Op, Value
-from meshdsl.placed.choose import Choice, Chooser
+from meshdsl.named.ir import NamedOp, Value
+from meshdsl.placed.ilp_candidates import PlanSpace, RouteKey, Splits
 from meshdsl.placed.ir import EVERY
+from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
-from meshdsl.placed.sbp import Placement
-from meshdsl.placed.space import RouteKey, Space, Splits
+from meshdsl.placed.strategies import Choice, Chooser
 from meshdsl.placed.zero_one import ALWAYS, Answer, NoPlan, Terms, ZeroOne, total
 
 MOST_COEFFICIENTS = 250_000
@@ -72,7 +72,7 @@ MOST_COEFFICIENTS = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     """The placements of a whole program, decided at once: a `Decider`.
 
     choices: operand and result placements of each operator, and where its results settle. carried:
@@ -81,7 +81,7 @@ class Plan:
     `least`: no other plan costs less, of those that were `searched`.
     """
 
-    choices: dict[Op, Choice]
+    choices: dict[NamedOp, Choice]
     carried: dict[Value, Placement]
     sent: dict[Value, tuple[Placement, ...]]
     price: Price
@@ -91,11 +91,11 @@ class Plan:
     policy: str = "optimal"
     foresees: ClassVar[bool] = True
 
-    def choice(self, op: Op, chooser: Chooser) -> Choice | None:
+    def choice(self, op: NamedOp, chooser: Chooser) -> Choice | None:
         """The choice for an operator, whatever the chooser would have taken."""
         return self.choices[op]
 
-    def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
+    def carries(self, loop: named.NamedLoop) -> Mapping[Value, Placement] | None:
         """The placements of all carries and collected values."""
         return self.carried
 
@@ -104,7 +104,7 @@ class Plan:
         return self.sent.get(value, ())
 
 
-def solve(request: Request, price: Price) -> Plan | None:
+def solve(request: Request, price: Price) -> PlacementPlan | None:
     """The plan of least cost; None where the search is too large.
 
     The program of `request` is rewritten: it has no composite whose own dim is split, and no n-ary
@@ -113,7 +113,7 @@ def solve(request: Request, price: Price) -> Plan | None:
     spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: request.known, NONE: frozenset()}
     for searched, splits in spaces.items():
         try:
-            plan = Model(Space(request, price, splits)).plan()
+            plan = Model(PlanSpace(request, price, splits)).plan()
         except NoPlan:
             continue
         if plan is not None:
@@ -142,11 +142,11 @@ class Model:
     and reader, where something is sent. versions: m.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: PlanSpace) -> None:
         self.space, self.request, self.price = space, space.request, space.price
         self.lp = ZeroOne(MOST_COEFFICIENTS)
         self.costs: dict[Value, dict[Pair, float]] = {}
-        self.picks: dict[Op, list[Terms]] = {}
+        self.picks: dict[NamedOp, list[Terms]] = {}
         self.settled: dict[Value, dict[Placement, Terms]] = {}
         self.kept: dict[Value, dict[Placement, Terms]] = {}
         self.readers: dict[Value, list[Reader]] = {}
@@ -154,7 +154,7 @@ class Model:
         self.tie = 0.25 / (1 + len(space.trips) + len(space.combinations))
         """The weight of a collective beside a byte; that of a local step is an eighth."""
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> PlacementPlan | None:
         """The least plan; None where none was found."""
         self._settle_all()
         self._read_all()
@@ -203,9 +203,9 @@ class Model:
     def _settle_collected(self, item: ir.Collected[Value]) -> None:
         """Place a collected value as its parts; a rule that splits the loop's dim applies later."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
-        found = self.space.kept(item, loop)
-        self.kept[item.outer] = dict(zip(found, self.lp.choice(len(found)), strict=True))
-        self.space.need(item.inside, found)
+        candidates = self.space.kept(item, loop)
+        self.kept[item.outer] = dict(zip(candidates, self.lp.choice(len(candidates)), strict=True))
+        self.space.need(item.inside, candidates)
         ruled = self.request.ruled(item.outer)
         if ruled.axes_of(loop):
             self._move(item.outer, self.kept[item.outer], [ruled])
@@ -222,29 +222,29 @@ class Model:
         return self._whole_along(loop, item.outer)
 
     def _whole_along(self, loop: str, stack: Value) -> dict[Placement, Terms]:
-        found: dict[Placement, list[Terms]] = {}
+        by_placement: dict[Placement, list[Terms]] = {}
         for p, here in self.settled[stack].items():
-            found.setdefault(p.without_dim(loop), []).append(here)
-        return {p: total(parts) for p, parts in found.items()}
+            by_placement.setdefault(p.without_dim(loop), []).append(here)
+        return {p: total(parts) for p, parts in by_placement.items()}
 
     def _settle_among(self, value: Value, found: list[Placement]) -> None:
         self.settled[value] = dict(zip(found, self.lp.choice(len(found)), strict=True))
 
     def _settle_carry(self, carry: ir.Carry[Value], loop: str) -> None:
         """One placement for the value inside a loop and for the loop's result."""
-        found = self.space.targets(carry.inside, ())
+        candidates = self.space.targets(carry.inside, ())
         ruled = self.request.ruled(carry.next)
-        if self.request.is_settled(carry.next) and ruled in found:
-            found = [ruled]
+        if self.request.is_settled(carry.next) and ruled in candidates:
+            candidates = [ruled]
         sliced = self.space.sliced[carry.result]
-        found = [p for p in found if not any(p.axes_of(d) for d in (loop, *sliced))]
-        self._settle_among(carry.inside, found)
+        candidates = [p for p in candidates if not any(p.axes_of(d) for d in (loop, *sliced))]
+        self._settle_among(carry.inside, candidates)
         self.settled[carry.result] = self.settled[carry.inside]
-        self.space.need(carry.init, found)
-        self.space.need(carry.next, found)
+        self.space.need(carry.init, candidates)
+        self.space.need(carry.next, candidates)
 
     def _settle_results(
-        self, op: Op, targets: Mapping[Value, list[Placement]], shared: set[Value]
+        self, op: NamedOp, targets: Mapping[Value, list[Placement]], shared: set[Value]
     ) -> None:
         """The combination of an operator, and for each result an edge to where it settles."""
         combinations = self.space.combinations[op]
@@ -257,10 +257,10 @@ class Model:
             yields: dict[Placement, list[Terms]] = {}
             for pick, c in zip(self.picks[op], combinations, strict=True):
                 yields.setdefault(c.yields[index], []).append(pick)
-            found = targets[value]
+            candidates = targets[value]
             if value not in shared:
-                found = self._undominated(value, list(yields), found)
-            self._move(value, {p: total(picks) for p, picks in yields.items()}, found)
+                candidates = self._undominated(value, list(yields), candidates)
+            self._move(value, {p: total(picks) for p, picks in yields.items()}, candidates)
 
     def _undominated(
         self, value: Value, yields: list[Placement], targets: list[Placement]
@@ -271,27 +271,27 @@ class Model:
         for p in targets:
             pairs = [*((y, p) for y in yields), *((p, n) for n in needs)]
             costs[p] = tuple(self._cost(value, *pair) for pair in pairs)
-        kept: list[Placement] = []
+        undominated: list[Placement] = []
         for p in targets:
-            others = [q for q in targets if q != p and (q in kept or costs[q] != costs[p])]
+            others = [q for q in targets if q != p and (q in undominated or costs[q] != costs[p])]
             better = (all(a <= b for a, b in zip(costs[q], costs[p], strict=True)) for q in others)
             if not any(better):
-                kept.append(p)
-        return kept
+                undominated.append(p)
+        return undominated
 
     def _move(self, value: Value, yields: dict[Placement, Terms], targets: list[Placement]) -> None:
         """An edge from each yielded placement to each settled one; exactly one is taken."""
         into: dict[Placement, list[Terms]] = {p: [] for p in targets}
         for source, picks in yields.items():
-            found = [p for p in targets if self._cost(value, source, p) < math.inf]
-            if len(found) == 1:
+            reachable = [p for p in targets if self._cost(value, source, p) < math.inf]
+            if len(reachable) == 1:
                 edges = [picks]
             elif picks is ALWAYS or len(yields) == 1:
-                edges = self.lp.choice(len(found))
+                edges = self.lp.choice(len(reachable))
             else:
-                edges = [self.lp.variable() for _ in found]
+                edges = [self.lp.variable() for _ in reachable]
                 self.lp.equal(total(edges), picks)
-            for target, edge in zip(found, edges, strict=True):
+            for target, edge in zip(reachable, edges, strict=True):
                 into[target].append(edge)
                 self.lp.pay(edge, self._cost(value, source, target))
         self.settled[value] = {p: total(edges) for p, edges in into.items() if edges}
@@ -304,11 +304,11 @@ class Model:
         return costs[source, target]
 
     def _priced(self, value: Value, source: Placement, target: Placement) -> float:
-        found = self.space.route(value, source, target)
-        if found is None:
+        cheapest_route = self.space.route(value, source, target)
+        if cheapest_route is None:
             return math.inf
-        tie = self.tie * (found.collectives + found.kernels / 8)
-        return self.price.of(found, value.type) * self.space.trips[value] + tie
+        tie = self.tie * (cheapest_route.collectives + cheapest_route.kernels / 8)
+        return self.price.of(cheapest_route, value.type) * self.space.trips[value] + tie
 
     # --- readers -----------------------------------------------------------------------------
 
@@ -326,13 +326,13 @@ class Model:
         for update in self.space.program.updates:
             self._read(update.new, {self.request.stored(update.old): ALWAYS})
 
-    def _read_loop(self, loop: named.Loop) -> None:
+    def _read_loop(self, loop: named.NamedLoop) -> None:
         for carry in loop.carries:
             self._read(carry.init, self.settled[carry.inside])
             self._read(carry.next, self.settled[carry.inside])
-        for made in loop.collected:
-            if made.outer in self.kept:
-                self._read(made.inside, self.kept[made.outer])
+        for item in loop.collected:
+            if item.outer in self.kept:
+                self._read(item.inside, self.kept[item.outer])
         for piece in loop.stacked:
             self._read_stack(piece, loop.dim.name)
 
@@ -380,26 +380,28 @@ class Model:
         pairs = list(dict.fromkeys([*pairs, *_hulls(pairs)]))
         others = {pair: self._sources(value, pair, pairs) for pair in pairs}
         linked = {pair for pair in pairs if others[pair]}.union(*others.values())
-        made = {}
+        sent = {}
         for pair in pairs:
             here = self.settled[value][pair[0]]
             reading = [paid[pair] for paid in readers if pair in paid]
-            made[pair] = self._version(here, reading, pair in linked)
-            self.lp.pay(made[pair], self._cost(value, *pair))
+            sent[pair] = self._version(here, reading, pair in linked)
+            self.lp.pay(sent[pair], self._cost(value, *pair))
         for paid, local in zip(readers, self._local(value, readers, others), strict=True):
-            self._take(paid, made, local)
-        self.versions[value] = made
+            self._take(paid, sent, local)
+        self.versions[value] = sent
 
     def _local(
         self, value: Value, readers: list[Reader], others: dict[Pair, list[Pair]]
     ) -> list[Local]:
         """By reader g, what it makes of other versions. A window is paid for once, for all."""
-        found: list[Local] = []
+        by_reader: list[Local] = []
         for paid in readers:
-            found.append({p: {k: self.lp.variable(whole=False) for k in others[p]} for p in paid})
+            by_reader.append(
+                {p: {k: self.lp.variable(whole=False) for k in others[p]} for p in paid}
+            )
         for pair, sources in others.items():
             for other in sources:
-                parts = [local[pair][other] for local in found if pair in local]
+                parts = [local[pair][other] for local in by_reader if pair in local]
                 if pair[1].windows and len(parts) > 1:
                     once = self.lp.variable(whole=False)
                     for part in parts:
@@ -407,7 +409,7 @@ class Model:
                     parts = [once]
                 for part in parts:
                     self.lp.pay(part, self._cost(value, other[1], pair[1]))
-        return found
+        return by_reader
 
     def _sources(self, value: Value, pair: Pair, pairs: list[Pair]) -> list[Pair]:
         """Versions of the same source from which that of `pair` can be made locally."""
@@ -423,8 +425,8 @@ class Model:
             return True
         if not source.may_become(target):
             return False
-        found = self.space.route(value, source, target)
-        return found is not None and not found.collectives
+        cheapest_route = self.space.route(value, source, target)
+        return cheapest_route is not None and not cheapest_route.collectives
 
     def _version(self, here: Terms, reading: list[Terms], linked: bool) -> Terms:
         """The quantity of a version; a variable only where no existing quantity equals it."""
@@ -442,23 +444,23 @@ class Model:
             for other, part in local[pair].items():
                 taken.setdefault(other, []).append(part)
             made_of = ({i: -c for i, c in part.items()} for part in local[pair].values())
-            rest = total([terms, *made_of])
+            remainder = total([terms, *made_of])
             if local[pair]:
-                self.lp.at_most({}, rest)
-            taken.setdefault(pair, []).append(rest)
+                self.lp.at_most({}, remainder)
+            taken.setdefault(pair, []).append(remainder)
         for pair, parts in taken.items():
             if (terms := total(parts)) != made[pair]:
                 self.lp.at_most(terms, made[pair])
 
     # --- the answer --------------------------------------------------------------------------
 
-    def _plan(self, answer: Answer) -> Plan:
+    def _plan(self, answer: Answer) -> PlacementPlan:
         choices = {op: self._choice(op, answer) for op in self.picks}
         loops = self.space.loops
         carried = {c.inside: self.settled[c.inside] for loop in loops for c in loop.carries}
         collected = (c.outer for loop in loops for c in loop.collected)
         carried |= {v: self.kept.get(v, self.settled[v]) for v in collected}
-        carries = {v: _picked(found, answer) for v, found in carried.items()}
+        carries = {v: _picked(terms, answer) for v, terms in carried.items()}
         versions = {v: self._sent(v, answer) for v in self.versions}
         # The space has no placements before the loop of a stack that is split along its loop.
         split = any(
@@ -468,9 +470,9 @@ class Model:
         )
         # All ties together weigh less than one.
         cost, proven = math.floor(answer.cost), answer.proven and not split
-        return Plan(choices, carries, versions, self.price, cost, proven)
+        return PlacementPlan(choices, carries, versions, self.price, cost, proven)
 
-    def _choice(self, op: Op, answer: Answer) -> Choice:
+    def _choice(self, op: NamedOp, answer: Answer) -> Choice:
         picks = zip(self.picks[op], self.space.combinations[op], strict=True)
         picked = next(c for pick, c in picks if answer.of(pick))
         targets = tuple(self._settled_in(v, answer) for v in op.outs)

@@ -1,7 +1,7 @@
 """Placing a program: the policy, the decider it selects, and the best of several results.
 
-A layout or an `sbp` block becomes a `Request` (`request.py`); a `Walk` or a `Plan` decides what it
-leaves open; `from_named.Placer` carries out the decisions.
+A layout or an `sbp` block becomes a `Request` (`request.py`); a `Walk` or a `PlacementPlan`
+decides what it leaves open; `from_named.Placer` carries out the decisions.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Value
+from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
 from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
-from meshdsl.placed.away import with_states_away
-from meshdsl.placed.cache import Problem
-from meshdsl.placed.cuts import cut_apart, with_homes
-from meshdsl.placed.from_named import NeededWhole, Placer, Walk, Watch
+from meshdsl.placed.cache import CachedProblem
+from meshdsl.placed.from_named import NeededWhole, Placer, Walk, WalkObserver
 from meshdsl.placed.ir import (
     EVERY,
     Apply,
-    Found,
     Node,
-    Program,
+    PlacedProgram,
+    PlacedTensor,
+    PlanProvenance,
     Reshard,
-    Tensor,
     reduced_in,
     walk,
 )
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.optimal import Plan, solve
+from meshdsl.placed.offload import with_states_away
+from meshdsl.placed.optimal import PlacementPlan, solve
+from meshdsl.placed.pipelined import forward_only, of_batch, piped, with_leaving
 from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
+from meshdsl.placed.stage_rules import cut_apart, with_homes
 from meshdsl.placed.stage_sums import terms_apart
-from meshdsl.placed.stages import forward_only, of_batch, piped, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.verify import verify
-from meshdsl.placed.workers import check_parts, with_workers
+from meshdsl.placed.worker_parts import check_parts, with_workers
 from meshdsl.syntax import ast
 
 WALKS = ("immediate", "mesh-tf", "deferred")
@@ -63,33 +64,33 @@ WITH_MESSAGES = Price(MESSAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class PlanSearch:
     """The search for the plan of `optimal`: its `price`, and whether the plan is cached."""
 
     price: Price = WITH_MESSAGES
     cache: bool = True
 
-    def found(self, searched: str, least: bool = False) -> Found:
+    def found(self, searched: str, least: bool = False) -> PlanProvenance:
         """What is known of a plan by this search."""
-        return Found(self.price.message, searched, least, self.price.clock is not None)
+        return PlanProvenance(self.price.message, searched, least, self.price.clock is not None)
 
-    def plans(self, request: Request) -> Iterator[tuple[Plan, bool]]:
+    def plans(self, request: Request) -> Iterator[tuple[PlacementPlan, bool]]:
         """The plan of least cost, and whether it is of the cache: then behind it, one that is not.
 
         None where the space is too large.
         """
-        problem = Problem(request, self.price) if self.cache else None
-        known = problem.load() if problem else None
-        if known is not None:
-            yield known, True
-        found = solve(request, self.price)
-        if found is not None:
+        problem = CachedProblem(request, self.price) if self.cache else None
+        cached = problem.load() if problem else None
+        if cached is not None:
+            yield cached, True
+        plan = solve(request, self.price)
+        if plan is not None:
             if problem is not None:
-                problem.store(found)
-            yield found, False
+                problem.store(plan)
+            yield plan, False
 
 
-DEFAULT = Search()
+DEFAULT = PlanSearch()
 
 
 def check_policy(policy: str, span: Span | None = None) -> None:
@@ -101,12 +102,12 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 
 def place(
-    program: named.Program,
+    program: named.NamedProgram,
     asked: Layout | Annotations,
     policy: str,
-    search: Search = DEFAULT,
-    watch: Callable[[], Watch] | None = None,
-) -> Program:
+    search: PlanSearch = DEFAULT,
+    watch: Callable[[], WalkObserver] | None = None,
+) -> PlacedProgram:
     """The placed program under a layout or an `sbp` block; what that leaves open costs least.
 
     `search` is how `optimal` finds a plan; each pass of a walk has a `watch`. Raises MD03xx for
@@ -117,20 +118,20 @@ def place(
     request = with_workers(_with_parts(_request(program, asked)))
     if policy != "optimal":
         return _in_stages(check_parts(_walked(request, policy, watch)[0]))
-    found = _in_stages(check_parts(_least(request, search)))
+    placed = _in_stages(check_parts(_least(request, search)))
     # The search counts every tensor in its own dtype.
-    if found.plan is not None and reduced_in(found):
-        found = replace(found, plan=replace(found.plan, least=False))
-    return found
+    if placed.plan is not None and reduced_in(placed):
+        placed = replace(placed, plan=replace(placed.plan, least=False))
+    return placed
 
 
-def _in_stages(program: Program) -> Program:
+def _in_stages(program: PlacedProgram) -> PlacedProgram:
     """The program with the stages of its values, where rules cut it into stages."""
     pipe = program.pipe
     return program if pipe is None else replace(program, pipe=with_homes(program.rewritten, pipe))
 
 
-def _request(program: named.Program, asked: Layout | Annotations) -> Request:
+def _request(program: named.NamedProgram, asked: Layout | Annotations) -> Request:
     if isinstance(asked, Annotations):
         layout = Layout(asked.name, (), asked.mesh)
         return BlockRequest(program, layout, annotations=asked)
@@ -155,7 +156,9 @@ def _with_parts(request: Request) -> Request:
     if not states:
         return request
     placed, _ = _walked(request, WALKS[-1])
-    made = {t.value: t.placement for node in ir.every(placed.body) for t in reversed(_made(node))}
+    placements = {
+        t.value: t.placement for node in ir.every(placed.body) for t in reversed(_made(node))
+    }
     parts, owned = {}, dict[Value, Value]()
     for node, _ in walk(placed.body):
         if not isinstance(node, Apply):
@@ -167,18 +170,18 @@ def _with_parts(request: Request) -> Request:
             pair = [owned.get(t.value, t.value) for t in node.ins]
             for state, other in itertools.permutations(pair):
                 if state in states and state not in parts:
-                    parts[state] = made[other]
+                    parts[state] = placements[other]
     return replace(request, parts=parts)
 
 
-def _made(node: Node) -> tuple[Tensor, ...]:
+def _made(node: Node) -> tuple[PlacedTensor, ...]:
     """The versions in which a node makes values; a reshard makes none."""
     return () if isinstance(node, Reshard) else tuple(node.makes)
 
 
 def _walked(
-    request: Request, policy: str, watch: Callable[[], Watch] | None = None
-) -> tuple[Program, Request]:
+    request: Request, policy: str, watch: Callable[[], WalkObserver] | None = None
+) -> tuple[PlacedProgram, Request]:
     """The placed program after common subexpression elimination, also of rewritten operators.
 
     And the request, which has rules for the dims that rewriting made up. Rewritten operators are
@@ -187,20 +190,20 @@ def _walked(
     # A stage does its part of a loop alone: nothing is known of that.
     first, again = (watch(), watch()) if watch and not request.pipe else (None, None)
     merged = cse(request.program, request.alike)
-    placer, made = _placed(request.on(merged), policy, first, merges=request.is_of_values)
-    rewritten = made.rewritten
+    placer, placed = _placed(request.on(merged), policy, first, merges=request.is_of_values)
+    rewritten = placed.rewritten
     merged = cse(rewritten, placer.request.alike)
     if placer.merged:
-        merged = drop_unused(merged)
+        merged = with_kept_origins(request.program, drop_unused(merged))
     if merged is rewritten:
-        return (replace(made, named=rewritten) if placer.merged else made), placer.request
-    placer, made = _placed(placer.request.on(merged), policy, again)
-    return made, placer.request
+        return (replace(placed, named=rewritten) if placer.merged else placed), placer.request
+    placer, placed = _placed(placer.request.on(merged), policy, again)
+    return placed, placer.request
 
 
 def _placed(
-    request: Request, policy: str, watch: Watch | None, merges: bool = False
-) -> tuple[Placer, Program]:
+    request: Request, policy: str, watch: WalkObserver | None, merges: bool = False
+) -> tuple[Placer, PlacedProgram]:
     """A walk; where stages read all of what they make parts of, again with that made whole."""
     while True:
         placer = Placer(request, Walk(policy), watch, merges)
@@ -210,19 +213,19 @@ def _placed(
             request = request.with_whole(needed.value)
 
 
-def _least(request: Request, search: Search) -> Program:
+def _least(request: Request, search: PlanSearch) -> PlacedProgram:
     """The planned program, unless a walk sends nothing, or is better, or there is no plan.
 
     The plan is made for the last walk's rewritten program; the others run if nothing is proven.
     Of blocks of several sizes nothing is: a walk may take rows that the search leaves out.
     """
     price = search.price
-    last, known = _walked(request, WALKS[-1])
+    last, walked_request = _walked(request, WALKS[-1])
     if price.clock is None and not cost(last, price)[0]:
         return replace(last, policy="optimal", plan=search.found(EVERY, least=True))
     if is_per_worker(request.program):  # others would reduce what workers compress
         return replace(last, policy="optimal", plan=search.found("no other policy"))
-    planned = None if request.pipe else _planned(request, known, last, search)
+    planned = None if request.pipe else _planned(request, walked_request, last, search)
     if planned is not None and _has_uneven(last):
         assert planned.plan is not None
         planned = replace(planned, plan=replace(planned.plan, least=False))
@@ -237,19 +240,21 @@ def _least(request: Request, search: Search) -> Program:
     return planned
 
 
-def _planned(request: Request, known: Request, last: Program, search: Search) -> Program | None:
+def _planned(
+    request: Request, known: Request, last: PlacedProgram, search: PlanSearch
+) -> PlacedProgram | None:
     """The program under a plan for the last walk's rewritten program and contraction order."""
     left = {tensor.value: tensor.placement for _, tensor in last.outputs}
     rewritten = known.on(last.rewritten, left)
     for plan, is_kept in search.plans(rewritten):
-        made = _carried_out(rewritten, plan, is_kept)
-        if made is None:
+        placed = _carried_out(rewritten, plan, is_kept)
+        if placed is None:
             continue
-        return replace(made, plan=search.found(*_searched(request, plan)))
+        return replace(placed, plan=search.found(*_searched(request, plan)))
     return None
 
 
-def _searched(request: Request, plan: Plan) -> tuple[str, bool]:
+def _searched(request: Request, plan: PlacementPlan) -> tuple[str, bool]:
     """Among what a plan was searched, and whether it is the least of all that there is."""
     several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
     many = has_many_axes(request.mesh)
@@ -257,7 +262,7 @@ def _searched(request: Request, plan: Plan) -> tuple[str, bool]:
     return ", ".join([plan.searched, *bounds]), plan.least and not many
 
 
-def _carried_out(request: Request, plan: Plan, is_kept: bool) -> Program | None:
+def _carried_out(request: Request, plan: PlacementPlan, is_kept: bool) -> PlacedProgram | None:
     """The program under a plan; None where one of the cache turns out to be none of it.
 
     What was read was right for the operators one by one. Nobody but the walk knows whether it is
@@ -266,26 +271,26 @@ def _carried_out(request: Request, plan: Plan, is_kept: bool) -> Program | None:
     if not is_kept:
         return Placer(request, plan).program()
     try:
-        made = Placer(request, plan).program()
-        verify(made)
+        placed = Placer(request, plan).program()
+        verify(placed)
     except (AssertionError, LookupError, ValueError, DiagnosticError):
         return None
-    return made
+    return placed
 
 
-def _has_uneven(program: Program) -> bool:
+def _has_uneven(program: PlacedProgram) -> bool:
     """Whether something is split into blocks of several sizes."""
-    made = (t for node in ir.every(program.body) for t in node.makes)
+    results = (t for node in ir.every(program.body) for t in node.makes)
     held = (*program.inputs, *(p.tensor for p in program.params), *program.states)
-    every = itertools.chain(held, made)
+    every = itertools.chain(held, results)
     return any(t.placement.splits_unevenly(t.type, program.mesh) for t in every)
 
 
-def _is_proven(program: Program) -> bool:
+def _is_proven(program: PlacedProgram) -> bool:
     return program.plan is not None and program.plan.proven
 
 
-def cost(program: Program, price: Price) -> tuple[int, int, int]:
+def cost(program: PlacedProgram, price: Price) -> tuple[int, int, int]:
     """The cost that is minimised; then collectives, and local steps."""
     each = _in_each_batch(program)
     every = [(n, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
@@ -297,20 +302,20 @@ def cost(program: Program, price: Price) -> tuple[int, int, int]:
     return sent + _computing(program, price), collectives, local
 
 
-def _within(node: Reshard, program: Program, price: Price) -> Route:
+def _within(node: Reshard, program: PlacedProgram, price: Price) -> Route:
     """The route of a step without a sum over the stages of a tensor, of which mostly one has all.
 
-    Where several have parts (`device/owned.py` tells), they are added up under any plan.
+    Where several have parts (`device/stage_local.py` tells), they are added up under any plan.
     """
     pipe, source, target = program.pipe, node.source.placement, node.target.placement
     if pipe is None or not node.source.type.dims or pipe.axis not in source.partial:
         return node.route
     ends = (p.less(pipe.axis, program.mesh) for p in (source, target))
-    found = route(node.source.type, *ends, program.mesh, price)
-    return found or node.route
+    shorter = route(node.source.type, *ends, program.mesh, price)
+    return shorter or node.route
 
 
-def _in_each_batch(program: Program) -> dict[Value, int]:
+def _in_each_batch(program: PlacedProgram) -> dict[Value, int]:
     """How often what a micro-batch makes is sent as a whole, where a schedule cuts the batch.
 
     A gradient without the dim is of the size of its parameter each time; what has the dim is sent
@@ -322,13 +327,15 @@ def _in_each_batch(program: Program) -> dict[Value, int]:
     return {v: cut.micro for v in of_batch(program.rewritten, cut) if not cut.has(v)}
 
 
-def _computing(program: Program, price: Price) -> int:
+def _computing(program: PlacedProgram, price: Price) -> int:
     """The cost of all operators: none where only what is sent counts."""
     if price.clock is None:
         return 0
-    found = 0
+    cost_of_all = 0
     for node, trips in walk(program.body):
         if isinstance(node, Apply):
             local = node.local(program.mesh)
-            found += price.operator(lookup(node.name), local, node.flops(program.mesh)) * trips
-    return found
+            cost_of_all += (
+                price.operator(lookup(node.name), local, node.flops(program.mesh)) * trips
+            )
+    return cost_of_all

@@ -21,14 +21,14 @@ from meshdsl.named.ir import Value
 from meshdsl.named.printer import label
 from meshdsl.ops.opdef import Reads
 from meshdsl.placed.collectives import Step
-from meshdsl.placed.ir import Program, Reshard, Tensor
-from meshdsl.placed.sbp import Mesh, Placement, Window
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.ir import PlacedProgram, PlacedTensor, Reshard
+from meshdsl.placed.pipelined import Piped
+from meshdsl.placed.placements import Mesh, Placement, Window
 
 
-def print_program(program: Program) -> str:
+def print_program(program: PlacedProgram) -> str:
     """The text of a placed program. Sizes are those of the named program."""
-    return "\n".join(_Placed().program(program)) + "\n"
+    return "\n".join(_PlacedPrinter().program(program)) + "\n"
 
 
 def mesh_text(mesh: Mesh) -> str:
@@ -38,11 +38,11 @@ def mesh_text(mesh: Mesh) -> str:
     """
     axes = (mesh.axes, mesh.moments) if mesh.moments else (mesh.axes,)
     texts = (", ".join(f"{axis} {size}" for axis, size in part) for part in axes)
-    given = (
+    blocks = (
         f"{dim} over {' '.join(over)} {' '.join(map(str, sizes))}"
         for dim, over, sizes in mesh.given
     )
-    return f"{mesh.name} ({'; '.join(texts)})" + (f" ({', '.join(given)})" if mesh.given else "")
+    return f"{mesh.name} ({'; '.join(texts)})" + (f" ({', '.join(blocks)})" if mesh.given else "")
 
 
 def step_text(step: Step) -> str:
@@ -54,8 +54,8 @@ def step_text(step: Step) -> str:
     if step.partners:
         moved = f"with {' '.join(map(str, step.partners))}"
     words = [step.kind, step.op, step.dim, f"to {step.to_dim}" if step.to_dim else None, moved]
-    kept = f" at {step.at}" if step.at else ""
-    return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}{kept}"
+    position = f" at {step.at}" if step.at else ""
+    return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}{position}"
 
 
 NO_WHOLES: Mapping[str, int] = {}
@@ -107,13 +107,13 @@ def _pipeline(pipe: Piped) -> Iterator[str]:
         yield from (f"{2 * INDENT}{line}" for line in use.table.schedule.text.splitlines())
 
 
-class _Placed(Printer[Tensor]):
+class _PlacedPrinter(Printer[PlacedTensor]):
     def __init__(self) -> None:
         super().__init__()
         self.numbers = Numbers()
         self.numbered: dict[Value, str] = {}
 
-    def program(self, program: Program) -> Iterator[str]:
+    def program(self, program: PlacedProgram) -> Iterator[str]:
         head = f"program {program.named.name}, mesh {mesh_text(program.mesh)}"
         yield f"{head}, layout {program.layout}, reduce {program.policy}"
         if program.pipe is not None:
@@ -133,28 +133,28 @@ class _Placed(Printer[Tensor]):
             yield f"{INDENT}update {self.numbers[old]} = {self.numbers[new]}"
         yield from self._homes(program)
 
-    def _homes(self, program: Program) -> Iterator[str]:
+    def _homes(self, program: PlacedProgram) -> Iterator[str]:
         """`on stage 1: %5 %6`, of a network that rules cut into stages."""
         homes = {} if program.pipe is None else program.pipe.homes
-        made = (t for n in every(program.body) if not isinstance(n, Reshard) for t in n.makes)
-        found: dict[int, list[str]] = {}
-        for tensor in dict.fromkeys(made):
+        tensors = (t for n in every(program.body) if not isinstance(n, Reshard) for t in n.makes)
+        by_stage: dict[int, list[str]] = {}
+        for tensor in dict.fromkeys(tensors):
             if tensor.value in homes:
-                found.setdefault(homes[tensor.value], []).append(self.numbers[tensor])
-        for stage, numbers in sorted(found.items()):
+                by_stage.setdefault(homes[tensor.value], []).append(self.numbers[tensor])
+        for stage, numbers in sorted(by_stage.items()):
             yield f"{INDENT}on stage {stage}: {' '.join(numbers)}"
 
-    def name(self, value: Tensor) -> str:
+    def name(self, value: PlacedTensor) -> str:
         return self.numbers[value]
 
     def origin(self, of: Value) -> str:
         return self.numbered[of]
 
-    def defined(self, value: Tensor) -> str:
+    def defined(self, value: PlacedTensor) -> str:
         self.numbered.setdefault(value.value, self.numbers[value])
         return f"{self.numbers[value]}{label(value.value)}"
 
-    def type(self, value: Tensor) -> str:
+    def type(self, value: PlacedTensor) -> str:
         role = value.value.role
         load = " param" if role == "param" and value.value.follows is not None else ""
         return f"{placed_type_text(value.type, value.placement)}{load}"
@@ -162,7 +162,7 @@ class _Placed(Printer[Tensor]):
     def leaf(self, node: Reshard) -> Iterator[str]:
         source, tags = self.numbers[node.source], phase_text(node.phase)
         narrow = f" in {node.dtype}" if node.dtype is not None else ""
-        made = self.defined(node.target)
-        yield f"{made} = reshard {source}{narrow}{tags} : {self.type(node.target)}"
+        target = self.defined(node.target)
+        yield f"{target} = reshard {source}{narrow}{tags} : {self.type(node.target)}"
         for step in node.route.steps:
             yield INDENT + step_text(step)

@@ -16,22 +16,22 @@ from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Op, Value
+from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
-from meshdsl.placed.choose import Want
 from meshdsl.placed.layout import Binding, Layout
-from meshdsl.placed.rows import Row, call_of, legal_rows
-from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement, placement
+from meshdsl.placed.pipelined import Piped, is_leaving, makes_of, of_batch, reads_of
+from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
 from meshdsl.placed.settings import Setting
-from meshdsl.placed.stages import Piped, is_leaving, makes_of, of_batch, reads_of
+from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
+from meshdsl.placed.strategies import Want
 
 Pins = tuple[Placement | None, ...]
 """Placements in which single operands of an operator must be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Constraint:
     """The placement requested of a value; per split dim the text that requests it, and where.
 
     `want` is the demand on an operator that makes it, where rules say nothing of what it reduces.
@@ -54,14 +54,16 @@ class Request:
     whole operands, since a stage reads all of it.
     """
 
-    program: named.Program
+    program: named.NamedProgram
     layout: Layout
     left: Mapping[Value, Placement] = field(default_factory=dict)
     pipe: Piped | None = None
     parts: Mapping[Value, Placement] = field(default_factory=dict, kw_only=True)
     whole: frozenset[Value] = field(default=frozenset(), kw_only=True)
 
-    def on(self, program: named.Program, left: Mapping[Value, Placement] | None = None) -> Self:
+    def on(
+        self, program: named.NamedProgram, left: Mapping[Value, Placement] | None = None
+    ) -> Self:
         """The same request for a program that has been rewritten."""
         return replace(self, program=program, left=left or {})
 
@@ -91,31 +93,31 @@ class Request:
 
     # --- of a value --------------------------------------------------------------------------
 
-    def asked(self, value: Value) -> Asked:
+    def asked(self, value: Value) -> Constraint:
         """The placement requested of a value at its definition, and why; other axes are free."""
-        found = self._asked.get(value)
-        if found is None:
+        asked = self._asked.get(value)
+        if asked is None:
             part = self.parts.get(value)
-            found = self._asked[value] = self._ask(value) if part is None else Asked(part, {})
-        return found
+            asked = self._asked[value] = self._ask(value) if part is None else Constraint(part, {})
+        return asked
 
     @cached_property
-    def _asked(self) -> dict[Value, Asked]:
+    def _asked(self) -> dict[Value, Constraint]:
         return {}
 
-    def _ask(self, value: Value) -> Asked:
-        found = self.layout.demand(value, value in self.returned)
+    def _ask(self, value: Value) -> Constraint:
+        binding = self.layout.demand(value, value in self.returned)
         if self._waits_for_all(value):
-            found = self.layout.bind(value)
+            binding = self.layout.bind(value)
         elif value in self._sums:
-            found = self.layout.demand(replace(value, role="grad"))
+            binding = self.layout.demand(replace(value, role="grad"))
         # Values that are bound alike share their binding; it is kept, so no other one has its id.
-        key = id(found), value in self._in_passes, value in self._stacks
+        key = id(binding), value in self._in_passes, value in self._stacks
         if key not in self._by_binding:
-            asked = Asked(found.placement(self.mesh), found.known(found.splits))
+            asked = Constraint(binding.placement(self.mesh), binding.known(binding.splits))
             if key[1]:
-                asked = self._on_stages(value, found)
-            self._by_binding[key] = found, asked
+                asked = self._on_stages(value, binding)
+            self._by_binding[key] = binding, asked
         return self._by_binding[key][1]
 
     def _waits_for_all(self, value: Value) -> bool:
@@ -134,7 +136,7 @@ class Request:
             micro = (loop for loop in loops(self.program) if loop.dim.name == pipe.micro)
             return self._sums.union(*(makes_of(loop) for loop in micro))
         passes = (n for n in self.program.body if n.phase != "update")
-        inside = (n for n in passes if not (isinstance(n, Op) and is_leaving(n)))
+        inside = (n for n in passes if not (isinstance(n, NamedOp) and is_leaving(n)))
         return frozenset(v for n in inside for v in makes_of(n))
 
     @cached_property
@@ -157,20 +159,20 @@ class Request:
     @cached_property
     def ahead(self) -> frozenset[Value]:
         """What is made once, before the passes that read it."""
-        made = {v: node for node in self.program.body for v in node.makes}
-        found: set[Value] = set()
+        makers = {v: node for node in self.program.body for v in node.makes}
+        ahead: set[Value] = set()
         left = [v for n in self.program.body if self._flies(n) for v in reads_of(n)]
         while left:
             value = left.pop()
-            if value in made and value not in found and value not in self.in_flight:
-                found.add(value)
-                left += reads_of(made[value])
-        return frozenset(found)
+            if value in makers and value not in ahead and value not in self.in_flight:
+                ahead.add(value)
+                left += reads_of(makers[value])
+        return frozenset(ahead)
 
     def _flies(self, node: named.Node) -> bool:
         """Whether a node is of the passes."""
         return any(v in self.in_flight for v in makes_of(node)) and not (
-            isinstance(node, Op) and is_leaving(node)
+            isinstance(node, NamedOp) and is_leaving(node)
         )
 
     @cached_property
@@ -184,7 +186,7 @@ class Request:
         grads = (v for v in self._in_passes if v.role == "grad" and v.type.has(pipe.dim))
         return frozenset((*(c.outer for loop in piped for c in loop.collected), *grads, *sums))
 
-    def _on_stages(self, value: Value, found: Binding) -> Asked:
+    def _on_stages(self, value: Value, found: Binding) -> Constraint:
         """What is requested of what the passes make: a stage has it, or all of its iterations.
 
         The axis of the stages may split it otherwise once it has left the passes.
@@ -199,23 +201,23 @@ class Request:
         if value in self._stacks and splits.get(pipe.dim, ())[:1] != (pipe.axis,):
             splits[pipe.dim] = (pipe.axis,)
             causes[pipe.dim] = f"{pipe.dim} -> {pipe.axis}", pipe.span
-        return Asked(placement(self.mesh, splits), causes)
+        return Constraint(placement(self.mesh, splits), causes)
 
     @cached_property
     def _sums(self) -> frozenset[Value]:
         """The sums of gradients over batches that a rule for `grads` asks to be split."""
-        found: set[Value] = set()
+        sums: set[Value] = set()
         batches = (loop for loop in loops(self.program) if loop.phase == "forward")
         for carry in (c for loop in batches for c in loop.carries):
             of = carry.inside.follows
             if of is None or of.role != "param" or carry.inside.role != "activation":
                 continue
             if self.layout.is_stored(replace(carry.inside, role="grad"), False):
-                found.update((carry.init, carry.inside, carry.next, carry.result))
-        return frozenset(found)
+                sums.update((carry.init, carry.inside, carry.next, carry.result))
+        return frozenset(sums)
 
     @cached_property
-    def _by_binding(self) -> dict[tuple[int, bool, bool], tuple[Binding, Asked]]:
+    def _by_binding(self) -> dict[tuple[int, bool, bool], tuple[Binding, Constraint]]:
         return {}
 
     def ruled(self, value: Value) -> Placement:
@@ -246,15 +248,15 @@ class Request:
 
     # --- of an operator ----------------------------------------------------------------------
 
-    def wants(self, op: Op) -> tuple[Want, ...]:
+    def wants(self, op: NamedOp) -> tuple[Want, ...]:
         """The demands on the results of an operator. Raises MD0309 for one it cannot yield."""
         return tuple([self._wanted(v, op) for v in op.outs])
 
-    def _wanted(self, value: Value, op: Op) -> Want:
+    def _wanted(self, value: Value, op: NamedOp) -> Want:
         want, summed = self.asked(value).want, self.layout.summed(value, op)
         return replace(want, summed=summed) if summed else want
 
-    def pins(self, op: Op) -> Pins:
+    def pins(self, op: NamedOp) -> Pins:
         """The placements in which `op` must read its operands; rules do not tell readers apart.
 
         States elsewhere are read where they lie: only pieces of them are ever in memory.
@@ -263,7 +265,7 @@ class Request:
             return (None,) * len(op.ins)
         return tuple([self.stored(v) if v in self._away else None for v in op.ins])
 
-    def added_first(self, op: Op) -> frozenset[str]:
+    def added_first(self, op: NamedOp) -> frozenset[str]:
         """The axes over which a sum is added up before `op` multiplies it.
 
         A device that has nothing of a summed dim adds 0, and 0 times infinity is NaN. Workers that
@@ -289,16 +291,16 @@ class Request:
         """The axes along which some devices have an empty block of a dim."""
         entering = [*self.program.inputs, *(p.value for p in self.program.params)]
         entering += [s.value for s in self.program.states]
-        made = (v for op in named.walk(self.program.body) for v in op.outs)
-        found = {
+        results = (v for op in named.walk(self.program.body) for v in op.outs)
+        uneven = {
             (dim, v.type.size(dim), placed)
-            for v in (*entering, *made)
+            for v in (*entering, *results)
             if (placed := self.ruled(v)).splits_unevenly(v.type, self.mesh)
             for dim, _ in placed.splits
         }
         return frozenset(
             axis
-            for dim, size, placed in found
+            for dim, size, placed in uneven
             if any(start == stop for start, stop in placed.blocks(dim, size, self.mesh))
             for axis in placed.axes_of(dim)
         )
@@ -313,11 +315,11 @@ class Request:
     def _away(self) -> frozenset[Value]:
         return frozenset(s.value for s in self.program.states if s.away)
 
-    def refuse(self, op: Op) -> NoReturn:
+    def refuse(self, op: NamedOp) -> NoReturn:
         """Raise MD0309: no row of `op` has its operands as `pins` demand."""
         raise AssertionError(f"{op.name} has no legal placement, and no annotation pins it")
 
-    def alike(self, first: Op, second: Op) -> bool:
+    def alike(self, first: NamedOp, second: NamedOp) -> bool:
         """Whether the results of two operators are requested in one placement."""
         pairs = zip(first.outs, second.outs, strict=True)
         return all(self.demanded(a) == self.demanded(b) for a, b in pairs)
@@ -369,22 +371,24 @@ class BlockRequest(Request):
         return {s.inside: (s.outer, loop.dim.name) for loop in every for s in loop.stacked}
 
     @cached_property
-    def _readers(self) -> dict[Op, Value]:
+    def _readers(self) -> dict[NamedOp, Value]:
         return dict(_readers(self.program.body))
 
     def _annotated(self, value: Value) -> Annotation | None:
         return None if value in self._slices else self.annotations.of(value)
 
-    def _ask(self, value: Value) -> Asked:
+    def _ask(self, value: Value) -> Constraint:
         """A slice is placed as its stack is: positions count the dims of the stack."""
         if value in self._slices:
             stack, loop = self._slices[value]
-            whole = self.asked(stack)
-            return Asked(whole.placement.without_dim(loop), whole.causes)
-        if (found := self._annotated(value)) is None:
+            stack_asked = self.asked(stack)
+            return Constraint(stack_asked.placement.without_dim(loop), stack_asked.causes)
+        if (annotation := self._annotated(value)) is None:
             return super()._ask(value)
-        span = found.entry.span
-        return Asked(found.placement, {d: (span.text, span) for d, _ in found.placement.splits})
+        span = annotation.entry.span
+        return Constraint(
+            annotation.placement, {d: (span.text, span) for d, _ in annotation.placement.splits}
+        )
 
     def demanded(self, value: Value) -> Placement:
         """As annotated, returned or not."""
@@ -401,14 +405,14 @@ class BlockRequest(Request):
 
     # --- of an operator ----------------------------------------------------------------------
 
-    def wants(self, op: Op) -> tuple[Want, ...]:
+    def wants(self, op: NamedOp) -> tuple[Want, ...]:
         """As annotated, or anything. Raises MD0309."""
-        found = tuple(self._want(v, op) for v in op.outs)
-        for value, want in zip(op.outs, found, strict=True):
+        wants = tuple(self._want(v, op) for v in op.outs)
+        for value, want in zip(op.outs, wants, strict=True):
             self._check_yields(op, value, want)
-        return found
+        return wants
 
-    def _want(self, value: Value, op: Op) -> Want:
+    def _want(self, value: Value, op: NamedOp) -> Want:
         if self._annotated(value) is not None:
             placed = self.ruled(value)
             return Want(placed.reduced if value in self.returned else placed, "exact")
@@ -417,13 +421,13 @@ class BlockRequest(Request):
         # An operator without operands yields a whole value: to split it later costs nothing.
         return Want(WHOLE, "free" if op.ins else "exact")
 
-    def _check_yields(self, op: Op, value: Value, want: Want) -> None:
+    def _check_yields(self, op: NamedOp, value: Value, want: Want) -> None:
         """Raise MD0309 where a result is to be partial and no row of the operator yields that.
 
         An operator without operands may begin a partial sum: zeros on all devices but one.
         """
-        found = self._annotated(value)
-        if found is None or not want.placement.op or not op.ins:
+        annotation = self._annotated(value)
+        if annotation is None or not want.placement.op or not op.ins:
             return
         legal = legal_rows(call_of(op))
         wanted, axis = Partial(want.placement.op), want.placement.partial[0]
@@ -431,22 +435,22 @@ class BlockRequest(Request):
             fail(
                 "MD0309",
                 f"`{op.name}` cannot yield `{value.label}` as {wanted} over mesh axis `{axis}`",
-                found.entry.span,
+                annotation.entry.span,
                 Related(op.span, "it is computed here"),
                 help=f"its legal rows: {'; '.join(map(str, legal))}",
             )
 
-    def pins(self, op: Op) -> Pins:
+    def pins(self, op: NamedOp) -> Pins:
         """The annotations for single readers."""
         found = (self._pin(v, op) for v in op.ins)
         return tuple(None if pin is None else pin.placement for pin in found)
 
-    def _pin(self, value: Value, op: Op) -> Annotation | None:
+    def _pin(self, value: Value, op: NamedOp) -> Annotation | None:
         return self.annotations.at(value, self._readers.get(op))
 
-    def refuse(self, op: Op) -> NoReturn:
+    def refuse(self, op: NamedOp) -> NoReturn:
         """MD0309: the operator, the axis, and its legal rows."""
-        pin = next(found for v in op.ins if (found := self._pin(v, op)))
+        pin = next(annotation for v in op.ins if (annotation := self._pin(v, op)))
         legal = legal_rows(call_of(op))
         for axis in self.mesh.names:
             parts = tuple(p and p.component(axis) for p in self.pins(op))
@@ -461,7 +465,7 @@ class BlockRequest(Request):
             help=f"its legal rows: {'; '.join(map(str, legal))}",
         )
 
-    def alike(self, first: Op, second: Op) -> bool:
+    def alike(self, first: NamedOp, second: NamedOp) -> bool:
         """Annotations for one reader tell all operators apart."""
         if any(entry.at for entry in self.annotations.entries):
             return False
@@ -492,20 +496,20 @@ class BlockRequest(Request):
         return value.type.names
 
 
-def loops(program: named.Program) -> Iterator[named.Loop]:
+def loops(program: named.NamedProgram) -> Iterator[named.NamedLoop]:
     """Every loop, those inside loops too."""
-    return (node for node in ir.every(program.body) if isinstance(node, named.Loop))
+    return (node for node in ir.every(program.body) if isinstance(node, named.NamedLoop))
 
 
 def _fits(row: Row, parts: tuple[object, ...]) -> bool:
     return all(part in (None, c) for part, c in zip(parts, row.ins, strict=True))
 
 
-def _readers(nodes: tuple[named.Node, ...]) -> Iterator[tuple[Op, Value]]:
+def _readers(nodes: tuple[named.Node, ...]) -> Iterator[tuple[NamedOp, Value]]:
     """The named tensor that each operator is on the way to, within one statement."""
     towards: dict[Value, Value] = {}
     for node in reversed(nodes):
-        if isinstance(node, named.Loop):
+        if isinstance(node, named.NamedLoop):
             yield from _readers(node.body)
             continue
         out = node.outs[0]

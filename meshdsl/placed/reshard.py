@@ -18,10 +18,10 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature
 from meshdsl.placed import collectives as c
 from meshdsl.placed import routes_known as known
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.placements import Mesh, Placement
 
 
-class Timed(Protocol):
+class Duration(Protocol):
     """A duration."""
 
     @property
@@ -36,10 +36,10 @@ class Clock(Protocol):
     def key(self) -> str:
         """The same text for clocks that tell the same times."""
 
-    def step(self, step: c.Step, type_: TensorType, /) -> Timed:
+    def step(self, step: c.Step, type_: TensorType, /) -> Duration:
         """The time of one step of a reshard."""
 
-    def operator(self, opdef: OpDef, signature: Signature, flops: int, /) -> Timed:
+    def operator(self, opdef: OpDef, signature: Signature, flops: int, /) -> Duration:
         """The time of an operator on local tensors."""
 
 
@@ -77,7 +77,7 @@ class Price:
         return nanoseconds(self.clock.operator(opdef, signature, flops))
 
 
-def nanoseconds(time: Timed) -> int:
+def nanoseconds(time: Duration) -> int:
     """A duration as a whole number, so that sums do not depend on their order.
 
     It is rounded up: one collective never costs more than two that take as long.
@@ -182,22 +182,22 @@ def _bounded(search: _Search) -> Route | None:
         if cut:
             search.run(most=None)
         return search.route()
-    found = Route.of(_merged_slices(list(steps)), search.type, search.space.mesh)
-    return replace(found, is_cut=cut or search.is_open)
+    result = Route.of(_merged_slices(list(steps)), search.type, search.space.mesh)
+    return replace(result, is_cut=cut or search.is_open)
 
 
 def _known(search: _Search) -> Iterator[tuple[c.Step, ...]]:
     """Routes that need no search, and the one on axes that go together as one."""
     space, mesh = search.space, search.space.mesh
-    found = [known.plain(search.source, search.target, mesh)]
-    found += [known.turned(search.source, search.target, mesh)]
+    candidates = [known.plain(search.source, search.target, mesh)]
+    candidates += [known.turned(search.source, search.target, mesh)]
     groups = known.joined(search.source, search.target, space.axes, mesh)
     if len(groups) < len(space.axes) and not mesh.given and not mesh.moments:
         fewer = known.joined_mesh(groups, mesh)
         ends = (known.on_joined(p, groups, fewer) for p in (search.source, search.target))
         way = route(search.type, *ends, fewer, replace(search.price, clock=None))
-        found += [None if way is None else tuple(known.apart(way.steps, groups, mesh))]
-    return (steps for steps in found if steps is not None)
+        candidates += [None if way is None else tuple(known.apart(way.steps, groups, mesh))]
+    return (steps for steps in candidates if steps is not None)
 
 
 class _Search:
@@ -217,7 +217,7 @@ class _Search:
         self.about = type_, source, target, price
         self.start, self.goal = space.number(source), space.number(target)
         self.best: dict[int, int] = {self.start: 0}
-        self.came: dict[int, _Edge] = {}
+        self.came: dict[int, _ReshardEdge] = {}
         self.least: dict[int, int] = {}
         self.devices = space.mesh.size(*space.axes)
 
@@ -260,7 +260,7 @@ class _Search:
                 heapq.heappush(queue, (key, there, next(order), edge.after))
         return True
 
-    def _taken(self, edge: _Edge, local: int) -> int:
+    def _taken(self, edge: _ReshardEdge, local: int) -> int:
         """The cost of a step from a block of `local` bytes."""
         price = self.price
         if price.clock is not None:
@@ -274,11 +274,11 @@ class _Search:
 
     def cost_of(self, steps: tuple[c.Step, ...]) -> int:
         """The cost of a route that is known."""
-        mesh, found = self.space.mesh, 0
+        mesh, cost = self.space.mesh, 0
         for step in steps:
             local = self.type.bytes // known.parts(step.before, mesh)
-            found += self._taken(_Edge(0, step.sends(mesh), step.kernels, step), local)
-        return found
+            cost += self._taken(_ReshardEdge(0, step.sends(mesh), step.kernels, step), local)
+        return cost
 
     def _least(self, number: int) -> int:
         """The cost of the rest of a route, at least."""
@@ -298,11 +298,11 @@ class _Search:
 
     def steps(self) -> tuple[c.Step, ...]:
         """The steps of the route found."""
-        found, here = [], self.goal
+        backwards, here = [], self.goal
         while here != self.start:
-            found.append(self.came[here].step)
+            backwards.append(self.came[here].step)
             here = self.space.numbers[self.came[here].step.before]
-        return tuple(found[::-1])
+        return tuple(backwards[::-1])
 
     def route(self, is_cut: bool = False) -> Route | None:
         """The route found, if there is one."""
@@ -322,16 +322,18 @@ def _to_windows(
     if source.windows:
         step = c.cut(mesh, source, target)
         return None if step is None else Route((step,), 0, 0)
-    found = []
+    routes = []
     for count in range(len(target.windows) + 1):
-        for whole in itertools.combinations(target.windows, count):
+        for unsplit in itertools.combinations(target.windows, count):
             base = target.plain
-            for window in whole:
+            for window in unsplit:
                 base = base.without_dim(window.dim)
             way = route(type_, source, base, mesh, price)
             if way is not None:
-                found.append(_through(type_, way, base, target, mesh))
-    return min(found, key=lambda r: (price.of(r, type_), r.collectives, len(r.steps)), default=None)
+                routes.append(_through(type_, way, base, target, mesh))
+    return min(
+        routes, key=lambda r: (price.of(r, type_), r.collectives, len(r.steps)), default=None
+    )
 
 
 def _through(
@@ -351,14 +353,14 @@ STEP, COLLECTIVE, BYTE = 1, 1 << 10, 1 << 20
 
 def _merged_slices(steps: list[c.Step]) -> tuple[c.Step, ...]:
     """Slices of one dim that follow each other as one slice over all their axes, outer first."""
-    found: list[c.Step] = []
+    merged: list[c.Step] = []
     for step in steps:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and last.kind == step.kind == "slice" and last.dim == step.dim:
-            found[-1] = replace(last, axes=last.axes + step.axes, after=step.after)
+            merged[-1] = replace(last, axes=last.axes + step.axes, after=step.after)
         else:
-            found.append(step)
-    return tuple(found)
+            merged.append(step)
+    return tuple(merged)
 
 
 def _space(
@@ -376,16 +378,16 @@ def _space(
     cut = dict(mesh.cut)
     parts = {d.name: d.size // cut.get(d.name, 1) for d in type_.dims}
     shared = {dim: math.gcd(size, mesh.devices) for dim, size in parts.items()}
-    rest = mesh.size(*set(source.partial) ^ set(target.partial))
+    remaining = mesh.size(*set(source.partial) ^ set(target.partial))
     for dim in sorted(shared.keys() - dims.keys(), key=lambda d: (-shared[d], type_.index(d))):
-        if rest > 1:
+        if remaining > 1:
             dims[dim] = None
-            rest //= math.gcd(rest, shared[dim])
+            remaining //= math.gcd(remaining, shared[dim])
     # Of a dim that does not divide, 0: any number of parts will do.
     ends = (source, target)
     uneven = {d for p in ends for d, _ in p.splits if p.is_uneven(d, type_.size(d), mesh)}
-    whole = {d for p in ends for d, axes in p.splits if parts[d] % mesh.size(*axes)} - uneven
-    shared |= {d: math.gcd(type_.size(d), mesh.devices) for d in whole}
+    unequal = {d for p in ends for d, axes in p.splits if parts[d] % mesh.size(*axes)} - uneven
+    shared |= {d: math.gcd(type_.size(d), mesh.devices) for d in unequal}
     uneven |= {dim for dim, *_ in mesh.given}
     ways = tuple((d, 0 if d in uneven else shared[d]) for d in type_.names if d in dims)
     return _shared_space(ways, axes, target.partial, target.op, mesh, scatter)
@@ -403,7 +405,7 @@ def _shared_space(
     return _Space(dict(ways), axes, frozenset(partial), op, mesh, scatter)
 
 
-class _Edge(NamedTuple):
+class _ReshardEdge(NamedTuple):
     """A step, the placement it leads to, bytes sent as a function of local bytes, its kernels."""
 
     after: int
@@ -430,7 +432,7 @@ class _Space:
     numbers: dict[Placement, int] = field(default_factory=dict)
     met: list[Placement] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
-    known: dict[int, tuple[_Edge, ...]] = field(default_factory=dict)
+    known: dict[int, tuple[_ReshardEdge, ...]] = field(default_factory=dict)
 
     @property
     def uneven(self) -> bool:
@@ -450,12 +452,14 @@ class _Space:
             self.parts.append(self.mesh.size(*(a for _, axes in p.splits for a in axes)))
         return self.numbers[p]
 
-    def edges(self, number: int) -> tuple[_Edge, ...]:
+    def edges(self, number: int) -> tuple[_ReshardEdge, ...]:
         """Every step from a placement."""
         if number not in self.known:
             p = self.met[number]
-            made = (*self._local_steps(p), *self._exchanges(p), *self._reductions(p))
-            edges = (_Edge(self.number(s.after), s.sends(self.mesh), s.kernels, s) for s in made)
+            steps = (*self._local_steps(p), *self._exchanges(p), *self._reductions(p))
+            edges = (
+                _ReshardEdge(self.number(s.after), s.sends(self.mesh), s.kernels, s) for s in steps
+            )
             self.known[number] = tuple(edges)
         return self.known[number]
 
@@ -508,13 +512,13 @@ class _Space:
             if axis in p.partial:
                 continue
             inner = next((d for d, axes in p.splits if axes[-1] == axis), None)
-            whole = not any(axis in axes for _, axes in p.splits)
-            if whole:
+            is_free = not any(axis in axes for _, axes in p.splits)
+            if is_free:
                 for dim in self.ways:
                     if self._divides(p, dim, (axis,)):
                         yield c.slice_(self.mesh, p, dim, (axis,))
             if axis in self.partial and p.op in (None, self.op):
-                yield from self._fills(p, axis, inner, whole)
+                yield from self._fills(p, axis, inner, is_free)
 
     def _fills(self, p: Placement, axis: str, inner: str | None, whole: bool) -> Iterator[c.Step]:
         assert self.op is not None

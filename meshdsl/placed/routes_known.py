@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from meshdsl.ir.types import TensorType
 from meshdsl.placed import collectives as c
-from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.placements import Mesh, Placement, placement
 
 Steps = tuple[c.Step, ...]
 
@@ -28,8 +28,8 @@ def least_bytes(
     in the end. Of a block that is not partial, a device receives what it does not have.
     """
     ours, its = parts(here, mesh), parts(goal, mesh)
-    kept = goal.partial if here.op == goal.op else ()
-    summed = mesh.size(*(a for a in here.partial if a not in kept))
+    still_partial = goal.partial if here.op == goal.op else ()
+    summed = mesh.size(*(a for a in here.partial if a not in still_partial))
     if summed > 1:
         others = 0 if goal.partial else devices // its - 1
         return -(-type_.bytes * (summed - 1 + others) // devices)
@@ -78,8 +78,8 @@ def plain(source: Placement, goal: Placement, mesh: Mesh) -> Steps | None:
         steps.append(step)
         here = step.after
 
-    kept = goal.partial if source.op == goal.op else ()
-    summed = tuple(a for a in source.partial if a not in kept)
+    still_partial = goal.partial if source.op == goal.op else ()
+    summed = tuple(a for a in source.partial if a not in still_partial)
     if summed:
         take(c.all_reduce(mesh, here, summed))
     for dim, axes in source.splits:
@@ -179,9 +179,9 @@ def _local(step: c.Step, here: Placement, axes: tuple[str, ...], mesh: Mesh) -> 
     for axis in axes if step.kind == "slice" else reversed(axes):
         if step.kind == "slice":
             assert step.dim is not None
-            made = c.slice_(mesh, here, step.dim, (axis,))
+            local_step = c.slice_(mesh, here, step.dim, (axis,))
         else:
             assert step.after.op is not None
-            made = c.zero_fill(mesh, here, axis, step.after.op, step.dim)
-        here = made.after
-        yield made
+            local_step = c.zero_fill(mesh, here, axis, step.after.op, step.dim)
+        here = local_step.after
+        yield local_step

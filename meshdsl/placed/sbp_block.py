@@ -10,7 +10,7 @@ from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.layout import TENSOR, selects, uneven
-from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.syntax import ast
 
 OPS: tuple[ReduceOp, ...] = ("sum", "max", "min", "prod")
@@ -64,9 +64,9 @@ class Annotations:
             help = "a sum of maxima is not a maximum of sums; reduce one of them first"
             fail("MD0308", "partial axes of one tensor share one operation", entry.span, help=help)
         for dim, axes in splits.items():
-            for found in uneven(dim, value.type.size(dim), axes, self.mesh, entry.span):
-                if found.severity == "error":
-                    raise DiagnosticError(found)
+            for diagnostic in uneven(dim, value.type.size(dim), axes, self.mesh, entry.span):
+                if diagnostic.severity == "error":
+                    raise DiagnosticError(diagnostic)
         return placement(self.mesh, splits, tuple(partial), next(iter(partial.values()), None))
 
     def _component(
@@ -83,12 +83,14 @@ class Annotations:
             case ast.Ref(name=ast.Name(text="P")):
                 partial[axis] = "sum"
                 return
-            case ast.Call(function=ast.Name(text="P"), args=(ast.Ref(name=name),)):
+            case ast.CallExpr(function=ast.Name(text="P"), args=(ast.Ref(name=name),)):
                 op = next((op for op in OPS if op == name.text), None)
                 if op is not None:
                     partial[axis] = op
                     return
-            case ast.Call(function=ast.Name(text="S"), args=(ast.Number(value=int() as index),)):
+            case ast.CallExpr(
+                function=ast.Name(text="S"), args=(ast.Number(value=int() as index),)
+            ):
                 dim = self._dim(value, index, node.span)
                 # A slice may lack it.
                 if value.type.has(dim):
@@ -111,9 +113,11 @@ def check_component(node: ast.Expr) -> None:
     match node:
         case ast.Ref(name=ast.Name(text="B" | "P")):
             return
-        case ast.Call(function=ast.Name(text="P"), args=(ast.Ref(name=name),)) if name.text in OPS:
+        case ast.CallExpr(function=ast.Name(text="P"), args=(ast.Ref(name=name),)) if (
+            name.text in OPS
+        ):
             return
-        case ast.Call(function=ast.Name(text="S"), args=(ast.Number(value=int()),)):
+        case ast.CallExpr(function=ast.Name(text="S"), args=(ast.Number(value=int()),)):
             return
     help = "there are `S(i)`, `B`, `P`, `P(max)`, `P(min)` and `P(prod)`"
     fail("MD0308", "this is no component of a placement", node.span, help=help)

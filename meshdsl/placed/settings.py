@@ -63,49 +63,51 @@ class StageRule:
         return f"{'.'.join(self.selector)}: {self.axis} = {self.stage}"
 
 
-def stage_rules_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[StageRule, ...]:
+def stage_rules_of(
+    nodes: Iterable[ast.LayoutDecl], diagnostics: Diagnostics
+) -> tuple[StageRule, ...]:
     """The stages that layouts give, each of which extends the one before; later ones displace."""
-    found: dict[tuple[tuple[str, ...], str], StageRule] = {}
+    rules: dict[tuple[tuple[str, ...], str], StageRule] = {}
     for node in nodes:
-        own: dict[tuple[tuple[str, ...], str], StageRule] = {}
+        of_layout: dict[tuple[tuple[str, ...], str], StageRule] = {}
         for written in filter(_is_stage, node.settings):
             assert isinstance(written.value, ast.Number)
             selector = tuple(part.text for part in written.selector)
             rule = StageRule(selector, written.name.text, int(written.value.value), written.span)
-            first = own.setdefault((selector, rule.axis), rule)
+            first = of_layout.setdefault((selector, rule.axis), rule)
             if first is not rule:
                 diagnostics.add(_twice(first, rule))
-        found.update(own)
-    return tuple(found.values())
+        rules.update(of_layout)
+    return tuple(rules.values())
 
 
-def _is_stage(node: ast.Setting) -> bool:
+def _is_stage(node: ast.SettingDecl) -> bool:
     """Whether a setting is the number of a stage: nothing else is set of a tensor."""
     if node.selector[0].text in ROLES:
         return False
     return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)
 
 
-def settings_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[Setting, ...]:
+def settings_of(nodes: Iterable[ast.LayoutDecl], diagnostics: Diagnostics) -> tuple[Setting, ...]:
     """The settings of layouts, each of which extends the one before; later ones displace.
 
     Wrong ones are left out; errors go to `diagnostics`.
     """
-    found: dict[tuple[str, str], Setting] = {}
+    settings: dict[tuple[str, str], Setting] = {}
     for node in nodes:
-        own: dict[tuple[str, str], Setting] = {}
+        of_layout: dict[tuple[str, str], Setting] = {}
         for written in (n for n in node.settings if not _is_stage(n)):
             setting = _setting(written, diagnostics)
             if setting is None:
                 continue
-            first = own.setdefault((setting.selector, setting.name), setting)
+            first = of_layout.setdefault((setting.selector, setting.name), setting)
             if first is not setting:
                 diagnostics.add(_twice(first, setting))
-        found.update(own)
-    return tuple(found.values())
+        settings.update(of_layout)
+    return tuple(settings.values())
 
 
-def _setting(node: ast.Setting, diagnostics: Diagnostics) -> Setting | None:
+def _setting(node: ast.SettingDecl, diagnostics: Diagnostics) -> Setting | None:
     """A setting of the table; None for one that is not in it."""
     selector, name = ".".join(part.text for part in node.selector), node.name.text
     wrong = _wrong_name(node) or _wrong_selector(node, selector) or _wrong_value(node, selector)
@@ -116,7 +118,7 @@ def _setting(node: ast.Setting, diagnostics: Diagnostics) -> Setting | None:
     return Setting(selector, name, node.value.name.text, node.span)
 
 
-def _wrong_name(node: ast.Setting) -> Diagnostic | None:
+def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
     name = node.name.text
     if name in NAMES:
         return None
@@ -130,7 +132,7 @@ def _wrong_name(node: ast.Setting) -> Diagnostic | None:
     return Diagnostic("MD0312", message, node.name.span, help=help, fixes=fixes)
 
 
-def _wrong_selector(node: ast.Setting, selector: str) -> Diagnostic | None:
+def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name = node.name.text
     legal = [s for s, n in SETTINGS if n == name]
     if selector in legal:
@@ -142,7 +144,7 @@ def _wrong_selector(node: ast.Setting, selector: str) -> Diagnostic | None:
     return Diagnostic("MD0313", message, span, help=f"write {said}", fixes=fixes)
 
 
-def _wrong_value(node: ast.Setting, selector: str) -> Diagnostic | None:
+def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name, value = node.name.text, node.value
     legal = SETTINGS[selector, name]
     if isinstance(value, ast.Ref) and value.name.text in legal:
@@ -159,8 +161,8 @@ def _twice(first: Setting | StageRule, setting: Setting | StageRule) -> Diagnost
     remove = Fix("remove this one", (Edit(without_entry(setting.span), ""),), safe=False)
     message = f"`{str(setting).partition(' = ')[0]}` is given twice"
     where = (Related(first.span, "the other one"),)
-    found = Diagnostic("MD0315", message, setting.span, related=where, help="keep one of them")
-    return replace(found, fixes=(remove,))
+    diagnostic = Diagnostic("MD0315", message, setting.span, related=where, help="keep one of them")
+    return replace(diagnostic, fixes=(remove,))
 
 
 def _forms() -> Iterable[str]:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.diagnostics import Related, fail
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import Factor, Signature, lookup
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.pipelined import Piped
 
 
-def in_stage_order(program: Program, pipe: Piped) -> Program:
+def in_stage_order(program: NamedProgram, pipe: Piped) -> NamedProgram:
     """The program whose tensors have the dim of the loop in the order of the stages.
 
     Raises MD0338 for an operator outside of the loop that needs it in its own order.
@@ -29,7 +29,7 @@ def in_stage_order(program: Program, pipe: Piped) -> Program:
 
 def _in_order(nodes: tuple[Node, ...], pipe: Piped) -> Iterator[Node]:
     for node in nodes:
-        if isinstance(node, Loop):
+        if isinstance(node, NamedLoop):
             yield replace(node, body=tuple(_in_order(node.body, pipe)))
         elif node.name == "iota" and node.attr("dim").name == pipe.dim:
             attrs = [("dim", node.attr("dim")), ("order", pipe.order)]
@@ -41,7 +41,7 @@ def _in_order(nodes: tuple[Node, ...], pipe: Piped) -> Iterator[Node]:
             yield node
 
 
-def _check(op: Op, pipe: Piped) -> None:
+def _check(op: NamedOp, pipe: Piped) -> None:
     """Refuse an operator that would see another element at an index of the loop's dim."""
     having = [v for v in (*op.ins, *op.outs) if v.type.has(pipe.dim)]
     if not having:
@@ -66,7 +66,7 @@ def _check(op: Op, pipe: Piped) -> None:
     )
 
 
-def _is_alike(loop: Factor, op: Op, dim: str) -> bool:
+def _is_alike(loop: Factor, op: NamedOp, dim: str) -> bool:
     """Whether a loop goes through a dim alike in all tensors that have it."""
 
     def of(values: tuple[Value, ...], names: tuple[str | None, ...]) -> bool:

@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 from meshdsl.diagnostics import Span, fail
 from meshdsl.ir.program import substitute
 from meshdsl.ir.types import Dim
-from meshdsl.named.ir import Loop, Node, Op, Program, Update, Value
-from meshdsl.placed.stages import Piped
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
+from meshdsl.placed.pipelined import Piped
 
 HELP = "take a schedule without updates on the way: `one_f_one_b`"
 
 
-class Section(Enum):
+class PassSection(Enum):
     """The nodes outside of the loop, by where they come; before the loop is on the first stage."""
 
     BEFORE = "before the loop"
@@ -34,7 +34,7 @@ class Section(Enum):
     @property
     def is_first(self) -> bool:
         """Whether its nodes are on the first stage, not on the last one."""
-        return self in (Section.BEFORE, Section.GRADIENT_BEFORE)
+        return self in (PassSection.BEFORE, PassSection.GRADIENT_BEFORE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StageParts:
     `stages` is the number of blocks of the loop's iterations.
     """
 
-    def __init__(self, program: Program, pipe: Piped, stages: int) -> None:
+    def __init__(self, program: NamedProgram, pipe: Piped, stages: int) -> None:
         self.program, self.pipe, self.stages = program, pipe, stages
         self._check_optimizer()
         self.loop, self.gradient_loop = self._loops()
@@ -74,39 +74,39 @@ class StageParts:
 
     # --- what is computed where ------------------------------------------------------------------
 
-    def stage_of(self, section: Section) -> int:
+    def stage_of(self, section: PassSection) -> int:
         """The stage of a section."""
         return 0 if section.is_first else self.stages - 1
 
-    def nodes(self, section: Section) -> tuple[Node, ...]:
+    def nodes(self, section: PassSection) -> tuple[Node, ...]:
         """The nodes of a section, in order."""
         return tuple(n for n, found in self.sections.items() if found is section)
 
     @cached_property
-    def of_weights(self) -> Mapping[Section, tuple[Node, ...]]:
+    def of_weights(self) -> Mapping[PassSection, tuple[Node, ...]]:
         """The nodes of the forward pass, by section, that parameters alone determine."""
-        known = {v: v in self.trained for v in (p.value for p in self.program.params)}
-        found = set(_of_weights([*self.sections], known))
+        is_weight = {v: v in self.trained for v in (p.value for p in self.program.params)}
+        determined = set(_of_weights([*self.sections], is_weight))
         return {
-            section: tuple(n for n in self.nodes(section) if n in found)
-            for section in (Section.BEFORE, Section.BEHIND)
+            section: tuple(n for n in self.nodes(section) if n in determined)
+            for section in (PassSection.BEFORE, PassSection.BEHIND)
         }
 
     @cached_property
-    def loop_of_weights(self) -> Loop:
+    def loop_of_weights(self) -> NamedLoop:
         """The loop with those nodes alone that the parameters of an iteration determine."""
-        known = {s.inside: True for s in self.loop.stacked if s.outer in self.stacked}
-        nodes = tuple(_of_weights(self.loop.body, known))
-        made = {*known, *(v for n in nodes for v in n.makes)}
-        collected = tuple(c for c in self.loop.collected if c.inside in made)
-        stacked = tuple(s for s in self.loop.stacked if s.inside in known)
+        is_weight = {s.inside: True for s in self.loop.stacked if s.outer in self.stacked}
+        nodes = tuple(_of_weights(self.loop.body, is_weight))
+        determined = {*is_weight, *(v for n in nodes for v in n.makes)}
+        collected = tuple(c for c in self.loop.collected if c.inside in determined)
+        stacked = tuple(s for s in self.loop.stacked if s.inside in is_weight)
         return replace(self.loop, body=nodes, carries=(), stacked=stacked, collected=collected)
 
-    def _loops(self) -> tuple[Loop, Loop]:
+    def _loops(self) -> tuple[NamedLoop, NamedLoop]:
         """The loop on the stages, and that of its gradients."""
-        found = [n for n in self.program.body if isinstance(n, Loop) and self.pipe.cuts(n)]
+        cut_loops = [n for n in self.program.body if isinstance(n, NamedLoop) and self.pipe.cuts(n)]
         forward, backward = (
-            [n for n in found if n.phase == phase] for phase in ("forward", "backward")
+            [n for n in cut_loops if n.phase == phase] for phase in ("forward", "backward")
         )
         if len(forward) != 1 or len(backward) != 1:
             message = (
@@ -116,20 +116,20 @@ class StageParts:
             fail("MD0907", message, self.pipe.span, help=help)
         return forward[0], backward[0]
 
-    def _sections(self) -> dict[Node, Section]:
+    def _sections(self) -> dict[Node, PassSection]:
         """The section of every node of the forward and backward pass outside of the loop."""
         loops = (self.loop, self.gradient_loop)
         nodes = [n for n in self.program.body if n.phase != "update" and n not in loops]
         behind, ahead = set(self.loop.makes), set(self.gradient_loop.makes)
-        found: dict[Node, Section | None] = {}
+        section_of: dict[Node, PassSection | None] = {}
         for node in nodes:
-            found[node] = None
+            section_of[node] = None
             if node.phase == "backward" and ahead.intersection(free(node)):
-                found[node] = Section.GRADIENT_BEFORE
+                section_of[node] = PassSection.GRADIENT_BEFORE
                 ahead.update(node.makes)
             elif behind.intersection(free(node)):
                 late = node.phase == "backward"
-                found[node] = Section.GRADIENT_BEHIND if late else Section.BEHIND
+                section_of[node] = PassSection.GRADIENT_BEHIND if late else PassSection.BEHIND
                 behind.update(node.makes)
         readers: dict[Value, list[Node]] = {}
         for node in (*nodes, *loops):
@@ -137,21 +137,21 @@ class StageParts:
                 readers.setdefault(value, []).append(node)
         for node in reversed(nodes):
             read_by = [r for v in node.makes for r in readers.get(v, ())]
-            sections = {found.get(r) for r in read_by if r not in loops}
-            found[node] = found[node] or self._by_readers(node, read_by, sections)
-        return {node: section for node, section in found.items() if section is not None}
+            sections = {section_of.get(r) for r in read_by if r not in loops}
+            section_of[node] = section_of[node] or self._by_readers(node, read_by, sections)
+        return {node: section for node, section in section_of.items() if section is not None}
 
     def _by_readers(
-        self, node: Node, read_by: Sequence[Node], sections: set[Section | None]
-    ) -> Section:
+        self, node: Node, read_by: Sequence[Node], sections: set[PassSection | None]
+    ) -> PassSection:
         """The section of a node that depends on no loop: that of its first reader."""
-        only_late = sections == {Section.GRADIENT_BEFORE} and len(read_by) > 0
+        only_late = sections == {PassSection.GRADIENT_BEFORE} and len(read_by) > 0
         if node.phase == "backward":
             only_late &= self.gradient_loop not in read_by
-            return Section.GRADIENT_BEFORE if only_late else Section.GRADIENT_BEHIND
-        early = self.loop in read_by or Section.BEFORE in sections
+            return PassSection.GRADIENT_BEFORE if only_late else PassSection.GRADIENT_BEHIND
+        early = self.loop in read_by or PassSection.BEFORE in sections
         only_late &= self.gradient_loop not in read_by
-        return Section.BEFORE if early or only_late else Section.BEHIND
+        return PassSection.BEFORE if early or only_late else PassSection.BEHIND
 
     # --- what is updated where -------------------------------------------------------------------
 
@@ -159,12 +159,12 @@ class StageParts:
         """The update of a stage: of its block of what the loop stacks, and of what is on it."""
         here = tuple(u for u in self.program.updates if self._is_here(u.old, stage))
         nodes = self._needed([u.new for u in here])
-        made = {v for n in nodes for v in n.makes}
-        read = dict.fromkeys(v for n in nodes for v in free(n) if v not in made)
-        kept = {p.value for p in self.program.params} | {s.value for s in self.program.states}
-        gradients = tuple(v for v in read if v not in kept)
+        results = {v for n in nodes for v in n.makes}
+        read = dict.fromkeys(v for n in nodes for v in free(n) if v not in results)
+        stored = {p.value for p in self.program.params} | {s.value for s in self.program.states}
+        gradients = tuple(v for v in read if v not in stored)
         for value in read:
-            self._check_here(value, stage, value in kept)
+            self._check_here(value, stage, value in stored)
         every = (*read, *(u.old for u in here), *(v for n in nodes for v in n.makes))
         size = len(self.blocks[stage])
         block = {v: self._of_block(v, size) for v in dict.fromkeys(every)}
@@ -184,13 +184,13 @@ class StageParts:
 
     def _needed(self, wanted: Iterable[Value]) -> tuple[Node, ...]:
         """The nodes of the update that make the wanted values."""
-        needed, found = set(wanted), []
+        needed, nodes = set(wanted), []
         for node in reversed([n for n in self.program.body if n.phase == "update"]):
             if needed.intersection(node.makes):
                 self._check_separate(node)
                 needed.update(free(node))
-                found.append(node)
-        return tuple(reversed(found))
+                nodes.append(node)
+        return tuple(reversed(nodes))
 
     def _of_block(self, value: Value, size: int) -> Value:
         """The value as a stage has it: a block of what has the loop's dim."""
@@ -200,7 +200,7 @@ class StageParts:
 
     def _with_block(self, node: Node, size: int) -> Node:
         """An operator whose attributes speak of the block."""
-        assert isinstance(node, Op), "an update has no loops"
+        assert isinstance(node, NamedOp), "an update has no loops"
         return replace(node, attrs=tuple((key, self._smaller(v, size)) for key, v in node.attrs))
 
     def _smaller(self, said: Any, size: int) -> Any:
@@ -235,11 +235,11 @@ class StageParts:
 
     def _check_collected(self) -> None:
         """Refuse a read, outside of the loops, of what they collect from all stages."""
-        whole = {c.outer for c in (*self.loop.collected, *self.gradient_loop.collected)}
+        collected = {c.outer for c in (*self.loop.collected, *self.gradient_loop.collected)}
         for node in self.sections:
-            for value in whole.intersection(free(node)):
-                known = f"`{value.label}`" if value.name else "what the loop collects"
-                message = f"{known}, of which each stage has a part, is read behind the loop"
+            for value in collected.intersection(free(node)):
+                name = f"`{value.label}`" if value.name else "what the loop collects"
+                message = f"{name}, of which each stage has a part, is read behind the loop"
                 help = "hand it on from iteration to iteration, as what the loop carries"
                 fail("MD0330", message, node.span, help=help)
 
@@ -249,17 +249,17 @@ class StageParts:
         if any(param in free(n) for n in loops):
             message = f"`{param.label}` is read by every stage, and each would update it by itself"
             _refuse(message, param.span, f"declare it inside of the loop, or {HELP}")
-        found = {self.stage_of(s) for n, s in self.sections.items() if param in free(n)}
-        if len(found) > 1:
-            first, last = min(found), max(found)
+        stages = {self.stage_of(s) for n, s in self.sections.items() if param in free(n)}
+        if len(stages) > 1:
+            first, last = min(stages), max(stages)
             message = f"`{param.label}` is read on stages {first} and {last}, which update it apart"
             _refuse(message, param.span, f"give each a parameter of its own, or {HELP}")
-        return found.pop() if found else 0
+        return stages.pop() if stages else 0
 
     def _check_separate(self, node: Node) -> None:
         """Refuse an update that reads all blocks to make something whole."""
         dim = self.loop.dim.name
-        if isinstance(node, Loop) or (
+        if isinstance(node, NamedLoop) or (
             any(v.type.has(dim) for v in free(node))
             and not all(v.type.has(dim) for v in node.makes)
         ):
@@ -301,7 +301,7 @@ def free(node: Node) -> tuple[Value, ...]:
 
 def _free(node: Node) -> Iterator[Value]:
     yield from node.reads
-    if isinstance(node, Loop):
+    if isinstance(node, NamedLoop):
         inside = {*node.enters, *(v for n in node.body for v in n.makes)}
         yield from (v for n in node.body for v in _free(n) if v not in inside)
         yield from (v for v in node.ends if v not in inside)
@@ -321,4 +321,4 @@ def _of_weights(nodes: Sequence[Node], known: dict[Value, bool]) -> Iterator[Nod
                 yield node
 
 
-__all__ = ["Section", "StageParts", "StageUpdate", "free"]
+__all__ = ["PassSection", "StageParts", "StageUpdate", "free"]

@@ -15,15 +15,15 @@ from functools import reduce
 
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import lookup
-from meshdsl.placed.stages import Piped, reads_of
+from meshdsl.placed.pipelined import Piped, reads_of
 
 STAGES, END = "stages", "end"
 """Where a term is: on every stage its own part, or on the first or the last stage all of it."""
 
 
-def terms_apart(program: Program, pipe: Piped) -> Program:
+def terms_apart(program: NamedProgram, pipe: Piped) -> NamedProgram:
     """The program in which gradients of both kinds are added once the passes are done."""
     if not pipe.dim:
         return program
@@ -36,25 +36,25 @@ def terms_apart(program: Program, pipe: Piped) -> Program:
     sums = [two for v in read if (two := terms.apart(v)) is not None]
     if not sums:
         return program
-    made = [replace(two.joined, phase="update") for two in sums]
-    return replace(program, body=(*terms.without(sums), *made, *update))
+    joined = [replace(two.joined, phase="update") for two in sums]
+    return replace(program, body=(*terms.without(sums), *joined, *update))
 
 
 def _accumulated(nodes: Iterable[Node], pipe: Piped) -> Iterable[Node]:
     """The nodes; a loop over batches has two sums of a gradient that has terms of both kinds."""
     nodes = tuple(nodes)
-    zeros = {n.out: n for n in nodes if isinstance(n, Op) and n.name == "zeros"}
+    zeros = {n.out: n for n in nodes if isinstance(n, NamedOp) and n.name == "zeros"}
     for node in nodes:
-        if isinstance(node, Loop) and node.dim.name == pipe.micro:
+        if isinstance(node, NamedLoop) and node.dim.name == pipe.micro:
             yield from _with_sums(node, pipe, zeros)
         else:
             yield node
 
 
-def _with_sums(loop: Loop, pipe: Piped, zeros: Mapping[Value, Op]) -> Iterable[Node]:
+def _with_sums(loop: NamedLoop, pipe: Piped, zeros: Mapping[Value, NamedOp]) -> Iterable[Node]:
     terms = _Terms(loop.body, pipe)
     carries: list[Carry[Value]] = []
-    sums, added, ends = list[_Apart](), list[Op](), list[Op]()
+    sums, added, ends = list[_Apart](), list[NamedOp](), list[NamedOp]()
     for carry in loop.carries:
         total = terms.maker.get(carry.next)
         begun = zeros.get(carry.init)
@@ -79,7 +79,7 @@ def _with_sums(loop: Loop, pipe: Piped, zeros: Mapping[Value, Op]) -> Iterable[N
     yield from ends
 
 
-def _adds(op: Op, inside: Value) -> bool:
+def _adds(op: NamedOp, inside: Value) -> bool:
     """Whether an operator adds something to what a loop carries."""
     return op.name == "add" and op.ins[0] is inside and op.ins[1] is not inside
 
@@ -93,9 +93,9 @@ class _Apart:
 
     stages: Value
     end: Value
-    made: tuple[Op, ...]
-    joined: Op
-    gone: tuple[Op, ...]
+    made: tuple[NamedOp, ...]
+    joined: NamedOp
+    gone: tuple[NamedOp, ...]
 
 
 class _Terms:
@@ -103,11 +103,11 @@ class _Terms:
 
     def __init__(self, nodes: Sequence[Node], pipe: Piped) -> None:
         self.nodes, self.dim = nodes, pipe.dim
-        self.maker = {v: n for n in nodes if isinstance(n, Op) for v in n.outs}
+        self.maker = {v: n for n in nodes if isinstance(n, NamedOp) for v in n.outs}
         self.uses = ir.uses(nodes)
         self.home: dict[Value, str] = {}
         for node in nodes:
-            if isinstance(node, Loop) and pipe.cuts(node):
+            if isinstance(node, NamedLoop) and pipe.cuts(node):
                 self.home.update((c.result, END) for c in node.carries)
                 self.home.update((c.outer, STAGES) for c in node.collected)
                 continue
@@ -133,23 +133,23 @@ class _Terms:
         # Blocks of the iterations and what is alike on all stages are added where they are.
         if END not in homes and any(v.type.has(self.dim) for v in terms):
             return None
-        made: list[Op] = []
-        one, other = (self._sum(kinds[k], value, gone[0], cast, made) for k in (STAGES, END))
+        additions: list[NamedOp] = []
+        one, other = (self._sum(kinds[k], value, gone[0], cast, additions) for k in (STAGES, END))
         joined = replace(gone[0], ins=(one, other), outs=(value,))
         every = (*gone, *((cast,) if cast is not None else ()))
-        return _Apart(one, other, tuple(made), joined, every)
+        return _Apart(one, other, tuple(additions), joined, every)
 
     def without(self, sums: Sequence[_Apart]) -> tuple[Node, ...]:
         """The nodes that make two values in place of each sum."""
         gone = {op for two in sums for op in two.gone}
-        kept = tuple(n for n in self.nodes if n not in gone)
-        return (*kept, *(op for two in sums for op in two.made))
+        remaining = tuple(n for n in self.nodes if n not in gone)
+        return (*remaining, *(op for two in sums for op in two.made))
 
     def _kind(self, value: Value) -> str:
         """The kind of a term; what can be made anywhere is made where its elements are."""
         return self.home.get(value, STAGES if value.type.has(self.dim) else END)
 
-    def _flat(self, value: Value) -> tuple[list[Value], list[Op]]:
+    def _flat(self, value: Value) -> tuple[list[Value], list[NamedOp]]:
         """The terms of a value, and the operators that add them."""
         op = self.maker.get(value)
         if op is None or op.name != "add" or op.phase != "backward" or self.uses[value] > 1:
@@ -162,7 +162,12 @@ class _Terms:
         return terms, gone
 
     def _sum(
-        self, terms: list[Value], whole: Value, add: Op, cast: Op | None, made: list[Op]
+        self,
+        terms: list[Value],
+        whole: Value,
+        add: NamedOp,
+        cast: NamedOp | None,
+        made: list[NamedOp],
     ) -> Value:
         """The sum of some terms of a value, in its dtype."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.ir.program import Stacked, every, substitute, with_origins
-from meshdsl.named.ir import Loop, Node, Op, Pin, Program, Value, walk
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.pipelined import Piped
 
 
-def is_load(op: Op) -> bool:
+def is_load(op: NamedOp) -> bool:
     """Whether an operator loads a parameter from storage for use."""
     return op.name == "identity" and is_loaded(op.out)
 
@@ -25,13 +25,13 @@ def is_loaded(value: Value) -> bool:
     return value.role == "param" and value.follows is not None
 
 
-def with_loads(program: Program, layout: Layout, pipe: Piped | None = None) -> Program:
+def with_loads(program: NamedProgram, layout: Layout, pipe: Piped | None = None) -> NamedProgram:
     """The program with a load for every parameter that is not stored as it is used."""
     moved = {p.value for p in program.params if _moves(p.value, layout)}
     if not moved:
         return program
     slices: dict[Value, Value] = {}
-    body = _Block(layout, moved, pipe, slices).nodes(program.body)
+    body = _StorageRewrite(layout, moved, pipe, slices).nodes(program.body)
     return replace(program, body=with_origins(body, slices))
 
 
@@ -45,7 +45,7 @@ def _is_kept(value: Value, layout: Layout) -> bool:
     return any(rule.keep for rule in causes if rule.selector == ("params",))
 
 
-class _Block:
+class _StorageRewrite:
     """Rewrites one block. `moved` are the parameters, or slices of them, that need a load.
 
     `slices` are those of what is loaded whole, with their replacements, in all blocks.
@@ -61,10 +61,10 @@ class _Block:
     def nodes(self, nodes: tuple[Node, ...]) -> list[Node]:
         """The block with its loads, each before its first use."""
         for node in nodes:
-            self.made.append(self._loop(node) if isinstance(node, Loop) else self._op(node))
+            self.made.append(self._loop(node) if isinstance(node, NamedLoop) else self._op(node))
         return self.made
 
-    def _op(self, op: Op) -> Op:
+    def _op(self, op: NamedOp) -> NamedOp:
         if op.phase == "update":
             return op
         read = [v for v in op.ins if v in self.moved]
@@ -77,11 +77,11 @@ class _Block:
         if key not in self.loads:
             self.loads[key] = replace(value, follows=value, pins=pins or value.pins)
             tags = reader.span, reader.phase, None, reader.origin
-            load = Op("identity", (value,), (self.loads[key],), (), *tags)
+            load = NamedOp("identity", (value,), (self.loads[key],), (), *tags)
             self.made.append(load)
         return self.loads[key]
 
-    def _whole_along(self, value: Value, loop: Loop) -> Value:
+    def _whole_along(self, value: Value, loop: NamedLoop) -> Value:
         """A stack with a part of each slice on every device.
 
         One that is stored split along the loop's dim is split along another one instead, by an
@@ -114,20 +114,20 @@ class _Block:
         """Whether a stack is loaded before a loop rather than slice by slice."""
         return _is_kept(stack, self.layout) or self._is_over_stages(stack)
 
-    def _loop(self, loop: Loop) -> Loop:
+    def _loop(self, loop: NamedLoop) -> NamedLoop:
         """The loop, its stacks read slice by slice as stored, and each slice loaded inside."""
         if loop.phase == "update":
             return loop
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
-        inner_loops = (n for n in every(loop.body) if isinstance(n, Loop))
+        inner_loops = (n for n in every(loop.body) if isinstance(n, NamedLoop))
         outside.update(s.outer for n in inner_loops for s in n.stacked if self._is_whole(s.outer))
         new = {v: self._load(v, loop) for v in outside & self.moved}
         stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
         for item in loop.stacked:
             staged = self.pipe is not None and self.pipe.cuts(loop)
-            whole = _is_kept(item.outer, self.layout) if staged else self._is_whole(item.outer)
-            if item.outer in self.moved and whole:
+            is_whole = _is_kept(item.outer, self.layout) if staged else self._is_whole(item.outer)
+            if item.outer in self.moved and is_whole:
                 outer = self._load(item.outer, loop)
                 new[item.inside] = replace(item.inside, follows=item.outer)
                 self.slices[item.inside] = new[item.inside]
@@ -136,7 +136,7 @@ class _Block:
             inner.update({item.inside} if item.outer in self.moved else ())
             outer = self._whole_along(item.outer, loop)
             stacked.append(Stacked(outer, item.inside))
-        (found,) = substitute([replace(loop, stacked=tuple(stacked))], new)
-        assert isinstance(found, Loop)
-        block = _Block(self.layout, inner, self.pipe, self.slices)
-        return replace(found, body=tuple(block.nodes(found.body)))
+        (substituted,) = substitute([replace(loop, stacked=tuple(stacked))], new)
+        assert isinstance(substituted, NamedLoop)
+        block = _StorageRewrite(self.layout, inner, self.pipe, self.slices)
+        return replace(substituted, body=tuple(block.nodes(substituted.body)))

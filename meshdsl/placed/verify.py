@@ -5,19 +5,19 @@ from __future__ import annotations
 from meshdsl.ir.verify import Verifier
 from meshdsl.named.ir import Value
 from meshdsl.named.workers import is_parts
-from meshdsl.placed.choose import is_legal
-from meshdsl.placed.ir import Apply, Loop, Program, Reshard, Tensor
-from meshdsl.placed.rows import call_of
-from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.stages import Piped, is_leaving
+from meshdsl.placed.ir import Apply, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
+from meshdsl.placed.pipelined import Piped, is_leaving
+from meshdsl.placed.placements import Mesh, Placement, placement
+from meshdsl.placed.sharding_rules import call_of
+from meshdsl.placed.strategies import is_legal
 
 
-def verify(program: Program) -> None:
+def verify(program: PlacedProgram) -> None:
     """Check that placements fit their tensors, rows are legal, and routes end at their targets.
 
     A violation is our mistake, hence an assert with a message.
     """
-    check = _Placed(program.mesh, program.pipe)
+    check = _PlacedVerifier(program.mesh, program.pipe)
     check.define((*program.inputs, *(p.tensor for p in program.params), *program.states))
     check.nodes(program.body)
     check.need((tensor for _, tensor in program.outputs), "an output")
@@ -29,15 +29,15 @@ def verify(program: Program) -> None:
         assert new.placement == old.placement, f"{old.value.label} changes its placement"
 
 
-class _Placed(Verifier[Tensor]):
+class _PlacedVerifier(Verifier[PlacedTensor]):
     def __init__(self, mesh: Mesh, pipe: Piped | None) -> None:
         super().__init__()
         self.mesh, self.pipe = mesh, pipe
 
-    def label(self, value: Tensor) -> str:
+    def label(self, value: PlacedTensor) -> str:
         return f"a version of {value.value.label}"
 
-    def check_value(self, value: Tensor) -> None:
+    def check_value(self, value: PlacedTensor) -> None:
         """Check that blocks are equal, dims exist, axes serve once, partial axes share an op."""
         p = value.placement
         again = placement(self.mesh, dict(p.splits), p.partial, p.op)
@@ -53,13 +53,13 @@ class _Placed(Verifier[Tensor]):
         if is_leaving(node) or is_parts(node):
             return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
-        found = is_legal(call_of(node), ins, outs, self.mesh)
-        assert found, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
+        legal = is_legal(call_of(node), ins, outs, self.mesh)
+        assert legal, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
-    def named(self, value: Tensor) -> Value:
+    def named(self, value: PlacedTensor) -> Value:
         return value.value
 
-    def check_loop(self, node: Loop) -> None:
+    def check_loop(self, node: PlacedLoop) -> None:
         self.check_origin(node)
         dim = node.dim.name
         axes = (self.pipe.axis,) if self.pipe and self.pipe.cuts(node) else ()
@@ -70,10 +70,10 @@ class _Placed(Verifier[Tensor]):
         for carry in node.carries:
             versions = (carry.init, carry.inside, carry.next, carry.result)
             assert len({t.placement for t in versions}) == 1, "a carry changes its placement"
-        for made in node.collected:
-            label = made.inside.value.label
-            same = made.inside.placement == made.outer.placement.without_dim(dim)
-            same = same and made.outer.placement.axes_of(dim) == axes
+        for part in node.collected:
+            label = part.inside.value.label
+            same = part.inside.placement == part.outer.placement.without_dim(dim)
+            same = same and part.outer.placement.axes_of(dim) == axes
             assert same, f"{label} changes when collected"
 
 

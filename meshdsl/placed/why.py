@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Op, Value
-from meshdsl.placed.choose import Choice, Other
+from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
+from meshdsl.placed.strategies import Choice, Other
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PlacementFacts:
     """Known facts of a tensor: the rule per split dim, and why it is partial."""
 
     causes: Mapping[str, tuple[str, Span]]
     partial: tuple[str, ...]
 
 
-def operator(op: Op) -> str:
+def operator(op: NamedOp) -> str:
     """The designation of an operator in a sentence: with the name it yields, where there is one."""
     name = op.outs[0].label
     return f"`{op.name}`" if name == "_" else f"`{op.name}` (for `{name}`)"
@@ -58,7 +58,7 @@ KEPT = ("it is kept in parts, as what is added to it",)
 ANNOTATED = ("the `sbp` block says so",)
 
 
-def summed(op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tuple[str, ...]:
+def summed(op: NamedOp, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tuple[str, ...]:
     """Reasons why a result is newly partial: the split dims that the operator reduces."""
     gone = {
         d
@@ -73,7 +73,7 @@ def summed(op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tu
     return tuple(parts)
 
 
-def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, str]:
+def explain(value: Value, route: Route, ask: Ask, facts: PlacementFacts) -> tuple[str, str]:
     """The cause of a reshard, and what would remove it."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
@@ -158,21 +158,21 @@ def _rule(cause: tuple[str, Span]) -> str:
     return f"`{text}` ({span.file if span.file.startswith('--') else f'line {span.line}'})"
 
 
-def _stored_by(value: Value, facts: Facts) -> str:
+def _stored_by(value: Value, facts: PlacementFacts) -> str:
     """The storage rules of a parameter, as a clause."""
     rules = [c for _, c in sorted(facts.causes.items()) if c[0].startswith("params:")]
     how = f"split by {' and '.join(map(_rule, rules))}" if rules else "otherwise"
     return f"`{value.label}` is stored {how}"
 
 
-def _split_by(route: Route, facts: Facts) -> str:
+def _split_by(route: Route, facts: PlacementFacts) -> str:
     """The rules that split the dims that move."""
     ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route)[0] if (c := facts.causes.get(d))]
-    own = [f"its operator splits `{d}`" for d in _moved(route)[0] if d not in facts.causes]
-    return " and ".join(ruled + own)
+    by_operators = [f"its operator splits `{d}`" for d in _moved(route)[0] if d not in facts.causes]
+    return " and ".join(ruled + by_operators)
 
 
-def _reduce_remedy(value: Value, kinds: set[str], facts: Facts) -> str:
+def _reduce_remedy(value: Value, kinds: set[str], facts: PlacementFacts) -> str:
     if "reduce_scatter" in kinds:
         return "leave the reduced dim whole; this is already half of an all_reduce"
     dims = " or ".join(f"`{d}`" for d in value.type.names)

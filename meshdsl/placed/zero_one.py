@@ -80,9 +80,9 @@ class ZeroOne:
         """Quantities of which exactly one is 1."""
         if options == 1:
             return [ALWAYS]
-        made = [self.variable() for _ in range(options)]
-        self.equal(total(made), ALWAYS)
-        return made
+        picks = [self.variable() for _ in range(options)]
+        self.equal(total(picks), ALWAYS)
+        return picks
 
     def pay(self, terms: Terms, cost: float) -> None:
         """Add `cost` times a quantity to the objective."""
@@ -212,17 +212,17 @@ def _silenced() -> Iterator[None]:
         ctypes.CDLL(None).fflush(None)  # what C code has yet to write
 
     flush()
-    kept = {number: _copied(number) for number in (1, 2)}
+    copies = {number: _copied(number) for number in (1, 2)}
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # it may get a number that is closed
     try:
-        for number in kept:
+        for number in copies:
             os.dup2(nowhere, number)
         yield
         flush()
     finally:
-        if kept.get(nowhere, 0) is not None:
+        if copies.get(nowhere, 0) is not None:
             os.close(nowhere)
-        for number, copy in kept.items():
+        for number, copy in copies.items():
             if copy is None:
                 os.close(number)
             else:
@@ -248,8 +248,8 @@ def _refuse_infeasible(solver: highspy.Highs) -> None:
 
 def total(parts: Iterable[Terms]) -> Terms:
     """The sum of quantities."""
-    found: Terms = {}
+    coefficients: Terms = {}
     for part in parts:
         for variable, coefficient in part.items():
-            found[variable] = found.get(variable, 0.0) + coefficient
-    return found
+            coefficients[variable] = coefficients.get(variable, 0.0) + coefficient
+    return coefficients

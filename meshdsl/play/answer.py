@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from meshdsl.analysis import analyse
+from meshdsl.carets import safe
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source, Span
 from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import Compilation, Options
@@ -25,10 +26,9 @@ from meshdsl.play.protocol import (
     PagePlace,
     PageResult,
 )
-from meshdsl.render import safe
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.report.document import human, scaled
-from meshdsl.report.html import Writer
+from meshdsl.report.html import HTMLWriter
 from meshdsl.report.schema import ReportFacts
 
 MAX_DEVICES = 4096
@@ -54,8 +54,8 @@ def _compiled(source: Source, options: Options, diagnostics: Diagnostics) -> Pag
 
     Expectations that fail, and layouts that were not chosen and cannot be used, spoil no result.
     """
-    made = Compilation(source, options, diagnostics)
-    result = diagnostics.of(lambda: _result(made.checked("emitted")))
+    compilation = Compilation(source, options, diagnostics)
+    result = diagnostics.of(lambda: _result(compilation.checked("emitted")))
     diagnostics.of(partial(check_source, source, options, diagnostics))
     return result
 
@@ -76,10 +76,10 @@ def _choices(known: Declarations) -> Choices:
 
 def _result(made: Compilation) -> PageResult:
     """The report in parts, each as markup, and the text of the program."""
-    from meshdsl.report.explain import explanation, sentence
+    from meshdsl.report.explanation import explanation, sentence
 
     report: ReportFacts = {**made.report, "warnings": []}
-    writer = Writer(classes=True)
+    writer = HTMLWriter(classes=True)
     _, *document = explanation(report, {made.source.name: made.source})  # the sentence is apart
     return {
         "sentence": sentence(report),
@@ -103,7 +103,7 @@ def _totals(report: ReportFacts) -> list[tuple[str, str]]:
     ]
 
 
-def _mesh(report: ReportFacts, writer: Writer) -> str:
+def _mesh(report: ReportFacts, writer: HTMLWriter) -> str:
     """The devices by their coordinates, and the memory of one."""
     from meshdsl.report.views.parts import Memory, MeshView
 
@@ -112,7 +112,7 @@ def _mesh(report: ReportFacts, writer: Writer) -> str:
     return writer.write((*MeshView("mesh", axes).document, *memory))
 
 
-def _pictures(made: Compilation, report: ReportFacts, writer: Writer) -> list[PagePicture]:
+def _pictures(made: Compilation, report: ReportFacts, writer: HTMLWriter) -> list[PagePicture]:
     """Which device holds what of each named tensor, and who sends to whom in each collective."""
     from meshdsl.report.views.parts import collectives, placements
 
@@ -214,16 +214,16 @@ def colours(text: str) -> list[tuple[int, str]]:
     from meshdsl.lexer import MdslLexer
 
     runs = MdslLexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text)
-    found = ((word, STANDARD_TYPES.get(kind, "")) for _, kind, word in runs)
-    return _joined((Units(word).at(len(word)), name) for word, name in found)
+    words = ((word, STANDARD_TYPES.get(kind, "")) for _, kind, word in runs)
+    return _joined((Units(word).at(len(word)), name) for word, name in words)
 
 
 def _joined(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     """Runs with neighbours of one class joined."""
-    found: list[tuple[int, str]] = []
+    joined: list[tuple[int, str]] = []
     for length, name in runs:
-        if found and found[-1][1] == name:
-            found[-1] = (found[-1][0] + length, name)
+        if joined and joined[-1][1] == name:
+            joined[-1] = (joined[-1][0] + length, name)
         else:
-            found.append((length, name))
-    return found
+            joined.append((length, name))
+    return joined

@@ -29,7 +29,7 @@ def page(state: PageState) -> tuple[str, str]:
         "style": style,
         "script": script,
     }
-    whole = _PLACE.sub(lambda place: parts[place[1]], _resource("page.html"))
+    html = _PLACE.sub(lambda place: parts[place[1]], _resource("page.html"))
     policy = {
         "default-src": "'none'",
         "style-src": f"'{digest(style)}'",
@@ -40,7 +40,7 @@ def page(state: PageState) -> tuple[str, str]:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    return whole, "; ".join(f"{name} {value}" for name, value in policy.items())
+    return html, "; ".join(f"{name} {value}" for name, value in policy.items())
 
 
 def _resource(name: str) -> str:
@@ -58,6 +58,6 @@ def _rules(style: str) -> str:
     from pygments.styles import get_style_by_name
     from pygments.token import STANDARD_TYPES
 
-    found = get_style_by_name(style)
-    named = ((STANDARD_TYPES.get(kind), look["color"]) for kind, look in found)
+    style_ = get_style_by_name(style)
+    named = ((STANDARD_TYPES.get(kind), look["color"]) for kind, look in style_)
     return "\n".join(f".code .{name} {{ color: #{c}; }}" for name, c in named if name and c)

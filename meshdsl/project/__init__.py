@@ -14,7 +14,7 @@ from meshdsl.syntax.tokens import is_name, is_reserved
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ProjectFile:
     """A file of a project: its name, its purpose in a few words, and its text."""
 
     name: str
@@ -32,11 +32,11 @@ _FILES = (
 """Name, purpose and template of each file, in the order in which a reader wants them."""
 
 
-def project(name: str) -> tuple[File, ...]:
+def project(name: str) -> tuple[ProjectFile, ...]:
     """The files of a project. Raises MD0620 for a name that a program cannot have."""
     _check_name(name)
     return tuple(
-        File(_named(file, name), purpose, _named(_read(template), name))
+        ProjectFile(_named(file, name), purpose, _named(_read(template), name))
         for file, purpose, template in _FILES
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from meshdsl.cluster.measured import kept
 from meshdsl.cluster.profile import MEASURED, UNBOUNDED, Cluster, Level
+from meshdsl.cluster.this_machine import kept
 from meshdsl.report.document import Block, Document, Gap, Grid, Item, Piece, duration, line
 
 

@@ -94,7 +94,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """The entry of one column; a page shows `why` beside it."""
 
     text: Text
@@ -103,14 +103,14 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A label and a cell for each column. `kind` and `data` are for the script of a page.
 
     If it is `plain`, a terminal marks differences in the label alone.
     """
 
     label: Text
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     kind: str = ""
     data: tuple[tuple[str, int | str], ...] = ()
     plain: bool = False
@@ -134,7 +134,7 @@ class Section:
     """Rows below a source line or a title; an `apart` section follows a blank line."""
 
     head: SourceLine | None
-    body: tuple[Item | Note | Row, ...]
+    body: tuple[Item | Note | TableRow, ...]
     apart: bool = False
     title: str = ""
     data: tuple[tuple[str, int | str], ...] = ()

@@ -24,7 +24,7 @@ from meshdsl.report.document import (
     human,
     line,
 )
-from meshdsl.report.explain import (
+from meshdsl.report.explanation import (
     away,
     explanation,
     held,
@@ -36,8 +36,8 @@ from meshdsl.report.explain import (
     sentence,
     summary,
 )
+from meshdsl.report.pipeline_facts import by_stage
 from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
-from meshdsl.report.stages import by_stage
 
 TOP = 5
 """The collectives of a long report that are shown; a short one has no more."""
@@ -101,7 +101,8 @@ def _excerpt(
     most, others = _largest(report["collectives"], top)
     groups = itertools.groupby(most, key=place_of)
     sections = (
-        section(report, sources, place, (), [_by_size(c) for c in found]) for place, found in groups
+        section(report, sources, place, (), [_by_size(c) for c in collectives])
+        for place, collectives in groups
     )
     yield Table(tuple(map(_shortened, sections)))
     yield Gap()
@@ -228,12 +229,12 @@ def _moved(c: CollectiveFacts) -> set[str]:
 
 def _names(report: ReportFacts, sources: Mapping[str, Source], wanted: str) -> set[str]:
     """The tensors of this name; else those whose name ends in it, as `attention.q` in `q`."""
-    known = dict.fromkeys(t["name"] for t in listed(report, sources) if t["name"])
+    labels = dict.fromkeys(t["name"] for t in listed(report, sources) if t["name"])
     alone = (c for c in report["collectives"] if not c["parts"])
-    known |= dict.fromkeys(c["tensor"] for c in alone)
-    known |= dict.fromkeys(p["tensor"] for c in report["collectives"] for p in c["parts"])
-    found = {wanted} & set(known) or {n for n in known if n.rpartition(".")[2] == wanted}
-    return found or _unknown(wanted, list(known), report["program"])
+    labels |= dict.fromkeys(c["tensor"] for c in alone)
+    labels |= dict.fromkeys(p["tensor"] for c in report["collectives"] for p in c["parts"])
+    matching = {wanted} & set(labels) or {n for n in labels if n.rpartition(".")[2] == wanted}
+    return matching or _unknown(wanted, list(labels), report["program"])
 
 
 def _unknown(wanted: str, known: list[str], program: str) -> NoReturn:

@@ -83,16 +83,16 @@ def _scale(timeline: Timeline) -> Callable[[int], float]:
 
 def _bars(timeline: Timeline, stream: str, at: Callable[[int], float]) -> Iterator[_Bar]:
     """The work of a stream, narrow pieces of one kind drawn as one."""
-    own = [
+    bars = [
         _Bar(_kind(e), at(e.start), at(e.end), _name(e))
         for e in timeline.events
         if stream in e.streams
     ]
     if stream == COMPUTE:
         more = "more iterations"
-        own += [_Bar(more, at(f.start), at(f.end), f"+{f.trips:,}") for f in timeline.folded]
+        bars += [_Bar(more, at(f.start), at(f.end), f"+{f.trips:,}") for f in timeline.folded]
     last: _Bar | None = None
-    for bar in sorted(own, key=lambda b: b.start):
+    for bar in sorted(bars, key=lambda b: b.start):
         narrow = last is not None and min(bar.end - bar.start, last.end - last.start) < LEAST
         if last is not None and narrow and bar.kind == last.kind and bar.start - last.end < LEAST:
             last.end, last.label = bar.end, ""
@@ -171,13 +171,13 @@ def _legend(timeline: Timeline) -> Markup:
     there = {_kind(e) for e in timeline.events}
     if timeline.folded:
         there.add("more iterations")
-    found, x = [], 0.0
+    entries, x = [], 0.0
     for kind in (kind for kind in FILLS if kind in there):
-        found.append(tag("rect", x=x, y=1, width=11, height=11, fill=FILLS[kind], stroke=INK,
+        entries.append(tag("rect", x=x, y=1, width=11, height=11, fill=FILLS[kind], stroke=INK,
                          stroke_width=0.6))  # fmt: skip
-        found.append(words(x + 16, 11, kind, font_size=11))
+        entries.append(words(x + 16, 11, kind, font_size=11))
         x += 16 + width_of(kind, 11) + 14
-    return join(*found)
+    return join(*entries)
 
 
 def gantt_text(timeline: Timeline) -> str:

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from html import escape
 
-from meshdsl.render import cells_of
+from meshdsl.carets import cells_of
 from meshdsl.report.document import (
     Beside,
-    Cell,
     Document,
     Gap,
     Grid,
@@ -28,9 +27,10 @@ from meshdsl.report.document import (
     Paragraph,
     Picture,
     Piece,
-    Row,
     Section,
     Table,
+    TableCell,
+    TableRow,
     Text,
 )
 
@@ -57,15 +57,15 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     >>> tag("td", "a < b", title='"', colspan=2)
     '<td title="&quot;" colspan="2">a &lt; b</td>'
     """
-    given = "".join(
+    text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escaped(_number(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     inside = join(*children)
     if not inside and name in _ALONE:
-        return Markup(f"<{name}{given}/>")
-    return Markup(f"<{name}{given}>{inside}</{name}>")
+        return Markup(f"<{name}{text}/>")
+    return Markup(f"<{name}{text}>{inside}</{name}>")
 
 
 def join(*children: Child) -> Markup:
@@ -151,11 +151,11 @@ ARROWS = {"=> ": "⇒ "}
 
 def html(document: Document) -> Markup:
     """A document for a notebook: it needs neither a script nor anything from elsewhere."""
-    return Writer().write(document)
+    return HTMLWriter().write(document)
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class HTMLWriter:
     """Writes documents; with `classes`, for a page with its own style sheet."""
 
     classes: bool = False
@@ -164,13 +164,13 @@ class Writer:
         """The document as one element. Adjacent items and notes form one table."""
         blocks = [b for b in document if not isinstance(b, Gap)]
         groups = itertools.groupby(blocks, key=lambda b: isinstance(b, Item | Note))
-        found = (
+        parts = (
             [self._table(Table((Section(None, tuple(group)),)))]  # type: ignore[arg-type]
             if rows
             else map(self._block, group)
             for rows, group in groups
         )
-        return self._tag("div", "document", *itertools.chain.from_iterable(found))
+        return self._tag("div", "document", *itertools.chain.from_iterable(parts))
 
     def _tag(self, name: str, look: str, /, *children: Child, **attributes: Attribute) -> Markup:
         """An element in one of `LOOKS`."""
@@ -253,13 +253,13 @@ class Writer:
         rows += (row for entry in section.body for row in self._entry(entry, columns))
         return tag("tbody", *rows, **{f"data_{key}": value for key, value in section.data})
 
-    def _entry(self, entry: Item | Note | Row, columns: int) -> Iterator[Markup]:
+    def _entry(self, entry: Item | Note | TableRow, columns: int) -> Iterator[Markup]:
         match entry:
             case Item():
                 yield self._item(entry, columns == 3)
             case Note():
                 yield self._row(self._tag("td", "note", self._note(entry), colspan=columns))
-            case Row():
+            case TableRow():
                 yield self._cells(entry)
 
     def _item(self, item: Item, pictured: bool) -> Markup:
@@ -277,13 +277,13 @@ class Writer:
         details = self._tag("table", "table", tag("tbody", *items))
         return tag("details", self._tag("summary", "summary", self.text(note.head)), details)
 
-    def _cells(self, row: Row) -> Markup:
+    def _cells(self, row: TableRow) -> Markup:
         head = self._tag("th", "cell", self._mark(row.differs), self.text(row.label), scope="row")
         look = {"class_": f"item {row.kind}" if row.data else row.kind} if self.classes else {}
         data = {f"data_{key}": value for key, value in row.data}
         return self._row(head, *map(self._cell, row.cells), **look, **data)
 
-    def _cell(self, cell: Cell) -> Markup:
+    def _cell(self, cell: TableCell) -> Markup:
         look = "differs" if cell.differs else "cell"
         inside = (self._mark(cell.differs), self.text(cell.text))
         return self._tag("td", look, *inside, title=cell.why or None)

@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.report.document import Picture, aligned, human
-from meshdsl.report.holding import Holding
 from meshdsl.report.html import Attribute, Child, Markup, drawing, join, tag
+from meshdsl.report.shard_view import Holding
 
 # --- colours and measures --------------------------------------------------------------------
 
@@ -43,8 +43,8 @@ def colour(number: int) -> str:
     """The fill of a device or a block. Numbers that are 8 or 64 apart differ as well."""
     total = 0
     while number:
-        number, rest = divmod(number, len(BLOCKS))
-        total += rest
+        number, digit = divmod(number, len(BLOCKS))
+        total += digit
     return BLOCKS[total % len(BLOCKS)]
 
 
@@ -148,7 +148,7 @@ NOWHERE = Direction("")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BlockCell:
     """The rectangle of one block."""
 
     x: float
@@ -174,7 +174,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PanelGrid:
     """The directions from the outermost: panels down, panels across, rows, columns."""
 
     directions: tuple[Direction, Direction, Direction, Direction]
@@ -183,17 +183,17 @@ class Grid:
     @classmethod
     def of(
         cls, inner: list[Direction], cell: tuple[float, float] | None = None, least: float = 46
-    ) -> Grid:
+    ) -> PanelGrid:
         """Up to four directions, the last across; cells as wide as labels and `least` require."""
         assert len(inner) <= 4, f"{len(inner)} directions cannot be drawn"
-        found = (*[NOWHERE] * (4 - len(inner)), *inner)
-        panels, rows, columns = (len(d.numbers) for d in found[1:])
-        ticks = max(width_of(found[3].tick(n), 11) + 8 for n in found[3].numbers)
-        captions = [width_of(d.part(n), 11) for d in found[:2] if d.ticked for n in d.numbers]
+        four = (*[NOWHERE] * (4 - len(inner)), *inner)
+        panels, rows, columns = (len(d.numbers) for d in four[1:])
+        ticks = max(width_of(four[3].tick(n), 11) + 8 for n in four[3].numbers)
+        captions = [width_of(d.part(n), 11) for d in four[:2] if d.ticked for n in d.numbers]
         ticks = max(ticks, max(captions, default=0) / columns)
         width = max(ticks, least, min(116, 250 / columns, 460 / (columns * panels)))
         height = max(28, min(46, 130 / rows))
-        a, b, c, d = found
+        a, b, c, d = four
         return cls((a, b, c, d), cell or (width, height))
 
     # --- measures ----------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Grid:
 
     # --- drawing -----------------------------------------------------------------------------
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[BlockCell]:
         """Every block, panel by panel and row by row."""
         width, height = self.cell
         for places in itertools.product(*(enumerate(d.numbers) for d in self.directions)):
@@ -254,7 +254,7 @@ class Grid:
             x, y = self._corner((a, b))
             index = tuple(number for _, number in places)
             at = (x + column * width, y + self._above + row * height)
-            yield Cell(*at, width, height, index)
+            yield BlockCell(*at, width, height, index)
 
     def labels(self) -> Markup:
         """Titles, captions of panels, and labels of rows and columns."""
@@ -341,7 +341,7 @@ def tensor_picture(held: Holding) -> Markup:
     dims = _drawn_dims(held)
     labels = map(held.label, held.holders(dims).values())
     widest = max(width_of(label) for label in labels) + 16
-    grid = Grid.of([_direction(held, d) for d in dims], least=min(widest, WIDEST))
+    grid = PanelGrid.of([_direction(held, d) for d in dims], least=min(widest, WIDEST))
     depth = STACK * _behind(held)
     said = wrapped(_tensor_notes(held), max(grid.width + depth, 250))
     height = grid.height + depth + (GAP + 15 * len(said) if said else 0)
@@ -361,7 +361,7 @@ def _behind(held: Holding) -> int:
     return min(held.copies - 1, 2)
 
 
-def _blocks(held: Holding, grid: Grid, dims: tuple[str, ...]) -> Iterator[Markup]:
+def _blocks(held: Holding, grid: PanelGrid, dims: tuple[str, ...]) -> Iterator[Markup]:
     holders = held.holders(dims)
     colours = {block: colour(ranks[0]) for block, ranks in holders.items()}
     for cell in grid.cells():
@@ -378,7 +378,7 @@ def _block_of(index: Index, dims: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(n for n in index[len(index) - len(dims) :] if n is not None)
 
 
-def _block(held: Holding, cell: Cell, fill: str, label: str) -> Markup:
+def _block(held: Holding, cell: BlockCell, fill: str, label: str) -> Markup:
     """A block, its replicas behind it, hatched if it is partial."""
     behind = _behind(held)
     size = {"width": cell.width - 4 - STACK * behind, "height": cell.height - 4 - STACK * behind}
@@ -437,8 +437,8 @@ def tensor_text(held: Holding) -> str:
 
 def _tables(directions: list[Direction], label: Callable[[Index], str]) -> Iterator[str]:
     """Lines of text for blocks in up to four directions, the last of them across."""
-    found = (*[NOWHERE] * (4 - len(directions)), *directions)
-    *outer, rows, columns = found
+    four = (*[NOWHERE] * (4 - len(directions)), *directions)
+    *outer, rows, columns = four
     for panel in itertools.product(*(d.numbers for d in outer)):
         said = [d.part(n) for d, n in zip(outer, panel, strict=True) if d.ticked]
         yield from [f"{', '.join(said)}:"] if said else []
@@ -493,7 +493,7 @@ def _mesh_notes(mesh: Mesh) -> tuple[str, ...]:
 
 def mesh_picture(mesh: Mesh) -> Markup:
     """The mesh as a drawing."""
-    grid = Grid.of(_directions(mesh), DEVICE)
+    grid = PanelGrid.of(_directions(mesh), DEVICE)
     said = wrapped(_mesh_notes(mesh), max(grid.width, 250))
     boxes = join(*_devices(mesh, grid))
     below = lines_of_text(0, grid.height + GAP + 8, said)
@@ -501,7 +501,7 @@ def mesh_picture(mesh: Mesh) -> Markup:
     return card(width, grid.height + GAP + 15 * len(said), grid.labels(), boxes, below)
 
 
-def _devices(mesh: Mesh, grid: Grid) -> Iterator[Markup]:
+def _devices(mesh: Mesh, grid: PanelGrid) -> Iterator[Markup]:
     """A box for every device, with its rank."""
     for cell in grid.cells():
         rank = _rank_at(mesh, cell.index)
@@ -511,7 +511,7 @@ def _devices(mesh: Mesh, grid: Grid) -> Iterator[Markup]:
         yield _device(cell, rank, BLOCKS[5])
 
 
-def _device(cell: Cell, rank: int, fill: str) -> Markup:
+def _device(cell: BlockCell, rank: int, fill: str) -> Markup:
     """One device."""
     box = tag(
         "rect",
@@ -568,7 +568,7 @@ def collective_picture(
     mesh: Mesh, kind: str, groups: Sequence[Sequence[int]], sends: Sequence[Pair], note: str
 ) -> Markup:
     """The mesh with its groups in colours, and an arrow for each pair of `sends`."""
-    grid = Grid.of(_directions(mesh), ROOMY)
+    grid = PanelGrid.of(_directions(mesh), ROOMY)
     cells = {rank: c for c in grid.cells() if (rank := _rank_at(mesh, c.index)) is not None}
     colours = {r: colour(i) for i, group in enumerate(groups) for r in group}
     lines = join(*_arrows(kind, sends, cells))
@@ -580,26 +580,26 @@ def collective_picture(
     return card(width, height, HEAD, grid.labels(), boxes, lines, below)
 
 
-def _inner(cell: Cell) -> Cell:
+def _inner(cell: BlockCell) -> BlockCell:
     """The box of a device, with room for arrows around it."""
-    return Cell(cell.x + 9, cell.y + 9, cell.width - 18, cell.height - 18, cell.index)
+    return BlockCell(cell.x + 9, cell.y + 9, cell.width - 18, cell.height - 18, cell.index)
 
 
-def _gaps(mesh: Mesh, grid: Grid) -> Iterator[Markup]:
+def _gaps(mesh: Mesh, grid: PanelGrid) -> Iterator[Markup]:
     """Dots in place of omitted devices."""
     for cell in grid.cells():
         if _rank_at(mesh, cell.index) is None:
             yield centred(*cell.centre, "…")
 
 
-def _arrows(kind: str, sends: Sequence[Pair], cells: dict[int, Cell]) -> Iterator[Markup]:
+def _arrows(kind: str, sends: Sequence[Pair], cells: dict[int, BlockCell]) -> Iterator[Markup]:
     for source, target in sends:
         if source in cells and target in cells and source != target:
             both = kind in ("all_reduce", "all_to_all")
             yield _arrow(cells[source], cells[target], both, kind == "reduce_scatter")
 
 
-def _arrow(source: Cell, target: Cell, both: bool, dashed: bool) -> Markup:
+def _arrow(source: BlockCell, target: BlockCell, both: bool, dashed: bool) -> Markup:
     return tag(
         "path",
         d=_path(source, target),
@@ -612,7 +612,7 @@ def _arrow(source: Cell, target: Cell, both: bool, dashed: bool) -> Markup:
     )
 
 
-def _path(source: Cell, target: Cell) -> str:
+def _path(source: BlockCell, target: BlockCell) -> str:
     """The path of an arrow: straight between neighbours, else bent around the devices between."""
     (x0, y0), (x1, y1) = source.centre, target.centre
     half_width, half_height = source.width / 2 - 16, source.height / 2 - 16
@@ -690,21 +690,21 @@ def memory_picture(rows: Mapping[str, Mapping[str, int]]) -> Markup:
 def _bar(
     kinds: Sequence[str], row: Mapping[str, int], left: float, y: float, scale: float
 ) -> Markup:
-    found, x = [], left
+    parts, x = [], left
     for kind in kinds:
         width = row[kind] * scale
-        found.append(_filled(kind, x=x, y=y, width=width, height=HEIGHT))
+        parts.append(_filled(kind, x=x, y=y, width=width, height=HEIGHT))
         x += width
-    return join(*found)
+    return join(*parts)
 
 
 def _legend(kinds: Sequence[str]) -> Markup:
-    found, x = [], 0.0
+    entries, x = [], 0.0
     for kind in kinds:
-        found.append(_filled(kind, x=x, y=1, width=11, height=11))
-        found.append(words(x + 16, 11, KINDS[kind], font_size=11))
+        entries.append(_filled(kind, x=x, y=1, width=11, height=11))
+        entries.append(words(x + 16, 11, KINDS[kind], font_size=11))
         x += 16 + width_of(KINDS[kind], 11) + 14
-    return join(*found)
+    return join(*entries)
 
 
 def _filled(kind: str, **place: Attribute) -> Markup:

@@ -12,9 +12,9 @@ from meshdsl.report.document import Block, Grid, line
 from meshdsl.report.schema import RanProgram, SentFacts, ValueFacts
 
 if TYPE_CHECKING:
-    from meshdsl.backends.engines.run import Result
-    from meshdsl.backends.engines.verify import Comparison
-    from meshdsl.device.ir import Program, Var
+    from meshdsl.backends.engines.against_reference import TensorComparison
+    from meshdsl.backends.engines.execution import Result
+    from meshdsl.device.ir import DeviceProgram, Var
     from meshdsl.pipeline import Compilation
 
 MOST_ROWS = 16
@@ -22,7 +22,7 @@ MOST_ROWS = 16
 
 
 def run_report(
-    made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
+    made: Compilation, engine: str, result: Result, checked: Sequence[TensorComparison]
 ) -> Iterator[Block]:
     """The devices, the outputs, and the comparison, if there is one."""
     yield line(f"{headline(made, engine)}, {result.seconds:.2f} s")
@@ -38,7 +38,7 @@ def run_report(
 
 
 def run_as_json(
-    made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
+    made: Compilation, engine: str, result: Result, checked: Sequence[TensorComparison]
 ) -> RanProgram:
     """The report as data, without values, which `--out` writes."""
     compared = {(c.role, c.name): c for c in checked}
@@ -59,7 +59,7 @@ def run_as_json(
     }
 
 
-def _facts(name: str, var: Var, compared: Comparison | None, role: str = "") -> ValueFacts:
+def _facts(name: str, var: Var, compared: TensorComparison | None, role: str = "") -> ValueFacts:
     facts: ValueFacts = {
         "name": name,
         "dims": list(var.value.type.names),
@@ -89,9 +89,9 @@ def headline(made: Compilation, engine: str) -> str:
 
 def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
-    kept = {*program.inputs, *program.params, *program.states} - program.away.keys()
+    in_memory = {*program.inputs, *program.params, *program.states} - program.away.keys()
     ranks = range(min(program.mesh.devices, MOST_ROWS))
-    sizes = [_bytes(v, program, ranks) for v in kept]
+    sizes = [_bytes(v, program, ranks) for v in in_memory]
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
     lines = []
     for rank in ranks:
@@ -104,7 +104,7 @@ def _devices(made: Compilation, result: Result) -> Grid:
     return Grid("what each device did", ("device", "at", "holds", "sent"), tuple(lines))
 
 
-def _bytes(var: Var, program: Program, ranks: range) -> list[int]:
+def _bytes(var: Var, program: DeviceProgram, ranks: range) -> list[int]:
     """What devices have of a variable, which one along the axis of the stages may have alone."""
     pipe, mesh = program.placed.pipe, program.mesh
     shapes = var.placement.shapes(var.type, mesh, ranks)
@@ -121,7 +121,7 @@ def _sent(calls: int, sent: int) -> str:
     return f"{sent:,} B in {calls} {kind}" if calls else "nothing"
 
 
-def _outputs(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
+def _outputs(made: Compilation, result: Result, checked: Sequence[TensorComparison]) -> Grid:
     errors = {c.name: c for c in checked if c.role == "output"}
     head = ("name", "whole", "per device", "value", *(("error",) if checked else ()))
     lines = (
@@ -138,14 +138,14 @@ def _described(name: str, var: Var, value: Any, made: Compilation) -> tuple[str,
     return name, _shape(var.value.type), local, _summary(value)
 
 
-def _error(found: Comparison | None) -> tuple[str, ...]:
+def _error(found: TensorComparison | None) -> tuple[str, ...]:
     """The cell of an error; none if nothing was compared."""
     if found is None:
         return ()
     return (f"{found.relative:.1e}" if found.error else "none",)
 
 
-def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
+def _updated(made: Compilation, result: Result, checked: Sequence[TensorComparison]) -> Grid:
     """The parameters after a step that has new ones, and the number of its optimizer's states.
 
     Of the states the worst error is shown.
@@ -178,7 +178,7 @@ def _summary(array: Any) -> str:
     return f"{array.min():.4g} … {array.max():.4g}, mean {array.mean():.4g}"
 
 
-def _verdict(checked: Sequence[Comparison]) -> str:
+def _verdict(checked: Sequence[TensorComparison]) -> str:
     worst = max(checked, key=lambda c: c.relative)
     if not all(c.ok for c in checked):
         return "verified: NOT equal to the reference"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict, final
 
-from meshdsl.render import DiagnosticFacts
+from meshdsl.carets import DiagnosticFacts
 
 Saves = dict[str, float]
 """What a rule saves: bytes sent, bytes held, FLOPs, seconds."""

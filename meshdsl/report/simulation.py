@@ -70,7 +70,7 @@ def of_stage(timeline: Timeline) -> StageFacts:
     each = {"F": times.forward, "I": times.inputs, "W": times.weights, "send": times.send}
     if any(times.update):
         each["U"] = times.update
-    seconds = {name: [float(t) / PER_SECOND for t in found] for name, found in each.items()}
+    seconds = {name: [float(t) / PER_SECOND for t in ticks] for name, ticks in each.items()}
     return {"stage": timeline.stage, "bubble": timeline.bubble, "passes": seconds}
 
 
@@ -82,11 +82,11 @@ def stage_text(facts: StageFacts) -> str:
 
 def _lines(timeline: Timeline) -> Iterator[LineSeconds]:
     """What each source line takes of the compute stream."""
-    found: dict[tuple[str, int], list[Event]] = defaultdict(list)
+    by_line: dict[tuple[str, int], list[Event]] = defaultdict(list)
     for event in timeline.events:
         if COMPUTE in event.streams:
-            found[event.node.span.file, event.node.span.line].append(event)
-    for (file, number), events in found.items():
+            by_line[event.node.span.file, event.node.span.line].append(event)
+    for (file, number), events in by_line.items():
         waiting = sum(e.total for e in events if e.kind == "wait")
         total = sum(e.total for e in events)
         bounds: dict[str, int] = defaultdict(int)
@@ -121,12 +121,12 @@ def sentence(facts: SimulationFacts) -> str:
 
 
 def _figures(facts: SimulationFacts) -> Iterator[Block]:
-    whole = facts["seconds"]
-    rows = [("compute", duration(facts["compute"]), share(facts["compute"], whole), "")]
+    seconds = facts["seconds"]
+    rows = [("compute", duration(facts["compute"]), share(facts["compute"], seconds), "")]
     for axes, sent in facts["sending"].items():
         bare = facts["exposed"].get(axes, 0.0)
         hidden = f"of {duration(sent)} of collectives"
-        rows.append((f"exposed, {axes}", duration(bare), share(bare, whole), hidden))
+        rows.append((f"exposed, {axes}", duration(bare), share(bare, seconds), hidden))
     yield Grid("where the time goes", ("", "time", "share", ""), tuple(rows))
     if "stage" in facts:
         yield line(f"It is the step of {stage_text(facts)}.")
@@ -145,8 +145,8 @@ def _dearest(facts: SimulationFacts, sources: Mapping[str, Source], top: int) ->
         source = sources.get(entry["file"])
         text = source.line(entry["line"]).strip() if source else ""
         text = text if len(text) <= TEXT_WIDTH else f"{text[: TEXT_WIDTH - 1]}…"
-        own = entry["file"] == facts["file"]
-        place = str(entry["line"]) if own else f"{entry['file']}:{entry['line']}"
+        is_of_file = entry["file"] == facts["file"]
+        place = str(entry["line"]) if is_of_file else f"{entry['file']}:{entry['line']}"
         took = duration(entry["seconds"])
         rows.append((place, took, share(entry["seconds"], facts["seconds"]), entry["bound"], text))
     title = f"the {len(rows)} dearest of {counted(len(facts['lines']), 'line')}"

@@ -11,12 +11,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from meshdsl.render import cut, safe
+from meshdsl.carets import cut, safe
 from meshdsl.report.document import (
     NO_BREAK,
     UNIT,
     Beside,
-    Cell,
     Document,
     Gap,
     Grid,
@@ -26,11 +25,12 @@ from meshdsl.report.document import (
     Paragraph,
     Picture,
     Piece,
-    Row,
     Section,
     SourceLine,
     Style,
     Table,
+    TableCell,
+    TableRow,
     Text,
     plain,
 )
@@ -132,13 +132,13 @@ def _item(item: Item, width: int) -> Iterator[Text]:
         used = item.indent + 4
         head = (Piece(" " * used),)
     pad = (Piece(" " * used),)
-    first, *rest = wrapped(item.body, width - used)
-    found = [(*head, *first), *((*pad, *line) for line in rest)]
-    room = width - used - len(plain((rest or [first])[-1])) - 3
+    first, *others = wrapped(item.body, width - used)
+    laid_out = [(*head, *first), *((*pad, *line) for line in others)]
+    room = width - used - len(plain((others or [first])[-1])) - 3
     fitting = next((a for a in item.asides if len(a) <= room), None)
     if fitting is not None:
-        found[-1] = (*found[-1], Piece(f"   {fitting}", "muted"))
-    yield from found
+        laid_out[-1] = (*laid_out[-1], Piece(f"   {fitting}", "muted"))
+    yield from laid_out
     if item.asides and fitting is None:
         below = wrapped((Piece(item.asides[0], "muted"),), width - used)
         yield from ((*pad, *line) for line in below)
@@ -146,9 +146,9 @@ def _item(item: Item, width: int) -> Iterator[Text]:
 
 def _note(note: Note, width: int) -> Iterator[Text]:
     pad = Piece(" " * note.indent)
-    first, *rest = wrapped(note.head, width - note.indent, hang=3)
+    first, *others = wrapped(note.head, width - note.indent, hang=3)
     yield (pad, *first)
-    yield from ((pad, Piece(plain(line))) for line in rest)
+    yield from ((pad, Piece(plain(line))) for line in others)
     for item in note.details:
         yield from _item(item, width)
 
@@ -194,8 +194,8 @@ class _Columns:
     def lines(self) -> Iterator[Text]:
         """The lines of all sections."""
         if self.table.columns and not self.stacked:
-            letters = tuple(Cell((Piece(name, "strong"),)) for name in self.table.columns)
-            yield from self._row(Row((Piece(""),), letters))
+            letters = tuple(TableCell((Piece(name, "strong"),)) for name in self.table.columns)
+            yield from self._row(TableRow((Piece(""),), letters))
         for section in self.table.sections:
             yield from self._section(section)
 
@@ -205,9 +205,11 @@ class _Columns:
         if section.head is not None:
             yield source_line(section.head, self.width)
         for entry in section.body:
-            yield from self._row(entry) if isinstance(entry, Row) else _block(entry, self.width)
+            yield from (
+                self._row(entry) if isinstance(entry, TableRow) else _block(entry, self.width)
+            )
 
-    def _row(self, row: Row) -> Iterator[Text]:
+    def _row(self, row: TableRow) -> Iterator[Text]:
         """A row, on as many lines of the screen as its longest cell needs."""
         mark, label = "≠" if row.differs else "", plain(row.label)
         texts = [_cell(cell, row.plain) for cell in row.cells]
@@ -220,8 +222,8 @@ class _Columns:
             shown = f"{_at(name, number):{self.table.label}}"
             head = (Piece(f"{sign:2}", "differs"), Piece(shown, "name"))
             parts = [
-                Piece(f"{'':{GAP}}{_at(found, number):{self.cell}}", p.style)
-                for found, p in zip(columns, texts, strict=True)
+                Piece(f"{'':{GAP}}{_at(cut_texts, number):{self.cell}}", p.style)
+                for cut_texts, p in zip(columns, texts, strict=True)
             ]
             yield _trimmed((*head, *parts))
 
@@ -234,7 +236,7 @@ class _Columns:
                 yield (Piece(f"    {'' if number else letter:3}"), Piece(part, p.style))
 
 
-def _cell(cell: Cell, unsigned: bool) -> Piece:
+def _cell(cell: TableCell, unsigned: bool) -> Piece:
     """A cell in one style, with the sign of a difference."""
     words = plain(cell.text)
     if cell.differs:
@@ -254,12 +256,12 @@ def _at(found: Sequence[str], number: int) -> str:
 
 def _trimmed(line: Text) -> Text:
     """A line without spaces at its end."""
-    found = list(line)
-    while found and not found[-1].text.strip():
-        found.pop()
-    if found:
-        found[-1] = Piece(found[-1].text.rstrip(), found[-1].style)
-    return tuple(found)
+    pieces = list(line)
+    while pieces and not pieces[-1].text.strip():
+        pieces.pop()
+    if pieces:
+        pieces[-1] = Piece(pieces[-1].text.rstrip(), pieces[-1].style)
+    return tuple(pieces)
 
 
 def _grid(grid: Grid, width: int) -> Iterator[Text]:
@@ -268,10 +270,10 @@ def _grid(grid: Grid, width: int) -> Iterator[Text]:
     from rich.console import Console
     from rich.text import Text as RichText
 
-    made = table.Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
+    rich_table = table.Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
     for heading in grid.head:
-        made.add_column(heading, overflow="fold")
+        rich_table.add_column(heading, overflow="fold")
     for cells in grid.lines:
-        made.add_row(*map(RichText, cells))
-    for line in Console(width=width, force_jupyter=False).render_lines(made, pad=False):
+        rich_table.add_row(*map(RichText, cells))
+    for line in Console(width=width, force_jupyter=False).render_lines(rich_table, pad=False):
         yield tuple(Piece(p.text, RICH.get(str(p.style), "")) for p in line)

@@ -35,10 +35,10 @@ def _ringed(
     """The row of a device: number k of a direction is of round k // (v·size)."""
 
     def step(kind: Kind, number: int) -> Step:
-        whole, rest = divmod(number, chunks * size)
-        chunk, micro = divmod(rest, size)
+        cycle, position = divmod(number, chunks * size)
+        chunk, micro = divmod(position, size)
         chunk = chunk if kind == "F" else chunks - 1 - chunk
-        return kind, whole * size + micro, chunk * devices + device
+        return kind, cycle * size + micro, chunk * devices + device
 
     for number in range(warm):
         yield step("F", number)
@@ -56,9 +56,9 @@ def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
     vN.
     """
     for device in range(devices):
-        own = range(device, chunks * devices, devices)
-        forward: list[Step] = [("F", m, stage) for stage in own for m in range(micro)]
-        yield [*forward, *(("B", m, stage) for stage in reversed(own) for m in range(micro))]
+        stages = range(device, chunks * devices, devices)
+        forward: list[Step] = [("F", m, stage) for stage in stages for m in range(micro)]
+        yield [*forward, *(("B", m, stage) for stage in reversed(stages) for m in range(micro))]
 
 
 @schedule("Li and Hoefler 2021, Chimera")
@@ -183,6 +183,6 @@ _LETTERS: dict[str, Kind] = {"F": "F", "B": "B", "I": "I", "W": "W", ".": "W"}
 
 def _oldest(owed: deque[int], stage: int | None) -> int:
     """Take the oldest stage that is owed a W, or the oldest entry of a stage."""
-    found = owed[0] if stage is None else stage
-    owed.remove(found)
-    return found
+    taken = owed[0] if stage is None else stage
+    owed.remove(taken)
+    return taken

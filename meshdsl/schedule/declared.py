@@ -21,15 +21,15 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.schedule.registry import schedules
-from meshdsl.schedule.table import WEIGHTS, Action, Row, Schedule, Weights, parse_action
-from meshdsl.schedule.verify import ROW, Place, Verified, verify
+from meshdsl.schedule.table import WEIGHTS, Action, Row, ScheduleTable, Weights, parse_action
+from meshdsl.schedule.verification import ROW, Place, Verified, verify
 from meshdsl.syntax import ast
 
 HEAD = ("stages", "micro", "weights")
 
 
 @lru_cache(maxsize=64)
-def table_of(node: ast.Schedule) -> Verified:
+def table_of(node: ast.ScheduleDecl) -> Verified:
     """The verified table of a declaration. Raises MD0520 to MD0526, MD0533 and MD0536.
 
     Each error is at the action or the row that it is about, at the name where it is about none.
@@ -38,16 +38,18 @@ def table_of(node: ast.Schedule) -> Verified:
     if name.text in schedules():
         help = "choose another name, or take that one: `with` finds it without a declaration"
         fail("MD0143", f"`{name.text}` is a schedule already", name.span, help=help)
-    found = Diagnostics()
-    stages, micro = (found.of(partial(_count, node, name)) for name in HEAD[:2])
-    weights = found.of(partial(_weights, node))
-    _check_names(node, found)
-    rows = _rows(node, found)
-    found.raise_errors()
+    problems = Diagnostics()
+    stages, micro = (problems.of(partial(_count, node, name)) for name in HEAD[:2])
+    weights = problems.of(partial(_weights, node))
+    _check_names(node, problems)
+    rows = _rows(node, problems)
+    problems.raise_errors()
     assert stages is not None
     assert micro is not None
     assert weights is not None
-    table = Schedule(stages, micro, tuple(row for row, _ in rows.values()), weights, node.name.text)
+    table = ScheduleTable(
+        stages, micro, tuple(row for row, _ in rows.values()), weights, node.name.text
+    )
     spans: dict[Place, Span] = {(device, ROW): row.span for device, (_, row) in rows.items()}
     for device, (_, row) in rows.items():
         spans |= {(device, at): action.span for at, action in enumerate(row.actions)}
@@ -61,18 +63,18 @@ def table_of(node: ast.Schedule) -> Verified:
 # --- the head ------------------------------------------------------------------------------------
 
 
-def _check_names(node: ast.Schedule, diagnostics: Diagnostics) -> None:
+def _check_names(node: ast.ScheduleDecl, diagnostics: Diagnostics) -> None:
     """Report options of the head that there are not."""
     for option in node.options:
-        name, known = option.name, list(HEAD)
-        if name.text not in known:
-            help = did_you_mean(name.text, known) or "there are stages, micro and weights"
+        name, options = option.name, list(HEAD)
+        if name.text not in options:
+            help = did_you_mean(name.text, options) or "there are stages, micro and weights"
             message = f"a schedule has no option `{name.text}`"
-            fixes = spelled_right(name.span, name.text, known)
+            fixes = spelled_right(name.span, name.text, options)
             diagnostics.add(Diagnostic("MD0533", message, name.span, help=help, fixes=fixes))
 
 
-def _count(node: ast.Schedule, name: str) -> int:
+def _count(node: ast.ScheduleDecl, name: str) -> int:
     """The number of stages or of micro-batches."""
     option = next((o for o in node.options if o.name.text == name), None)
     said = {"stages": "stages", "micro": "micro-batches"}[name]
@@ -87,7 +89,7 @@ def _count(node: ast.Schedule, name: str) -> int:
     fail("MD0533", f"`{name}` is a whole number of 1 or more", option.value.span, help=help)
 
 
-def _weights(node: ast.Schedule) -> Weights:
+def _weights(node: ast.ScheduleDecl) -> Weights:
     """The rule by which passes read parameters that are updated on the way."""
     option = next((o for o in node.options if o.name.text == "weights"), None)
     if option is None:
@@ -105,17 +107,17 @@ def _weights(node: ast.Schedule) -> Weights:
 
 
 def _rows(
-    node: ast.Schedule, diagnostics: Diagnostics
+    node: ast.ScheduleDecl, diagnostics: Diagnostics
 ) -> Mapping[int, tuple[Row, ast.ScheduleRow]]:
     """The rows by device, in the order of devices; what is wrong with them goes to `diagnostics`.
 
     One for each device, in any order.
     """
-    found: dict[int, tuple[Row, ast.ScheduleRow]] = {}
+    by_device: dict[int, tuple[Row, ast.ScheduleRow]] = {}
     for row in node.rows:
         device = row.device.value
-        if device in found:
-            message, where = f"two rows for device {device}", found[int(device)][1].device.span
+        if device in by_device:
+            message, where = f"two rows for device {device}", by_device[int(device)][1].device.span
             related = (Related(where, "the other row"),)
             help = "number the rows from 0, one for each device"
             diagnostics.add(Diagnostic("MD0536", message, row.device.span, "error", related, help))
@@ -125,8 +127,8 @@ def _rows(
             diagnostics.add(Diagnostic("MD0536", message, row.device.span, help=help))
         else:
             actions = [diagnostics.of(partial(_action, a, device)) for a in row.actions]
-            found[device] = tuple(a for a in actions if a is not None), row
-    return dict(sorted(found.items()))
+            by_device[device] = tuple(a for a in actions if a is not None), row
+    return dict(sorted(by_device.items()))
 
 
 def _action(node: ast.ScheduleAction, device: int) -> Action:

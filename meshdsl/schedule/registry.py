@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from importlib import import_module
 
 from meshdsl.diagnostics import Span, did_you_mean, fail
-from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, Schedule, Weights, of_rows
+from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, of_rows
 
 Rows = Iterable[Iterable[tuple[Kind, int, int]]]
 """For each device its actions: kind, micro-batch, stage."""
@@ -79,18 +79,18 @@ def generate(
     micro: int,
     options: Mapping[str, int | None] | None = None,
     span: Span | None = None,
-) -> Schedule:
+) -> ScheduleTable:
     """The table of a schedule by name; options that are None have their default.
 
     Raises MD0528 for a name that there is not, MD0529 for numbers that it cannot be made for.
     """
     record = lookup(name, span)
-    given = {key: value for key, value in (options or {}).items() if value is not None}
-    for key in given:
+    options_ = {key: value for key, value in (options or {}).items() if value is not None}
+    for key in options_:
         if key not in record.options:
-            known = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
-            fail("MD0529", f"`{name}` takes no {key}", span, help=f"leave it out, or use {known}")
-    for key, value in {"devices": devices, "micro-batches": micro, **given}.items():
+            takers = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
+            fail("MD0529", f"`{name}` takes no {key}", span, help=f"leave it out, or use {takers}")
+    for key, value in {"devices": devices, "micro-batches": micro, **options_}.items():
         if value < 1:
             fail(
                 "MD0529",
@@ -98,14 +98,14 @@ def generate(
                 span,
                 help="write a number from 1",
             )
-    stages = devices * given.get("chunks", 2)
+    stages = devices * options_.get("chunks", 2)
     if stages * micro > MOST_PARTS:
         sizes = f"{devices:,} devices and {micro:,} micro-batches"
         help = f"stay below {MOST_PARTS:,} forward passes"
         fail("MD0529", f"`{name}` for {sizes} is too large", span, help=help)
     try:
-        made = record.make(devices, micro, **given)
-        rows: list[Row] = [tuple(Action(*each) for each in row) for row in made]
+        steps = record.make(devices, micro, **options_)
+        rows: list[Row] = [tuple(Action(*each) for each in row) for row in steps]
     except Unfit as error:
         fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)
     return replace(of_rows(rows, record.weights), name=name)
@@ -113,11 +113,11 @@ def generate(
 
 def lookup(name: str, span: Span | None = None) -> Record:
     """The record of a schedule. Raises MD0528."""
-    known = schedules()
-    if name not in known:
-        help = did_you_mean(name, list(known)) or f"there are {', '.join(known)}"
+    records = schedules()
+    if name not in records:
+        help = did_you_mean(name, list(records)) or f"there are {', '.join(records)}"
         fail("MD0528", f"there is no schedule `{name}`", span, help=help)
-    return known[name]
+    return records[name]
 
 
 class Unfit(Exception):

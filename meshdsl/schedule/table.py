@@ -59,7 +59,7 @@ Row = tuple[Action, ...]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleTable:
     """A row of actions for each device, for `micro` micro-batches through `stages` stages.
 
     A device may have several stages (chunks, V shapes), and a stage may be on several devices
@@ -88,7 +88,7 @@ class Schedule:
         return any(action.kind == "I" for row in self.rows for action in row)
 
     @property
-    def forward(self) -> Schedule:
+    def forward(self) -> ScheduleTable:
         """The forward passes alone, in their order."""
         rows = tuple(tuple(a for a in row if a.kind == "F") for row in self.rows)
         return replace(self, rows=rows, weights="latest")
@@ -111,19 +111,19 @@ def row_text(device: int, row: Iterable[Action]) -> str:
 
 def parse_action(text: str, device: int, span: Span | None = None) -> Action:
     """The action that a text means in the row of a device. Raises MD0520."""
-    found = _ACTION.fullmatch(text)
-    if found is None:
+    match = _ACTION.fullmatch(text)
+    if match is None:
         help = "write F, B, I, W or U, the micro-batch, and `@` and the stage: `F3`, `B0@5`"
         if all(map(_ACTION.fullmatch, text.split())):
             help = "a cell has one action: separate them by commas"
         fail("MD0520", f"`{text}` is no action of a schedule", span, help=help)
-    kind, micro, stage = found.groups()
+    kind, micro, stage = match.groups()
     return Action(
         next(k for k in KINDS if k == kind), int(micro), device if stage is None else int(stage)
     )
 
 
-def parsed(text: str, weights: Weights = "latest") -> Schedule:
+def parsed(text: str, weights: Weights = "latest") -> ScheduleTable:
     """The table of a text with a line for each device. Raises MD0520."""
     lines = text.strip().splitlines()
     return of_rows(
@@ -135,9 +135,9 @@ def parsed(text: str, weights: Weights = "latest") -> Schedule:
     )
 
 
-def of_rows(rows: Sequence[Row], weights: Weights = "latest", name: str = "") -> Schedule:
+def of_rows(rows: Sequence[Row], weights: Weights = "latest", name: str = "") -> ScheduleTable:
     """The schedule with these rows, of as many stages and micro-batches as stand in them."""
     actions = [action for row in rows for action in row]
     stages = 1 + max((action.stage for action in actions), default=-1)
     micro = 1 + max((action.micro for action in actions), default=-1)
-    return Schedule(stages, micro, tuple(rows), weights, name)
+    return ScheduleTable(stages, micro, tuple(rows), weights, name)

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from meshdsl.diagnostics import Source, Span, closest, fail
 from meshdsl.schedule.table import Action
-from meshdsl.schedule.verify import Key, Place, Verified
+from meshdsl.schedule.verification import Key, Place, Verified
 
 PARTS: Mapping[str, int] = {"F": 1, "I": 1, "W": 1, "U": 0, "send": 0}
 """What has a time of its own, and how long it takes if nothing is said."""
@@ -43,18 +43,18 @@ class Times:
         stage = action.stage
         match action.kind:
             case "F":
-                whole = _at(self.forward, stage)
+                duration = _at(self.forward, stage)
             case "I":
-                whole = _at(self.inputs, stage)
+                duration = _at(self.inputs, stage)
             case "W":
-                whole = _at(self.weights, stage)
+                duration = _at(self.weights, stage)
             case "U":
-                whole = _at(self.update, stage)
+                duration = _at(self.update, stage)
             case "B":
                 inputs = _at(self.inputs, stage)
-                whole = inputs + _at(self.weights, stage)
-                return whole, inputs if self.early else whole
-        return whole, whole
+                duration = inputs + _at(self.weights, stage)
+                return duration, inputs if self.early else duration
+        return duration, duration
 
     def message(self, stage: int) -> Fraction:
         """How long a message between a stage and the next one takes."""
@@ -68,8 +68,8 @@ def _at(each: Each, stage: int) -> Fraction:
 def parse_times(text: str, stages: int, early: bool = True) -> Times:
     """The times of `F=1,I=1,W=1,send=0`, with `F=1:2:1` for three stages. Raises MD0530."""
     source = Source("--times", text)
-    found: dict[str, Each] = {name: (Fraction(value),) for name, value in PARTS.items()}
-    at, given = 0, set[str]()
+    times: dict[str, Each] = {name: (Fraction(value),) for name, value in PARTS.items()}
+    at, named = 0, set[str]()
     for entry in text.split(","):
         span = Span(source, at, at + len(entry))
         at += len(entry) + 1
@@ -79,17 +79,17 @@ def parse_times(text: str, stages: int, early: bool = True) -> Times:
             near = closest(name, list(PARTS))
             help = f"did you mean `{near}`?" if near and equals else "write F=1,I=1,W=1,send=0"
             fail("MD0530", f"`{entry.strip()}` is no time of a part", span, help=help)
-        if name in given:
+        if name in named:
             help = "write it once; `:` separates the times of stages"
             fail("MD0530", f"the time of `{name}` is given twice", span, help=help)
-        given.add(name)
+        named.add(name)
         each = tuple(_time(value, span) for value in values.split(":"))
         wanted = stages - (name == "send")
         if len(each) not in (1, wanted):
             help = f"write one for all, or {wanted} separated by `:`"
             fail("MD0530", f"there are {len(each)} times in `{entry.strip()}`", span, help=help)
-        found[name] = each
-    return Times(found["F"], found["I"], found["W"], found["U"], found["send"], early)
+        times[name] = each
+    return Times(times["F"], times["I"], times["W"], times["U"], times["send"], early)
 
 
 def _time(text: str, span: Span) -> Fraction:
@@ -111,7 +111,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedSchedule:
     """A schedule in time: the slots of each device in the order of its row."""
 
     verified: Verified
@@ -149,13 +149,13 @@ class Timed:
         return sum(self.idle, Fraction(0)) / whole if whole else Fraction(0)
 
 
-def timed(found: Verified, times: Times | None = None) -> Timed:
+def timed(found: Verified, times: Times | None = None) -> TimedSchedule:
     """The schedule in time, each action as early as possible."""
     chosen = times or Times()
     clock = _Clock(found, chosen)
     for place in found.order:
         clock.act(place)
-    return Timed(found, chosen, tuple(map(tuple, clock.rows)))
+    return TimedSchedule(found, chosen, tuple(map(tuple, clock.rows)))
 
 
 class _Clock:
@@ -176,8 +176,8 @@ class _Clock:
         if action.kind in "FBI":
             there = (action.micro, action.stage, action.kind == "F")
             start = max(start, self.arrived.get(there, start))
-        whole, sent = self.times.of(action)
-        row.append(Slot(action, start, start + whole))
+        duration, sent = self.times.of(action)
+        row.append(Slot(action, start, start + duration))
         if action.kind in "FBI":
             self._send(action, device, start + sent)
 

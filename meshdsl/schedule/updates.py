@@ -36,8 +36,8 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     size = batch or devices
     help = f"take {devices} or more to an update"
     needs(size >= devices, f"an update every {size} micro-batches on {devices} devices", help)
-    whole = f"{micro} micro-batches with an update every {size}"
-    needs(micro % size == 0, whole, f"take a multiple of {size}")
+    description = f"{micro} micro-batches with an update every {size}"
+    needs(micro % size == 0, description, f"take a multiple of {size}")
     return _updating(devices, micro, size)
 
 

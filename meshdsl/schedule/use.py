@@ -10,7 +10,7 @@ from typing import Literal, cast
 from meshdsl.diagnostics import DiagnosticError, Span, counted, fail
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import ANNEAL
-from meshdsl.schedule.verify import Verified, verify
+from meshdsl.schedule.verification import Verified, verify
 
 Option = int | str | tuple[int, ...]
 
@@ -83,31 +83,31 @@ class ScheduleUse:
         Raises MD0529 for numbers that the schedule cannot be made for, MD0536 for those that a
         declared table is not of.
         """
-        found = self._verified(devices, self.micro if micro is None else micro)
-        return found.forward if self.forward else found
+        table = self._verified(devices, self.micro if micro is None else micro)
+        return table.forward if self.forward else table
 
     def _verified(self, devices: int, micro: int | None) -> Verified:
         if self.table is not None:
             return self._declared(self.table, devices, micro)
         assert micro is not None, "the micro-batches of a schedule over `accumulate` are counted"
-        own = tuple((key, n) for key, n in self.options.items() if isinstance(n, int))
+        numbers = tuple((key, n) for key, n in self.options.items() if isinstance(n, int))
         try:
-            return _generated(self.name, devices, micro, own)
+            return _generated(self.name, devices, micro, numbers)
         except DiagnosticError as error:
             placed = (replace(d, span=self.span) for d in error.diagnostics)
             raise DiagnosticError(*placed) from None
 
     def _declared(self, table: Verified, devices: int, micro: int | None) -> Verified:
-        found = table.schedule
-        if found.devices != devices:
-            message = f"schedule `{self.name}` has {found.devices} rows, for {devices} devices"
+        schedule = table.schedule
+        if schedule.devices != devices:
+            message = f"schedule `{self.name}` has {schedule.devices} rows, for {devices} devices"
             fail("MD0536", message, self.span, help="write a row for each device of the axis")
-        if micro is not None and found.micro != micro:
-            own = counted(found.micro, "micro-batch")
-            message = f"schedule `{self.name}` is of {own}, not of {micro}"
-            help = f"cut the batch into {found.micro}: `with {self.name}[batch]`"
+        if micro is not None and schedule.micro != micro:
+            described = counted(schedule.micro, "micro-batch")
+            message = f"schedule `{self.name}` is of {described}, not of {micro}"
+            help = f"cut the batch into {schedule.micro}: `with {self.name}[batch]`"
             if self.micro is None and not self.dims:
-                help = f"write `accumulate={found.micro}` to the optimizer, or {help}"
+                help = f"write `accumulate={schedule.micro}` to the optimizer, or {help}"
             fail("MD0536", message, self.span, help=help)
         return table
 

@@ -5,30 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.search.dual import bound
-from meshdsl.search.problem import Certificate, Found, Problem
-from meshdsl.search.second import Second
-from meshdsl.search.tensors import TooMany, tensors
+from meshdsl.search.problem import Certificate, Problem, SearchResult
+from meshdsl.search.speculative import Second
+from meshdsl.search.tensor_graph import TooMany, tensors
 
 Ahead = Second[None, Certificate | None]
 
 
 def ahead(problem: Problem) -> Ahead:
     """A process that makes the certificate of a problem, if one is asked for, beside a search."""
-    found: Ahead = Second(lambda _: certificate(problem))
+    certifier: Ahead = Second(lambda _: certificate(problem))
     if problem.request.certificate and problem.objective != "memory":
-        found.ask("certificate", None)
-    return found
+        certifier.ask("certificate", None)
+    return certifier
 
 
-def certified(found: Found, begun: Ahead) -> Found:
+def certified(found: SearchResult, begun: Ahead) -> SearchResult:
     """A result with its certificate, where one is asked for and there is something to compare."""
     problem = found.problem
     if not found.plans or not problem.request.certificate or problem.objective == "memory":
         return found
-    known = begun.take("certificate") or certificate(problem)
-    if known is not None:  # up to rounding it may be above what was reached
-        known = replace(known, least=min(known.least, problem.value(found.plans[0])))
-    return replace(found, certificate=known)
+    certificate_ = begun.take("certificate") or certificate(problem)
+    if certificate_ is not None:  # up to rounding it may be above what was reached
+        certificate_ = replace(
+            certificate_, least=min(certificate_.least, problem.value(found.plans[0]))
+        )
+    return replace(found, certificate=certificate_)
 
 
 def certificate(problem: Problem) -> Certificate | None:
@@ -38,7 +40,7 @@ def certificate(problem: Problem) -> Certificate | None:
     of more plans than fit. Where time has run out, of fewer sweeps.
     """
     try:
-        found = bound(tensors(problem, problem.most_work), problem.expired)
+        least = bound(tensors(problem, problem.most_work), problem.expired)
     except TooMany:
         return None
-    return Certificate(found.least, found.sweeps)
+    return Certificate(least.least, least.sweeps)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.named.ir import Value
-from meshdsl.search.tensors import Costs, Edge, Numbers, Tensors
+from meshdsl.search.tensor_graph import Costs, Edge, Numbers, Tensors
 
 SWEEPS = 4
 """Sweeps, forth and back, for each price of work."""
@@ -84,8 +84,8 @@ class _Side:
         """By state, the most that was moved off by a choice of it."""
         if self.at is None:
             return self.off
-        found: Costs = np.maximum.reduceat(self.off.take(self.order), self.starts)
-        return found
+        most: Costs = np.maximum.reduceat(self.off.take(self.order), self.starts)
+        return most
 
     def by_choice(self, costs: Costs) -> Costs:
         """Costs by state, by choice."""
@@ -96,7 +96,7 @@ class _Side:
         return choice if self.at is None else int(self.at[choice])
 
 
-class _Edge:
+class _DualEdge:
     """An edge, and at each of its sides the costs that were moved `off` it.
 
     It has a `share` of what its tensor costs.
@@ -104,9 +104,9 @@ class _Edge:
 
     def __init__(self, edge: Edge, most: float) -> None:
         self.ends = edge.source, edge.target
-        made, read = (np.unique(side, return_inverse=True) for side in (edge.made, edge.read))
-        self.cost = np.minimum(edge.cost[np.ix_(made[0], read[0])], most)
-        self.sides = tuple(_Side(at.reshape(-1), len(kept)) for kept, at in (made, read))
+        makers, read = (np.unique(side, return_inverse=True) for side in (edge.made, edge.read))
+        self.cost = np.minimum(edge.cost[np.ix_(makers[0], read[0])], most)
+        self.sides = tuple(_Side(at.reshape(-1), len(distinct)) for distinct, at in (makers, read))
         self.give(1.0)
 
     def give(self, share: float) -> None:
@@ -122,8 +122,8 @@ class _Edge:
         """What is left on the edge at least, by the choices of one end."""
         here, there = self.sides[end], self.sides[1 - end]
         left = np.minimum.reduce(self.shared[end] - there.most_off(), axis=1)
-        found: Costs = here.by_choice(left) - here.off
-        return found
+        least: Costs = here.by_choice(left) - here.off
+        return least
 
     def take(self, end: int, costs: Costs) -> None:
         """Move costs off the edge, or onto it: what is left by choices of both ends changes."""
@@ -150,8 +150,8 @@ class _Sweeps:
         self.limited = math.isfinite(graph.most)
         spread = [float(e.cost[np.isfinite(e.cost)].max()) for e in graph.edges]
         spread += [float(node.cost.max()) for node in graph.nodes]
-        edges = [_Edge(e, 10 * math.fsum(spread)) for e in graph.edges]
-        self.near: list[list[tuple[_Edge, int]]] = [[] for _ in graph.nodes]
+        edges = [_DualEdge(e, 10 * math.fsum(spread)) for e in graph.edges]
+        self.near: list[list[tuple[_DualEdge, int]]] = [[] for _ in graph.nodes]
         for edge in edges:
             for end, node in enumerate(edge.ends):
                 self.near[node].append((edge, end))
@@ -161,9 +161,9 @@ class _Sweeps:
             for later in (False, True)
             for every in [list(enumerate(self.near))]
         )
-        self.values: dict[Value, list[_Edge]] = {}
-        for made, edge in zip(graph.edges, edges, strict=True):
-            self.values.setdefault(made.value, []).append(edge)
+        self.values: dict[Value, list[_DualEdge]] = {}
+        for table, edge in zip(graph.edges, edges, strict=True):
+            self.values.setdefault(table.value, []).append(edge)
         for readers in self.values.values():
             for edge in readers:
                 edge.give(1 / len(readers))
@@ -201,20 +201,20 @@ class _Sweeps:
         self._set(0.0)
         if self._sweep(SWEEPS) and self._decide() <= self.graph.most:
             return
-        found = {0.0: self.best.least}
+        by_price = {0.0: self.best.least}
         for tried in range(PRICES):
             if tried >= HASTY and self.expired():
                 break
             middle = math.sqrt(low * high) if low else high / 30
             self._set(middle)
-            found[middle] = self._sweep(SWEEPS)
+            by_price[middle] = self._sweep(SWEEPS)
             if self._decide() > self.graph.most:
                 low = middle
             else:
                 high = middle
             if low and high / low < NEAR:
                 break
-        self._set(max(found, key=lambda price: found[price]))
+        self._set(max(by_price, key=lambda price: by_price[price]))
 
     def _set(self, price: float) -> None:
         """Another price of work: every choice costs so much more or less."""
@@ -247,9 +247,9 @@ class _Sweeps:
             left, ahead = self.left[number], self.ways[behind][number]
             for edge, end in self.near[number]:
                 if not edge.sides[end].settled:
-                    found = edge.least(end)
-                    left += found
-                    edge.take(end, found)
+                    least = edge.least(end)
+                    left += least
+                    edge.take(end, least)
                     edge.sides[end].settled = True
             if not ahead:
                 continue
@@ -307,6 +307,6 @@ class _Sweeps:
 
     def cost(self, picks: list[int]) -> float:
         """The sum of a choice."""
-        own = (float(n.cost[k]) for n, k in zip(self.graph.nodes, picks, strict=True))
+        node_costs = (float(n.cost[k]) for n, k in zip(self.graph.nodes, picks, strict=True))
         sent = (max(edge.of(picks) for edge in readers) for readers in self.values.values())
-        return math.fsum((*own, *sent))
+        return math.fsum((*node_costs, *sent))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshdsl.pipeline import Compilation
-from meshdsl.search.layouts import Layouts
-from meshdsl.search.problem import Found, Method
+from meshdsl.search.enumeration import Layouts
+from meshdsl.search.infeasible import refuse_limit
+from meshdsl.search.problem import Method, SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
-from meshdsl.search.summed import ELIMINATION, ILP, MCMC
+from meshdsl.search.table_methods import ELIMINATION, ILP, MCMC
 from meshdsl.search.tofu import Tofu
-from meshdsl.search.unmet import refuse_limit
 
 METHODS: Mapping[str, Method] = {
     "layouts": Layouts(),
@@ -27,7 +27,7 @@ METHODS: Mapping[str, Method] = {
 DEFAULT = "layouts"
 
 
-def best_plans(request: SearchRequest, made: Compilation) -> Found:
+def best_plans(request: SearchRequest, made: Compilation) -> SearchResult:
     """The plans of a request. Raises a diagnostic where nothing fits (MD0642)."""
     name = request.method or DEFAULT
     tasks = problems(request, made)

@@ -12,13 +12,13 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.lint import values_of
+from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.dual import bound
-from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import Problem
-from meshdsl.search.tensors import TooMany, tensors
+from meshdsl.search.tensor_graph import TooMany, tensors
 
 
-def named_tensors(program: named.Program) -> Iterator[Value]:
+def named_tensors(program: named.NamedProgram) -> Iterator[Value]:
     """The tensors that a rule can name, but for those inside functions of the library."""
     return filter(_has_name, values_of(program))
 
@@ -38,14 +38,14 @@ def chosen(problem: Problem, general: Rules) -> Rules | None:
     if not picks:
         return None
     axes = {rule.dim: rule.axes for rule in general}
-    found: dict[tuple[str, str], Rule] = {}
+    by_tensor: dict[tuple[str, str], SearchRule] = {}
     for edge in graph.edges:
         value, state = edge.value, int(edge.made[picks[edge.source]])
         if not _has_name(value):
             continue
         placement = graph.moves.states(value.type).placement(state)
         for dim in value.type.names:
-            rule = Rule(dim, placement.axes_of(dim), (value.label,))
-            found.setdefault((value.label, dim), rule)
-    other = (rule for rule in found.values() if rule.axes != axes.get(rule.dim, ()))
+            rule = SearchRule(dim, placement.axes_of(dim), (value.label,))
+            by_tensor.setdefault((value.label, dim), rule)
+    other = (rule for rule in by_tensor.values() if rule.axes != axes.get(rule.dim, ()))
     return (*general, *other)

@@ -1,7 +1,7 @@
 """The problem of a search, what a method answers with, and the interface of methods.
 
 A method is an object with `solve(problem) -> Found`; `methods.py` has them by name. All see the
-same `Problem` and answer with the same `Plan`: rules of the language, placed by a walk.
+same `Problem` and answer with the same `Candidate`: rules of the language, placed by a walk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.schedule.use import ScheduleUse
-from meshdsl.search.plan import AT_ONCE, POLICIES, Cut, Plan, Rules
+from meshdsl.search.candidate import AT_ONCE, POLICIES, Candidate, Rules, StageStart
+from meshdsl.search.lower_bounds import Beyond
 from meshdsl.search.request import SearchRequest
-from meshdsl.search.second import Second
-from meshdsl.search.sending import Beyond
-from meshdsl.search.space import Space, seconds, space_of
+from meshdsl.search.space import LayoutSpace, seconds, space_of
+from meshdsl.search.speculative import Second
 from meshdsl.syntax.symbols import ROLES
 
 OBJECTIVES = ("time", "bytes", "memory")
@@ -57,7 +57,7 @@ class Problem:
     `expired` says that the time given has run out; a search depends on no other clock.
     """
 
-    program: named.Program
+    program: named.NamedProgram
     mesh: Mesh
     objective: str = "bytes"
     request: SearchRequest = field(default_factory=SearchRequest)
@@ -69,7 +69,7 @@ class Problem:
     below: float = math.inf
 
     @property
-    def space(self) -> Space:
+    def space(self) -> LayoutSpace:
         """The layouts of general rules, with the fixed ones."""
         stored = self.request.storage
         return space_of(self.program, self.mesh, self.fixed, self.timing, stored)
@@ -97,37 +97,39 @@ class Problem:
             return math.inf
         return self.least_work * (1 + self.request.replicated)
 
-    def divides(self, plan: Plan) -> bool:
+    def divides(self, plan: Candidate) -> bool:
         """Whether a plan divides the work as far as it has to. Raises what placing it raises."""
         return plan.flops <= self.most_work
 
-    def value(self, plan: Plan) -> float:
+    def value(self, plan: Candidate) -> float:
         """What is minimised."""
         if self.objective == "time":
             return plan.seconds
         return plan.sent if self.objective == "bytes" else plan.peak
 
-    def plan(self, rules: Rules, policy: str) -> Plan:
+    def plan(self, rules: Rules, policy: str) -> Candidate:
         """Rules placed by a walk."""
-        return Plan(self.program, self.mesh, rules, policy, self.timing)
+        return Candidate(self.program, self.mesh, rules, policy, self.timing)
 
-    def plans(self, rules: Rules) -> list[Plan]:
+    def plans(self, rules: Rules) -> list[Candidate]:
         """Rules placed by each walk."""
         return [self.plan(rules, policy) for policy in self.policies]
 
-    def pipeline(self, rules: Rules, schedule: ScheduleUse, cuts: tuple[Cut, ...] = ()) -> Plan:
+    def pipeline(
+        self, rules: Rules, schedule: ScheduleUse, cuts: tuple[StageStart, ...] = ()
+    ) -> Candidate:
         """Rules in stages, placed by the first walk."""
         about = (self.policies[0], self.timing, schedule, cuts)
-        return Plan(self.program, self.mesh, rules, *about)
+        return Candidate(self.program, self.mesh, rules, *about)
 
-    def as_staged(self, rules: Rules, plan: Plan) -> list[Plan]:
+    def as_staged(self, rules: Rules, plan: Candidate) -> list[Candidate]:
         """Rules placed by each walk; in the stages of a plan, if it has any, by the first alone."""
         if plan.schedule is None:
             return self.plans(rules)
         return [self.pipeline(rules, plan.schedule, plan.cuts)]
 
     @cached_property
-    def _made(self) -> dict[tuple[Rules, str], Plan]:
+    def _made(self) -> dict[tuple[Rules, str], Candidate]:
         return {}
 
     @cached_property
@@ -143,14 +145,14 @@ class Problem:
         for policy in self.policies[1:]:
             self.second.ask((rules, policy), Question(rules, policy, most, computing, worth))
 
-    def within(self, plan: Plan, most: float, computing: float | None) -> Beyond | None:
+    def within(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
         """`Plan.within`; a plan that has been asked for has its figures then."""
-        found = self.second.take((plan.rules, plan.policy))
-        if found is None:
+        learned = self.second.take((plan.rules, plan.policy))
+        if learned is None:
             return plan.within(most, computing)
-        if isinstance(found, tuple):
-            return Beyond(*found)
-        plan.learn(found)
+        if isinstance(learned, tuple):
+            return Beyond(*learned)
+        plan.learn(learned)
         reached = plan.sent_at_least if computing is None else plan.seconds_at_least(computing)
         return Beyond(plan.sent_at_least, plan.kept_at_least) if reached > most else None
 
@@ -175,7 +177,7 @@ class Problem:
         """The work of the fixed rules without others. Raises what is wrong with them."""
         return self.plan(self.fixed, self.policies[0]).flops
 
-    def at_least(self, plan: Plan) -> float:
+    def at_least(self, plan: Candidate) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
         if self.objective == "time":
             return plan.seconds_at_least(self.computing(plan.rules))
@@ -197,16 +199,16 @@ class Problem:
     def _computing(self) -> dict[Rules, float]:
         return {}
 
-    def key(self, plan: Plan) -> Key:
+    def key(self, plan: Candidate) -> Key:
         """The order of plans: by value; of equals, fewer bytes, less memory, fewer rules."""
         return self.value(plan), plan.sent, plan.peak, len(plan.rules)
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: Candidate) -> bool:
         """Whether a plan keeps to the limit of memory."""
         limit = self.request.memory
         return limit is None or (not self.is_too_large(plan) and plan.peak <= limit)
 
-    def is_too_large(self, plan: Plan) -> bool:
+    def is_too_large(self, plan: Candidate) -> bool:
         """Whether it is known that a plan does not fit, before it is placed."""
         if self.request.memory is None or plan.schedule is not None:
             return False
@@ -218,7 +220,7 @@ class Problem:
     def _held(self) -> dict[Rules, int]:
         return {}
 
-    def is_better(self, plan: Plan, than: Plan | None) -> bool:
+    def is_better(self, plan: Candidate, than: Candidate | None) -> bool:
         """Whether a plan fits, and comes before another one."""
         if than is None:
             return self.fits(plan)
@@ -268,7 +270,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The result of a method: plans within the limits, the best first; none where none fits.
 
     `every` has all that were evaluated. No plan of the space is below `bound` in the objective.
@@ -277,11 +279,11 @@ class Found:
     """
 
     problem: Problem
-    plans: tuple[Plan, ...]
-    every: tuple[Plan, ...]
+    plans: tuple[Candidate, ...]
+    every: tuple[Candidate, ...]
     count: Count
     bound: float
-    others: tuple[Found, ...] = ()
+    others: tuple[SearchResult, ...] = ()
     certificate: Certificate | None = None
 
     @property
@@ -293,5 +295,5 @@ class Found:
 class Method(Protocol):
     """A way to search."""
 
-    def solve(self, problem: Problem) -> Found:
+    def solve(self, problem: Problem) -> SearchResult:
         """The best plans found. Raises a diagnostic where no layout is valid."""

@@ -11,13 +11,13 @@ from meshdsl.diagnostics import Diagnostics, counted, did_you_mean, fail
 from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
 from meshdsl.placed.lint import lint, lint_demands
-from meshdsl.placed.sbp import Mesh
-from meshdsl.placed.stages import piped
-from meshdsl.search.plan import Rule, Rules
+from meshdsl.placed.pipelined import piped
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import Rules, SearchRule
+from meshdsl.search.pipeline_search import check
 from meshdsl.search.problem import OBJECTIVES, Problem
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import shapes, timed
-from meshdsl.search.staged import check
 
 
 def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
@@ -114,7 +114,7 @@ def _rules(request: SearchRequest, made: Compilation, mesh: Mesh, option: str, t
         free = tuple(r for r in layout.rules if r.axes != (request.pipeline,))
         piped(made.named, replace(layout, rules=free))
     split = ((r, mesh.known(r.axes)) for r in layout.rules)
-    return tuple(Rule(r.dim, axes, r.selector) for r, axes in split if axes or not r.axes)
+    return tuple(SearchRule(r.dim, axes, r.selector) for r, axes in split if axes or not r.axes)
 
 
 def _expired(budget: float | None) -> Callable[[], bool]:

@@ -6,17 +6,17 @@ import math
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.search.plan import Plan, Rule, Rules
-from meshdsl.search.problem import Found
+from meshdsl.search.candidate import Candidate, Rules, SearchRule
+from meshdsl.search.problem import SearchResult
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One rule of a plan, and the plan `without` it; None where that cannot be placed."""
 
-    rule: Rule
-    plan: Plan
-    without: Plan | None
+    rule: SearchRule
+    plan: Candidate
+    without: Candidate | None
 
     @property
     def saved(self) -> dict[str, float]:
@@ -24,14 +24,14 @@ class Reason:
         if self.without is None:
             return {}
         one, other = self.plan, self.without
-        found: dict[str, float] = {"bytes": other.sent - one.sent}
-        found |= {"memory": other.peak - one.peak, "flops": other.flops - one.flops}
+        saved: dict[str, float] = {"bytes": other.sent - one.sent}
+        saved |= {"memory": other.peak - one.peak, "flops": other.flops - one.flops}
         if one.timing is not None:
-            found["seconds"] = other.seconds - one.seconds
-        return found
+            saved["seconds"] = other.seconds - one.seconds
+        return saved
 
 
-def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
+def reasons(found: SearchResult, plan: Candidate) -> tuple[Reason, ...]:
     """The reason of every rule that was not fixed, in order."""
     problem = found.problem
     free = [rule for rule in plan.rules if rule not in problem.fixed]
@@ -40,20 +40,20 @@ def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
     return tuple(Reason(rule, plan, without(found, plan, rule)) for rule in free)
 
 
-def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
+def without(found: SearchResult, plan: Candidate, rule: SearchRule) -> Candidate | None:
     """The better walk of a plan less one rule; where none fits, the one that needs less memory."""
     problem = found.problem
-    known = {(p.asked, p.policy): p for p in found.every}
+    evaluated = {(p.asked, p.policy): p for p in found.every}
     plans = problem.as_staged(_less(plan, rule), plan)
-    made = [known.get((p.asked, p.policy), p) for p in plans]
+    alternatives = [evaluated.get((p.asked, p.policy), p) for p in plans]
     try:
-        for other in made:
+        for other in alternatives:
             problem.within(other, math.inf, None)
-        fitting = [p for p in made if problem.fits(p)]
-        return min(fitting, key=problem.key) if fitting else min(made, key=lambda p: p.peak)
+        fitting = [p for p in alternatives if problem.fits(p)]
+        return min(fitting, key=problem.key) if fitting else min(alternatives, key=lambda p: p.peak)
     except DiagnosticError:
         return None
 
 
-def _less(plan: Plan, rule: Rule) -> Rules:
+def _less(plan: Candidate, rule: SearchRule) -> Rules:
     return tuple(other for other in plan.rules if other is not rule)

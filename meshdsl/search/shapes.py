@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.search.certificate import Ahead, ahead, certified
-from meshdsl.search.problem import Found, Method, Problem
-from meshdsl.search.selectors import by_steps, less
+from meshdsl.search.local_search import by_steps, less
+from meshdsl.search.pipeline_search import searched
+from meshdsl.search.problem import Method, Problem, SearchResult
 from meshdsl.search.space import seconds
-from meshdsl.search.staged import searched
-from meshdsl.search.start import begun as started
+from meshdsl.search.warm_start import begun as started
 
 
 def shapes(mesh: Mesh, devices: int) -> Iterator[Mesh]:
@@ -32,8 +32,8 @@ def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
             yield ()
         return
     for first in (n for n in range(1, number + 1) if number % n == 0):
-        for rest in _factorisations(number // first, count - 1):
-            yield (first, *rest)
+        for others in _factorisations(number // first, count - 1):
+            yield (first, *others)
 
 
 def timed(
@@ -43,18 +43,18 @@ def timed(
 
     Raises the diagnostic of the first where none is left.
     """
-    found, refused = [], list[DiagnosticError]()
+    timings, refused = [], list[DiagnosticError]()
     for mesh in meshes:
         try:
-            found.append((mesh, timing(mesh)))
+            timings.append((mesh, timing(mesh)))
         except DiagnosticError as error:
             refused.append(error)
-    if not found and refused:
+    if not timings and refused:
         raise refused[0]
-    return found
+    return timings
 
 
-def solve(problems: Sequence[Problem], method: Method) -> Found:
+def solve(problems: Sequence[Problem], method: Method) -> SearchResult:
     """The best over problems that differ in their meshes; `others` are those of the other meshes.
 
     Work has to be divided as far as the best of the meshes can, so that few bytes are not had by
@@ -65,21 +65,21 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
             begun = ahead(problems[0])
             return _finished(searched(problems[0], method), begun)
         least = min(problem.least_work for problem in problems)
-        found, refused = [], list[DiagnosticError]()
+        results, refused = [], list[DiagnosticError]()
         below = math.inf
         for problem in sorted(problems, key=_least_value):
             try:
                 problem = replace(problem, least=least, below=below)
-                found.append(searched(problem, method))
+                results.append(searched(problem, method))
             except DiagnosticError as error:
                 refused.append(error)
                 continue
             finally:
                 problem.second.close()
-            below = min([below, *map(problem.value, found[-1].plans[:1])])
-        if not found:
+            below = min([below, *map(problem.value, results[-1].plans[:1])])
+        if not results:
             raise refused[0]
-        first, *others = sorted(found, key=_order)
+        first, *others = sorted(results, key=_order)
         return replace(_finished(first, ahead(first.problem)), others=tuple(others))
 
 
@@ -101,7 +101,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _finished(found: Found, begun: Ahead) -> Found:
+def _finished(found: SearchResult, begun: Ahead) -> SearchResult:
     """With rules for functions and parameters where these are asked for, less what does no good.
 
     And what a layout to begin from leads to, and a certificate.
@@ -120,7 +120,7 @@ def _least_value(problem: Problem) -> float:
     return problem.space.least(seconds(problem.timing))
 
 
-def _order(found: Found) -> tuple[bool, tuple[float, ...]]:
+def _order(found: SearchResult) -> tuple[bool, tuple[float, ...]]:
     if not found.plans:
         return True, (found.bound,)
     return False, found.problem.key(found.plans[0])

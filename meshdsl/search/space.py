@@ -30,13 +30,13 @@ from meshdsl.named.cse import cse
 from meshdsl.named.expand import IN_BLOCKS, expand
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature
-from meshdsl.placed.choose import flops
 from meshdsl.placed.lint import values_of
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.request import loops
-from meshdsl.placed.rows import Call, call_of, whole_dims
-from meshdsl.placed.sbp import Mesh
-from meshdsl.search.plan import Rule, Rules
-from meshdsl.search.sending import ROUNDING, divided
+from meshdsl.placed.sharding_rules import Call, call_of, whole_dims
+from meshdsl.placed.strategies import flops
+from meshdsl.search.candidate import Rules, SearchRule
+from meshdsl.search.lower_bounds import ROUNDING, divided
 
 Weigh = Callable[[Call, Signature], float]
 """The work of a call on one device, from its local types: FLOPs, or seconds."""
@@ -69,7 +69,7 @@ class _Dim:
     meets: int
 
 
-class Space:
+class LayoutSpace:
     """The valid layouts of a program on a mesh. `fixed` rules are in all of them, as `asked`.
 
     Axes are equal if they have one size and, where a cluster is given, lie in the same levels.
@@ -78,7 +78,7 @@ class Space:
 
     def __init__(
         self,
-        program: named.Program,
+        program: named.NamedProgram,
         mesh: Mesh,
         fixed: Rules = (),
         timing: Timing | None = None,
@@ -110,8 +110,8 @@ class Space:
         numbers = {name: i for i, name in enumerate(names)}
         meets = dict.fromkeys(names, 0)
         for value in values_of(self.program):
-            known = [d for d in value.type.names if d in numbers]
-            for one, other in itertools.permutations(known, 2):
+            splittable = [d for d in value.type.names if d in numbers]
+            for one, other in itertools.permutations(splittable, 2):
                 meets[one] |= 1 << numbers[other]
         return tuple(_Dim(d, sizes[d], self._may_split(sizes, d), meets[d]) for d in names)
 
@@ -126,13 +126,13 @@ class Space:
         """The axes that divide a dim, or that divide none and have no more parts than it."""
         if dim in self.fixed:
             return self.fixed[dim]
-        found = []
+        axes = []
         for axis in self.axes:
             parts = self.mesh.size(axis)
             even = any(n % parts == 0 for n in sizes.values())
             if sizes[dim] % parts == 0 if even else sizes[dim] >= parts:
-                found.append(axis)
-        return tuple(found)
+                axes.append(axis)
+        return tuple(axes)
 
     @functools.cached_property
     def exchanged(self) -> tuple[tuple[str, str], ...]:
@@ -149,29 +149,29 @@ class Space:
     def symmetry(self) -> int:
         """The number of exchanges of axes under which layouts are the same."""
         after = {b: a for a, b in self.exchanged}
-        found = 1
+        exchanges = 1
         for axis in after:
             length, here = 1, axis
             while here in after:
                 length, here = length + 1, after[here]
-            found *= length
-        return found
+            exchanges *= length
+        return exchanges
 
     @functools.cached_property
     def sharing(self) -> Counter[Call]:
         """How many distinct calls become each of `on_parts`; none of what stands alone beside."""
         parts = (part for call in self.calls if own_dims(call) for part in {*on_parts(call)})
-        found = Counter(parts)
+        counts = Counter(parts)
         for call in self.calls:
-            found.pop(call, None)
-        return found
+            counts.pop(call, None)
+        return counts
 
     def tables(self, weigh: Weigh) -> list[_Tables]:
         """The least work of all calls with the same dims, filled as it is asked for."""
         if weigh not in self._tables:
-            by_dims: dict[int, list[_Table]] = {}
+            by_dims: dict[int, list[_WorkTable]] = {}
             for call, trips in self.calls.items():
-                table = _Table(call, trips, self, weigh)
+                table = _WorkTable(call, trips, self, weigh)
                 by_dims.setdefault(table.mask, []).append(table)
             self._tables[weigh] = [_Tables(mask, tables) for mask, tables in by_dims.items()]
         return self._tables[weigh]
@@ -232,20 +232,20 @@ class Space:
         open_, tied = self.undecided
         begun = sum(table.least(open_) for table in tables)
         heap: list[tuple[float, int, int, Open, Tied]] = [(begun, 0, 0, open_, tied)]
-        known: dict[tuple[int, Open, Tied], float] = {}
+        least_of: dict[tuple[int, Open, Tied], float] = {}
         numbers = itertools.count(1)
         while True:
             bound, depth, _, open_, tied = heapq.heappop(heap)
             at = -depth
             if at == len(order):
                 return sum(table.least(open_) for table in tables)
-            rest = bound - sum(table.least(open_) for table in changed[at])
+            others = bound - sum(table.least(open_) for table in changed[at])
             for axes in self.options(order[at], open_, tied):
                 left, still = self.left(order[at], axes, open_), self.still(tied, axes)
-                below = rest + sum(table.least(left) for table in changed[at])
+                below = others + sum(table.least(left) for table in changed[at])
                 state = at, tuple([dims & live[at] for dims in left]), still
-                if below < known.get(state, math.inf):
-                    known[state] = below
+                if below < least_of.get(state, math.inf):
+                    least_of[state] = below
                     heapq.heappush(heap, (below, depth - 1, next(numbers), left, still))
 
     def within(self, limit: float, weigh: Weigh = work) -> Iterator[tuple[float, Rules]]:
@@ -268,15 +268,15 @@ class Space:
     def count(self) -> int:
         """The number of valid layouts: choices that leave the same open are counted together."""
         order, live = self._order, self._live([])
-        found: Counter[tuple[Open, Tied]] = Counter({self.undecided: 1})
+        counts: Counter[tuple[Open, Tied]] = Counter({self.undecided: 1})
         for number, later in zip(order, live, strict=True):
             ways: Counter[tuple[Open, Tied]] = Counter()
-            for (open_, tied), times in found.items():
+            for (open_, tied), times in counts.items():
                 for axes in self.options(number, open_, tied):
                     left = self.left(number, axes, open_)
                     ways[tuple([dims & later for dims in left]), self.still(tied, axes)] += times
-            found = ways
-        return sum(found.values())
+            counts = ways
+        return sum(counts.values())
 
     @functools.cached_property
     def _order(self) -> tuple[int, ...]:
@@ -288,58 +288,58 @@ class Space:
 
     def _live(self, tables: Sequence[_Tables]) -> list[int]:
         """Behind each dim of the order, those that are to be decided, or in a table with such."""
-        found, later = [], 0
+        live, later = [], 0
         for number in reversed(self._order):
-            found.append(
+            live.append(
                 later
                 | functools.reduce(operator.or_, (t.mask for t in tables if t.mask & later), 0)
             )
             later |= 1 << number
-        return found[::-1]
+        return live[::-1]
 
     def rules(self, chosen: Sequence[tuple[str, ...]]) -> Rules:
         """The rules of a choice of axes per dim, in the order in which the program has the dims."""
-        found = {dim.name: axes for dim, axes in zip(self.dims, chosen, strict=True)}
+        axes_of = {dim.name: axes for dim, axes in zip(self.dims, chosen, strict=True)}
         order = dict.fromkeys(d for v in values_of(self.program) for d in v.type.names)
-        kept = [d for d in order if d in self.asked or found.get(d)]
-        general = (Rule(d, self.asked.get(d) or found.get(d, ())) for d in kept)
+        ruled = [d for d in order if d in self.asked or axes_of.get(d)]
+        general = (SearchRule(d, self.asked.get(d) or axes_of.get(d, ())) for d in ruled)
         return (*general, *self.narrower)
 
 
 @functools.lru_cache(maxsize=64)
 def space_of(
-    program: named.Program,
+    program: named.NamedProgram,
     mesh: Mesh,
     fixed: Rules = (),
     timing: Timing | None = None,
     stored: bool = True,
-) -> Space:
+) -> LayoutSpace:
     """The space of a problem: one, with its tables, for all that ask."""
-    return Space(program, mesh, fixed, timing, stored)
+    return LayoutSpace(program, mesh, fixed, timing, stored)
 
 
 def _calls(
-    program: named.Program,
+    program: named.NamedProgram,
 ) -> tuple[dict[Call, int], dict[Call, int], frozenset[Call]]:
     """Every distinct call, and how often it runs, as far as a walk does not merge equal ones.
 
     And how often for gradients and updates, which rules for storage may divide further. And those
     of which two have an operand in common, but not all.
     """
-    found: Counter[Call] = Counter()
+    trips_of: Counter[Call] = Counter()
     updates: Counter[Call] = Counter()
     operands: dict[Call, set[Value]] = {}
     related = set[Call]()
     for node, trips in counted(cse(program, lambda one, other: True).body):
-        if isinstance(node, named.Op):
+        if isinstance(node, named.NamedOp):
             call, read = call_of(node), {*node.ins}
             if read & operands.setdefault(call, set()):
                 related.add(call)
             operands[call] |= read
-            found[call] += trips
+            trips_of[call] += trips
             gradient = any(v.role == "grad" for v in node.outs)
             updates[call] += trips * (gradient or node.phase == "update")
-    return dict(found), dict(updates), frozenset(related)
+    return dict(trips_of), dict(updates), frozenset(related)
 
 
 Open = tuple[int, ...]
@@ -356,23 +356,23 @@ _INS, _OUTS = operator.attrgetter("ins"), operator.attrgetter("outs")
 class _Tables:
     """The least work of all calls with the same dims, by the dims that each axis may split."""
 
-    def __init__(self, mask: int, calls: list[_Table]) -> None:
+    def __init__(self, mask: int, calls: list[_WorkTable]) -> None:
         self.mask, self.calls = mask, calls
         self.known: dict[Open, float] = {}
 
     def least(self, open_: Open) -> float:
         """The least work where axis i may split the dims of the bit set `open_[i]`."""
         key = tuple([dims & self.mask for dims in open_])
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = sum(call.least(key) for call in self.calls)
-        return found
+        least = self.known.get(key)
+        if least is None:
+            least = self.known[key] = sum(call.least(key) for call in self.calls)
+        return least
 
 
-class _Table:
+class _WorkTable:
     """The least work of one call, by the dims of it that each axis may split."""
 
-    def __init__(self, call: Call, trips: int, space: Space, weigh: Weigh) -> None:
+    def __init__(self, call: Call, trips: int, space: LayoutSpace, weigh: Weigh) -> None:
         self.call, self.trips, self.weigh = call, trips, weigh
         self.updates = space.updates[call] if space.stored and weigh is not work else 0
         self.timing, self.space = space.timing, space
@@ -389,12 +389,12 @@ class _Table:
         """The least work where axis i may split the dims of the bit set `open_[i]`."""
         key = tuple([dims & self.mask for dims in open_])
         if key not in self.known:
-            found = min(map(self._of, self._ways(key)))
+            least = min(map(self._of, self._ways(key)))
             if any(dims & self.own for dims in key):
-                found = min(found, self._expanded(key))
-            self.known[key] = self.trips * found
+                least = min(least, self._expanded(key))
+            self.known[key] = self.trips * least
             if self.updates and self.timing is not None:
-                self.known[key] -= self.updates * (found - divided(found, self.timing))
+                self.known[key] -= self.updates * (least - divided(least, self.timing))
         return self.known[key]
 
     def _expanded(self, open_: Open) -> float:
@@ -422,7 +422,7 @@ class _Table:
         return work(call, Signature(ins, outs, dict(call.attrs)))
 
     @functools.cached_property
-    def _parts(self) -> list[tuple[_Table, int]]:
+    def _parts(self) -> list[tuple[_WorkTable, int]]:
         """The operators that a composite becomes, and how many calls become the same one.
 
         Of several results some may not be asked for, and what makes them is left out: there
@@ -431,16 +431,16 @@ class _Table:
         calls = on_parts(self.call)
         if len(self.call.outs) > 1 or self.call in self.space.related:
             calls = tuple(c for c in calls if len(c.ins) > 1 and c.opdef.flops is not None)
-        known = self.space.sharing
-        return [(_Table(c, 1, self.space, work), known[c]) for c in calls if known[c]]
+        sharing = self.space.sharing
+        return [(_WorkTable(c, 1, self.space, work), sharing[c]) for c in calls if sharing[c]]
 
     def _ways(self, open_: Open) -> set[Ways]:
         """How often loops may be split, each axis by one loop or by none."""
-        found: set[Ways] = {(1,) * len(self.loops)}
+        ways: set[Ways] = {(1,) * len(self.loops)}
         for dims, size in zip(open_, self.sizes, strict=True):
             may = [i for i, mask in enumerate(self.masks) if mask & dims]
-            found |= {(*w[:i], w[i] * size, *w[i + 1 :]) for w in found for i in may}
-        return found
+            ways |= {(*w[:i], w[i] * size, *w[i + 1 :]) for w in ways for i in may}
+        return ways
 
     def _of(self, ways: Ways) -> float:
         """The work with loops split so often."""
@@ -471,9 +471,9 @@ def on_parts(call: Call) -> tuple[Call, ...]:
     span = Span(Source("", ""), 0, 0)
     values = {i: Value(t, span) for i, t in zip(call.same, call.ins, strict=True)}
     outs = tuple(Value(t, span) for t in call.outs)
-    op = named.Op(call.name, tuple(values[i] for i in call.same), outs, call.attrs, span)
-    found = expand(op, {})
-    return () if found is None else tuple(map(call_of, found.ops))
+    op = named.NamedOp(call.name, tuple(values[i] for i in call.same), outs, call.attrs, span)
+    expansion = expand(op, {})
+    return () if expansion is None else tuple(map(call_of, expansion.ops))
 
 
 def _local(type_: TensorType, split: Sequence[tuple[str | None, int]]) -> TensorType:
@@ -496,7 +496,7 @@ Chosen = tuple[tuple[str, ...], ...]
 class _Descent:
     """Depth first over the dims of a space; what is above the limit is left out."""
 
-    def __init__(self, space: Space, weigh: Weigh, limit: float) -> None:
+    def __init__(self, space: LayoutSpace, weigh: Weigh, limit: float) -> None:
         self.space, self.limit = space, limit
         self.tables = space.tables(weigh)
         self.numbers = {axis: i for i, axis in enumerate(space.axes)}
@@ -519,16 +519,16 @@ class _Descent:
         """
         number = len(chosen)
         if number == len(self.space.dims):
-            found = sum(table.least(open_) for table in self.tables)
-            if found <= self.limit:
-                yield found, chosen
+            least = sum(table.least(open_) for table in self.tables)
+            if least <= self.limit:
+                yield least, chosen
             return
         changed = self.changed[number]
-        rest = bound - sum(table.least(open_) for table in changed)
+        others = bound - sum(table.least(open_) for table in changed)
         options = []
         for axes in self.space.options(number, open_, tied):
             left = self.space.left(number, axes, open_)
-            options.append((rest + sum(table.least(left) for table in changed), axes, left))
+            options.append((others + sum(table.least(left) for table in changed), axes, left))
         for below, axes, left in sorted(options, key=lambda o: (o[0], -len(o[1]))):
             if below * (1 - ROUNDING) <= self.limit:
                 still = self.space.still(tied, axes)

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from meshdsl.costgraph.exact import TooWide
-from meshdsl.costgraph.graph import CostGraph, Costs, Factor, Solution, Variable, entries
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Costs, Solution, Variable, entries
 from meshdsl.ir.types import TensorType
-from meshdsl.placed.choose import Choice, Chooser, Want
-from meshdsl.placed.rows import Call
-from meshdsl.placed.sbp import Placement, placement
-from meshdsl.search.plan import Rules
-from meshdsl.search.space import Space
+from meshdsl.placed.placements import Placement, placement
+from meshdsl.placed.sharding_rules import Call
+from meshdsl.placed.strategies import Choice, Chooser, Want
+from meshdsl.search.candidate import Rules
+from meshdsl.search.space import LayoutSpace
 
 Axes = tuple[str, ...]
 
@@ -31,7 +31,7 @@ MOST_ENTRIES = 10_000_000
 class Tables:
     """The tables of the calls of a space, filled as they are read."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: LayoutSpace) -> None:
         self.space, self.mesh = space, space.mesh
         self.dims: dict[Call, tuple[str, ...]] = {}
         self.known: dict[tuple[Call, tuple[Axes, ...]], Choice] = {}
@@ -51,11 +51,11 @@ class Tables:
     def chosen(self, call: Call, axes: Mapping[str, Axes]) -> Choice:
         """The placements of a call alone, with its bytes; in their rank collectives, FLOPs last."""
         key = call, tuple([axes.get(dim, ()) for dim in self._dims(call)])
-        found = self.known.get(key)
-        if found is None:
+        choice = self.known.get(key)
+        if choice is None:
             placed = tuple(self._placed(t, axes) for t in (*call.ins, *call.outs))
-            found = self.known[key] = self._chosen(call, placed)
-        return found
+            choice = self.known[key] = self._chosen(call, placed)
+        return choice
 
     def _dims(self, call: Call) -> tuple[str, ...]:
         """The dims of what a call reads and makes."""
@@ -82,7 +82,7 @@ class Tables:
 
 
 def table_graph(
-    space: Space, most_work: float, among: Sequence[tuple[Axes, ...]] | None = None
+    space: LayoutSpace, most_work: float, among: Sequence[tuple[Axes, ...]] | None = None
 ) -> CostGraph:
     """The bytes of every call by the axes of its dims, and its FLOPs as what is limited.
 
@@ -99,33 +99,37 @@ def table_graph(
         raise TooWide(f"the tables of all calls would have more than {MOST_ENTRIES:,} entries")
     for call, trips in space.calls.items():
         cost, flops = _of_call(space, tables, choices, call, scopes[call])
-        factors.append(Factor(scopes[call], cost * trips))
-        work.append(Factor(scopes[call], flops * trips))
+        factors.append(CostFactor(scopes[call], cost * trips))
+        work.append(CostFactor(scopes[call], flops * trips))
     return CostGraph(variables, tuple(factors), tuple(work), most_work)
 
 
-def choices_of(space: Space, number: int) -> Iterator[Axes]:
+def choices_of(space: LayoutSpace, number: int) -> Iterator[Axes]:
     """The axes that may split a dim, none first; a fixed rule leaves no choice."""
     open_, _ = space.undecided
     return space.options(number, open_, ())
 
 
-def _meetings(space: Space, choices: list[tuple[Axes, ...]]) -> Iterator[Factor]:
+def _meetings(space: LayoutSpace, choices: list[tuple[Axes, ...]]) -> Iterator[CostFactor]:
     """Dims that meet in a tensor are split over different axes."""
     for i, j in itertools.combinations(range(len(space.dims)), 2):
         if space.dims[i].meets >> j & 1:
             shared = [[bool(set(a) & set(b)) for b in choices[j]] for a in choices[i]]
-            yield Factor((i, j), np.where(shared, math.inf, 0.0))
+            yield CostFactor((i, j), np.where(shared, math.inf, 0.0))
 
 
-def _scope(space: Space, call: Call) -> tuple[int, ...]:
+def _scope(space: LayoutSpace, call: Call) -> tuple[int, ...]:
     """The dims of a call that may be split."""
     own = {d for t in (*call.ins, *call.outs) for d in t.names}
     return tuple(i for i, dim in enumerate(space.dims) if dim.name in own)
 
 
 def _of_call(
-    space: Space, tables: Tables, choices: list[tuple[Axes, ...]], call: Call, scope: Sequence[int]
+    space: LayoutSpace,
+    tables: Tables,
+    choices: list[tuple[Axes, ...]],
+    call: Call,
+    scope: Sequence[int],
 ) -> tuple[Costs, Costs]:
     """The bytes and FLOPs of a call by the axes of each dim: 0 where these are forbidden."""
     shape = [len(choices[i]) for i in scope]
@@ -156,7 +160,7 @@ def _apart(
             yield from _apart(options, near, (*at, k))
 
 
-def picked(space: Space, found: Solution) -> tuple[Axes, ...]:
+def picked(space: LayoutSpace, found: Solution) -> tuple[Axes, ...]:
     """The axes of each dim in a solution of the graph."""
     choices = (tuple(choices_of(space, n)) for n in range(len(space.dims)))
     return tuple(axes[k] for axes, k in zip(choices, found.picks, strict=True))

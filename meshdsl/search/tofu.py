@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from meshdsl.costgraph.exact import TooWide, least
 from meshdsl.costgraph.graph import least_memory
 from meshdsl.diagnostics import fail
-from meshdsl.search.problem import Found, Problem
-from meshdsl.search.space import Space
-from meshdsl.search.summed import placed, refuse_width
+from meshdsl.search.problem import Problem, SearchResult
+from meshdsl.search.space import LayoutSpace
+from meshdsl.search.table_methods import placed, refuse_width
 from meshdsl.search.tables import Axes, table_graph
 
 
@@ -25,7 +25,7 @@ from meshdsl.search.tables import Axes, table_graph
 class Tofu:
     """The layout of general rules that is split axis by axis, placed."""
 
-    def solve(self, problem: Problem) -> Found:
+    def solve(self, problem: Problem) -> SearchResult:
         """The plan. Raises MD0641 where a step cannot divide the work as asked."""
         taken: dict[str, Axes] = {}
         for axis, size in problem.mesh.axes:
@@ -41,7 +41,7 @@ def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes
     mesh = problem.mesh
     done = mesh.names[: mesh.names.index(axis) + 1]
     sizes = tuple((a, n if a in done else 1) for a, n in mesh.axes)
-    space = Space(problem.program, replace(mesh, axes=sizes), problem.fixed)
+    space = LayoutSpace(problem.program, replace(mesh, axes=sizes), problem.fixed)
     choices = [tuple(_choices(space, number, axis, taken)) for number in range(len(space.dims))]
     graph = table_graph(space, float("inf"), choices)
     try:
@@ -56,7 +56,7 @@ def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes
     return {dim.name: axes[k] for dim, axes, k in dims}
 
 
-def _choices(space: Space, number: int, axis: str, taken: dict[str, Axes]) -> Iterator[Axes]:
+def _choices(space: LayoutSpace, number: int, axis: str, taken: dict[str, Axes]) -> Iterator[Axes]:
     """A dim as it is, or split over one more axis; a fixed rule leaves no choice."""
     dim = space.dims[number]
     before = taken.get(dim.name, ())

@@ -11,9 +11,9 @@ from statistics import mean
 from typing import Any, NoReturn, TypedDict
 
 from meshdsl.backends.runtime.user_files import read_regular
-from meshdsl.device.ir import Program
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import fail
-from meshdsl.kept import checked, parsed
+from meshdsl.disk_cache import checked, parsed
 from meshdsl.simulate.timeline import Timeline
 from meshdsl.simulate.trace import COMPUTE_THREAD, TraceFile
 
@@ -23,7 +23,7 @@ STATEMENT = "X"
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class TracedStatement:
     """What occurs in both traces: an operator, or the waiting for a collective, of a line."""
 
     op: str
@@ -71,19 +71,19 @@ def read_trace(path: Path) -> TraceFile:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         fail("MD0631", f"the trace {path} cannot be read: {why}", help=MEASURE)
     try:
-        found: TraceFile = parsed(text)
+        trace: TraceFile = parsed(text)
     except (ValueError, RecursionError):
         _refuse(path, "it is no JSON")
-    _check(path, found)
-    return found
+    _check(path, trace)
+    return trace
 
 
 def _check(path: Path, found: Any) -> None:
     """Refuse JSON that is no trace of ours: what is used of one is of the types it is used as."""
-    from meshdsl.simulate.trace_schema import Event, Maker, Slice, Trace
+    from meshdsl.simulate.trace_schema import AnyEvent, Slice, Trace, TraceMaker
 
     try:
-        maker = checked(found, Maker).otherData.made_by
+        maker = checked(found, TraceMaker).otherData.made_by
     except ValueError:
         maker = ""
     if "meshdsl" not in maker:
@@ -94,7 +94,7 @@ def _check(path: Path, found: Any) -> None:
         _refuse(path, f"{error}")
     for number, event in enumerate(found["traceEvents"]):
         try:
-            if checked(event, Event).ph == STATEMENT:
+            if checked(event, AnyEvent).ph == STATEMENT:
                 checked(event, Slice)
         except ValueError as error:
             _refuse(path, f"event {number}: {error}")
@@ -104,7 +104,7 @@ def _refuse(path: Path, why: str) -> NoReturn:
     fail("MD0631", f"{path} is no trace that can be compared with: {why}", help=MEASURE)
 
 
-def refuse_other(path: Path, trace: TraceFile, program: Program) -> None:
+def refuse_other(path: Path, trace: TraceFile, program: DeviceProgram) -> None:
     """Raise MD0632 for a trace of another program, mesh or layout."""
     head, placed = trace["otherData"], program.placed
     own = {
@@ -133,14 +133,14 @@ def of_devices(trace: TraceFile, timeline: Timeline) -> TraceFile:
     return {**trace, "traceEvents": [e for e in trace["traceEvents"] if e.get("pid") in ranks]}
 
 
-def seconds_of(trace: TraceFile) -> dict[Statement, float]:
+def seconds_of(trace: TraceFile) -> dict[TracedStatement, float]:
     """The seconds of each statement of the compute stream of a trace, all trips together.
 
     Of several devices it is the mean; of a collective the least, that of the device that all the
     others waited for.
     """
-    found: dict[Statement, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    waits: set[Statement] = set()
+    found: dict[TracedStatement, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    waits: set[TracedStatement] = set()
     for event in trace["traceEvents"]:
         if event["ph"] != STATEMENT or event.get("tid") != COMPUTE_THREAD:
             continue
@@ -148,7 +148,7 @@ def seconds_of(trace: TraceFile) -> dict[Statement, float]:
             continue
         args = event["args"]
         file = Path(str(args.get("file"))).name
-        key = Statement(args["op"], file, args["line"], str(args.get("phase")))
+        key = TracedStatement(args["op"], file, args["line"], str(args.get("phase")))
         found[key][event["pid"]] += event["dur"] * args.get("trips", 1) / 1e6
         if event.get("cat") == "wait":
             waits.add(key)
@@ -159,7 +159,7 @@ def seconds_of(trace: TraceFile) -> dict[Statement, float]:
 
 
 def ratios(
-    simulated: TraceFile, measured: TraceFile, group: Callable[[Statement], str]
+    simulated: TraceFile, measured: TraceFile, group: Callable[[TracedStatement], str]
 ) -> tuple[Ratio, ...]:
     """The ratios of groups of statements, the longest first."""
     sides = [seconds_of(trace) for trace in (simulated, measured)]

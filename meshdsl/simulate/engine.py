@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from meshdsl.cluster.profile import names
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Pipeline, Program
+from meshdsl.device.ir import DeviceProgram, Pipeline
 from meshdsl.diagnostics import fail
-from meshdsl.simulate.run import Run
-from meshdsl.simulate.stages import simulate_stage
+from meshdsl.simulate.device_run import DeviceRun
+from meshdsl.simulate.stage_run import simulate_stage
 from meshdsl.simulate.timeline import Timeline
 
 
 def simulate(
-    program: Program, timing: Timing, unroll: bool = False, stage: int | None = None
+    program: DeviceProgram, timing: Timing, unroll: bool = False, stage: int | None = None
 ) -> Timeline:
     """The timeline of one step of a device program on a cluster.
 
@@ -26,7 +26,7 @@ def simulate(
         _refuse_stage(stage, len(pipe.rows))
         return simulate_stage(program, timing, unroll, stage)
     _refuse_stage(stage, 0)
-    run = Run(program, timing, unroll)
+    run = DeviceRun(program, timing, unroll)
     run.walked()
     return run.timeline()
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 
 from meshdsl.ir.program import counted
-from meshdsl.named.ir import Op, Program
+from meshdsl.named.ir import NamedOp, NamedProgram
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.placed.choose import flops
+from meshdsl.placed.strategies import flops
 
 
-def model_flops(program: Program) -> dict[str, int]:
+def model_flops(program: NamedProgram) -> dict[str, int]:
     """FLOPs of a named program on whole tensors by dtype, without those of `recompute`.
 
     What a backward pass computes again is an operator of a block: same name, place, attributes and
     results.
     """
-    found: Counter[str] = Counter()
+    by_dtype: Counter[str] = Counter()
     once: Counter[tuple[object, ...]] = Counter()
     for op, trips in counted(program.body):
-        if not isinstance(op, Op):
+        if not isinstance(op, NamedOp):
             continue
         about = (op.name, op.span, op.attrs, tuple(v.type for v in op.outs))
         if op.phase == "forward" and op.block is not None:
@@ -29,5 +29,5 @@ def model_flops(program: Program) -> dict[str, int]:
             continue
         ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
         local = Signature(ins, outs, dict(op.attrs))
-        found[str((ins or outs)[0].dtype)] += trips * flops(lookup(op.name), local)
-    return dict(found)
+        by_dtype[str((ins or outs)[0].dtype)] += trips * flops(lookup(op.name), local)
+    return dict(by_dtype)

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Literal
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Collective, Compute, Loop, Program
-from meshdsl.schedule.times import Timed
+from meshdsl.device.ir import Collective, Compute, DeviceLoop, DeviceProgram
+from meshdsl.schedule.times import TimedSchedule
 from meshdsl.simulate.model import model_flops
 
 PER_SECOND = 10**12
@@ -29,7 +29,7 @@ def way_back(axis: str) -> str:
     return f"{axis}, back"
 
 
-def streams_of(program: Program) -> tuple[str, ...]:
+def streams_of(program: DeviceProgram) -> tuple[str, ...]:
     """The streams of a device: compute, then the mesh axes, of a pipeline's both directions."""
     pipe = program.placed.pipe
     back = () if pipe is None else (way_back(pipe.axis),)
@@ -67,7 +67,7 @@ class Event:
 class Folded:
     """Iterations from `first` on, like those before, that were not simulated one by one."""
 
-    loop: Loop
+    loop: DeviceLoop
     first: int
     trips: int
     start: int
@@ -83,7 +83,7 @@ class Timeline:
     and `passes` are those of all stages, in ticks from the first one on.
     """
 
-    program: Program
+    program: DeviceProgram
     timing: Timing
     events: tuple[Event, ...]
     folded: tuple[Folded, ...]
@@ -91,7 +91,7 @@ class Timeline:
     flows: tuple[tuple[int, int], ...]
     ticks: int
     stage: int | None = None
-    passes: Timed | None = None
+    passes: TimedSchedule | None = None
 
     @property
     def bubble(self) -> float:
@@ -131,11 +131,11 @@ class Timeline:
         return self._by_axes("run")
 
     def _by_axes(self, kind: str) -> dict[str, float]:
-        found: Counter[str] = Counter()
+        by_axes: Counter[str] = Counter()
         for event in self.during(kind):
             if not isinstance(event.node, Compute) and event.node.step.moves:
-                found["+".join(event.node.step.axes)] += event.total
-        return {axes: ticks / PER_SECOND for axes, ticks in sorted(found.items())}
+                by_axes["+".join(event.node.step.axes)] += event.total
+        return {axes: ticks / PER_SECOND for axes, ticks in sorted(by_axes.items())}
 
     @cached_property
     def peak(self) -> tuple[int, float]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import NotRequired, TypedDict
 
-from meshdsl.device.ir import Bucket, Collective, Compute, Program
+from meshdsl.device.ir import Bucket, Collective, Compute, DeviceProgram
 from meshdsl.simulate.timeline import PER_SECOND, Event, Folded, Timeline, streams_of
 from meshdsl.version import __version__
 
@@ -138,7 +138,7 @@ def _held(at: tuple[int, int]) -> TraceEvent:
 
 
 def whole(
-    program: Program, maker: str, events: Iterable[TraceEvent], about: Measurement
+    program: DeviceProgram, maker: str, events: Iterable[TraceEvent], about: Measurement
 ) -> TraceFile:
     """A trace file: its events, and of what program they are."""
     placed = program.placed
@@ -156,11 +156,11 @@ def whole(
 def trace_text(trace: TraceFile) -> str:
     """The text of a trace file, one event a line."""
     events = ",\n".join(map(json.dumps, trace["traceEvents"]))
-    rest = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
-    return f'{{"traceEvents": [\n{events}\n], {rest[1:]}\n'
+    others = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
+    return f'{{"traceEvents": [\n{events}\n], {others[1:]}\n'
 
 
-def named_streams(program: Program, pid: int, name: str) -> Iterator[TraceEvent]:
+def named_streams(program: DeviceProgram, pid: int, name: str) -> Iterator[TraceEvent]:
     """The names of a process and of its threads."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -171,14 +171,18 @@ def named_streams(program: Program, pid: int, name: str) -> Iterator[TraceEvent]
         yield {"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}}
 
 
-def threads(program: Program, streams: Iterable[str]) -> Iterator[int]:
+def threads(program: DeviceProgram, streams: Iterable[str]) -> Iterator[int]:
     """The threads of streams."""
     every = streams_of(program)
     return (every.index(stream) for stream in streams)
 
 
 def slices(
-    program: Program, node: Compute | Collective, kind: str, streams: Iterable[str], at: TraceEvent
+    program: DeviceProgram,
+    node: Compute | Collective,
+    kind: str,
+    streams: Iterable[str],
+    at: TraceEvent,
 ) -> Iterator[TraceEvent]:
     """A statement on all of its streams; `at` are process, time, duration, and more `args`."""
     args: TraceArgs = {**described(node), **at.get("args", TraceArgs())}

@@ -16,16 +16,16 @@ Time = Annotated[float, Meta(ge=0, le=1e24)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-class Made(Struct):
+class TraceOrigin(Struct):
     """By what a trace was written."""
 
     made_by: str = field(name="made by")
 
 
-class Maker(Struct):
+class TraceMaker(Struct):
     """A trace of any maker that says so."""
 
-    otherData: Made
+    otherData: TraceOrigin
 
 
 class Head(Struct):
@@ -37,7 +37,7 @@ class Head(Struct):
     layout: str | None = None
 
 
-class Event(Struct):
+class AnyEvent(Struct):
     """An event of any kind."""
 
     ph: str
@@ -48,7 +48,7 @@ class Trace(Struct):
     """A trace."""
 
     otherData: Head
-    traceEvents: list[Event]
+    traceEvents: list[AnyEvent]
 
 
 class Args(Struct):

@@ -138,7 +138,7 @@ class Keyword:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallExpr:
     """`f[items](args, keywords -> [out])`: a function, an operator, or an einsum (with `out`).
 
     `items` is None without brackets, and `out` is None without an arrow.
@@ -153,7 +153,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ViewExpr:
     """`tensor[items]`: rename, split, merge, pick, slice, gather."""
 
     tensor: Expr
@@ -186,7 +186,7 @@ class Foreign:
     span: Span
 
 
-Expr = Number | String | Ref | Unary | Binary | Call | View | Foreign
+Expr = Number | String | Ref | Unary | Binary | CallExpr | ViewExpr | Foreign
 
 
 # --- statements ------------------------------------------------------------------------------
@@ -224,17 +224,17 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
+class ParamDecl:
     """`param w[io, hidden]: bf16 = normal(0.02)`."""
 
     target: Target
     dtype: Name | None
-    init: Call | None
+    init: CallExpr | None
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateStatement:
     """`mean := 0.9 * mean + 0.1 * m`: what a parameter is in the next step."""
 
     name: Name
@@ -272,18 +272,18 @@ class Minimize:
     """`minimize loss with adam(lr=1e-3)`."""
 
     value: Expr
-    optimizer: Call
+    optimizer: CallExpr
     span: Span
 
 
-Statement = Assign | Update | Param | Repeat | Recompute | Return | Minimize
+Statement = Assign | UpdateStatement | ParamDecl | Repeat | Recompute | Return | Minimize
 
 
 # --- declarations ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Dim:
+class DimDecl:
     """One entry of a `dim` declaration: `hidden = 4 * io`."""
 
     name: Name
@@ -301,7 +301,7 @@ class MeshAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class MeshDecl:
     """`mesh pod = { data: 2, model: 4 } on h100`."""
 
     name: Name
@@ -311,7 +311,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RuleDecl:
     """`dim -> axis`, `dim -> (a, b)`, `dim -> none`, with an optional selector and `keep`.
 
     `selector` is the dotted path before the colon, empty for a rule that binds every tensor.
@@ -326,7 +326,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingDecl:
     """`grads: reduce = bf16`: how what the selector names is handled; `value` is an expression."""
 
     selector: tuple[Name, ...]
@@ -336,7 +336,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayoutDecl:
     """`layout pipeline extends megatron { … } with one_f_one_b[batch](8)`.
 
     `schedule` is what stands behind `with`, as a call also where that is a name alone.
@@ -344,10 +344,10 @@ class Layout:
 
     name: Name
     base: Name | None
-    rules: tuple[Rule, ...]
-    schedule: Call | None
+    rules: tuple[RuleDecl, ...]
+    schedule: CallExpr | None
     span: Span
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[SettingDecl, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ class ScheduleRow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schedule:
+class ScheduleDecl:
     """`schedule mine(stages=2, micro=4) { 0: … }`. Compared by identity: tables may be long."""
 
     name: Name
@@ -412,7 +412,7 @@ class TensorParam:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionDecl:
     """`def f[d](x[..., d]) -> [..., d] { … }`; `result` is None without an arrow."""
 
     name: Name
@@ -424,7 +424,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramDecl:
     """`program mlp(x[batch, io]) { … }`."""
 
     name: Name
@@ -463,11 +463,13 @@ class Expect:
     span: Span
 
 
-Declaration = Dim | Mesh | Layout | Sbp | Schedule | Function | Program | Expect
+Declaration = (
+    DimDecl | MeshDecl | LayoutDecl | Sbp | ScheduleDecl | FunctionDecl | ProgramDecl | Expect
+)
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """A whole `.mdsl` file: its declarations in order."""
 
     declarations: tuple[Declaration, ...]

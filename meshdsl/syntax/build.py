@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.diagnostics import Diagnostic, Poisoned, Source, Span, fail
 from meshdsl.syntax import ast
 from meshdsl.syntax.build_expressions import (
-    Builder,
     Makers,
+    TreeBuilder,
     make_call,
     make_items,
     make_keywords,
 )
-from meshdsl.syntax.foreign import statements
+from meshdsl.syntax.foreign_statements import statements
 
 if TYPE_CHECKING:
     from lark import Token, Tree
@@ -26,12 +26,12 @@ MAX_DEPTH = 200
 _DEEPENS = frozenset({"binary", "unary", "call", "view", "bracketed", "block"})
 
 
-def build_file(source: Source, file: Tree[Token]) -> tuple[ast.File, list[Diagnostic]]:
+def build_file(source: Source, file: Tree[Token]) -> tuple[ast.SourceFile, list[Diagnostic]]:
     """The syntax tree of a parsed file, and the errors that the grammar alone cannot find.
 
     Wrong or broken parts are left out: the smallest statement or declaration.
     """
-    builder = Builder(source)
+    builder = TreeBuilder(source)
     fit: list[Any] = []
     for tree in _declarations(file):
         deep = _too_deep(builder, tree)
@@ -40,18 +40,18 @@ def build_file(source: Source, file: Tree[Token]) -> tuple[ast.File, list[Diagno
         else:
             builder.errors.append(deep)
     declarations = builder.all_of(fit, _DECLARATIONS)
-    return ast.File(declarations, Span(source, 0, len(source.text))), builder.errors
+    return ast.SourceFile(declarations, Span(source, 0, len(source.text))), builder.errors
 
 
 def _declarations(file: Any) -> list[Any]:
     """The declarations of a file; one `dim` line gives one per name."""
-    found: list[Any] = []
+    declarations: list[Any] = []
     for tree in file.children:
-        found += tree.children if tree.data == "dims_decl" else [tree]
-    return found
+        declarations += tree.children if tree.data == "dims_decl" else [tree]
+    return declarations
 
 
-def _too_deep(b: Builder, tree: Any) -> Diagnostic | None:
+def _too_deep(b: TreeBuilder, tree: Any) -> Diagnostic | None:
     """A complaint about nodes nested deeper than later passes can walk."""
     todo: list[tuple[Any, int]] = [(tree, 0)]
     while todo:
@@ -71,45 +71,45 @@ def _too_deep(b: Builder, tree: Any) -> Diagnostic | None:
 # --- statements ------------------------------------------------------------------------------
 
 
-def _target(b: Builder, tree: Any) -> ast.Target:
+def _target(b: TreeBuilder, tree: Any) -> ast.Target:
     name, dims = tree.children
     return ast.Target(b.name(name), b.maybe_dims(dims), b.span(tree))
 
 
-def _assign(b: Builder, tree: Any) -> ast.Assign:
+def _assign(b: TreeBuilder, tree: Any) -> ast.Assign:
     *targets, value = tree.children
     return ast.Assign(tuple([_target(b, t) for t in targets]), b.expr(value), b.span(tree))
 
 
-def _update(b: Builder, tree: Any) -> ast.Update:
+def _update(b: TreeBuilder, tree: Any) -> ast.UpdateStatement:
     name, _, value = tree.children
-    return ast.Update(b.name(name), b.expr(value), b.span(tree))
+    return ast.UpdateStatement(b.name(name), b.expr(value), b.span(tree))
 
 
-def _param(b: Builder, tree: Any) -> ast.Param:
+def _param(b: TreeBuilder, tree: Any) -> ast.ParamDecl:
     target, dtype, init = tree.children
     call = None if init is None else make_call(b, init)
-    return ast.Param(_target(b, target), b.maybe_name(dtype), call, b.span(tree))
+    return ast.ParamDecl(_target(b, target), b.maybe_name(dtype), call, b.span(tree))
 
 
-def _body(b: Builder, tree: Any) -> tuple[ast.Statement, ...]:
+def _body(b: TreeBuilder, tree: Any) -> tuple[ast.Statement, ...]:
     return b.all_of(tree.children, _STATEMENTS)
 
 
-def _repeat(b: Builder, tree: Any) -> ast.Repeat:
+def _repeat(b: TreeBuilder, tree: Any) -> ast.Repeat:
     dim, block = tree.children
     return ast.Repeat(b.name(dim), _body(b, block), b.span(tree))
 
 
-def _recompute(b: Builder, tree: Any) -> ast.Recompute:
+def _recompute(b: TreeBuilder, tree: Any) -> ast.Recompute:
     return ast.Recompute(_body(b, tree.children[0]), b.span(tree))
 
 
-def _return(b: Builder, tree: Any) -> ast.Return:
+def _return(b: TreeBuilder, tree: Any) -> ast.Return:
     return ast.Return(tuple([b.expr(value) for value in tree.children]), b.span(tree))
 
 
-def _minimize(b: Builder, tree: Any) -> ast.Minimize:
+def _minimize(b: TreeBuilder, tree: Any) -> ast.Minimize:
     value, optimizer = tree.children
     return ast.Minimize(b.expr(value), make_call(b, optimizer), b.span(tree))
 
@@ -129,46 +129,46 @@ _STATEMENTS: Makers = {
 # --- declarations ----------------------------------------------------------------------------
 
 
-def _dim(b: Builder, tree: Any) -> ast.Dim:
+def _dim(b: TreeBuilder, tree: Any) -> ast.DimDecl:
     name, value = tree.children
-    return ast.Dim(b.name(name), b.expr(value), b.span(tree))
+    return ast.DimDecl(b.name(name), b.expr(value), b.span(tree))
 
 
-def _mesh(b: Builder, tree: Any) -> ast.Mesh:
+def _mesh(b: TreeBuilder, tree: Any) -> ast.MeshDecl:
     name, axes, profile = tree.children
     made = b.all_of(axes.children, {"mesh_axis": _mesh_axis})
-    return ast.Mesh(b.name(name), made, b.maybe_name(profile), b.span(tree))
+    return ast.MeshDecl(b.name(name), made, b.maybe_name(profile), b.span(tree))
 
 
-def _mesh_axis(b: Builder, tree: Any) -> ast.MeshAxis:
+def _mesh_axis(b: TreeBuilder, tree: Any) -> ast.MeshAxis:
     name, size = tree.children
     return ast.MeshAxis(b.name(name), b.expr(size), b.span(tree))
 
 
-def _layout(b: Builder, tree: Any) -> ast.Layout:
+def _layout(b: TreeBuilder, tree: Any) -> ast.LayoutDecl:
     name, base, rules, schedule = tree.children
-    made = b.all_of(rules.children, {"rule": _rule, "setting": _setting})
-    own = tuple(n for n in made if isinstance(n, ast.Rule))
-    settings = tuple(n for n in made if isinstance(n, ast.Setting))
+    nodes = b.all_of(rules.children, {"rule": _rule, "setting": _setting})
+    rules_ = tuple(n for n in nodes if isinstance(n, ast.RuleDecl))
+    settings = tuple(n for n in nodes if isinstance(n, ast.SettingDecl))
     used = None if schedule is None else _scheduled(b, schedule)
-    return ast.Layout(b.name(name), b.maybe_name(base), own, used, b.span(tree), settings)
+    return ast.LayoutDecl(b.name(name), b.maybe_name(base), rules_, used, b.span(tree), settings)
 
 
-def _setting(b: Builder, tree: Any) -> ast.Setting:
+def _setting(b: TreeBuilder, tree: Any) -> ast.SettingDecl:
     selector, name, value = tree.children
-    return ast.Setting(b.names(selector), b.name(name), b.expr(value), b.span(tree))
+    return ast.SettingDecl(b.names(selector), b.name(name), b.expr(value), b.span(tree))
 
 
-def _scheduled(b: Builder, tree: Any) -> ast.Call:
+def _scheduled(b: TreeBuilder, tree: Any) -> ast.CallExpr:
     """The schedule of a layout: a name, with dims in `[ ]` or without, with a call or without."""
     if tree.data == "call":
         return make_call(b, tree)
     head, *items = tree.children
     dims = make_items(b, items[0]) if items else None
-    return ast.Call(b.name(head), dims, (), (), None, b.span(tree))
+    return ast.CallExpr(b.name(head), dims, (), (), None, b.span(tree))
 
 
-def _rule(b: Builder, tree: Any) -> ast.Rule:
+def _rule(b: TreeBuilder, tree: Any) -> ast.RuleDecl:
     selector, dim, axes, keep = tree.children
     if keep is not None and keep != "keep":
         fail(
@@ -178,23 +178,23 @@ def _rule(b: Builder, tree: Any) -> ast.Rule:
             help="`params: model -> data keep` gathers a parameter once, not at every use",
         )
     path = () if selector is None else b.names(selector)
-    return ast.Rule(path, b.name(dim), b.axes(axes), keep is not None, b.span(tree))
+    return ast.RuleDecl(path, b.name(dim), b.axes(axes), keep is not None, b.span(tree))
 
 
-def _schedule(b: Builder, tree: Any) -> ast.Schedule:
+def _schedule(b: TreeBuilder, tree: Any) -> ast.ScheduleDecl:
     """A schedule; one with a broken row is left out, for its table would not be whole."""
     _, name, arguments, rows = tree.children
-    *given, out = arguments.children
-    if out is not None or any(arg.data != "keyword" for arg in given):
+    *arguments_, out = arguments.children
+    if out is not None or any(arg.data != "keyword" for arg in arguments_):
         help = "the head of a schedule is written `schedule mine(stages=2, micro=4)`"
         fail("MD0015", "a schedule has options with names alone", b.span(arguments), help=help)
     if any(child.data == "broken" for child in rows.children):
         raise Poisoned
-    made = tuple(_rows(b, rows.children))
-    return ast.Schedule(b.name(name), make_keywords(b, given), made, b.span(tree))
+    schedule_rows = tuple(_rows(b, rows.children))
+    return ast.ScheduleDecl(b.name(name), make_keywords(b, arguments_), schedule_rows, b.span(tree))
 
 
-def _rows(b: Builder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
+def _rows(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
     """The rows of a schedule: each goes from its number to the next one."""
     heads = [at for at, tree in enumerate(trees) if tree.data == "row"]
     if trees and heads[:1] != [0]:
@@ -206,26 +206,26 @@ def _rows(b: Builder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
         yield ast.ScheduleRow(device, actions, b.span(trees[at]).to(b.span(trees[end - 1])))
 
 
-def _action(b: Builder, tree: Any) -> ast.ScheduleAction:
+def _action(b: TreeBuilder, tree: Any) -> ast.ScheduleAction:
     text, stage = tree.children
     number = None if stage is None else b.number(stage)
     return ast.ScheduleAction(b.name(text), number, b.span(tree))
 
 
-def _sbp(b: Builder, tree: Any) -> ast.Sbp:
+def _sbp(b: TreeBuilder, tree: Any) -> ast.Sbp:
     name, entries = tree.children
     made = b.all_of(entries.children, {"sbp_entry": _sbp_entry})
     return ast.Sbp(b.name(name), made, b.span(tree))
 
 
-def _sbp_entry(b: Builder, tree: Any) -> ast.SbpEntry:
+def _sbp_entry(b: TreeBuilder, tree: Any) -> ast.SbpEntry:
     tensor, use, *components = tree.children
     reader = b.names(use.children[0]) if use.children else ()
-    made = tuple([b.expr(c) for c in components])
-    return ast.SbpEntry(b.names(tensor), reader, made, b.span(tree))
+    components_ = tuple([b.expr(c) for c in components])
+    return ast.SbpEntry(b.names(tensor), reader, components_, b.span(tree))
 
 
-def _tensor(b: Builder, tree: Any) -> ast.TensorParam:
+def _tensor(b: TreeBuilder, tree: Any) -> ast.TensorParam:
     name, dims, dtype, default = tree.children
     return ast.TensorParam(
         b.name(name),
@@ -236,13 +236,13 @@ def _tensor(b: Builder, tree: Any) -> ast.TensorParam:
     )
 
 
-def _tensors(b: Builder, tree: Any) -> tuple[ast.TensorParam, ...]:
+def _tensors(b: TreeBuilder, tree: Any) -> tuple[ast.TensorParam, ...]:
     return tuple([_tensor(b, child) for child in tree.children])
 
 
-def _function(b: Builder, tree: Any) -> ast.Function:
+def _function(b: TreeBuilder, tree: Any) -> ast.FunctionDecl:
     name, dims, tensors, result, block = tree.children
-    return ast.Function(
+    return ast.FunctionDecl(
         b.name(name),
         () if dims is None else b.names(dims),
         _tensors(b, tensors),
@@ -252,23 +252,23 @@ def _function(b: Builder, tree: Any) -> ast.Function:
     )
 
 
-def _program(b: Builder, tree: Any) -> ast.Program:
+def _program(b: TreeBuilder, tree: Any) -> ast.ProgramDecl:
     name, tensors, block = tree.children
-    return ast.Program(b.name(name), _tensors(b, tensors), _body(b, block), b.span(tree))
+    return ast.ProgramDecl(b.name(name), _tensors(b, tensors), _body(b, block), b.span(tree))
 
 
-def _expect(b: Builder, tree: Any) -> ast.Expect:
+def _expect(b: TreeBuilder, tree: Any) -> ast.Expect:
     layout, mesh, policy, entries = tree.children
     made = b.all_of(entries.children, {"expect_placement": _placement, "expect_count": _count})
     return ast.Expect(b.name(layout), b.maybe_name(mesh), b.maybe_name(policy), made, b.span(tree))
 
 
-def _placement(b: Builder, tree: Any) -> ast.ExpectPlacement:
+def _placement(b: TreeBuilder, tree: Any) -> ast.ExpectPlacement:
     tensor, dims = tree.children
     return ast.ExpectPlacement(b.names(tensor), b.dims(dims), b.span(tree))
 
 
-def _count(b: Builder, tree: Any) -> ast.ExpectCount:
+def _count(b: TreeBuilder, tree: Any) -> ast.ExpectCount:
     path, axes, value = tree.children
     what, *dotted = b.names(path)
     if dotted:

@@ -15,7 +15,7 @@ from meshdsl.syntax.literals import number_value, string_value
 
 
 @dataclass(frozen=True, slots=True)
-class Builder:
+class TreeBuilder:
     """Makes the nodes of one file; errors are collected, and the nodes around them left out."""
 
     source: Source
@@ -76,40 +76,40 @@ class Builder:
         return tuple(nodes)
 
 
-Makers = dict[str, Callable[[Builder, Any], Any]]
+Makers = dict[str, Callable[[TreeBuilder, Any], Any]]
 
 
-def _dim_ref(b: Builder, tree: Any) -> ast.DimRef:
+def _dim_ref(b: TreeBuilder, tree: Any) -> ast.DimRef:
     dim, *pins = tree.children
     pinned = [b.axes(pin) for pin in pins if pin is not None]
     return ast.DimRef(b.name(dim), pinned[0] if pinned else None, b.span(tree))
 
 
-def _number(b: Builder, tree: Any) -> ast.Number:
+def _number(b: TreeBuilder, tree: Any) -> ast.Number:
     return b.number(tree.children[0])
 
 
-def _string(b: Builder, tree: Any) -> ast.String:
+def _string(b: TreeBuilder, tree: Any) -> ast.String:
     span = b.span(tree)
     return ast.String(string_value(str(tree.children[0]), span), span)
 
 
-def _ref(b: Builder, tree: Any) -> ast.Ref:
+def _ref(b: TreeBuilder, tree: Any) -> ast.Ref:
     return ast.Ref(b.name(tree.children[0]), b.span(tree))
 
 
-def _unary(b: Builder, tree: Any) -> ast.Unary:
+def _unary(b: TreeBuilder, tree: Any) -> ast.Unary:
     op, operand = tree.children
     return ast.Unary(str(op), b.expr(operand), b.span(tree))
 
 
-def _binary(b: Builder, tree: Any) -> ast.Binary:
+def _binary(b: TreeBuilder, tree: Any) -> ast.Binary:
     left, op, right = tree.children
     op_span = b.name(op).span
     return ast.Binary(str(op), b.expr(left), b.expr(right), op_span, b.span(tree))
 
 
-def make_items(b: Builder, tree: Any) -> tuple[ast.Item, ...]:
+def make_items(b: TreeBuilder, tree: Any) -> tuple[ast.Item, ...]:
     """What stands in `[ ]`."""
     if _has_positions(tree):
         help = "`[ ]` holds the names of dims: `sum[io](x)`, `x[seq = 0]`"
@@ -117,7 +117,7 @@ def make_items(b: Builder, tree: Any) -> tuple[ast.Item, ...]:
     return tuple([_ITEMS[item.data](b, item) for item in tree.children])
 
 
-def _view(b: Builder, tree: Any) -> ast.View | ast.Foreign:
+def _view(b: TreeBuilder, tree: Any) -> ast.ViewExpr | ast.Foreign:
     """`x[items]`, where `x` is a name (rule `bracketed`) or any other tensor (rule `view`)."""
     head, items = tree.children
     if _has_positions(items):
@@ -126,32 +126,32 @@ def _view(b: Builder, tree: Any) -> ast.View | ast.Foreign:
         help = "say what the view does: `x[seq = 0]` picks, `x[seq -> mem]` renames"
         fail("MD0015", "nothing stands in the brackets of this view", b.span(items), help=help)
     if hasattr(head, "data"):
-        return ast.View(b.expr(head), make_items(b, items), b.span(tree))
+        return ast.ViewExpr(b.expr(head), make_items(b, items), b.span(tree))
     name = b.name(head)
-    return ast.View(ast.Ref(name, name.span), make_items(b, items), b.span(tree))
+    return ast.ViewExpr(ast.Ref(name, name.span), make_items(b, items), b.span(tree))
 
 
-def make_call(b: Builder, tree: Any) -> ast.Call:
+def make_call(b: TreeBuilder, tree: Any) -> ast.CallExpr:
     """A call, in a place for calls only or for any expression."""
     head, arguments = tree.children
-    *given, out = arguments.children
+    *arguments_, out = arguments.children
     function, items = (head.children) if hasattr(head, "data") else (head, None)
-    return ast.Call(
+    return ast.CallExpr(
         b.name(function),
         None if items is None else make_items(b, items),
-        tuple([b.expr(arg) for arg in given if arg.data != "keyword"]),
-        make_keywords(b, given),
+        tuple([b.expr(arg) for arg in arguments_ if arg.data != "keyword"]),
+        make_keywords(b, arguments_),
         None if out is None else tuple([b.name(dim.children[0]) for dim in out.children]),
         b.span(tree),
     )
 
 
-def make_keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
+def make_keywords(b: TreeBuilder, given: list[Any]) -> tuple[ast.Keyword, ...]:
     """The arguments with names among those of a call."""
-    found: dict[str, ast.Keyword] = {}
+    keywords: dict[str, ast.Keyword] = {}
     for arg in given:
         if arg.data != "keyword":
-            if found:
+            if keywords:
                 fail(
                     "MD0015",
                     "an argument without a name comes after one with a name",
@@ -160,46 +160,46 @@ def make_keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
                 )
             continue
         keyword = ast.Keyword(b.name(arg.children[0]), b.expr(arg.children[1]), b.span(arg))
-        if keyword.name.text in found:
+        if keyword.name.text in keywords:
             message = f"the argument `{keyword.name.text}` is given twice"
             fail("MD0015", message, keyword.span, help="remove one")
-        found[keyword.name.text] = keyword
-    return tuple(found.values())
+        keywords[keyword.name.text] = keyword
+    return tuple(keywords.values())
 
 
 # --- as other languages write it ---------------------------------------------------------------
 
 
-def _sign(b: Builder, tree: Any) -> ast.Foreign:
+def _sign(b: TreeBuilder, tree: Any) -> ast.Foreign:
     left, sign, right = tree.children
     return ast.Foreign("sign", b.name(sign), (b.expr(left), b.expr(right)), (), b.span(tree))
 
 
-def _member(b: Builder, tree: Any) -> ast.Foreign:
+def _member(b: TreeBuilder, tree: Any) -> ast.Foreign:
     tensor, name = tree.children
     return ast.Foreign("member", b.name(name), (b.expr(tensor),), (), b.span(tree))
 
 
-def _method(b: Builder, tree: Any) -> ast.Foreign:
+def _method(b: TreeBuilder, tree: Any) -> ast.Foreign:
     tensor, name, arguments = tree.children
-    given = arguments.children[:-1]
-    parts = (b.expr(tensor), *(b.expr(arg) for arg in given if arg.data != "keyword"))
-    return ast.Foreign("method", b.name(name), parts, make_keywords(b, given), b.span(tree))
+    arguments_ = arguments.children[:-1]
+    parts = (b.expr(tensor), *(b.expr(arg) for arg in arguments_ if arg.data != "keyword"))
+    return ast.Foreign("method", b.name(name), parts, make_keywords(b, arguments_), b.span(tree))
 
 
-def _choice(b: Builder, tree: Any) -> ast.Foreign:
+def _choice(b: TreeBuilder, tree: Any) -> ast.Foreign:
     one, word, condition, _, other = tree.children
     parts = (b.expr(condition), b.expr(one), b.expr(other))
     return ast.Foreign("choice", b.name(word), parts, (), b.span(tree))
 
 
-def _list(b: Builder, tree: Any) -> ast.Foreign:
+def _list(b: TreeBuilder, tree: Any) -> ast.Foreign:
     span = b.span(tree)
     parts = tuple([b.expr(child) for child in tree.children])
     return ast.Foreign("list", ast.Name("[]", span), parts, (), span)
 
 
-def _positions(b: Builder, tree: Any) -> ast.Foreign:
+def _positions(b: TreeBuilder, tree: Any) -> ast.Foreign:
     """`x[0, :]`, of which at least one item is a position."""
     head, items = tree.children
     tensor = b.expr(head) if hasattr(head, "data") else ast.Ref(b.name(head), b.name(head).span)
@@ -209,7 +209,7 @@ def _positions(b: Builder, tree: Any) -> ast.Foreign:
     )
 
 
-def _place(b: Builder, tree: Any) -> ast.Expr | ast.Bounds:
+def _place(b: TreeBuilder, tree: Any) -> ast.Expr | ast.Bounds:
     span = b.span(tree)
     if tree.data == "positions":
         start, stop = (None if end is None else _index(b, end) for end in tree.children)
@@ -222,7 +222,7 @@ def _place(b: Builder, tree: Any) -> ast.Expr | ast.Bounds:
     fail("MD0015", "dims by name stand here beside positions", span, help=help)
 
 
-def _index(b: Builder, tree: Any) -> ast.Expr:
+def _index(b: TreeBuilder, tree: Any) -> ast.Expr:
     *sign, word = tree.children
     span = b.span(tree)
     if word.type == "STRING":
@@ -235,28 +235,28 @@ def _has_positions(items: Any) -> bool:
     return any(item.data in ("position", "positions") for item in items.children)
 
 
-def _dim_item(b: Builder, tree: Any) -> ast.DimItem:
+def _dim_item(b: TreeBuilder, tree: Any) -> ast.DimItem:
     return ast.DimItem(b.name(tree.children[0]), b.span(tree))
 
 
-def _arrow_item(b: Builder, tree: Any) -> ast.ArrowItem:
+def _arrow_item(b: TreeBuilder, tree: Any) -> ast.ArrowItem:
     sources, targets = tree.children
     return ast.ArrowItem(b.names(sources), b.names(targets), b.span(tree))
 
 
-def _by_item(b: Builder, tree: Any) -> ast.ByItem:
+def _by_item(b: TreeBuilder, tree: Any) -> ast.ByItem:
     dim, window, target = tree.children
     if window.type == "NAME":
         return ast.ByItem(b.name(dim), b.name(window), b.maybe_name(target), b.span(tree))
     return ast.ByItem(b.name(dim), b.number(window), b.maybe_name(target), b.span(tree))
 
 
-def _pick_item(b: Builder, tree: Any) -> ast.PickItem:
+def _pick_item(b: TreeBuilder, tree: Any) -> ast.PickItem:
     dim, index = tree.children
     return ast.PickItem(b.name(dim), b.expr(index), b.span(tree))
 
 
-def _slice_item(b: Builder, tree: Any) -> ast.SliceItem:
+def _slice_item(b: TreeBuilder, tree: Any) -> ast.SliceItem:
     dim, start, stop, target = tree.children
     return ast.SliceItem(
         b.name(dim), b.maybe_expr(start), b.maybe_expr(stop), b.maybe_name(target), b.span(tree)

@@ -20,10 +20,10 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 def word_in(span: Span, word: str) -> Span | None:
     """The place of a word within a span, if it stands there once."""
-    found = list(re.finditer(rf"\b{re.escape(word)}\b", span.text))
-    if len(found) != 1:
+    matches = list(re.finditer(rf"\b{re.escape(word)}\b", span.text))
+    if len(matches) != 1:
         return None
-    return Span(span.source, span.start + found[0].start(), span.start + found[0].end())
+    return Span(span.source, span.start + matches[0].start(), span.start + matches[0].end())
 
 
 def around(span: Span, before: str, after: str, title: str, safe: bool = True) -> Fix:
@@ -48,10 +48,10 @@ def without_line(span: Span) -> Span:
     """
     text = span.source.text
     start = text.rfind("\n", 0, span.start) + 1
-    rest = _REST.match(text, span.end)
-    if text[start : span.start].strip(" \t") or rest is None:
+    remainder = _REST.match(text, span.end)
+    if text[start : span.start].strip(" \t") or remainder is None:
         return span
-    return Span(span.source, start, rest.end())
+    return Span(span.source, start, remainder.end())
 
 
 _COMMA_AFTER = re.compile(r"[ \t]*,[ \t]*")
@@ -60,9 +60,9 @@ _COMMA_BEFORE = re.compile(r",[ \t]*$")
 
 def without_entry(span: Span) -> Span:
     """The span of an entry of a list or a block, with a comma, or with its line if it is alone."""
-    whole, text = without_line(span), span.source.text
-    if whole != span:
-        return whole
+    lines, text = without_line(span), span.source.text
+    if lines != span:
+        return lines
     after = _COMMA_AFTER.match(text, span.end)
     if after is not None:
         return Span(span.source, span.start, after.end())
@@ -70,7 +70,7 @@ def without_entry(span: Span) -> Span:
     return span if before is None else Span(span.source, before.start(), span.end)
 
 
-def without_dim(node: ast.Dim) -> Span:
+def without_dim(node: ast.DimDecl) -> Span:
     """The span of one entry of a `dim` line with its comma, or of the line if it is alone."""
     source, span = node.span.source, node.span
     before = len(source.text[: span.start].rstrip(" \t"))

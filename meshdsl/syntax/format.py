@@ -23,7 +23,7 @@ _INDENT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _WrittenLine:
     """A line to be written: its indentation, its text, and the comment behind the text."""
 
     indent: int
@@ -74,7 +74,7 @@ def _with_breaks(words: list[Token]) -> list[Token]:
 
 def _broken_braces(words: list[Token]) -> set[int]:
     """Indices of the braces whose block has a line end in it."""
-    found: set[int] = set()
+    broken: set[int] = set()
     opened: list[tuple[int, int]] = []
     line_ends = 0
     for index, word in enumerate(words):
@@ -84,8 +84,8 @@ def _broken_braces(words: list[Token]) -> set[int]:
         elif word.type == "RBRACE":
             start, before = opened.pop()
             if line_ends > before:
-                found |= {start, index}
-    return found
+                broken |= {start, index}
+    return broken
 
 
 def _line_end(near: Token) -> Token:
@@ -148,9 +148,9 @@ def _opens(line: list[Token]) -> bool:
     return bool(words) and words[-1].type in OPENERS
 
 
-def _indented(lines: list[list[Token]]) -> list[_Line]:
+def _indented(lines: list[list[Token]]) -> list[_WrittenLine]:
     """Every line with its indentation and its words joined."""
-    out: list[_Line] = []
+    out: list[_WrittenLine] = []
     opened: list[Bracket] = []
     before: Token | None = None
     for words in lines:
@@ -161,7 +161,7 @@ def _indented(lines: list[list[Token]]) -> list[_Line]:
         indent = _indentation(words, opened)
         text, opened = joined(words, before, opened, indent)
         before = words[-1] if words else before
-        out.append(_Line(indent, text, comment) if text else _Line(indent, comment))
+        out.append(_WrittenLine(indent, text, comment) if text else _WrittenLine(indent, comment))
     return out
 
 
@@ -183,10 +183,10 @@ def _tidy(comment: str) -> str:
     return f"# {text[1:]}" if text[1:2] not in ("", " ", "\t", "#", "!") else text
 
 
-def _written(lines: list[_Line]) -> list[str]:
+def _written(lines: list[_WrittenLine]) -> list[str]:
     """The lines as text; comments behind neighbouring lines begin in one column."""
     out: list[str] = []
-    run: list[_Line] = []
+    run: list[_WrittenLine] = []
     for line in lines:
         if line.comment:
             run.append(line)
@@ -197,6 +197,6 @@ def _written(lines: list[_Line]) -> list[str]:
     return out + _aligned(run)
 
 
-def _aligned(run: list[_Line]) -> list[str]:
+def _aligned(run: list[_WrittenLine]) -> list[str]:
     width = max((line.indent + len(line.text) for line in run), default=0)
     return [f"{' ' * line.indent}{line.text}".ljust(width) + f"  {line.comment}" for line in run]

@@ -60,8 +60,8 @@ def _closest(path: Path) -> str:
     """The path probably meant by the name of a missing file, as help."""
     if not path.parent.is_dir():
         return f"there is no folder `{path.parent}` either"
-    found = did_you_mean(path.name, sorted(p.name for p in path.parent.glob("*.mdsl")))
-    return found or "check the path"
+    suggestion = did_you_mean(path.name, sorted(p.name for p in path.parent.glob("*.mdsl")))
+    return suggestion or "check the path"
 
 
 def _decode(name: str, data: bytes, had_bom: bool) -> str:
@@ -98,7 +98,7 @@ def _unix(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
+def parse(source: Source) -> tuple[ast.SourceFile, tuple[Diagnostic, ...]]:
     """The tree of the parsable parts, and the syntax errors of the whole file in order.
 
     The tree is complete exactly when there are no errors. Not more than `MAX_ERRORS` errors are
@@ -113,7 +113,7 @@ def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
     tokens = significant(words)
     beyond = too_large(source, words) or too_deep(source, tokens)
     if beyond is not None:
-        return ast.File((), Span(source, 0, len(source.text))), (beyond,)
+        return ast.SourceFile((), Span(source, 0, len(source.text))), (beyond,)
     tree, errors = parse_tree(source, tokens)
     file, more = build_file(source, tree)
     return file, tuple(sorted([*errors, *more], key=_place))
@@ -129,12 +129,12 @@ def parse_expression(text: str) -> ast.Expr | None:
     tree, errors = parse_tree(source, significant(lex(source)))
     file, more = build_file(source, tree)
     match file.declarations:
-        case (ast.Program(body=(ast.Return(values=(value,)),)),) if not errors and not more:
+        case (ast.ProgramDecl(body=(ast.Return(values=(value,)),)),) if not errors and not more:
             return value
     return None
 
 
-def parse_scheduled(source: Source) -> tuple[ast.Call | None, tuple[Diagnostic, ...]]:
+def parse_scheduled(source: Source) -> tuple[ast.CallExpr | None, tuple[Diagnostic, ...]]:
     """The tree of the schedule of a layout, `one_f_one_b[batch](8)`, or what is wrong with it."""
     from lark import Token
 
@@ -147,11 +147,11 @@ def parse_scheduled(source: Source) -> tuple[ast.Call | None, tuple[Diagnostic, 
     if beyond is not None:
         return None, (beyond,)
     before = ("LAYOUT", "NAME", "LBRACE", "RBRACE", "WITH")
-    made = [Token(kind, kind.lower(), start_pos=0, end_pos=0) for kind in before]
-    tree, errors = parse_tree(source, significant([*made, *words]))
+    head = [Token(kind, kind.lower(), start_pos=0, end_pos=0) for kind in before]
+    tree, errors = parse_tree(source, significant([*head, *words]))
     file, more = build_file(source, tree)
     match file.declarations:
-        case (ast.Layout(schedule=ast.Call() as call),) if not errors and not more:
+        case (ast.LayoutDecl(schedule=ast.CallExpr() as call),) if not errors and not more:
             return call, ()
     return None, (*errors, *more)
 

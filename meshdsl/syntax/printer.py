@@ -33,13 +33,13 @@ _SIDES = {
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t"})
 
 
-def print_file(tree: ast.File) -> str:
+def print_file(tree: ast.SourceFile) -> str:
     """The text of a whole file; neighbouring declarations of one kind are grouped."""
     parts = []
     for kind, group in itertools.groupby(tree.declarations, type):
         nodes = list(group)
-        texts = [_dims(nodes)] if kind is ast.Dim else [_declaration(node) for node in nodes]
-        apart = "\n\n" if kind in (ast.Function, ast.Program) else "\n"
+        texts = [_dims(nodes)] if kind is ast.DimDecl else [_declaration(node) for node in nodes]
+        apart = "\n\n" if kind in (ast.FunctionDecl, ast.ProgramDecl) else "\n"
         parts.append(apart.join("\n".join(_wrapped(text)) for text in texts))
     return "".join(f"{part}\n" for part in "\n\n".join(parts).splitlines())
 
@@ -48,51 +48,51 @@ def print_file(tree: ast.File) -> str:
 
 
 def _dims(nodes: Iterable[ast.Declaration]) -> str:
-    found = [f"{n.name.text} = {expression(n.value)}" for n in nodes if isinstance(n, ast.Dim)]
+    found = [f"{n.name.text} = {expression(n.value)}" for n in nodes if isinstance(n, ast.DimDecl)]
     return f"dim {', '.join(found)}"
 
 
 def _declaration(node: ast.Declaration) -> str:
     match node:
-        case ast.Mesh():
+        case ast.MeshDecl():
             axes = [f"{a.name.text}: {expression(a.size)}" for a in node.axes]
             profile = f" on {node.profile.text}" if node.profile else ""
             return _braces(f"mesh {node.name.text} =", axes, profile)
-        case ast.Layout():
+        case ast.LayoutDecl():
             base = f" extends {node.base.text}" if node.base else ""
             rules = [*map(_rule, node.rules), *map(_setting, node.settings)]
             used = "" if node.schedule is None else f" with {scheduled(node.schedule)}"
             return _braces(f"layout {node.name.text}{base}", rules, used)
         case ast.Sbp():
             return _braces(f"sbp {node.name.text}", [_sbp_entry(e) for e in node.entries])
-        case ast.Schedule():
+        case ast.ScheduleDecl():
             return schedule(node)
         case ast.Expect():
             return _expect(node)
-        case ast.Function():
+        case ast.FunctionDecl():
             return _function(node)
-        case ast.Program():
+        case ast.ProgramDecl():
             params = ", ".join(_tensor(p, "[]") for p in node.params)
             return "\n".join(_block(f"program {node.name.text}({params})", node.body))
     raise AssertionError(f"dims are printed together: {node}")
 
 
-def _rule(rule: ast.Rule) -> str:
+def _rule(rule: ast.RuleDecl) -> str:
     selector = f"{_path(rule.selector)}: " if rule.selector else ""
     keep = " keep" if rule.keep else ""
     return f"{selector}{rule.dim.text} -> {_group(rule.axes) or 'none'}{keep}"
 
 
-def _setting(node: ast.Setting) -> str:
+def _setting(node: ast.SettingDecl) -> str:
     return f"{_path(node.selector)}: {node.name.text} = {expression(node.value)}"
 
 
-def scheduled(call: ast.Call) -> str:
+def scheduled(call: ast.CallExpr) -> str:
     """The schedule of a layout: `one_f_one_b[batch](8)`, or `mine`."""
     return _call(call) if call.args or call.keywords else _call(call).removesuffix("()")
 
 
-def schedule(node: ast.Schedule) -> str:
+def schedule(node: ast.ScheduleDecl) -> str:
     """A schedule, each row on lines of its own."""
     options = ", ".join(map(_keyword, node.options))
     rows = (line for row in node.rows for line in _row(row))
@@ -127,7 +127,7 @@ def _expected(entry: ast.ExpectPlacement | ast.ExpectCount) -> str:
     return f"{entry.what.text}{over}: {expression(entry.value)}"
 
 
-def _function(node: ast.Function) -> str:
+def _function(node: ast.FunctionDecl) -> str:
     dims = f"[{', '.join(d.text for d in node.dims)}]" if node.dims else ""
     result = "" if node.result is None else f" -> {_dim_refs(node.result)}"
     params = ", ".join(map(_tensor, node.params))
@@ -167,9 +167,9 @@ def _statement(node: ast.Statement) -> Iterator[str]:
     match node:
         case ast.Assign():
             yield f"{', '.join(map(_target, node.targets))} = {expression(node.value)}"
-        case ast.Update():
+        case ast.UpdateStatement():
             yield f"{node.name.text} := {expression(node.value)}"
-        case ast.Param():
+        case ast.ParamDecl():
             dtype = f": {node.dtype.text}" if node.dtype else ""
             init = "" if node.init is None else f" = {expression(node.init)}"
             yield f"param {_target(node.target)}{dtype}{init}"
@@ -203,8 +203,8 @@ def expression(node: ast.Expr, level: int = OR) -> str:
 
     `level` counts those of the grammar, from `OR` to `ATOM`.
     """
-    own, text = _leveled(node)
-    return text if own >= level else f"({text})"
+    binding, text = _leveled(node)
+    return text if binding >= level else f"({text})"
 
 
 def _leveled(node: ast.Expr) -> tuple[int, str]:
@@ -221,9 +221,9 @@ def _leveled(node: ast.Expr) -> tuple[int, str]:
             return NOT, f"not {expression(node.operand, NOT)}"
         case ast.Binary():
             return _binary(node)
-        case ast.Call():
+        case ast.CallExpr():
             return ATOM, _call(node)
-        case ast.View():
+        case ast.ViewExpr():
             return ATOM, f"{expression(node.tensor, ATOM)}[{', '.join(map(_item, node.items))}]"
         case ast.Foreign():
             return ATOM, node.span.text  # as it was written: a message says what to write
@@ -247,7 +247,7 @@ def number(value: int | float) -> str:
     return short if is_shorter and float(short) == value else text
 
 
-def _call(node: ast.Call) -> str:
+def _call(node: ast.CallExpr) -> str:
     items = "" if node.items is None else f"[{', '.join(map(_item, node.items))}]"
     arguments = [expression(a) for a in node.args]
     arguments += map(_keyword, node.keywords)
@@ -307,11 +307,11 @@ def _broken(line: str) -> Iterator[str]:
     if line.startswith("dim "):
         yield from _filled(line)
         return
-    found = _widest(line)
-    if found is None:
+    bracket = _widest(line)
+    if bracket is None:
         yield line
         return
-    start, end = found
+    start, end = bracket
     yield line[: start + 1]
     parts = list(_parts(line[start + 1 : end]))
     for index, part in enumerate(parts):

@@ -11,7 +11,7 @@ import bisect
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
-from meshdsl.syntax.messages import OPERATORS, Situation, complaint
+from meshdsl.syntax.complaints import OPERATORS, Situation, complaint
 from meshdsl.syntax.tokens import (
     CLOSERS,
     DECLARATIONS,
@@ -30,7 +30,7 @@ _OPENS_ENTRIES = frozenset({"MESH", "LAYOUT", "SBP", "SCHEDULE", "EXPECT", "DIM"
 
 def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[Diagnostic]]:
     """The parse tree of the words, with `broken` for parts in error, and the errors."""
-    run = _Run(source, tokens)
+    run = _Recovery(source, tokens)
     at = 0
     while at < len(tokens) and len(run.errors) < MAX_ERRORS:
         at = run.step(at)
@@ -42,7 +42,7 @@ def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[D
     return tree, run.errors
 
 
-class _Run:
+class _Recovery:
     """One parse: the parser's state, the brackets open now, and the errors so far."""
 
     def __init__(self, source: Source, tokens: list[Token]) -> None:

@@ -114,12 +114,12 @@ def _meanings(source: Source, edits: tuple[Edit, ...], new: str) -> Meanings:
     """The meaning of every name of a text, at the offsets that it had before the edits."""
     file, problems = parse(source)
     moved = _Moved(edits, new)
-    found = [
+    meanings = [
         (symbol.kind, tuple(sorted(moved.before(span.start) for span in symbol.places)))
         for symbol in symbols(file).every
     ]
     errors = [(p.code, moved.before(p.span.start)) for p in problems if p.span is not None]
-    return sorted(found), sorted(errors)
+    return sorted(meanings), sorted(errors)
 
 
 class _Moved:

@@ -57,7 +57,7 @@ class Symbol:
     nodes: tuple[object, ...]
     references: tuple[Span, ...]
     region: Span
-    inside: ast.Function | ast.Program | None
+    inside: ast.FunctionDecl | ast.ProgramDecl | None
 
     @property
     def places(self) -> tuple[Span, ...]:
@@ -73,7 +73,7 @@ class Symbols:
     place belongs to several symbols.
     """
 
-    file: ast.File
+    file: ast.SourceFile
     every: tuple[Symbol, ...]
     _places: tuple[tuple[Span, tuple[Symbol, ...]], ...]
 
@@ -91,18 +91,18 @@ class Symbols:
 
     def visible(self, offset: int) -> tuple[Symbol, ...]:
         """The symbols that can be used at an offset, less those hidden by narrower ones."""
-        found: dict[tuple[bool, Kind, str], Symbol] = {}
+        visible: dict[tuple[bool, Kind, str], Symbol] = {}
         for symbol in self.every:
             if symbol.definitions and symbol.region.start <= offset <= symbol.region.end:
                 is_tensor = symbol.kind in TENSORS
-                found[is_tensor, "tensor" if is_tensor else symbol.kind, symbol.name] = symbol
-        return tuple(found.values())
+                visible[is_tensor, "tensor" if is_tensor else symbol.kind, symbol.name] = symbol
+        return tuple(visible.values())
 
 
-def symbols(file: ast.File) -> Symbols:
+def symbols(file: ast.SourceFile) -> Symbols:
     """The symbols of a file, the file's own before those of functions and programs."""
-    table = _Table(file.span)
-    bodies = [d for d in file.declarations if isinstance(d, ast.Function | ast.Program)]
+    table = _SymbolTable(file.span)
+    bodies = [d for d in file.declarations if isinstance(d, ast.FunctionDecl | ast.ProgramDecl)]
     for node in file.declarations:
         _declare(node, table)
     for body in bodies:
@@ -117,12 +117,12 @@ def symbols(file: ast.File) -> Symbols:
 
 def _places(every: tuple[Symbol, ...]) -> Iterator[tuple[Span, tuple[Symbol, ...]]]:
     """Every place of a name with its symbols, in the order of the text."""
-    found: dict[int, dict[Symbol, Span]] = {}
+    by_start: dict[int, dict[Symbol, Span]] = {}
     for symbol in every:
         for span in symbol.places:
-            found.setdefault(span.start, {})[symbol] = span
-    for start in sorted(found):
-        yield next(iter(found[start].values())), tuple(found[start])
+            by_start.setdefault(span.start, {})[symbol] = span
+    for start in sorted(by_start):
+        yield next(iter(by_start[start].values())), tuple(by_start[start])
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class _Entry:
     kind: Kind
     name: str
     region: Span
-    inside: ast.Function | ast.Program | None = None
+    inside: ast.FunctionDecl | ast.ProgramDecl | None = None
     definitions: list[Span] = field(default_factory=list)
     nodes: list[object] = field(default_factory=list)
     references: list[Span] = field(default_factory=list)
@@ -151,21 +151,21 @@ class _Entry:
         return Symbol(self.kind, self.name, *lists, self.region, self.inside)
 
 
-class _Table:
+class _SymbolTable:
     """The symbols of the file itself, by kind and name, and all that were made."""
 
     def __init__(self, whole: Span) -> None:
         self.whole = whole
         self.entries: list[_Entry] = []
         self.known: dict[tuple[Kind, str], _Entry] = {}
-        self.keywords: list[tuple[ast.Call, ast.Name]] = []
+        self.keywords: list[tuple[ast.CallExpr, ast.Name]] = []
 
     def new(
         self,
         kind: Kind,
         name: str,
         region: Span | None = None,
-        inside: ast.Function | ast.Program | None = None,
+        inside: ast.FunctionDecl | ast.ProgramDecl | None = None,
     ) -> _Entry:
         """A new symbol, of the whole file where no region is given."""
         entry = _Entry(kind, name, region or self.whole, inside)
@@ -193,35 +193,35 @@ class _Table:
         return found is not None and bool(found.definitions)
 
 
-def _declare(node: ast.Declaration, table: _Table) -> None:
+def _declare(node: ast.Declaration, table: _SymbolTable) -> None:
     match node:
-        case ast.Dim():
+        case ast.DimDecl():
             table.define("dim", node.name, node)
-        case ast.Mesh():
+        case ast.MeshDecl():
             table.define("mesh", node.name, node)
             for axis in node.axes:
                 table.define("axis", axis.name, axis)
-        case ast.Layout():
+        case ast.LayoutDecl():
             table.define("layout", node.name, node)
         case ast.Sbp():
             table.define("sbp", node.name, node)
-        case ast.Schedule():
+        case ast.ScheduleDecl():
             table.define("schedule", node.name, node)
-        case ast.Function():
+        case ast.FunctionDecl():
             table.define("function", node.name, node)
-        case ast.Program():
+        case ast.ProgramDecl():
             table.define("program", node.name, node)
 
 
-def _read(node: ast.Declaration, table: _Table) -> None:
+def _read(node: ast.Declaration, table: _SymbolTable) -> None:
     """Record what declarations of the file mention, except in bodies."""
     match node:
-        case ast.Dim():
+        case ast.DimDecl():
             _sizes(node.value, table)
-        case ast.Mesh():
+        case ast.MeshDecl():
             for axis in node.axes:
                 _sizes(axis.size, table)
-        case ast.Layout():
+        case ast.LayoutDecl():
             _layout(node, table)
         case ast.Sbp():
             for entry in node.entries:
@@ -231,7 +231,7 @@ def _read(node: ast.Declaration, table: _Table) -> None:
             _expect(node, table)
 
 
-def _layout(node: ast.Layout, table: _Table) -> None:
+def _layout(node: ast.LayoutDecl, table: _SymbolTable) -> None:
     table.use("layout", node.base)
     for rule in node.rules:
         if rule.selector and rule.selector[0].text not in ROLES:
@@ -247,7 +247,7 @@ def _layout(node: ast.Layout, table: _Table) -> None:
         _scheduled(node.schedule, table)
 
 
-def _scheduled(call: ast.Call, table: _Table) -> None:
+def _scheduled(call: ast.CallExpr, table: _SymbolTable) -> None:
     """Record the schedule of a layout, and its dims; the words of its options name nothing."""
     table.use("schedule", call.function)
     for item in call.items or ():
@@ -257,18 +257,18 @@ def _scheduled(call: ast.Call, table: _Table) -> None:
         _sizes(value, table)
 
 
-def _sizes(node: ast.Expr, table: _Table) -> None:
+def _sizes(node: ast.Expr, table: _SymbolTable) -> None:
     for part in ast.walk(node):
         if isinstance(part, ast.Ref):
             table.use("dim", part.name)
 
 
-def _axes(names: Iterable[ast.Name], table: _Table) -> None:
+def _axes(names: Iterable[ast.Name], table: _SymbolTable) -> None:
     for name in names:
         table.use("axis", name)
 
 
-def _expect(node: ast.Expect, table: _Table) -> None:
+def _expect(node: ast.Expect, table: _SymbolTable) -> None:
     table.use("sbp" if table.has("sbp", node.layout.text) else "layout", node.layout)
     table.use("mesh", node.mesh)
     for entry in node.entries:
@@ -282,7 +282,7 @@ def _expect(node: ast.Expect, table: _Table) -> None:
             _axes(item.axes or (), table)
 
 
-def _keyword(call: ast.Call, name: ast.Name, table: _Table) -> None:
+def _keyword(call: ast.CallExpr, name: ast.Name, table: _SymbolTable) -> None:
     """Record the name of an argument in a call of a `def`."""
     if not table.has("function", call.function.text):
         return
@@ -295,7 +295,7 @@ def _keyword(call: ast.Call, name: ast.Name, table: _Table) -> None:
 # --- selectors -------------------------------------------------------------------------------
 
 
-def _select(path: tuple[ast.Name, ...], table: _Table) -> None:
+def _select(path: tuple[ast.Name, ...], table: _SymbolTable) -> None:
     """Record what the dotted path of a rule or an entry names, as `placed/layout.py` reads it."""
     if not path:
         return
@@ -314,7 +314,7 @@ def _select(path: tuple[ast.Name, ...], table: _Table) -> None:
             tensor.references.append(span)
 
 
-def _selected(name: str, owner: _Entry | None, table: _Table) -> Iterator[_Entry]:
+def _selected(name: str, owner: _Entry | None, table: _SymbolTable) -> Iterator[_Entry]:
     """The tensors of a name, of any `def` or of the `owner`.
 
     An argument that is not assigned has the name that its caller gives it.
@@ -327,7 +327,7 @@ def _selected(name: str, owner: _Entry | None, table: _Table) -> Iterator[_Entry
             yield entry
 
 
-def _function(name: ast.Name, table: _Table) -> _Entry | None:
+def _function(name: ast.Name, table: _SymbolTable) -> _Entry | None:
     """The function that a part of a selector names, itself or as its second call `f_2`."""
     instance = _INSTANCE.fullmatch(name.text)
     for text in (name.text, instance[1] if instance else ""):
@@ -347,7 +347,7 @@ def _front(name: ast.Name, function: _Entry) -> Span:
 class _Body:
     """Reads one `def` or `program`, statement by statement: a name means what is known so far."""
 
-    def __init__(self, node: ast.Function | ast.Program, table: _Table) -> None:
+    def __init__(self, node: ast.FunctionDecl | ast.ProgramDecl, table: _SymbolTable) -> None:
         self.node = node
         self.table = table
         self.dims: dict[str, _Entry] = {}
@@ -357,13 +357,13 @@ class _Body:
 
     def read(self) -> None:
         node = self.node
-        if isinstance(node, ast.Function):
+        if isinstance(node, ast.FunctionDecl):
             for dim in node.dims:
                 self.dims[dim.text] = self.table.new("dim", dim.text, node.span, node)
                 self.dims[dim.text].define(dim, node)
         for param in node.params:
             self.tensor_param(param)
-        if isinstance(node, ast.Function):
+        if isinstance(node, ast.FunctionDecl):
             self.dim_refs(node.result)
         self.statements(node.body, node.span.end)
 
@@ -371,7 +371,7 @@ class _Body:
         self.dim_refs(node.dims)
         if node.default is not None:
             self.expression(node.default)
-        kind: Kind = "input" if isinstance(self.node, ast.Program) else "argument"
+        kind: Kind = "input" if isinstance(self.node, ast.ProgramDecl) else "argument"
         self.define(kind, node.name, node, self.node.span)
 
     def define(self, kind: Kind, name: ast.Name, node: object, region: Span) -> None:
@@ -394,7 +394,7 @@ class _Body:
                 for target in node.targets:
                     self.dim_refs(target.dims)
                     self.define("tensor", target.name, node, after)
-            case ast.Param():
+            case ast.ParamDecl():
                 self.dim_refs(node.target.dims)
                 for arg in node.init.args if node.init else ():
                     self.expression(arg)
@@ -409,24 +409,24 @@ class _Body:
             case _:
                 self.reads(node)
 
-    def reads(self, node: ast.Update | ast.Return | ast.Minimize) -> None:
+    def reads(self, node: ast.UpdateStatement | ast.Return | ast.Minimize) -> None:
         """Read a statement that defines no name."""
         for value in node.values if isinstance(node, ast.Return) else (node.value,):
             self.expression(value)
-        if isinstance(node, ast.Update):
+        if isinstance(node, ast.UpdateStatement):
             self.reference(node.name)
         if isinstance(node, ast.Minimize):
             self.options(node.optimizer)
 
-    def options(self, call: ast.Call) -> None:
+    def options(self, call: ast.CallExpr) -> None:
         """Read the options of an optimizer or a schedule: its words are names of nothing here."""
         for value in (*call.args, *(keyword.value for keyword in call.keywords)):
-            if isinstance(value, ast.Call) and not self.is_function(value):
+            if isinstance(value, ast.CallExpr) and not self.is_function(value):
                 self.options(value)
             elif not isinstance(value, ast.Ref) or self.is_known(value.name):
                 self.expression(value)
 
-    def is_function(self, call: ast.Call) -> bool:
+    def is_function(self, call: ast.CallExpr) -> bool:
         return self.table.has("function", call.function.text)
 
     def is_tensor(self, name: ast.Name) -> bool:
@@ -483,12 +483,12 @@ class _Body:
             case ast.Binary():
                 self.expression(node.left)
                 self.expression(node.right)
-            case ast.View():
+            case ast.ViewExpr():
                 self.view(node)
-            case ast.Call():
+            case ast.CallExpr():
                 self.call(node)
 
-    def view(self, node: ast.View) -> None:
+    def view(self, node: ast.ViewExpr) -> None:
         """A view, or an operator without tensors: `iota[seq]`."""
         head = node.tensor
         plain = all(isinstance(item, ast.DimItem) for item in node.items)
@@ -498,7 +498,7 @@ class _Body:
             self.expression(head)
         self.items(node.items)
 
-    def call(self, node: ast.Call) -> None:
+    def call(self, node: ast.CallExpr) -> None:
         self.table.use("function" if self.is_function(node) else "operator", node.function)
         self.items(node.items or ())
         for arg in node.args:

@@ -108,14 +108,14 @@ def significant(tokens: list[Token]) -> list[Token]:
     """
     from lark import Token
 
-    kept: list[Token] = []
+    words: list[Token] = []
     for token in tokens:
-        if token.type == "COMMENT" or (token.type == "_NL" and _ends_line(kept)):
+        if token.type == "COMMENT" or (token.type == "_NL" and _ends_line(words)):
             continue
-        kept.append(token)
-    if not _ends_line(kept):
-        kept.append(Token.new_borrow_pos("_NL", "", kept[-1]))
-    return kept
+        words.append(token)
+    if not _ends_line(words):
+        words.append(Token.new_borrow_pos("_NL", "", words[-1]))
+    return words
 
 
 def _ends_line(tokens: list[Token]) -> bool:

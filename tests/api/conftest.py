@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from meshdsl.api import program as traces
+from meshdsl.api import programs as traces
 from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.program import substitute
 from meshdsl.named import ir
 from meshdsl.named.autodiff import with_gradients
-from meshdsl.named.build import finish_named
 from meshdsl.named.printer import print_program
+from meshdsl.named.program_choice import finish_named
 from meshdsl.named.simplify import drop_unused
 from meshdsl.pipeline import Compilation, Known, Options
 from meshdsl.syntax import ast
@@ -26,9 +26,9 @@ from meshdsl.syntax.printer import WIDTH, print_file
 class Watched(Tracer):
     """Keeps what is built while Python runs."""
 
-    built: ir.Program
+    built: ir.NamedProgram
 
-    def build(self, node: ast.Program) -> ir.Program:
+    def build(self, node: ast.ProgramDecl) -> ir.NamedProgram:
         """The program at once, without its tree."""
         made = super().build(node)
         # With errors it is nothing that a pass could read.
@@ -50,7 +50,7 @@ def traced_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "trace", watched)
 
 
-def check(traced: traces.Traced, built: ir.Program) -> None:
+def check(traced: traces.Traced, built: ir.NamedProgram) -> None:
     """The tree yields what Python built as it ran, and its text the same but for names."""
     tree, text = traced.tree, print_file(traced.tree)
     compiled = Compilation(tree.span.source, Options(), Diagnostics(), Known(tree)).written
@@ -65,7 +65,7 @@ def check(traced: traces.Traced, built: ir.Program) -> None:
         assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def lines(program: ir.Program) -> list[str]:
+def lines(program: ir.NamedProgram) -> list[str]:
     """The printed program without the source lines."""
     ordered = replace(program, body=tuple(map(_in_order, program.body)))
     text = print_program(ordered)
@@ -77,13 +77,13 @@ def lines(program: ir.Program) -> list[str]:
 
 def _in_order(node: ir.Node) -> ir.Node:
     """A loop with what it carries in the order of the source: it is all carried at once."""
-    if not isinstance(node, ir.Loop):
+    if not isinstance(node, ir.NamedLoop):
         return node
     carries = tuple(sorted(node.carries, key=lambda c: str(c.init.type) + str(c.init.name)))
     return replace(node, carries=carries, body=tuple(map(_in_order, node.body)))
 
 
-def plain(program: ir.Program) -> ir.Program:
+def plain(program: ir.NamedProgram) -> ir.NamedProgram:
     """The program without what nobody reads, names of what it computes, and what gives only names.
 
     A text has a variable for everything, and one name for one tensor: it lacks some names, and
@@ -101,12 +101,12 @@ def _without_names(
 ) -> tuple[ir.Node, ...]:
     found: list[ir.Node] = []
     for node in nodes:
-        if isinstance(node, ir.Op) and node.name == "identity" and not node.out.pins:
+        if isinstance(node, ir.NamedOp) and node.name == "identity" and not node.out.pins:
             new[node.out] = new.get(node.ins[0], node.ins[0])
             continue
-        made = (*node.makes, *(node.enters if isinstance(node, ir.Loop) else ()))
+        made = (*node.makes, *(node.enters if isinstance(node, ir.NamedLoop) else ()))
         new.update((v, replace(v, name=None, declared=None)) for v in made)
-        if isinstance(node, ir.Loop):
+        if isinstance(node, ir.NamedLoop):
             node = replace(node, body=_without_names(node.body, new))
         found.append(node)
     return substitute(found, new)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api.program import Program
+from meshdsl.api.programs import Program
 from meshdsl.codes import CODES
 
 batch, io, two, three, layers = md.dims(batch=4, io=6, two=2, three=3, layers=2)

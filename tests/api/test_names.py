@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 import meshdsl as md
-from meshdsl.named.ir import Op
+from meshdsl.named.ir import NamedOp
 from meshdsl.named.printer import print_program
 
 batch, io, heads, key, layers = md.dims(batch=4, io=6, heads=2, key=3, layers=2)
@@ -19,7 +19,7 @@ T = md.Tensor
 def labels(function: Callable[..., Any]) -> list[str]:
     """The names of all results of a program, in order; `_` where there is none."""
     made = md.program(function).named()
-    return [v.name or "_" for n in made.body if isinstance(n, Op) for v in n.outs]
+    return [v.name or "_" for n in made.body if isinstance(n, NamedOp) for v in n.outs]
 
 
 def plain(x: T[batch, io]):
@@ -217,7 +217,7 @@ def test_name_checks_transposes_and_pins() -> None:
         return h
 
     (*_, last) = built.named().body
-    assert isinstance(last, Op)
+    assert isinstance(last, NamedOp)
     assert last.out.type.names == ("io", "batch")
     assert [(p.dim, p.axes) for p in last.out.pins] == [("batch", ("d",))]
 

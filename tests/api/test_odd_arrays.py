@@ -12,7 +12,7 @@ import torch
 
 import meshdsl as md
 from meshdsl.backends.engines.persistent import lacking
-from meshdsl.backends.module.tensors import refuse_without_values
+from meshdsl.backends.module.blocks import refuse_without_values
 from meshdsl.diagnostics import DiagnosticError
 
 batch, io = md.dims(batch=4, io=2)

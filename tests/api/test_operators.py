@@ -126,7 +126,7 @@ def test_a_call_makes_the_operator(name: str) -> None:
         outs = opdef.infer(sample.ins, dict(sample.attrs))
         results = found[0] if isinstance(found[0], tuple) else (found[0],)
         assert [r._value.type for r in results] == list(outs)
-        made = [n for n in program.body if isinstance(n, ir.Op) and n.name == name]
+        made = [n for n in program.body if isinstance(n, ir.NamedOp) and n.name == name]
         assert made or len(program.body) <= 1
         assert all(n.attrs == tuple(sample.attrs) for n in made if set(n.attrs) & set(sample.attrs))
 

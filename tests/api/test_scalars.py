@@ -13,8 +13,8 @@ import torch
 
 import meshdsl as md
 from meshdsl.api.module import module
-from meshdsl.api.program import Program
-from meshdsl.backends.engines.run import Given, run, verify
+from meshdsl.api.programs import Program
+from meshdsl.backends.engines.execution import InputSource, run, verify
 from tests.compiling import compile_text
 
 PROGRAM = """\
@@ -114,7 +114,7 @@ def test_files(
     made = compile_text(PROGRAM, mesh=mesh, layout=layout, evaluate=True)
     arrays = {"x": X, "target": TARGET, **FORMS["arrays"]}
     params = stored(tmp_path / f"params_{name}", PARAMS)
-    given = Given(stored(tmp_path / name, arrays), params)
+    given = InputSource(stored(tmp_path / name, arrays), params)
     outputs = run(made, engine, given).outputs
     right(outputs)
     assert all(c.ok for c in verify(made, given, outputs))
@@ -125,7 +125,7 @@ def test_files_for_processes(tmp_path: Path) -> None:
     made = compile_text(PROGRAM, mesh="x:2", layout="n:x", evaluate=True)
     arrays = {"x": X, "target": TARGET, **FORMS["arrays"]}
     params = stored(tmp_path / "params.safetensors", PARAMS)
-    right(run(made, "torchrun", Given(stored(tmp_path / "in.npz", arrays), params)).outputs)
+    right(run(made, "torchrun", InputSource(stored(tmp_path / "in.npz", arrays), params)).outputs)
 
 
 def test_modules(tmp_path: Path) -> None:

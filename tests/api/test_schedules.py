@@ -12,7 +12,7 @@ import meshdsl as md
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.declarations import declare
 from meshdsl.placed.layout import resolve_layout
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.printer import print_file
 from tests.syntax.shape import show

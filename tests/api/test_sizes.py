@@ -13,7 +13,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.named.printer import print_program
-from meshdsl.named.sizes import LONGEST
+from meshdsl.named.size_formulas import LONGEST
 from tests.compiling import named
 
 SIZES = {"batch": 2, "seq": 6, "heads": 3, "key": 16}

@@ -24,7 +24,7 @@ NAMES = [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in FILES
 SCRIPTS = ("mlp", "matmul", "transformer")
 
 
-def printed(program: ir.Program) -> str:
+def printed(program: ir.NamedProgram) -> str:
     """The text of a program without its source lines."""
     ordered = replace(program, body=tuple(map(_in_order, program.body)))
     lines = print_program(ordered).split("\n")
@@ -33,7 +33,7 @@ def printed(program: ir.Program) -> str:
 
 def _in_order(node: ir.Node) -> ir.Node:
     """A loop whose slices are sorted: they have no order of their own, and are all cut at once."""
-    if not isinstance(node, ir.Loop):
+    if not isinstance(node, ir.NamedLoop):
         return node
     stacked = tuple(sorted(node.stacked, key=lambda s: (s.outer.span.start, str(s.outer.name))))
     return replace(node, stacked=stacked, body=tuple(map(_in_order, node.body)))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.backends.torch.head import foot
-from meshdsl.backends.torch.paste import paste
+from meshdsl.backends.torch.inliner import paste
+from meshdsl.backends.torch.preamble import foot
 from tests.backends.training_text import tables_text
 
 Emit = Callable[..., str]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import load, run_local
-from meshdsl.backends.module.compile import compiler
+from meshdsl.backends.module.compiler import compiler
 from meshdsl.backends.runtime.values import Array
-from meshdsl.backends.torch.bindings import Devices, check_bindings
-from meshdsl.backends.torch.head import Table
-from meshdsl.backends.torch.names import module_names
+from meshdsl.backends.torch.bindings import ComparedValues, check_bindings
+from meshdsl.backends.torch.identifiers import module_names
+from meshdsl.backends.torch.preamble import HeadName
 from meshdsl.diagnostics import Source
 from meshdsl.named.ir import Value
 from meshdsl.pipeline import Compilation, Options
@@ -25,7 +25,7 @@ from meshdsl.syntax.parse import parse
 
 # --- texts that break a rule ---------------------------------------------------------------------
 
-DEVICES = Devices({"p": 4}, "p", "stage", ((0,), (1,), (2,), (3, 0)))
+DEVICES = ComparedValues({"p": 4}, "p", "stage", ((0,), (1,), (2,), (3, 0)))
 TEXTS = {
     "read before it is bound": ("y = x + 1\nx = 2", "line 8 of .*, `y = x .* reads `x`"),
     "of no name": ("y = z", "`z`, which nothing defines"),
@@ -187,7 +187,7 @@ def defined() -> tuple[str, ...]:
     functions = {"device", "forward", "backward"}
     assert found <= module_names() | functions
     own = {"inputs", "weights", "kept", "stage", "stages", "states", "saved", "rank"}
-    every = sorted({*found, *Table, *functions, *own})
+    every = sorted({*found, *HeadName, *functions, *own})
     return tuple(name for name in every if is_name(name))
 
 

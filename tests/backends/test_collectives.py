@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.backends.runtime.collectives import as_received, as_sent
+from meshdsl.backends.runtime.communication import as_received, as_sent
 from meshdsl.backends.runtime.values import group_members
 
 MESHES = [

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from meshdsl.backends.runtime.files import SAFETENSORS_DTYPES, check_arrays, read_arrays
+from meshdsl.backends.runtime.array_files import SAFETENSORS_DTYPES, check_arrays, read_arrays
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train import export as exporting
 from meshdsl.backends.train.export import export_params

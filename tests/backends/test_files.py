@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from meshdsl.backends.runtime.files import (
+from meshdsl.backends.runtime.array_files import (
     ArraysRefused,
     Refused,
     check_arrays,

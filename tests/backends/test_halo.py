@@ -15,7 +15,7 @@ from meshdsl.backends.runtime.values import coordinates
 from meshdsl.ir.types import BOOL, F32, I64, Dim, TensorType
 from meshdsl.ops.opdef import Reads
 from meshdsl.placed import collectives as c
-from meshdsl.placed.sbp import WHOLE, Mesh, Placement, Window, placement
+from meshdsl.placed.placements import WHOLE, Mesh, Placement, Window, placement
 from tests.backends.conftest import emitted
 from tests.ops.window_rows import padded
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.engines.stalls import Processes
 from meshdsl.backends.engines.torchrun import RunJob, earliest_of, reports_in, unexplained
+from meshdsl.backends.engines.watchdog import Processes
 from meshdsl.backends.generate.task import Task, task_from_json
 from meshdsl.backends.train.job import (
     DataFiles,
@@ -24,7 +24,7 @@ from meshdsl.backends.train.job import (
 )
 from meshdsl.backends.train.lock import locked
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.kept import checked
+from meshdsl.disk_cache import checked
 from tests.poison import poisoned
 
 FILES = DataFiles("d.txt", "held.txt", 0.5, "batch", "bytes", ("a", "b"), "ab", "steps")

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from meshdsl.backends.engines import local_devices, local_dist, stalls
+from meshdsl.backends.engines import local_devices, local_dist, watchdog
 from meshdsl.backends.engines.failures import Failure
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.backends.engines.local_devices import Devices, Late
+from meshdsl.backends.engines.local_devices import DeviceThreads, Late
 from meshdsl.backends.engines.local_dist import LocalDist, Released
-from meshdsl.backends.engines.stalls import Doing, Watch, stall_seconds, stalled
+from meshdsl.backends.engines.watchdog import Doing, Watchdog, stall_seconds, stalled
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from tests.project import ROOT
 from tests.waiting import release, until
@@ -25,7 +25,7 @@ from tests.waiting import release, until
 
 CORES = """
 import os, torch
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_devices import DeviceThreads
 from meshdsl.backends.engines.local_dist import LocalDist
 count = max(2, len(os.sched_getaffinity(0)))
 x = torch.ones(512, 512)
@@ -38,7 +38,7 @@ def call(rank):
     dist.all_reduce(torch.ones(1), group=dist.groups(rank)["r"])
     return tasks()
 
-found = Devices(count, dist, call).run()
+found = DeviceThreads(count, dist, call).run()
 assert not found.failures, found.failures
 assert torch.get_num_threads() == 2, torch.get_num_threads()
 print(max(found.outputs) - before - count)
@@ -80,7 +80,7 @@ def test_a_device_that_is_stopped_while_it_computes_for_all_releases_them(
         raise AssertionError("nobody computed it")
 
     monkeypatch.setattr(local_dist, "perform", stopped)
-    found = Devices(2, dist, call).run()
+    found = DeviceThreads(2, dist, call).run()
     assert (found.failures, found.outputs) == ([], [{}, {}])
 
 
@@ -99,7 +99,7 @@ def device(rank):
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Time as the test has it, for who looks at devices."""
     time = SimpleNamespace(now=0.0)
-    for module in (local_devices, stalls):
+    for module in (local_devices, watchdog):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.now))
     return time
 
@@ -157,8 +157,8 @@ def test_a_device_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch)
         if told[-1] == expected:
             release(tmp_path / "pipe")
 
-    monkeypatch.setattr(stalls, "say", go_on)
-    monkeypatch.setenv(stalls.SETTING, "0.5")
+    monkeypatch.setattr(watchdog, "say", go_on)
+    monkeypatch.setenv(watchdog.SETTING, "0.5")
     found = run_local(text, lines={number + i: f"a.mdsl:{i}" for i in range(9)})
     assert found.outputs["y"].tolist() == [9] * 4
     assert expected in told
@@ -167,10 +167,10 @@ def test_a_device_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch)
 def test_it_is_told_again_after_twice_as_long(
     clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(stalls.SETTING, "8")
+    monkeypatch.setenv(watchdog.SETTING, "8")
     told: list[tuple[float, str]] = []
-    monkeypatch.setattr(stalls, "say", lambda d: told.append((clock.now, d.message)))
-    watch = Watch(lambda: {0: Doing(min(clock.now, 10), "at a.mdsl:1")})
+    monkeypatch.setattr(watchdog, "say", lambda d: told.append((clock.now, d.message)))
+    watch = Watchdog(lambda: {0: Doing(min(clock.now, 10), "at a.mdsl:1")})
     for second in range(1, 60):  # it gets on for ten seconds, then no more
         clock.now = float(second)
         watch.look()
@@ -193,7 +193,7 @@ def test_many_devices_are_counted() -> None:
 
 
 def test_the_warning_is_printed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    stalls.say(stalled({0: Doing(0, "at a.mdsl:1")}, 60))
+    watchdog.say(stalled({0: Doing(0, "at a.mdsl:1")}, 60))
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("warning[MD0723]: no progress for 60 s: device 0 is at a.mdsl:1\n")
@@ -203,22 +203,22 @@ def test_the_warning_is_printed_at_once(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_is_no_number_of_seconds_is_refused(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(stalls.SETTING, given)
+    monkeypatch.setenv(watchdog.SETTING, given)
     with pytest.raises(DiagnosticError, match=f"MD0602.*{given}"):
         stall_seconds()
 
 
 def test_a_minute_is_long_unless_something_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(stalls.SETTING)
+    monkeypatch.delenv(watchdog.SETTING)
     assert stall_seconds() == 60
-    monkeypatch.setenv(stalls.SETTING, "2.5")
+    monkeypatch.setenv(watchdog.SETTING, "2.5")
     assert stall_seconds() == 2.5
 
 
 def test_nothing_is_told_where_it_is_not_wanted(
     clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(stalls.SETTING, "0")
-    watch = Watch(lambda: pytest.fail("nobody looks"))
+    monkeypatch.setenv(watchdog.SETTING, "0")
+    watch = Watchdog(lambda: pytest.fail("nobody looks"))
     clock.now = 1e9
     watch.look()

@@ -14,7 +14,7 @@ import torch
 from meshdsl.api.errors import ProgramError
 from meshdsl.api.module import module
 from meshdsl.backends.module.program_module import ProgramModule, module_of
-from meshdsl.named.ir import Op, walk
+from meshdsl.named.ir import NamedOp, walk
 from meshdsl.named.vjp import with_vjp
 from tests.backends.module_cases import MLP, ODD, odd
 from tests.compiling import compile_text, named
@@ -169,7 +169,7 @@ def test_contributions_are_summed_before_they_are_reduced() -> None:
     assert [o.name for o in made.program.outputs[len(program.outputs) :]] == [
         "d_w", "d_table", "d_train", "d_x"
     ]  # fmt: skip
-    phases = [op.phase for op in walk(made.program.body) if isinstance(op, Op)]
+    phases = [op.phase for op in walk(made.program.body) if isinstance(op, NamedOp)]
     assert phases == sorted(phases, reverse=True), "forward comes first"
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import load
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_devices import DeviceThreads
 from meshdsl.backends.engines.local_dist import LocalDist
-from meshdsl.backends.module.compile import Compiler, compiler
+from meshdsl.backends.module.compiler import Compiler, compiler
 from meshdsl.backends.runtime.values import local_part
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
@@ -92,7 +92,7 @@ def test_gradients_are_those_of_the_whole_program(case: Case) -> None:
         apart([t for grads in first for t in grads.values()], [*seeds.values(), *outputs.values()])
         return outputs, first, program.backward(rank, groups, saved, seeds)
 
-    found = Devices(devices, dist, call).run()
+    found = DeviceThreads(devices, dist, call).run()
     assert not found.failures, found.failures
     for rank, (outputs, (by_param, by_input), again) in enumerate(found.outputs):
         check(outputs, part(program, "OUTPUTS", right.outputs, rank))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.draws import draws
+from meshdsl.backends.engines.against_reference import tolerances_of
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
-from meshdsl.backends.engines.verify import tolerances_of
 from meshdsl.backends.runtime.values import cast, draw_part
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import build_named, front

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.backends.engines.run import Given, run
-from meshdsl.backends.torch.paste import library, merge_imports, paste
+from meshdsl.backends.torch.inliner import library, merge_imports, paste
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
 
@@ -67,7 +67,7 @@ def test_pasted_text_can_be_executed_in_its_order():
 
 def test_the_order_does_not_depend_on_hashing():
     code = (
-        "from meshdsl.backends.torch.paste import paste\n"
+        "from meshdsl.backends.torch.inliner import paste\n"
         "print(paste({'main', 'drawn_part', 'all_to_all'}))"
     )
     texts = {
@@ -147,7 +147,7 @@ def test_a_state_that_a_file_lacks_begins_anew_and_a_parameter_does_not(kept, tm
     np.savez(tmp_path / "p.npz", **arrays)
     command = [sys.executable, "prog.py", "--params", "p.npz", "--updated", "new.npz"]
     code = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
-    given = Given(params=str(tmp_path / "p.npz"))
+    given = InputSource(params=str(tmp_path / "p.npz"))
     if "w" not in kept:
         with pytest.raises(DiagnosticError):
             run(made, "local", given)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_devices import DeviceThreads
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.values import Spec, local_part
@@ -30,7 +30,7 @@ def together(
         except Exception as error:
             return error
 
-    found = Devices(math.prod(MESH.values()), dist, call).run()
+    found = DeviceThreads(math.prod(MESH.values()), dist, call).run()
     assert not found.errors
     return found.outputs
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines import stalls
-from meshdsl.backends.engines.at_work import report_of
+from meshdsl.backends.engines import watchdog
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.stack_sampler import report_of
 from meshdsl.backends.engines.torchrun import (
     OVER,
     Aftermath,
@@ -129,8 +129,8 @@ def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch
         if told[-1].endswith(expected):
             release(tmp_path / "pipe")
 
-    monkeypatch.setattr(stalls, "say", go_on)
-    monkeypatch.setenv(stalls.SETTING, "1")
+    monkeypatch.setattr(watchdog, "say", go_on)
+    monkeypatch.setenv(watchdog.SETTING, "1")
     found = run_torchrun(text, lines={number + i: f"a.mdsl:{i}" for i in range(9)})
     np.testing.assert_array_equal(found.outputs["y"], [4, 4, 4])
     assert any(text.endswith(expected) for text in told)
@@ -211,7 +211,7 @@ def test_nobody_waits_for_an_error_of_a_process_that_is_gone(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     (tmp_path / "report.rank0").write_text("{}")
-    aftermath = Aftermath(stalls.Processes(tmp_path, 2, {}))
+    aftermath = Aftermath(watchdog.Processes(tmp_path, 2, {}))
     for pid, over in ((os.getpid(), False), (gone.pid, True)):
         doing = {"pid": pid, "collective": "", "mark": 1, "beat": 1, "line": None, "outside": "f"}
         (tmp_path / report_of(1)).write_text(json.dumps(doing))

@@ -18,7 +18,7 @@ from meshdsl.backends.train import log as loop_log
 from meshdsl.backends.train.data import Shuffled
 from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
 from meshdsl.backends.train.local import Emitted, train_local
-from meshdsl.backends.train.run import train, troubled
+from meshdsl.backends.train.training_run import train, troubled
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.training_text import (
     LINE_EVALUATED,

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines import stalls
+from meshdsl.backends.engines import watchdog
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.backends.train.job import DataFiles, Event, Job
 from meshdsl.backends.train.local import Emitted, train_local
-from meshdsl.backends.train.run import train, troubled
-from meshdsl.backends.train.torchrun import train_torchrun
+from meshdsl.backends.train.processes import train_torchrun
+from meshdsl.backends.train.training_run import train, troubled
 from tests.backends.training_text import LINE, LINE_TABLES, line, training_text
 from tests.waiting import ended, started, until, until_gone
 
@@ -132,7 +132,7 @@ def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, m
 PARENT = """
 import json, sys
 from meshdsl.backends.train.job import DataFiles, Job
-from meshdsl.backends.train.run import train
+from meshdsl.backends.train.training_run import train
 from tests.backends.test_train_torchrun import slow
 ending = train(slow(), "torchrun", Job(DataFiles("d.npz"), 10**6, checkpoint="ck"), print)
 print("ENDED", ending.how, ending.step)
@@ -161,9 +161,9 @@ def test_no_process_outlives_an_interrupted_parent(data, tmp_path):
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_process_that_is_stopped_is_told_and_can_go_on(data, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
-    monkeypatch.setenv(stalls.SETTING, "2")
+    monkeypatch.setenv(watchdog.SETTING, "2")
     told: list[str] = []
-    monkeypatch.setattr(stalls, "say", lambda diagnostic: told.append(diagnostic.message))
+    monkeypatch.setattr(watchdog, "say", lambda diagnostic: told.append(diagnostic.message))
     victim: list[int] = []
 
     def expected(text: str) -> bool:

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import load
-from meshdsl.backends.train.watch import Watch, statements_of
+from meshdsl.backends.train.nan_search import NonFiniteWatch, statements_of
 from tests.backends.training_text import training_text
 
 TABLES = "INPUTS = PARAMS = STATES = OUTPUTS = {}"
 
 
-def watched(body: str, **inputs: torch.Tensor) -> tuple[Watch, int]:
+def watched(body: str, **inputs: torch.Tensor) -> tuple[NonFiniteWatch, int]:
     """A watch that has seen one call, and the line before the body."""
     text = training_text(body, TABLES).text
-    watch = Watch(load(text), text)
+    watch = NonFiniteWatch(load(text), text)
     watch.device(0, {}, inputs, {"w": inputs.get("w", torch.ones(2))}, {})
     above = text.split("\n").index("def device(rank, groups, inputs, params, states):") + 1
     return watch, above

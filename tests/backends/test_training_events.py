@@ -17,8 +17,8 @@ from rich.console import Console
 from meshdsl.backends.train.events import KINDS, event_from_line
 from meshdsl.backends.train.job import DataFiles, Event, Job
 from meshdsl.backends.train.local import train_local
-from meshdsl.backends.train.torchrun import _ending, _relay
-from meshdsl.report.training import Bar, Lines
+from meshdsl.backends.train.processes import _ending, _relay
+from meshdsl.report.training_progress import Bar, PlainLines
 from tests.backends.training_text import line
 
 NOTE = {
@@ -78,8 +78,8 @@ def damages(events: list[Event]) -> Iterator[str]:
 def test_damaged_lines_are_refused_or_can_be_shown(events: list[Event]) -> None:
     """Nothing else is raised, neither here nor where events are shown."""
     refused = 0
-    shown: list[Lines] = []
-    for kind, terminal in ((Lines, False), (Bar, True)):
+    shown: list[PlainLines] = []
+    for kind, terminal in ((PlainLines, False), (Bar, True)):
         console = Console(file=io.StringIO(), force_terminal=terminal, highlight=False)
         shown.append(kind(console, "a run"))
     for text in damages(events):

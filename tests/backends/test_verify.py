@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.against_reference import Reference, TensorComparison, errors, problems
+from meshdsl.backends.engines.execution import InputSource, reference_of, run, verify
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.backends.engines.run import Given, reference_of, run, verify
-from meshdsl.backends.engines.verify import Comparison, Reference, errors, problems
 from meshdsl.backends.runtime.values import Array
 from meshdsl.ops.opdef import REGISTRY, TorchCall, lookup
 from tests.backends.conftest import Emit
@@ -99,11 +99,11 @@ OPTIMIZERS = (
 )
 
 
-def checked(text: str, **options: str) -> tuple[Comparison, ...]:
+def checked(text: str, **options: str) -> tuple[TensorComparison, ...]:
     made = compile_text(text, None, **options)
-    found = run(made, "local", Given())
+    found = run(made, "local", InputSource())
     assert not found.disagreements
-    return verify(made, Given(), found.outputs, found.updated)
+    return verify(made, InputSource(), found.outputs, found.updated)
 
 
 @pytest.mark.parametrize("mesh", ["x:1", "x:2"])
@@ -148,9 +148,9 @@ def test_a_wrong_gradient_in_place_fails(optimizer: str, mesh: str) -> None:
 
 def test_a_wrong_step_counter_fails() -> None:
     made = compile_text(TEXT.replace("OPTIMIZER", "sgd(lr=1e-4)"), mesh="x:1")
-    found = run(made, "local", Given())
+    found = run(made, "local", InputSource())
     updated = {**found.updated, "step": np.array(2, np.int32)}
-    wrong = [c.name for c in verify(made, Given(), found.outputs, updated) if not c.ok]
+    wrong = [c.name for c in verify(made, InputSource(), found.outputs, updated) if not c.ok]
     assert wrong == ["step"]
 
 
@@ -182,8 +182,8 @@ def test_a_gradient_that_cancels_to_nothing_verifies(optimizer: str, mesh: str) 
 
 def normalised(optimizer: str = "sgd(lr=1.0)") -> tuple[Reference, Dict, Dict]:
     made = compile_text(NORM.replace("OPTIMIZER", optimizer), mesh="x:1")
-    found = run(made, "local", Given())
-    return reference_of(made, Given()), dict(found.outputs), dict(found.updated)
+    found = run(made, "local", InputSource())
+    return reference_of(made, InputSource()), dict(found.outputs), dict(found.updated)
 
 
 @pytest.mark.parametrize("off", [1e-3, 0.1, 1.0])
@@ -219,7 +219,10 @@ def test_what_is_not_finite_is_never_excused() -> None:
 
 
 def test_an_output_is_fine_within_its_tolerance() -> None:
-    near, far = Comparison("y", 1e-6, 1e-6, 1e-5), Comparison("y", 0.5, 0.5, 1e-5, "param")
+    near, far = (
+        TensorComparison("y", 1e-6, 1e-6, 1e-5),
+        TensorComparison("y", 0.5, 0.5, 1e-5, "param"),
+    )
     assert near.ok
     assert not far.ok
     (told,) = problems((near, far), " of column B")

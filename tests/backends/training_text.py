@@ -10,9 +10,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.torch.head import foot, spec_text
-from meshdsl.backends.torch.paste import paste
-from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.torch.emitter import ProgramText
+from meshdsl.backends.torch.inliner import paste
+from meshdsl.backends.torch.preamble import foot, spec_text
 from meshdsl.backends.train.local import Emitted
 
 FILE = "line.mdsl"

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.runtime.files import Refused, read_arrays, safetensors_parts
+from meshdsl.backends.runtime.array_files import Refused, read_arrays, safetensors_parts
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.job import DataFiles
@@ -33,8 +33,8 @@ from meshdsl.costgraph.graph_file import (
 )
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.pipeline import Options
-from meshdsl.report.check import check_source
-from meshdsl.schedule.files import read
+from meshdsl.report.checks import check_source
+from meshdsl.schedule.csv_files import read
 from meshdsl.simulate.against import read_trace
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT

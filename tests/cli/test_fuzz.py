@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.syntax.parse import read_source
 from tests.project import matching
 from tests.work import counted

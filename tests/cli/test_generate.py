@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.generate.task import Tokens
-from meshdsl.backends.runtime.files import write_npz
+from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.cli.app import app
 from meshdsl.cli.options import spread_settings
 from tests.compiling import named

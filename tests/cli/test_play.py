@@ -7,7 +7,7 @@ import webbrowser
 
 import pytest
 
-from meshdsl.play.server import HOST, Server
+from meshdsl.play.http_server import HOST, PageServer
 
 from .command import Cli, write
 
@@ -49,7 +49,7 @@ def test_a_browser_of_the_terminal_is_not_opened(cli: Cli, monkeypatch: pytest.M
 def _ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Press Ctrl-C as soon as the server runs."""
 
-    def interrupted(server: Server) -> None:
+    def interrupted(server: PageServer) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Server, "serve_forever", interrupted)
+    monkeypatch.setattr(PageServer, "serve_forever", interrupted)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from meshdsl.report.training import Bar, Lines, clock
+from meshdsl.report.training_progress import Bar, PlainLines, clock
 from tests.project import ROOT
 from tests.waiting import started, until
 
@@ -273,7 +273,7 @@ EVENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", [Lines, Bar])
+@pytest.mark.parametrize("kind", [PlainLines, Bar])
 def test_what_is_shown_of_a_run(kind: Any) -> None:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=kind is Bar, highlight=False)

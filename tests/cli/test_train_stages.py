@@ -63,6 +63,7 @@ def run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write(TEXT)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_goes_through_all_orders_of_stages(cli: Cli, run: str) -> None:
     for number, way in enumerate(WAY, 1):
         step = f"--steps {number} --checkpoint kept --log log --resume".split()

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from meshdsl.cluster import measured
+from meshdsl.cluster import this_machine
 from meshdsl.cluster.profile import load, names
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.report.clusters import as_json, listed, shown
 from meshdsl.report.document import Grid
 from meshdsl.report.terminal import text
 
 SENT = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")
 BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
-TIMES: measured.Times = {
+TIMES: this_machine.Times = {
     **{("product", n): [(1e4, 1e-6), (1e8, 2e-3 * n)] for n in (1, 2, 4)},
     **{("pointwise", n): [(1e4, 2e-6), (1e7, 1e-3 * n)] for n in (1, 2, 4)},
     **{(kind, n): [(b, 1e-4 + b * n / 1e9) for b in BYTES] for kind in SENT for n in (2, 4)},
@@ -36,16 +36,16 @@ def test_a_measured_profile_takes_the_place_of_typical_figures(cache: Path) -> N
     before = load("cpu")
     assert "typical" in before.source[0]
     assert "`meshdsl cluster measure`" in text(listed([before]))
-    measured.keep(TIMES)
+    this_machine.keep(TIMES)
     found = load("cpu")
-    assert found.source == (f"measured on this machine: {measured.machine()}",)
+    assert found.source == (f"measured on this machine: {this_machine.machine()}",)
     assert {(kind, n) for kind, n, _ in found.tables} == set(TIMES)
     assert "cluster measure" not in text(listed([found]))
     assert list(cache.glob("clusters/*.json"))
 
 
 def test_times_of_a_device_are_those_of_as_many_at_work(cache: Path) -> None:
-    measured.keep(TIMES)
+    this_machine.keep(TIMES)
     seconds = [
         Timing(load("cpu"), Mesh("m", (("x", n),)))._kernel(0.0, int(1e7)).seconds
         for n in (1, 2, 3, 4, 8)
@@ -55,31 +55,31 @@ def test_times_of_a_device_are_those_of_as_many_at_work(cache: Path) -> None:
 
 def test_a_time_measured_amiss_is_lowered_to_that_of_more_bytes(cache: Path) -> None:
     points = [(4096.0, 3e-4), (65536.0, 1e-4), (1e6, 5e-4), (1e7, 6e-4)]
-    measured.keep({**TIMES, ("all_reduce", 4): points})
+    this_machine.keep({**TIMES, ("all_reduce", 4): points})
     assert [s for _, s in load("cpu").tables["all_reduce", 4, 0]] == [1e-4, 1e-4, 5e-4, 6e-4]
 
 
 def test_measuring_times_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshdsl.backends.engines import measure
+    from meshdsl.backends.engines import link_times
 
-    monkeypatch.setattr(measure, "SIDES", (16,))
-    monkeypatch.setattr(measure, "BYTES", (1 << 12,))
-    monkeypatch.setattr(measure, "WORLDS", (1, 2))
-    found = measure.measure()
+    monkeypatch.setattr(link_times, "SIDES", (16,))
+    monkeypatch.setattr(link_times, "BYTES", (1 << 12,))
+    monkeypatch.setattr(link_times, "WORLDS", (1, 2))
+    found = link_times.measure()
     assert set(found) == {key for key in TIMES if key[1] < 4}
     assert all(seconds > 0 for points in found.values() for _, seconds in points)
 
 
 def test_a_process_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshdsl.backends.engines import measure
+    from meshdsl.backends.engines import link_times
 
     def broken(*about: object) -> None:
         raise SystemExit(3)
 
-    monkeypatch.setattr(measure, "WORLDS", (1,))
-    monkeypatch.setattr(measure, "_process", broken)
+    monkeypatch.setattr(link_times, "WORLDS", (1,))
+    monkeypatch.setattr(link_times, "_process", broken)
     with pytest.raises(DiagnosticError, match="MD0325"):
-        measure.measure()
+        link_times.measure()
 
 
 # --- what is printed ---------------------------------------------------------------------------

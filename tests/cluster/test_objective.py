@@ -50,9 +50,9 @@ PLANNED = [c for c in CASES if c.example in SEARCHED and c != PIPELINE]
 def test_the_cost_of_a_plan_is_that_of_what_is_placed(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[optimal.Plan | None] = []
+    found: list[optimal.PlacementPlan | None] = []
 
-    def watched(request: Request, price: Price) -> optimal.Plan | None:
+    def watched(request: Request, price: Price) -> optimal.PlacementPlan | None:
         found.append(optimal.solve(request, price))
         return found[-1]
 

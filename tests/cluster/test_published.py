@@ -14,7 +14,7 @@ import pytest
 
 from meshdsl.cluster.profile import Cluster, Level, load
 from meshdsl.cluster.timing import Timing
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 
 MB = 1 << 20
 H100, A100, V5P = load("h100"), load("a100-dgx"), load("tpu-v5p")

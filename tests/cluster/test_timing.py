@@ -12,7 +12,7 @@ from meshdsl.cluster.timing import Timing, interpolated, parts_of
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import BF16, F32, Dim, TensorType
 from meshdsl.ops.opdef import Signature, load_all, lookup
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 
 H100 = load("h100")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")

@@ -15,8 +15,8 @@ import numpy as np
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
-from meshdsl.costgraph.graph import CostGraph, Factor, Variable
-from meshdsl.placed.sbp import Mesh
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
+from meshdsl.placed.placements import Mesh
 
 BATCH = 128
 DEVICES = 4
@@ -94,10 +94,10 @@ def graph(layers: Sequence[Layer]) -> CostGraph:
     factors = []
     for i, (layer, options) in enumerate(zip(layers, splits, strict=True)):
         costs = [3 * layer.flops / (rate * _used(p)) + _reduced(layer, p, timing) for p in options]
-        factors.append(Factor((i,), np.array(costs)))
+        factors.append(CostFactor((i,), np.array(costs)))
     for i, (one, other) in enumerate(itertools.pairwise(layers)):
         table = [[_moved(one, p, other, q, timing) for q in splits[i + 1]] for p in splits[i]]
-        factors.append(Factor((i, i + 1), np.array(table)))
+        factors.append(CostFactor((i, i + 1), np.array(table)))
     named = zip(layers, splits, strict=True)
     variables = tuple(Variable(a.name, tuple(map(_said, options))) for a, options in named)
     return CostGraph(variables, tuple(factors))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 
 
 def graphs(count: int, seed: int, memory: bool = False) -> Iterator[CostGraph]:
@@ -18,7 +18,7 @@ def graphs(count: int, seed: int, memory: bool = False) -> Iterator[CostGraph]:
         sizes = draw.integers(1, 5, variables)
         factors = [_factor(draw, sizes) for _ in range(int(draw.integers(1, 3 * variables + 1)))]
         held = tuple(
-            Factor((i,), draw.integers(0, 9, n).astype(np.float64)) for i, n in enumerate(sizes)
+            CostFactor((i,), draw.integers(0, 9, n).astype(np.float64)) for i, n in enumerate(sizes)
         )
         if memory and k % 2:
             held = (*held, *(_held(draw, sizes) for _ in range(variables)))
@@ -30,14 +30,14 @@ def graphs(count: int, seed: int, memory: bool = False) -> Iterator[CostGraph]:
         yield CostGraph(named, tuple(factors), held if memory else (), limit)
 
 
-def _held(draw: np.random.Generator, sizes: np.ndarray) -> Factor:
+def _held(draw: np.random.Generator, sizes: np.ndarray) -> CostFactor:
     factor = _factor(draw, sizes)
-    return Factor(factor.scope, np.where(np.isinf(factor.cost), 0.0, factor.cost))
+    return CostFactor(factor.scope, np.where(np.isinf(factor.cost), 0.0, factor.cost))
 
 
-def _factor(draw: np.random.Generator, sizes: np.ndarray) -> Factor:
+def _factor(draw: np.random.Generator, sizes: np.ndarray) -> CostFactor:
     width = int(draw.integers(1, min(3, len(sizes)) + 1))
     scope = tuple(sorted(int(i) for i in draw.choice(len(sizes), width, replace=False)))
     cost = draw.integers(0, 20, [sizes[i] for i in scope]).astype(np.float64)
     cost[draw.random(cost.shape) < 0.1] = math.inf
-    return Factor(scope, cost)
+    return CostFactor(scope, cost)

@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.costgraph.device_placement import (
     Devices,
-    Operator,
+    GraphOperator,
     exhaustive,
     makespan,
     placements,
@@ -26,7 +26,7 @@ PCIE = Devices(2, 0.02e-3, 12e9)
 """A transfer over PCI Express: 512 KiB take 0.06 ms."""
 
 
-def language_model() -> list[Operator]:
+def language_model() -> list[GraphOperator]:
     """Two LSTM layers unrolled over 40 steps, forward and back; a group is a layer.
 
     Operators take the share of one device's time that their arithmetic has, thrice the forward
@@ -35,14 +35,14 @@ def language_model() -> list[Operator]:
     lstm, softmax = 2 * BATCH * 2 * WIDTH * 4 * WIDTH, 2 * BATCH * WIDTH * VOCAB
     flops = [0, lstm, lstm, softmax]
     unit = ONE_DEVICE / (3 * STEPS * sum(flops))
-    made: list[Operator] = []
+    made: list[GraphOperator] = []
     place: dict[tuple[str, int, int], int] = {}
 
     def add(way: str, layer: int, step: int, reads: list[tuple[str, int, int]]) -> None:
         place[way, layer, step] = len(made)
         times = 1 if way == "forward" else 2
         known = tuple(place[key] for key in reads if key in place)
-        made.append(Operator(layer, times * flops[layer] * unit, BATCH * WIDTH * 4, known))
+        made.append(GraphOperator(layer, times * flops[layer] * unit, BATCH * WIDTH * 4, known))
 
     for step in range(STEPS):
         for layer in range(len(LAYERS)):
@@ -91,11 +91,11 @@ def test_one_device_is_faster_with_the_overhead_of_2016() -> None:
         assert len(set(found.devices)) == 1
 
 
-def random_model(draw: random.Random) -> list[Operator]:
+def random_model(draw: random.Random) -> list[GraphOperator]:
     made = []
     for i in range(8):
         reads = tuple(j for j in range(i) if draw.random() < 0.3)
-        made.append(Operator(draw.randrange(3), draw.randint(1, 9), draw.randint(0, 9), reads))
+        made.append(GraphOperator(draw.randrange(3), draw.randint(1, 9), draw.randint(0, 9), reads))
     return made
 
 

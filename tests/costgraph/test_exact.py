@@ -12,7 +12,7 @@ import pytest
 from meshdsl.costgraph import exact
 from meshdsl.costgraph.annealing import anneal, change
 from meshdsl.costgraph.exact import branch_and_bound, eliminate, integer_program, priced_memory
-from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 from tests.costgraph.random_graphs import graphs
 
 CLOSE = 1e-9
@@ -50,7 +50,7 @@ def test_what_a_factor_forbids_costs_a_larger_one_no_variables() -> None:
     split[0, 0, 0, 7, 0, 0, 0] = 1.0
     graph = CostGraph(
         tuple(Variable(f"d{i}", choices) for i in range(7)),
-        (*(Factor(pair, shared) for pair in pairs), Factor(tuple(range(7)), split)),
+        (*(CostFactor(pair, shared) for pair in pairs), CostFactor(tuple(range(7)), split)),
     )
     found = integer_program(graph)
     assert found.cost == 1.0

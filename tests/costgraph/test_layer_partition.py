@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.costgraph.graph_file import layers_of, read_graph
-from meshdsl.costgraph.layer_partition import Layer, LayerGraph, TooLarge, cut, time_of
+from meshdsl.costgraph.layer_partition import GraphTooLarge, Layer, LayerGraph, cut, time_of
 
 Stages = tuple[tuple[int, ...], ...]
 """The layers of each stage, in order."""
@@ -103,7 +103,7 @@ def test_a_device_more_never_hurts() -> None:
 
 def test_a_graph_that_branches_too_much_is_refused() -> None:
     layers = tuple(Layer(f"n{i}", 1, 1, 1, 1) for i in range(14))
-    with pytest.raises(TooLarge):
+    with pytest.raises(GraphTooLarge):
         cut(LayerGraph(layers, ()), 2, 1)
 
 

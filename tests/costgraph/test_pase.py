@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from meshdsl.costgraph.exact import eliminate, integer_program
-from meshdsl.costgraph.graph import CostGraph, Factor, Variable
+from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 from tests.costgraph.convnets import BATCH, F32, Layer, alexnet
 
 DEVICES = 32
@@ -63,11 +63,12 @@ def between(layer: Layer, has: Parts, needs: Parts) -> float:
 def alexnet_costs() -> CostGraph:
     """Every way to split every layer."""
     factors = [
-        Factor((i,), np.array([inside(layer, p) for p in PARTS])) for i, layer in enumerate(LAYERS)
+        CostFactor((i,), np.array([inside(layer, p) for p in PARTS]))
+        for i, layer in enumerate(LAYERS)
     ]
     for i, layer in enumerate(LAYERS[1:]):
         table = [[between(layer, p, q) for q in PARTS] for p in PARTS]
-        factors.append(Factor((i, i + 1), np.array(table)))
+        factors.append(CostFactor((i, i + 1), np.array(table)))
     names = tuple(map(str, PARTS))
     return CostGraph(tuple(Variable(a.name, names) for a in LAYERS), tuple(factors))
 

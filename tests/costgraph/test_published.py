@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.costgraph.annealing import anneal
 from meshdsl.costgraph.exact import branch_and_bound, eliminate, integer_program
-from meshdsl.costgraph.graph import CostGraph, Factor
+from meshdsl.costgraph.graph import CostFactor, CostGraph
 from tests.costgraph.convnets import Layer, alexnet, graph, vgg16
 
 
@@ -45,7 +45,7 @@ def test_annealing_comes_near() -> None:
 
 
 def scaled(costs: CostGraph, by: float) -> CostGraph:
-    return replace(costs, factors=tuple(Factor(f.scope, f.cost * by) for f in costs.factors))
+    return replace(costs, factors=tuple(CostFactor(f.scope, f.cost * by) for f in costs.factors))
 
 
 def test_units_do_not_matter() -> None:

@@ -17,7 +17,7 @@ import pytest
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.costgraph.inter_op import Way, Ways, best_pipeline, pipeline_time, submeshes
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 
 P3 = load("v100-p3")
 Case = tuple[str, int, int, int, int, int, int, list[tuple[int, int]], int, float]

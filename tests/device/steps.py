@@ -7,14 +7,14 @@ from collections.abc import Callable
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
-from meshdsl.backends.torch.text import emit
+from meshdsl.backends.torch.emitter import emit
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Program
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.ir import Program as NamedProgram
+from meshdsl.named.ir import NamedProgram as NamedProgram
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 TEXT = """
@@ -55,7 +55,7 @@ LAYOUTS = {
 }
 CASES = [(layout, policy) for layout in LAYOUTS for policy in ("optimal", "immediate")]
 
-Pass = Callable[[Program], Program]
+Pass = Callable[[DeviceProgram], DeviceProgram]
 
 
 def placed(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> Compilation:
@@ -64,17 +64,17 @@ def placed(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "
     return compile_source(Source("case.mdsl", text), options, Diagnostics(), until="placed")
 
 
-def plain(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> Program:
+def plain(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> DeviceProgram:
     """The device program as it is before any pass."""
     return lower(placed(layout, policy, text, mesh).placed)
 
 
-def with_overlap(program: Program) -> Program:
+def with_overlap(program: DeviceProgram) -> DeviceProgram:
     """The program as the pipeline makes it."""
     return overlapped(in_buckets(program))
 
 
-def passed(program: Program, *passes: Pass) -> Program:
+def passed(program: DeviceProgram, *passes: Pass) -> DeviceProgram:
     """The program after some passes, verified after each."""
     for made in passes:
         program = made(program)
@@ -82,7 +82,7 @@ def passed(program: Program, *passes: Pass) -> Program:
     return program
 
 
-def run(named: NamedProgram, program: Program) -> LocalRun:
+def run(named: NamedProgram, program: DeviceProgram) -> LocalRun:
     """One step of a program, lowered to `program`, on made-up values."""
     inputs, params = (made_up(specs) for specs in whole_specs(named, draws(named)))
     emitted = emit(program, draws(named))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from meshdsl.device.aliases import copied_first, shared
-from meshdsl.device.ir import Program, Var
+from meshdsl.device.ir import DeviceProgram, Var
 from meshdsl.ops.opdef import load_all
 from tests.compiling import compile_text
 from tests.programs.harness import Case
@@ -86,7 +86,7 @@ def test_what_moves_nothing_shows_its_operand(name: str) -> None:
 # --- who shares -------------------------------------------------------------------------------
 
 
-def groups(program: Program) -> set[frozenset[str]]:
+def groups(program: DeviceProgram) -> set[frozenset[str]]:
     """The names of variables that may share memory."""
     owners = shared(program)
     found: dict[Var, set[str]] = {}

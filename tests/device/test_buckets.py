@@ -9,8 +9,8 @@ import pytest
 
 from meshdsl.device import buckets
 from meshdsl.device.buckets import in_buckets
-from meshdsl.device.ir import Bucket, Move, Program, walk
-from meshdsl.report.explain import explain
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, walk
+from meshdsl.report.explanation import explain
 from tests.covering import in_turn
 from tests.device.steps import CASES, passed, placed, plain, run, with_overlap
 from tests.programs.harness import check_bytes
@@ -31,7 +31,7 @@ program p(x[batch, model]) {{
 LINEAR = "y = einsum(x, w -> [batch, out]) + b"
 
 
-def found(program: Program) -> list[Bucket]:
+def found(program: DeviceProgram) -> list[Bucket]:
     """The buckets of a program, in order."""
     return [node for node, _ in walk(program.body) if isinstance(node, Bucket)]
 
@@ -41,7 +41,7 @@ def names(bucket: Bucket) -> set[str]:
     return {m.target.name for m in bucket.moves}
 
 
-def moves(program: Program) -> Counter[tuple[str, str, int]]:
+def moves(program: DeviceProgram) -> Counter[tuple[str, str, int]]:
     """Every step of a reshard, alone or in a bucket, and how often it takes place."""
     steps = [(m, n) for node, n in walk(program.body) for m in getattr(node, "moves", ())]
     return Counter((m.step.kind, m.target.name, n) for m, n in steps)

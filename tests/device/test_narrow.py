@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshdsl.backends.engines.run import Given, run, verify
+from meshdsl.backends.engines.execution import InputSource, run, verify
 from meshdsl.device.ir import Bucket, Move, walk
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.printer import print_program
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.device.steps import LAYOUTS, TEXT
 from tests.device.steps import run as run_device
 from tests.ir_text.placed import parse_program
@@ -35,9 +35,9 @@ def test_gradients_send_half_the_bytes_and_the_step_is_that_of_one_device(layout
     plain, narrow = made(layout), made(f"{layout}_narrow")
     assert 2 * reductions(narrow) == reductions(plain) > 0
     check_bytes(explain(narrow.device), run_device(narrow.named, narrow.device))
-    done = run(narrow, "local", Given())
+    done = run(narrow, "local", InputSource())
     assert not done.disagreements
-    assert all(found.ok for found in verify(narrow, Given(), done.outputs, done.updated))
+    assert all(found.ok for found in verify(narrow, InputSource(), done.outputs, done.updated))
 
 
 def test_as_many_collectives_go_into_a_bucket() -> None:

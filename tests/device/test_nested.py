@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshdsl.device.memory import Walk, memory
+from meshdsl.device.memory import MemoryWalk, memory
 from tests.compiling import compile_text
 from tests.work import calls
 
 
-class Every(Walk):
+class Every(MemoryWalk):
     """A walk that does no loop from memory."""
 
     repeats = False
@@ -44,7 +44,7 @@ def test_what_is_held_is_that_of_walking_each_iteration(body: str, size: int) ->
     trained, wide = "param" in body, 1 << 20 if size % 2 else 4
     made = text(4, size, BODIES[body], wide=wide, trained=trained)
     program = compile_text(made, layout="l", reduce="deferred", cache=False).device
-    found, every = (walk(program).walked() for walk in (Walk, Every))
+    found, every = (walk(program).walked() for walk in (MemoryWalk, Every))
     assert (found.most, found.line, found.now) == (every.most, every.line, every.now)
     sizes = [{name: block.bytes for name, block in held.names.items()} for held in (found, every)]
     assert sizes[0] == sizes[1]

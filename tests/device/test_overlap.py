@@ -9,32 +9,32 @@ import pytest
 
 from meshdsl.device import buckets, liveness
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Start, Wait
+from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Start, Wait
 from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.device.steps import CASES, TEXT, passed, placed, plain, run, with_overlap
 
 FORWARD = TEXT.replace("  minimize loss with adamw(lr=1e-3)\n", "")
 
 
-def overlapped(layout: str, policy: str = "optimal", text: str = TEXT) -> Program:
+def overlapped(layout: str, policy: str = "optimal", text: str = TEXT) -> DeviceProgram:
     """The program as the pipeline makes it."""
     return passed(plain(layout, policy, text), with_overlap)
 
 
-def blocks(program: Program) -> Iterator[tuple[Node, ...]]:
+def blocks(program: DeviceProgram) -> Iterator[tuple[Node, ...]]:
     """The nodes of every block."""
     yield program.body
-    yield from (node.body for node in every(program.body) if isinstance(node, Loop))
+    yield from (node.body for node in every(program.body) if isinstance(node, DeviceLoop))
 
 
 def computes(nodes: tuple[Node, ...]) -> bool:
     """Whether there is work among the nodes."""
-    return any(isinstance(n, Loop) or (isinstance(n, Compute) and n.flops > 0) for n in nodes)
+    return any(isinstance(n, DeviceLoop) or (isinstance(n, Compute) and n.flops > 0) for n in nodes)
 
 
-def under_way(program: Program) -> Iterator[tuple[Start, tuple[Node, ...]]]:
+def under_way(program: DeviceProgram) -> Iterator[tuple[Start, tuple[Node, ...]]]:
     """Every start of this iteration, and the nodes from there to its wait."""
     for nodes in blocks(program):
         for at, node in enumerate(nodes):
@@ -68,7 +68,7 @@ def test_what_takes_memory_is_under_way_one_at_a_time(
         if step.kind == "reduce_scatter":
             assert "reduce_scatter" not in others
         if step.kind == "all_gather" and phase != "update":
-            assert not any(isinstance(n, Loop) for n in meanwhile)
+            assert not any(isinstance(n, DeviceLoop) for n in meanwhile)
             assert "all_gather" not in others
 
 
@@ -77,14 +77,14 @@ def test_gradients_are_sent_as_soon_as_they_are_there(monkeypatch: pytest.Monkey
     program = overlapped("data_parallel")
     reductions = {s.collective.moves[0].target.name: rest for s, rest in under_way(program)}
     # There before the backward loop, and needed behind it.
-    assert any(isinstance(n, Loop) for n in reductions["loss"])
+    assert any(isinstance(n, DeviceLoop) for n in reductions["loss"])
     assert {"d_up", "d_bias", "d_down", "d_gain", "d_last"} <= reductions.keys()
 
 
 @pytest.mark.parametrize("text", [TEXT, FORWARD], ids=["step", "forward"])
 def test_the_next_trips_parameters_are_gathered_ahead(text: str) -> None:
     program = overlapped("zero3", text=text)
-    loops = [node for node in program.body if isinstance(node, Loop)]
+    loops = [node for node in program.body if isinstance(node, DeviceLoop)]
     assert len(loops) == (2 if text is TEXT else 1)
     for loop in loops:
         gathered = {m.source for ahead in loop.ahead for m in ahead.collective.moves}
@@ -113,7 +113,7 @@ def test_the_text_of_a_loop_that_gathers_ahead() -> None:
 def test_a_loop_of_one_trip_gathers_nothing_ahead() -> None:
     text = TEXT.replace("layers = 3", "layers = 1")
     program = overlapped("zero3", text=text)
-    assert not any(isinstance(n, Loop) and n.ahead for n in every(program.body))
+    assert not any(isinstance(n, DeviceLoop) and n.ahead for n in every(program.body))
 
 
 def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "LARGE", 0)
     before = plain("zero3", text=FORWARD)
     after = passed(before, with_overlap)
-    (loop,) = (node for node in after.body if isinstance(node, Loop))
+    (loop,) = (node for node in after.body if isinstance(node, DeviceLoop))
     ahead = sum(m.target.local.bytes for a in loop.ahead for m in a.collective.moves)
     # up, down and gain, whole.
     assert ahead == (8 * 16 + 16 * 8 + 8) * 4

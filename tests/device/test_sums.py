@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.torch.text import emit
-from meshdsl.device.ir import Collected, Compute, Loop, Program
+from meshdsl.backends.torch.emitter import emit
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram
 from meshdsl.device.sums import summed_in_place
 from meshdsl.ir.program import every
 from tests.device.steps import TEXT
@@ -65,7 +65,7 @@ def text_of(name: str) -> str:
     return HEAD + PROGRAM.format(body=body, result=result, more=more)
 
 
-def in_place(program: Program, phase: str = "forward") -> list[Compute]:
+def in_place(program: DeviceProgram, phase: str = "forward") -> list[Compute]:
     """The additions that are done in place."""
     nodes = (node for node in every(program.body) if isinstance(node, Compute))
     return [node for node in nodes if node.onto is not None and node.phase == phase]
@@ -94,8 +94,8 @@ def test_a_forward_pass_writes_over_nothing(name: str) -> None:
 STEP = TEXT.replace("adamw(lr=1e-3", "adamw(lr=1e-3, accumulate=2")
 
 
-def loops(program: Program) -> list[Loop]:
-    return [node for node in every(program.body) if isinstance(node, Loop)]
+def loops(program: DeviceProgram) -> list[DeviceLoop]:
+    return [node for node in every(program.body) if isinstance(node, DeviceLoop)]
 
 
 def test_gradients_are_added_where_they_are_made() -> None:
@@ -138,6 +138,6 @@ def test_the_text_of_a_sum_in_place() -> None:
 def test_what_is_collected_elsewhere_is_collected() -> None:
     """A stack of gradients that somebody else reads is not the sum."""
     program = compiled(Case(TEXT, "data:2", "data_parallel")).device
-    found: list[Collected] = [c for loop in loops(program) for c in loop.collected]
+    found: list[DeviceCollected] = [c for loop in loops(program) for c in loop.collected]
     assert found
     assert all(c.stack is None for c in found)

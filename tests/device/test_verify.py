@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshdsl.device.ir import Bucket, Loop, Node, Program, Start, Wait
+from meshdsl.device.ir import Bucket, DeviceLoop, DeviceProgram, Node, Start, Wait
 from meshdsl.device.verify import verify
 from tests.device.steps import passed, plain, with_overlap
 from tests.ir_text.device import parse_program
@@ -49,13 +49,13 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def program() -> Program:
+def program() -> DeviceProgram:
     """A step with a bucket and with a collective in flight, at its top."""
     return passed(plain("zero2", "immediate"), with_overlap)
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_program_is_refused(case: str, program: Program) -> None:
+def test_a_broken_program_is_refused(case: str, program: DeviceProgram) -> None:
     change, message = BROKEN[case]
     with pytest.raises(AssertionError, match=message):
         verify(replace(program, body=change(program.body)))
@@ -63,7 +63,7 @@ def test_a_broken_program_is_refused(case: str, program: Program) -> None:
 
 def test_a_trip_has_to_issue_what_the_next_one_waits_for() -> None:
     program = passed(plain("zero3"), with_overlap)
-    loop = next(node for node in program.body if isinstance(node, Loop))
+    loop = next(node for node in program.body if isinstance(node, DeviceLoop))
     body = tuple(n for n in loop.body if not (isinstance(n, Start) and n.ahead))
     nodes = tuple(replace(loop, body=body) if n is loop else n for n in program.body)
     with pytest.raises(AssertionError):

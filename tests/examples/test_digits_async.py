@@ -28,7 +28,8 @@ def digits() -> ModuleType:
 
 
 def test_four_stages_learn_without_any_correction(digits: ModuleType) -> None:
-    assert digits.accuracy(digits.trained("ampnet", 4, seed=1), 4) >= 0.97
+    accuracies = [digits.accuracy(digits.trained("ampnet", 4, seed), 4) for seed in range(3)]
+    assert sum(accuracies) / len(accuracies) >= 0.97
 
 
 def test_of_eight_stages_updates_come_too_late(digits: ModuleType) -> None:

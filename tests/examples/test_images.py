@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.project import ROOT
 

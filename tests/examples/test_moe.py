@@ -12,7 +12,7 @@ import pytest
 from meshdsl.backends.runtime.values import Array
 from meshdsl.backends.train.job import DataFiles, Event, Job
 from meshdsl.backends.train.local import Emitted, train_local
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.project import ROOT
 

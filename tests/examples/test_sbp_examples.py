@@ -21,7 +21,7 @@ import pytest
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.pipeline import Options
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.syntax.format import format_source
 from tests.covering import in_turn
 from tests.examples.sbp_pages import (

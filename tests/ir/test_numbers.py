@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from meshdsl.ir.types import F64, TensorType
-from meshdsl.named.ir import Loop, Node, Program, Value
-from meshdsl.named.retype import retype
+from meshdsl.named.dtype_override import retype
+from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
 from tests.ir.test_passes import CASES, Case
 from tests.ir_text.named import parse_program
@@ -28,12 +28,12 @@ SAME = [c for c in CASES if c.name in ("simplify", "drop_unused", "cse", "hoist_
 GRADIENTS = [c for c in CASES if c.name == "gradient" and "stop_gradient" not in c.program]
 
 
-def program_of(text: str) -> Program:
+def program_of(text: str) -> NamedProgram:
     """The program of a text, all floats f64."""
     return retype(parse_program(text), F64)
 
 
-def entries(program: Program) -> dict[str, Value]:
+def entries(program: NamedProgram) -> dict[str, Value]:
     """Inputs and parameters by name."""
     values = (*program.inputs, *(p.value for p in program.params))
     return {str(v.name): v for v in values}
@@ -47,7 +47,7 @@ def drawn(name: str, type_: TensorType) -> Array:
     return draws.integers(0, 2, type_.shape).astype(type_.dtype.numpy)
 
 
-def results(program: Program, given: Mapping[str, Array]) -> dict[str, Array]:
+def results(program: NamedProgram, given: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs by name."""
     known = {value: given[name] for name, value in entries(program).items()}
     run(program.body, known)
@@ -57,7 +57,7 @@ def results(program: Program, given: Mapping[str, Array]) -> dict[str, Array]:
 def run(nodes: Iterable[Node], known: dict[Value, Array]) -> None:
     """Compute the nodes of a block; `known` has the values."""
     for node in nodes:
-        if isinstance(node, Loop):
+        if isinstance(node, NamedLoop):
             run_loop(node, known)
             continue
         types = (tuple(v.type for v in node.ins), tuple(v.type for v in node.outs))
@@ -66,7 +66,7 @@ def run(nodes: Iterable[Node], known: dict[Value, Array]) -> None:
         known.update(zip(node.outs, made if isinstance(made, tuple) else (made,), strict=True))
 
 
-def run_loop(loop: Loop, known: dict[Value, Array]) -> None:
+def run_loop(loop: NamedLoop, known: dict[Value, Array]) -> None:
     """Compute a loop."""
     carried = [known[c.init] for c in loop.carries]
     kept: list[list[Array]] = [[] for _ in loop.collected]
@@ -85,7 +85,7 @@ def run_loop(loop: Loop, known: dict[Value, Array]) -> None:
         known[one.outer] = np.stack(made[::-1] if loop.reverse else made)
 
 
-def difference(program: Program, given: dict[str, Array], wrt: str) -> Array:
+def difference(program: NamedProgram, given: dict[str, Array], wrt: str) -> Array:
     """The derivative of the outputs, each times its cotangent in `given`, by the entry `wrt`."""
     cotangents = {o.name: given.get(f"d_{o.value.name}", 0.0) for o in program.outputs}
 

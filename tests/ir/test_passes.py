@@ -37,11 +37,11 @@ from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
 from meshdsl.named import printer as named_printer
 from meshdsl.named import simplify
+from meshdsl.named.autocast import mixed
 from meshdsl.named.cse import cse
-from meshdsl.named.mixed import mixed
+from meshdsl.named.dtype_override import retype
 from meshdsl.named.optimizers import resolve
-from meshdsl.named.retype import retype
-from meshdsl.named.training import training_step
+from meshdsl.named.training_step import training_step
 from meshdsl.named.verify import verify as verify_named
 from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Options, front, place_named
@@ -83,24 +83,24 @@ class Pass:
     run: Callable[[Any, str], Any]
 
 
-def gradient(program: named.Program, names: str) -> named.Program:
+def gradient(program: named.NamedProgram, names: str) -> named.NamedProgram:
     """The vector-Jacobian product by the parameters and inputs `names`."""
     wanted = names.split()
     return simplify.simplify(with_vjp(program, wanted, wanted).program)
 
 
-def train(program: named.Program, optimizer: str) -> named.Program:
+def train(program: named.NamedProgram, optimizer: str) -> named.NamedProgram:
     """The training step that minimises the first output: `sgd(lr=0.5)`."""
     text = f"program p(x[]) {{ return x\n minimize x with {optimizer} }}\n"
     tree, problems = parse(Source("optimizer", text))
     assert not list(problems), list(problems)
-    (written,) = (item for item in tree.declarations if isinstance(item, ast.Program))
+    (written,) = (item for item in tree.declarations if isinstance(item, ast.ProgramDecl))
     (goal,) = (s for s in written.body if isinstance(s, ast.Minimize))
     found = named.Goal(program.outputs[0].value, resolve(goal.optimizer), program.span)
     return simplify.simplify(training_step(replace(program, goal=found)))
 
 
-def place(program: named.Program, layout: str) -> Any:
+def place(program: named.NamedProgram, layout: str) -> Any:
     """The program placed under `rows: 2, cols: 2; batch -> rows`, by default `deferred`."""
     mesh, rules, *policy = (part.strip() for part in layout.split(";"))
     dims = {d for op in named.walk(program.body) for v in (*op.ins, *op.outs) for d in v.type.dims}
@@ -114,11 +114,11 @@ def place(program: named.Program, layout: str) -> Any:
     return found
 
 
-def routed(program: placed.Program, _: str) -> placed.Program:
+def routed(program: placed.PlacedProgram, _: str) -> placed.PlacedProgram:
     """Every reshard of the program along its cheapest route."""
 
     def of(node: placed.Node) -> placed.Node:
-        if isinstance(node, placed.Loop):
+        if isinstance(node, placed.PlacedLoop):
             return replace(node, body=tuple(map(of, node.body)))
         if not isinstance(node, placed.Reshard):
             return node

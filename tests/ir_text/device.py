@@ -13,16 +13,16 @@ from typing import Any
 from meshdsl.device.buckets import bucket
 from meshdsl.device.ir import (
     Ahead,
-    Collected,
     Collective,
     Compute,
-    Loop,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
     Move,
     Node,
-    Part,
     Pipeline,
-    Program,
-    Rows,
+    StagePhase,
+    StageRows,
     Start,
     Var,
     Wait,
@@ -32,11 +32,11 @@ from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
-from meshdsl.placed.choose import flops
+from meshdsl.placed.strategies import flops
 from meshdsl.schedule.table import WEIGHTS, Weights
-from meshdsl.schedule.verify import printed
+from meshdsl.schedule.verification import printed
 from tests.ir_text import generic as ir
-from tests.ir_text.generic import Fields, Line, Scanner
+from tests.ir_text.generic import Fields, IRLine, Scanner
 from tests.ir_text.placed import parse_mesh, parse_placed_type, parse_step
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
@@ -46,44 +46,44 @@ _PART = re.compile(r"part ([A-Z_]+)(?: of (\d+(?: to \d+)?))?")
 _MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w, ]+): (.*)")
 
 
-def parse_program(text: str) -> Program:
+def parse_program(text: str) -> DeviceProgram:
     """The program of a text. Raises IRSyntaxError."""
     lines = (_COUNTS.sub("", line) for line in text.splitlines())
-    return _Device("\n".join(lines)).program()
+    return _DeviceParser("\n".join(lines)).program()
 
 
-class _Device(ir.Parser[Var]):
-    LOOP = Loop
+class _DeviceParser(ir.Parser[Var]):
+    LOOP = DeviceLoop
 
     def begin(self, head: str) -> None:
-        found = _HEAD.fullmatch(head)
-        assert found, "no head of a device program"
-        self.title, self.mesh = found[1], parse_mesh(found[2])
+        match_ = _HEAD.fullmatch(head)
+        assert match_, "no head of a device program"
+        self.title, self.mesh = match_[1], parse_mesh(match_[2])
         self.lists: set[Var] = set()
         self.states: list[named.State] = []
-        self.rows: list[Rows] = []
+        self.rows: list[StageRows] = []
         self.works: dict[str, Collective] = {}
         self.coordinates = {axis: axis for axis in self.mesh.names}
 
     def whole(self, size: int, axes: tuple[str, ...]) -> int:
         return size * self.mesh.size(*axes)
 
-    def program(self) -> Program:
+    def program(self) -> DeviceProgram:
         inputs, params, states, body, outputs, updates = self.sections()
         about = (self.title, (), (), (), (), self.top.span)
-        source = named.Program(*about, states=tuple(self.states))
-        before = placed.Program(source, self.mesh, "", "", (), (), (), (), (), {})
-        made = (inputs, params, body, outputs, self.coordinates, states, updates)
-        return Program(before, self.mesh, *made, frozenset(self.lists))
+        source = named.NamedProgram(*about, states=tuple(self.states))
+        before = placed.PlacedProgram(source, self.mesh, "", "", (), (), (), (), (), {})
+        parts = (inputs, params, body, outputs, self.coordinates, states, updates)
+        return DeviceProgram(before, self.mesh, *parts, frozenset(self.lists))
 
-    def entered(self, line: Line, role: str) -> Var:
+    def entered(self, line: IRLine, role: str) -> Var:
         with self.reading(line) as scan:
             var = self.entry(scan, line, role)
             scan.expect("=")
-            found = replace(var, value=replace(var.value, name=scan.next()))
+            entry = replace(var, value=replace(var.value, name=scan.next()))
             if scan.accept("on"):
-                self.states.append(named.State(found.value, away=scan.next()))
-            return self._known(found)
+                self.states.append(named.State(entry.value, away=scan.next()))
+            return self._known(entry)
 
     def _known(self, var: Var) -> Var:
         self.scope[var.name] = var
@@ -91,7 +91,7 @@ class _Device(ir.Parser[Var]):
 
     # --- variables and nodes ------------------------------------------------------------------
 
-    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Var]:
+    def value(self, scan: Scanner, line: IRLine) -> Callable[[Fields], Var]:
         name = scan.next()
 
         def make(fields: Fields) -> Var:
@@ -107,10 +107,10 @@ class _Device(ir.Parser[Var]):
     def type(self, scan: Scanner) -> Fields:
         local, where = parse_placed_type(self, scan, self.mesh)
         sizes = {d: self.dims[d] for d, _ in where.splits}
-        found: Fields = {"type": local.resized(sizes), "placement": where}
+        fields: Fields = {"type": local.resized(sizes), "placement": where}
         if scan.accept("only", "on"):
-            found["on"] = int(scan.next())
-        return found
+            fields["on"] = int(scan.next())
+        return fields
 
     def type_of(self, value: Var) -> Fields:
         return {"type": value.type, "placement": value.placement, "on": value.on}
@@ -123,7 +123,7 @@ class _Device(ir.Parser[Var]):
         about = (op.attrs, op.span, op.phase, op.block)
         return Compute(op.name, op.ins, op.outs, *about, flops=cost, onto=onto)
 
-    def leaf(self, line: Line) -> Node | None:
+    def leaf(self, line: IRLine) -> Node | None:
         words = line.text.split(" ")
         if words[-2:-1] == ["wait"]:
             collective = self.works[words[-1]]
@@ -131,34 +131,34 @@ class _Device(ir.Parser[Var]):
             return Wait(collective, words[-1])
         if words[1:3] == ["=", "start"]:
             ahead = words[3:] == ["for", "the", "next", "trip"]
-            rest = replace(line, text=line.text.split(" ", 3)[-1])
-            found = self.works[words[0]] if ahead else self._collective(rest)
-            assert found is not None, "nothing is started"
-            self.works[words[0]] = found
-            return Start(found, words[0], ahead)
+            line_ = replace(line, text=line.text.split(" ", 3)[-1])
+            started = self.works[words[0]] if ahead else self._collective(line_)
+            assert started is not None, "nothing is started"
+            self.works[words[0]] = started
+            return Start(started, words[0], ahead)
         return self._collective(line)
 
-    def _collective(self, line: Line) -> Collective | None:
+    def _collective(self, line: IRLine) -> Collective | None:
         if line.text.startswith("bucket of "):
             return bucket(tuple(map(self._moved, line.inner)), self.mesh)
         return self._move(line)
 
-    def _move(self, line: Line) -> Move | None:
-        found = _MOVE.fullmatch(line.text)
-        if found is None:
+    def _move(self, line: IRLine) -> Move | None:
+        match_ = _MOVE.fullmatch(line.text)
+        if match_ is None:
             return None
-        with self.reading(replace(line, text=found[3])) as scan:
+        with self.reading(replace(line, text=match_[3])) as scan:
             source = self.scope[scan.next()]
             phase, *_ = self.phase(scan)
             scan.expect(":")
             fields = {**self.type(scan), "value": source.value}
-        with self.reading(replace(line, text=found[2])) as scan:
+        with self.reading(replace(line, text=match_[2])) as scan:
             step = parse_step(scan, self.mesh, source.placement)
-        target = self.value(Scanner(found[1]), line)(fields)
-        made = Move(step, source, target, 0, 0, line.span, "", "", phase)
-        return made.counted(self.mesh)
+        target = self.value(Scanner(match_[1]), line)(fields)
+        move = Move(step, source, target, 0, 0, line.span, "", "", phase)
+        return move.counted(self.mesh)
 
-    def _moved(self, line: Line) -> Move:
+    def _moved(self, line: IRLine) -> Move:
         with self.errors(line):
             move = self._move(line)
             assert move is not None, "no collective"
@@ -166,10 +166,10 @@ class _Device(ir.Parser[Var]):
 
     # --- loops --------------------------------------------------------------------------------
 
-    def first(self, lines: list[Line], outside: dict[str, Var], dim: Dim) -> tuple[Ahead, ...]:
+    def first(self, lines: list[IRLine], outside: dict[str, Var], dim: Dim) -> tuple[Ahead, ...]:
         return tuple(self._ahead(line, outside, dim) for line in lines)
 
-    def _ahead(self, line: Line, outside: dict[str, Var], dim: Dim) -> Ahead:
+    def _ahead(self, line: IRLine, outside: dict[str, Var], dim: Dim) -> Ahead:
         with self.errors(line):
             parts = ir.parts(line.inner, ("slice",))
             slices = tuple(self.slice(part, outside, dim) for part in parts["slice"])
@@ -180,15 +180,17 @@ class _Device(ir.Parser[Var]):
             self.works[work] = collective
             return Ahead(collective, work, slices)
 
-    def collected(self, scan: Scanner, line: Line, inside: dict[str, Var], dim: Dim) -> Collected:
+    def collected(
+        self, scan: Scanner, line: IRLine, inside: dict[str, Var], dim: Dim
+    ) -> DeviceCollected:
         plain = super().collected(scan, line, inside, dim)
         is_list = scan.accept("as", "list")
         if is_list:
             self.lists.add(plain.outer)
         stack = inside[scan.next()] if scan.accept("onto") else None
-        return Collected(plain.inside, plain.outer, is_list, stack)
+        return DeviceCollected(plain.inside, plain.outer, is_list, stack)
 
-    def block(self, lines: list[Line]) -> tuple[Node, ...]:
+    def block(self, lines: list[IRLine]) -> tuple[Node, ...]:
         """The nodes of a loop; those of a pipeline are below the lines of their parts."""
         parts = [line for line in lines if _PART.fullmatch(line.text)]
         if not parts:
@@ -196,7 +198,7 @@ class _Device(ir.Parser[Var]):
         self.rows = [self._rows(line) for line in lines if line.text.startswith("rows ")]
         return self.nodes(statement for part in parts for statement in part.inner)
 
-    def _rows(self, line: Line) -> Rows:
+    def _rows(self, line: IRLine) -> StageRows:
         """`rows w_rows : f32[layers@(pipe, chunk) 1] = w_stack`."""
         with self.reading(line) as scan:
             scan.expect("rows")
@@ -204,35 +206,35 @@ class _Device(ir.Parser[Var]):
             scan.expect("=")
             outer = self.scope[scan.next()]
             other = self.scope[scan.next()] if scan.accept("or") else None
-            return Rows(outer, inside, other)
+            return StageRows(outer, inside, other)
 
     def make_loop(
-        self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any, line: Line
-    ) -> Loop:
+        self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any, line: IRLine
+    ) -> DeviceLoop:
         scan.expect("as")
         index = scan.next()
         axis = scan.next() if scan.accept("over") else None
-        made: Loop = super().make_loop(loop, scan, begun, line)
-        made = replace(made, index=index, ahead=begun)
+        loop_: DeviceLoop = super().make_loop(loop, scan, begun, line)
+        loop_ = replace(loop_, index=index, ahead=begun)
         if loop.dim.name in self.mesh.every:
             self.coordinates[loop.dim.name] = index
         if axis is None:
-            return made
-        return _pipeline(replace(made, stacked=(*made.stacked, *self.rows)), axis, line)
+            return loop_
+        return _pipeline(replace(loop_, stacked=(*loop_.stacked, *self.rows)), axis, line)
 
 
-def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:
+def _pipeline(loop: DeviceLoop, axis: str, line: IRLine) -> Pipeline:
     """The loop as a pipeline, with the rows and the parts that are written below its line."""
     rows = (_STAGE.fullmatch(below.text) for below in line.inner)
     said = [below.text.split(" ") for below in line.inner]
     written = (rule for rule in WEIGHTS if ["weights", rule] in said)
     weights: Weights = next(written, "latest")
     table = printed("\n".join(row[1] for row in rows if row), weights)
-    found = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
-    each = [part for part, size in found if part for _ in range(size)]
-    parts = tuple(Part[part[1]] for part in each)
+    parts_ = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
+    each = [part for part, size in parts_ if part for _ in range(size)]
+    parts = tuple(StagePhase[part[1]] for part in each)
     homes = tuple(tuple(map(int, part[2].split(" to "))) if part[2] else () for part in each)
     sizes = next((tuple(map(int, words[1:])) for words in said if words[0] == "iterations"), ())
-    about = {name: getattr(loop, name) for name in Loop.__dataclass_fields__}
+    about = {name: getattr(loop, name) for name in DeviceLoop.__dataclass_fields__}
     about |= {"axis": axis, "parts": parts, "table": table, "sizes": sizes}
     return Pipeline(**about, homes=homes if any(homes) else ())

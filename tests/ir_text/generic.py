@@ -36,13 +36,13 @@ class IRSyntaxError(ValueError):
 
 
 @dataclass(slots=True)
-class Line:
+class IRLine:
     """One line with its number, the lines indented below it, and the source line it comes from."""
 
     text: str
     number: int
     span: Span
-    inner: list[Line] = field(default_factory=list)
+    inner: list[IRLine] = field(default_factory=list)
 
 
 class Scanner:
@@ -88,12 +88,12 @@ class Scanner:
 
     def listed(self, item: Callable[[], T], end: str) -> list[T]:
         """Items separated by commas, up to and including `end`."""
-        found: list[T] = []
+        items: list[T] = []
         while not self.accept(end):
-            if found:
+            if items:
                 self.expect(",")
-            found.append(item())
-        return found
+            items.append(item())
+        return items
 
 
 class Parser(Generic[V]):
@@ -114,9 +114,11 @@ class Parser(Generic[V]):
         for name, axes, size, of in (
             dim for type_ in _TYPE.findall(text) for dim in _DIM.findall(type_)
         ):
-            whole = int(of or self.whole(int(size), tuple(re.findall(r"\w+", axes))))
-            if self.dims.setdefault(name, whole) != whole:
-                raise IRSyntaxError(f"dim {name} is of two sizes: {self.dims[name]} and {whole}")
+            full_size = int(of or self.whole(int(size), tuple(re.findall(r"\w+", axes))))
+            if self.dims.setdefault(name, full_size) != full_size:
+                raise IRSyntaxError(
+                    f"dim {name} is of two sizes: {self.dims[name]} and {full_size}"
+                )
 
     # --- hooks of a stage ---------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class Parser(Generic[V]):
         """The size of a dim that is written with `size` and split over `axes`."""
         return size
 
-    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], V]:
+    def value(self, scan: Scanner, line: IRLine) -> Callable[[Fields], V]:
         """Read the name of a value at its definition; the result makes the value from its type."""
         raise NotImplementedError
 
@@ -143,13 +145,13 @@ class Parser(Generic[V]):
         """The operator of the stage."""
         raise NotImplementedError
 
-    def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any, line: Line) -> Any:
+    def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any, line: IRLine) -> Any:
         """The loop of the stage, on `line`; `scan` is behind the dim, `begun` is from `first`."""
         reverse = scan.accept("from", "the", "last")
         parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
         return self.LOOP(loop.dim, *parts, reverse, *self.phase(scan))
 
-    def entered(self, line: Line, role: str) -> V:
+    def entered(self, line: IRLine, role: str) -> V:
         """An input, parameter or state."""
         with self.reading(line) as scan:
             return self.entry(scan, line, role)
@@ -158,19 +160,21 @@ class Parser(Generic[V]):
         """The fields that `type` reads, of an existing value."""
         raise NotImplementedError
 
-    def first(self, lines: list[Line], outside: dict[str, V], dim: Dim) -> Any:
+    def first(self, lines: list[IRLine], outside: dict[str, V], dim: Dim) -> Any:
         """Read the stage's own lines at the beginning of a loop."""
         return None
 
-    def block(self, lines: list[Line]) -> tuple[Any, ...]:
+    def block(self, lines: list[IRLine]) -> tuple[Any, ...]:
         """The nodes of a loop."""
         return self.nodes(lines)
 
-    def leaf(self, line: Line) -> Any:
+    def leaf(self, line: IRLine) -> Any:
         """Read a node that only this stage has, or return None."""
         return None
 
-    def collected(self, scan: Scanner, line: Line, inside: dict[str, V], dim: Dim) -> Collected[V]:
+    def collected(
+        self, scan: Scanner, line: IRLine, inside: dict[str, V], dim: Dim
+    ) -> Collected[V]:
         """A collected value of a loop."""
         scan.expect("collect")
         outer = self.typed(scan, line)
@@ -180,7 +184,7 @@ class Parser(Generic[V]):
     # --- common to all stages -----------------------------------------------------------------
 
     @contextmanager
-    def errors(self, line: Line) -> Iterator[None]:
+    def errors(self, line: IRLine) -> Iterator[None]:
         """Give errors the number of their line; in a loop it is the innermost one."""
         try:
             yield
@@ -193,14 +197,14 @@ class Parser(Generic[V]):
             raise IRSyntaxError(f"line {line.number}: {error}: {line.text}") from error
 
     @contextmanager
-    def reading(self, line: Line) -> Iterator[Scanner]:
+    def reading(self, line: IRLine) -> Iterator[Scanner]:
         """The tokens of a line, all of which must be consumed."""
         with self.errors(line):
             scan = Scanner(line.text)
             yield scan
             scan.end()
 
-    def typed(self, scan: Scanner, line: Line) -> V:
+    def typed(self, scan: Scanner, line: IRLine) -> V:
         """The value at its definition, with its type."""
         make = self.value(scan, line)
         scan.expect(":")
@@ -215,10 +219,10 @@ class Parser(Generic[V]):
             name = scan.next()
             if scan.accept("@"):
                 splits[name] = tuple(self.axes(scan))
-            made = Dim(name, int(scan.next()))
+            dim_ = Dim(name, int(scan.next()))
             if scan.accept("of"):  # of a dim whose blocks differ in size
                 scan.next()
-            return made
+            return dim_
 
         return TensorType(tuple(scan.listed(dim, "]")), dtype), splits
 
@@ -228,31 +232,31 @@ class Parser(Generic[V]):
 
     def sections(self) -> tuple[tuple[Any, ...], ...]:
         """The inputs, parameters, states, nodes, outputs and updates of the program, in order."""
-        found = parts(self.top.inner, ("input", "param", "state", "return", "update"))
+        by_word = parts(self.top.inner, ("input", "param", "state", "return", "update"))
         begun = (
-            tuple(self.entered(line, role) for line in found[role])
+            tuple(self.entered(line, role) for line in by_word[role])
             for role in ("input", "param", "state")
         )
         return (
             *begun,
-            self.nodes(found[""]),
-            tuple(self.output(line) for line in found["return"]),
-            tuple(self.pair(line) for line in found["update"]),
+            self.nodes(by_word[""]),
+            tuple(self.output(line) for line in by_word["return"]),
+            tuple(self.pair(line) for line in by_word["update"]),
         )
 
-    def nodes(self, lines: Iterable[Line]) -> tuple[Any, ...]:
+    def nodes(self, lines: Iterable[IRLine]) -> tuple[Any, ...]:
         """The nodes of a block."""
         return tuple(self.node(line) for line in lines)
 
-    def node(self, line: Line) -> Any:
+    def node(self, line: IRLine) -> Any:
         """One node of a block."""
         with self.errors(line):
             if line.text.startswith("repeat "):
                 return self.loop(line)
-            found = self.leaf(line)
-            return self.op(line) if found is None else found
+            node_ = self.leaf(line)
+            return self.op(line) if node_ is None else node_
 
-    def op(self, line: Line) -> Any:
+    def op(self, line: IRLine) -> Any:
         """`%5 h = relu %4 {…} [backward] : f32[batch 64]`."""
         with self.reading(line) as scan:
             makers = scan.listed(lambda: self.value(scan, line), "=")
@@ -267,8 +271,8 @@ class Parser(Generic[V]):
                 if outs:
                     scan.expect(",")
                 outs.append(make(self.type(scan)))
-            made = Op(name, tuple(ins), tuple(outs), attrs, line.span, *tags)
-            return self.make_op(made)
+            op_ = Op(name, tuple(ins), tuple(outs), attrs, line.span, *tags)
+            return self.make_op(op_)
 
     def phase(self, scan: Scanner) -> tuple[str, int | None, Origin | None]:
         """`[backward of %5]`, `[recompute 1]`, `[update]` or nothing."""
@@ -297,10 +301,10 @@ class Parser(Generic[V]):
     def constant(self, scan: Scanner) -> Any:
         """One constant of an operator."""
         if scan.accept("("):
-            found = []
+            items = []
             while not scan.accept(")"):
-                found.append(self.constant(scan))
-            return tuple(found)
+                items.append(self.constant(scan))
+            return tuple(items)
         if scan.peek(1) == "[" and scan.peek() in DTYPES:
             return self.tensor_type(scan)[0]
         word = scan.next()
@@ -312,14 +316,14 @@ class Parser(Generic[V]):
             return {"True": True, "False": False, "None": None}[word]
         return DTYPES[word] if word in DTYPES else Dim(word, self.dims[word])
 
-    def entry(self, scan: Scanner, line: Line, role: str) -> V:
+    def entry(self, scan: Scanner, line: IRLine, role: str) -> V:
         """`input  %0 x : f32[batch 4]`; a stage may read more behind the type."""
         scan.expect(role)
         make = self.value(scan, line)
         scan.expect(":")
         return make({**self.type(scan), "role": role})
 
-    def output(self, line: Line) -> tuple[str, V]:
+    def output(self, line: IRLine) -> tuple[str, V]:
         """`return loss = %11`."""
         with self.reading(line) as scan:
             scan.expect("return")
@@ -327,7 +331,7 @@ class Parser(Generic[V]):
             scan.expect("=")
             return name, self.scope[scan.next()]
 
-    def pair(self, line: Line) -> tuple[V, V]:
+    def pair(self, line: IRLine) -> tuple[V, V]:
         """The two values of `update %2 = %9`."""
         with self.reading(line) as scan:
             scan.expect("update")
@@ -335,27 +339,27 @@ class Parser(Generic[V]):
             scan.expect("=")
             return one, self.scope[scan.next()]
 
-    def loop(self, line: Line) -> Any:
+    def loop(self, line: IRLine) -> Any:
         """`repeat layers 4`, and the lines below it."""
         head = Scanner(line.text)
         head.expect("repeat")
         dim, outside = Dim(head.next(), int(head.next())), dict(self.scope)
-        found = parts(line.inner, ("slice", "carry", "next", "collect", "ahead"))
-        stacked = tuple(self.slice(part, outside, dim) for part in found["slice"])
-        carried = dict(self._carry(part, outside) for part in found["carry"])
-        begun = self.first(found["ahead"], outside, dim)
-        body = self.block(found[""])
+        by_word = parts(line.inner, ("slice", "carry", "next", "collect", "ahead"))
+        stacked = tuple(self.slice(part, outside, dim) for part in by_word["slice"])
+        carried = dict(self._carry(part, outside) for part in by_word["carry"])
+        begun = self.first(by_word["ahead"], outside, dim)
+        body = self.block(by_word[""])
         inside, self.scope = self.scope, outside
-        carries = tuple(self._next(carried, part, inside) for part in found["next"])
+        carries = tuple(self._next(carried, part, inside) for part in by_word["next"])
         if carried:
             raise ValueError(f"no `next` of {', '.join(carried)}")
-        collected = tuple(self._collected(part, inside, dim) for part in found["collect"])
+        collected = tuple(self._collected(part, inside, dim) for part in by_word["collect"])
         plain = Loop(dim, carries, stacked, body, line.span, collected)
-        made = self.make_loop(plain, head, begun, line)
+        loop_ = self.make_loop(plain, head, begun, line)
         head.end()
-        return made
+        return loop_
 
-    def slice(self, line: Line, outside: dict[str, V], dim: Dim) -> Stacked[V]:
+    def slice(self, line: IRLine, outside: dict[str, V], dim: Dim) -> Stacked[V]:
         """`slice %6 u : f32[hidden 8] = %3[layers]`."""
         with self.reading(line) as scan:
             scan.expect("slice")
@@ -365,7 +369,7 @@ class Parser(Generic[V]):
             scan.expect("[", dim.name, "]")
             return Stacked(outer, inside)
 
-    def _carry(self, line: Line, outside: dict[str, V]) -> tuple[str, tuple[V, V]]:
+    def _carry(self, line: IRLine, outside: dict[str, V]) -> tuple[str, tuple[V, V]]:
         """The name, initial value and inside value of `carry %7 h : f32[batch 4] = %5`.
 
         The name is the key of the matching `next` line.
@@ -377,7 +381,7 @@ class Parser(Generic[V]):
             scan.expect("=")
             return name, (outside[scan.next()], inside)
 
-    def _next(self, carried: dict[str, tuple[V, V]], line: Line, known: dict[str, V]) -> Carry[V]:
+    def _next(self, carried: dict[str, tuple[V, V]], line: IRLine, known: dict[str, V]) -> Carry[V]:
         """`next  %7 = %8; at the end %9`, of one of the `carried`, which is taken out."""
         with self.reading(line) as scan:
             scan.expect("next")
@@ -387,32 +391,32 @@ class Parser(Generic[V]):
             scan.expect(";", "at", "the", "end")
             return Carry(init, inside, next_, self.value(scan, line)(self.type_of(inside)))
 
-    def _collected(self, line: Line, inside: dict[str, V], dim: Dim) -> Collected[V]:
+    def _collected(self, line: IRLine, inside: dict[str, V], dim: Dim) -> Collected[V]:
         with self.reading(line) as scan:
             return self.collected(scan, line, inside, dim)
 
 
-def parts(lines: Iterable[Line], words: Iterable[str]) -> dict[str, list[Line]]:
+def parts(lines: Iterable[IRLine], words: Iterable[str]) -> dict[str, list[IRLine]]:
     """Lines by their first word; all others under the empty word."""
-    found: dict[str, list[Line]] = {word: [] for word in ("", *words)}
+    by_word: dict[str, list[IRLine]] = {word: [] for word in ("", *words)}
     for line in lines:
         word = line.text.split(" ", 1)[0]
-        found[word if word in found else ""].append(line)
-    return found
+        by_word[word if word in by_word else ""].append(line)
+    return by_word
 
 
-def _tree(text: str) -> Line:
+def _tree(text: str) -> IRLine:
     """The first line, and below it all others by their indentation.
 
     A comment gives the source line of the line that follows it.
     """
     rows = [(n, row) for n, row in enumerate(text.splitlines(), 1) if row.strip()]
     comments = {n: _COMMENT.match(row.strip()) for n, row in rows}
-    numbered = {int(found[1]): found[2] for found in comments.values() if found}
+    numbered = {int(match_[1]): match_[2] for match_ in comments.values() if match_}
     source = Source(
         "program", "\n".join(numbered.get(n + 1, "") for n in range(max(numbered, default=0)))
     )
-    here, top = Span(source, len(source.text), len(source.text)), Line("", 0, Span(source, 0, 0))
+    here, top = Span(source, len(source.text), len(source.text)), IRLine("", 0, Span(source, 0, 0))
     levels = [(-1, top)]
     for number, row in rows:
         if comment := comments[number]:
@@ -423,7 +427,7 @@ def _tree(text: str) -> Line:
         depth = len(row) - len(row.lstrip())
         while levels[-1][0] >= depth:
             levels.pop()
-        line = Line(row.strip(), number, here)
+        line = IRLine(row.strip(), number, here)
         levels[-1][1].inner.append(line)
         levels.append((depth, line))
     if len(top.inner) != 1:

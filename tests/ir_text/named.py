@@ -7,22 +7,33 @@ from collections.abc import Callable
 
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir import program as generic
-from meshdsl.named.ir import Init, Loop, Op, Output, Param, Pin, Program, State, Update, Value
+from meshdsl.named.ir import (
+    Init,
+    NamedLoop,
+    NamedOp,
+    NamedProgram,
+    Output,
+    Param,
+    Pin,
+    State,
+    Update,
+    Value,
+)
 from meshdsl.ops.opdef import lookup
 from tests.ir_text import generic as ir
-from tests.ir_text.generic import Fields, Line, Scanner
+from tests.ir_text.generic import Fields, IRLine, Scanner
 
 
-def parse_program(text: str) -> Program:
+def parse_program(text: str) -> NamedProgram:
     """The program of a text. Raises IRSyntaxError."""
-    return _Named(text).program()
+    return _NamedParser(text).program()
 
 
 _HEAD = re.compile(r"program (\w+)")
 
 
-class _Named(ir.Parser[Value]):
-    LOOP = Loop
+class _NamedParser(ir.Parser[Value]):
+    LOOP = NamedLoop
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -34,7 +45,7 @@ class _Named(ir.Parser[Value]):
         assert found, "no head of a named program"
         self.title = found[1]
 
-    def program(self) -> Program:
+    def program(self) -> NamedProgram:
         parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
         inputs = tuple(self.entered(line, "input") for line in parts["input"])
         params = tuple(map(self._param, parts["param"]))
@@ -42,10 +53,10 @@ class _Named(ir.Parser[Value]):
         body = self.nodes(parts[""])
         outputs = tuple(Output(*self.output(line), line.span) for line in parts["return"])
         updates = tuple(Update(*self.pair(line)) for line in parts["update"])
-        made = (inputs, params, body, outputs, self.top.span)
-        return Program(self.title, *made, states=states, updates=updates)
+        parts_ = (inputs, params, body, outputs, self.top.span)
+        return NamedProgram(self.title, *parts_, states=states, updates=updates)
 
-    def _param(self, line: Line) -> Param:
+    def _param(self, line: IRLine) -> Param:
         with self.reading(line) as scan:
             value = self.entry(scan, line, "param")
             scan.expect("=")
@@ -57,7 +68,7 @@ class _Named(ir.Parser[Value]):
             fan_out = int(scan.next())
             return Param(value, Init(kind, tuple(args)), fan_in, fan_out, scan.accept(",", "typed"))
 
-    def _state(self, line: Line) -> State:
+    def _state(self, line: IRLine) -> State:
         with self.reading(line) as scan:
             value = self.entry(scan, line, "state")
             scan.expect("=")
@@ -68,7 +79,7 @@ class _Named(ir.Parser[Value]):
 
     # --- values and nodes ---------------------------------------------------------------------
 
-    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Value]:
+    def value(self, scan: Scanner, line: IRLine) -> Callable[[Fields], Value]:
         number = scan.next()
         name = scan.next() if scan.peek() not in (":", "=", ",", "") else None
 
@@ -76,9 +87,9 @@ class _Named(ir.Parser[Value]):
             assert number not in self.scope, f"{number} is made twice"
             path = tuple(name.split(".")[:-1]) if name else ()
             functions = tuple(re.sub(r"_\d+$", "", part) for part in path)
-            made = Value(span=line.span, name=name, path=path, functions=functions, **fields)
-            self.scope[number] = self.known[number] = made
-            return made
+            result = Value(span=line.span, name=name, path=path, functions=functions, **fields)
+            self.scope[number] = self.known[number] = result
+            return result
 
         return make
 
@@ -102,9 +113,9 @@ class _Named(ir.Parser[Value]):
     def type_of(self, value: Value) -> Fields:
         return {"type": value.type}
 
-    def make_op(self, op: generic.Op[Value]) -> Op:
+    def make_op(self, op: generic.Op[Value]) -> NamedOp:
         lookup(op.name)
-        return Op(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
+        return NamedOp(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
 
     def origin(self, name: str) -> Value:
         return self.known[name]

@@ -16,34 +16,34 @@ from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Reads, lookup
 from meshdsl.placed import collectives as c
-from meshdsl.placed.ir import Apply, Loop, Parameter, Program, Reshard, Tensor
+from meshdsl.placed.ir import Apply, Parameter, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
+from meshdsl.placed.pipelined import Microbatching, Piped
+from meshdsl.placed.placements import Mesh, Placement, Window, placement
 from meshdsl.placed.reshard import Route
-from meshdsl.placed.sbp import Mesh, Placement, Window, placement
-from meshdsl.placed.stages import Cut, Piped
 from meshdsl.schedule.use import ScheduleUse
-from meshdsl.schedule.verify import printed
+from meshdsl.schedule.verification import printed
 from tests.ir_text import generic as ir
-from tests.ir_text.generic import Fields, Line, Scanner
+from tests.ir_text.generic import Fields, IRLine, Scanner
 
 _HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
 _MESH = re.compile(r"(\S+) \(([^)]*)\)(?: \((.*)\))?")
 _GIVEN = re.compile(r"(\S+) over (.*?)((?: \d+)+)")
 
 
-def parse_program(text: str) -> Program:
+def parse_program(text: str) -> PlacedProgram:
     """The program of a text. Raises IRSyntaxError."""
-    return _Placed(text).program()
+    return _PlacedParser(text).program()
 
 
 def parse_mesh(text: str) -> Mesh:
     """`square (rows 2, cols 2)`; `line (pipe 4; micro 8) (layers over pipe 3 5)`."""
-    found = _MESH.fullmatch(text)
-    assert found, f"no mesh: {text}"
-    pairs = ([axis.split(" ") for axis in part.split(", ")] for part in found[2].split("; "))
+    match_ = _MESH.fullmatch(text)
+    assert match_, f"no mesh: {text}"
+    pairs = ([axis.split(" ") for axis in part.split(", ")] for part in match_[2].split("; "))
     axes, *times = (tuple((name, int(size)) for name, size in part) for part in pairs)
-    texts = (_GIVEN.fullmatch(item) for item in found[3].split(", ")) if found[3] else ()
-    given = ((m[1], tuple(m[2].split(" ")), tuple(map(int, m[3].split()))) for m in texts if m)
-    return Mesh(found[1], axes, times[0] if times else (), tuple(given))
+    texts = (_GIVEN.fullmatch(item) for item in match_[3].split(", ")) if match_[3] else ()
+    blocks = ((m[1], tuple(m[2].split(" ")), tuple(map(int, m[3].split()))) for m in texts if m)
+    return Mesh(match_[1], axes, times[0] if times else (), tuple(blocks))
 
 
 def parse_placed_type(
@@ -54,11 +54,11 @@ def parse_placed_type(
     windows = []
     while scan.accept("window"):
         windows.append(_window(scan))
-    made = placement(mesh, splits)
+    placed = placement(mesh, splits)
     if scan.accept("partial"):
         op: Any = scan.next()
-        made = placement(mesh, splits, _over(scan), op)
-    return type_, replace(made, windows=tuple(windows))
+        placed = placement(mesh, splits, _over(scan), op)
+    return type_, replace(placed, windows=tuple(windows))
 
 
 def _window(scan: Scanner) -> Window:
@@ -72,11 +72,11 @@ def _window(scan: Scanner) -> Window:
 
 def _numbers(scan: Scanner, word: str) -> tuple[int, ...]:
     """The numbers behind a word; none without it."""
-    found = list[int]()
+    numbers = list[int]()
     if scan.accept(word):
         while (text := scan.peek()) and text.isdigit():
-            found.append(int(scan.next()))
-    return tuple(found)
+            numbers.append(int(scan.next()))
+    return tuple(numbers)
 
 
 def _number(text: str) -> Any:
@@ -94,7 +94,7 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
     while scan.peek() != "over":
         words.append(_split(scan) if kind == "permute" else scan.next())
     axes = _over(scan)
-    made: dict[str, Callable[[], c.Step]] = {
+    makers: dict[str, Callable[[], c.Step]] = {
         "all_gather": lambda: c.all_gather(mesh, before, words[0], axes),
         "all_reduce": lambda: c.all_reduce(mesh, before, axes),
         "reduce_scatter": lambda: c.reduce_scatter(mesh, before, words[1], axes),
@@ -105,10 +105,10 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
         "slice": lambda: c.slice_(mesh, before, words[0], axes),
         "zero_fill": lambda: c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0]),
     }
-    if kind not in made:
+    if kind not in makers:
         raise ValueError(f"`{kind}` is no step")
-    found = made[kind]()
-    return replace(found, at=int(scan.next())) if scan.accept("at") else found
+    step = makers[kind]()
+    return replace(step, at=int(scan.next())) if scan.accept("at") else step
 
 
 def _over(scan: Scanner) -> tuple[str, ...]:
@@ -128,23 +128,23 @@ def _split(scan: Scanner) -> Any:
     return dim, tuple(scan.listed(scan.next, ")")) if scan.accept("(") else (scan.next(),)
 
 
-class _Placed(ir.Parser[Tensor]):
-    LOOP = Loop
+class _PlacedParser(ir.Parser[PlacedTensor]):
+    LOOP = PlacedLoop
 
     def begin(self, head: str) -> None:
-        found = _HEAD.fullmatch(head)
-        assert found, "no head of a placed program"
-        self.title, self.layout, self.policy = found[1], found[3], found[4]
-        self.mesh = parse_mesh(found[2])
-        self.made: list[Tensor] = []
-        self.numbered: dict[str, Tensor] = {}
-        self.away: dict[Tensor, str] = {}
+        match_ = _HEAD.fullmatch(head)
+        assert match_, "no head of a placed program"
+        self.title, self.layout, self.policy = match_[1], match_[3], match_[4]
+        self.mesh = parse_mesh(match_[2])
+        self.made: list[PlacedTensor] = []
+        self.numbered: dict[str, PlacedTensor] = {}
+        self.away: dict[PlacedTensor, str] = {}
 
-    def program(self) -> Program:
+    def program(self) -> PlacedProgram:
         pipe, on_stages = self._pipeline(), self._on_stages()
         inputs, params, states, body, outputs, updates = self.sections()
         learned = tuple(named.Param(t.value, named.Init("zeros"), 1, 1) for t in params)
-        before = named.Program(
+        before = named.NamedProgram(
             self.title,
             tuple(t.value for t in inputs),
             learned,
@@ -154,12 +154,12 @@ class _Placed(ir.Parser[Tensor]):
             tuple(named.State(t.value, away=self.away.get(t, "")) for t in states),
             tuple(named.Update(old.value, new.value) for old, new in updates),
         )
-        made = Program(
+        placed = PlacedProgram(
             before, self.mesh, self.layout, self.policy, inputs,
             tuple(map(Parameter, learned, params)), body, outputs, tuple(self.made), {},
             states, updates, pipe=pipe and replace(pipe, homes=self._homes(on_stages)),
         )  # fmt: skip
-        return replace(made, named=made.rewritten)
+        return replace(placed, named=placed.rewritten)
 
     def _pipeline(self) -> Piped | None:
         """`pipeline layers over pipe, micro`, whose line is consumed; or None."""
@@ -177,20 +177,24 @@ class _Placed(ir.Parser[Tensor]):
             words = ("stages", "sizes", "others")
             order, sizes, others = (_numbers(scan, word) for word in words)
         use = self._use(line.inner[0]) if line.inner else None
-        cut = Cut(use.dims, use.micro, micro, use.name, use.span) if use and use.micro else None
+        cut = (
+            Microbatching(use.dims, use.micro, micro, use.name, use.span)
+            if use and use.micro
+            else None
+        )
         return Piped(dim, axis, micro, line.span, use, cut, order, sizes, others, count)
 
     def _on_stages(self) -> list[tuple[int, list[str]]]:
         """The lines `on stage 1: %5 %6`, which are consumed."""
-        found = [line for line in self.top.inner if line.text.startswith("on stage ")]
-        self.top.inner[:] = [line for line in self.top.inner if line not in found]
-        each = (line.text.removeprefix("on stage ").split(": ") for line in found)
+        lines = [line for line in self.top.inner if line.text.startswith("on stage ")]
+        self.top.inner[:] = [line for line in self.top.inner if line not in lines]
+        each = (line.text.removeprefix("on stage ").split(": ") for line in lines)
         return [(int(stage), numbers.split(" ")) for stage, numbers in each]
 
     def _homes(self, found: list[tuple[int, list[str]]]) -> dict[named.Value, int]:
         return {self.numbered[n].value: stage for stage, numbers in found for n in numbers}
 
-    def _use(self, line: Line) -> ScheduleUse:
+    def _use(self, line: IRLine) -> ScheduleUse:
         """`with one_f_one_b of batch in 8 {chunks=2}`, and below it a row for each stage.
 
         `forward` stands before it where there are no other passes.
@@ -209,27 +213,27 @@ class _Placed(ir.Parser[Tensor]):
         table = printed(rows) if rows else None
         return ScheduleUse(name, tuple(dims), micro, line.span, options, table, forward=forward)
 
-    def entry(self, scan: Scanner, line: Line, role: str) -> Tensor:
+    def entry(self, scan: Scanner, line: IRLine, role: str) -> PlacedTensor:
         """`state  %3 w.m : f32[a 2] on disk`."""
-        found = super().entry(scan, line, role)
+        tensor = super().entry(scan, line, role)
         if scan.accept("on"):
-            self.away[found] = scan.next()
-        return found
+            self.away[tensor] = scan.next()
+        return tensor
 
     # --- values and nodes ---------------------------------------------------------------------
 
-    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Tensor]:
+    def value(self, scan: Scanner, line: IRLine) -> Callable[[Fields], PlacedTensor]:
         number = scan.next()
         name = scan.next() if scan.peek() not in (":", "=", ",", "") else None
 
-        def make(fields: Fields) -> Tensor:
+        def make(fields: Fields) -> PlacedTensor:
             assert number not in self.scope, f"{number} is made twice"
             path = tuple(name.split(".")[:-1]) if name else ()
             about = (fields["type"], line.span, name, path, path, ())
             value = named.Value(*about, role=fields.get("role", "activation"))
             if fields.get("loaded"):
                 value = replace(value, role="param", follows=value)
-            self.made.append(Tensor(fields.get("value", value), fields["placement"]))
+            self.made.append(PlacedTensor(fields.get("value", value), fields["placement"]))
             self.scope[number] = self.numbered[number] = self.made[-1]
             return self.made[-1]
 
@@ -239,17 +243,17 @@ class _Placed(ir.Parser[Tensor]):
         type_, where = parse_placed_type(self, scan, self.mesh)
         return {"type": type_, "placement": where, "loaded": scan.accept("param")}
 
-    def type_of(self, value: Tensor) -> Fields:
+    def type_of(self, value: PlacedTensor) -> Fields:
         return {"type": value.type, "placement": value.placement}
 
-    def make_op(self, op: generic.Op[Tensor]) -> Apply:
+    def make_op(self, op: generic.Op[PlacedTensor]) -> Apply:
         lookup(op.name)
         return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
 
     def origin(self, name: str) -> named.Value:
         return self.numbered[name].value
 
-    def leaf(self, line: Line) -> Reshard | None:
+    def leaf(self, line: IRLine) -> Reshard | None:
         if " = reshard " not in line.text:
             return None
         with self.reading(line) as scan:
@@ -263,7 +267,7 @@ class _Placed(ir.Parser[Tensor]):
         route = self._route(line.inner, source)
         return Reshard(source, target, route, line.span, lambda: ("", ""), phase, dtype)
 
-    def _route(self, lines: list[Line], source: Tensor) -> Route:
+    def _route(self, lines: list[IRLine], source: PlacedTensor) -> Route:
         here, steps = source.placement, list[c.Step]()
         for line in lines:
             with self.reading(line) as scan:

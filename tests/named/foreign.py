@@ -6,8 +6,8 @@ import numpy as np
 
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.runtime.values import Array
-from meshdsl.named.foreign import Row, rows
-from meshdsl.named.ir import Program
+from meshdsl.named.foreign import ForeignRow, rows
+from meshdsl.named.ir import NamedProgram
 
 SIZES = {"batch": 3, "io": 6, "hidden": 4, "seq": 5, "two": 2}
 ROWS = [row for row in rows() if row.mdsl]
@@ -21,7 +21,7 @@ def inputs() -> dict[str, Array]:
     return {**found, "ids": np.array([2, 0, 3], np.int32), "seed": np.array(7, np.int64)}
 
 
-def check_meaning(row: Row, program: Program) -> None:
+def check_meaning(row: ForeignRow, program: NamedProgram) -> None:
     """Compare the output of a program with the row's meaning in numpy."""
     names = [v.label for v in program.inputs]
     (found,) = run_reference(program, {n: inputs()[n] for n in names}, {}).values()

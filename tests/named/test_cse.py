@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshdsl.named.cse import cse
-from meshdsl.placed.ir import Apply, Program, Reshard, walk
+from meshdsl.placed.ir import Apply, PlacedProgram, Reshard, walk
 from tests.compiling import compile_text, named, run_text
 from tests.work import calls
 
@@ -30,19 +30,21 @@ program test(x[a, k], ids[a]: i32) {
 """
 
 
-def placed(body: str, layout: str = "parts", reduce: str = "deferred", **options: Any) -> Program:
+def placed(
+    body: str, layout: str = "parts", reduce: str = "deferred", **options: Any
+) -> PlacedProgram:
     found = compile_text(HEAD + body, layout=layout, reduce=reduce, **options).placed
-    assert isinstance(found, Program)
+    assert isinstance(found, PlacedProgram)
     return found
 
 
-def operators(program: Program, phase: str | None = None) -> list[str]:
+def operators(program: PlacedProgram, phase: str | None = None) -> list[str]:
     """The names of the operators of a phase, or of all, constants aside."""
     ops = [n.named for n, _ in walk(program.body) if isinstance(n, Apply)]
     return [op.name for op in ops if op.name != "constant" and phase in (None, op.phase)]
 
 
-def reductions(program: Program) -> list[tuple[str, str | None]]:
+def reductions(program: PlacedProgram) -> list[tuple[str, str | None]]:
     """Phase and operation of every all_reduce over the split classes."""
     moves = [n for n, _ in walk(program.body) if isinstance(n, Reshard)]
     steps = [(n.phase, s) for n in moves for s in n.route.steps if s.axes == ("q",)]

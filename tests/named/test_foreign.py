@@ -9,12 +9,12 @@ import pytest
 
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix, Source
-from meshdsl.named.foreign import RENAMED, RULES, Row, rows
+from meshdsl.named.foreign import RENAMED, RULES, ForeignRow, rows
 from meshdsl.named.prelude import library
 from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Compilation, Options, compile_source
+from meshdsl.syntax.foreign_words import statements
 from meshdsl.syntax.parse import parse_expression
-from meshdsl.syntax.table import statements
 from tests.named.foreign import (
     POSITIONS,
     ROWS,
@@ -70,7 +70,7 @@ def test_the_table_is_whole() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mdsl)
-def test_the_line_in_the_help_compiles_and_means_the_same(row: Row) -> None:
+def test_the_line_in_the_help_compiles_and_means_the_same(row: ForeignRow) -> None:
     text = PROGRAM.format(line=row.mdsl)
     (error,) = errors(text)
     assert error.code == row.code or row.words[0] == "einsum"
@@ -200,7 +200,7 @@ IN_WORDS = [(word, row) for row in rows() if row.help for word in row.words]
 
 
 @pytest.mark.parametrize(("word", "row"), IN_WORDS)
-def test_what_no_expression_means_is_said_in_words(word: str, row: Row) -> None:
+def test_what_no_expression_means_is_said_in_words(word: str, row: ForeignRow) -> None:
     assert row.help is not None
     for form in ("x.{}(z)", "nn.{}(2)", "nn.{}(2)(x)" if word[0].isupper() else "F.{}(x)"):
         (error,) = errors(PROGRAM.format(line=f"y = {form.format(word)}"))
@@ -209,7 +209,7 @@ def test_what_no_expression_means_is_said_in_words(word: str, row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.help], ids=lambda row: row.words[0])
-def test_forms_in_words_are_of_the_language(row: Row) -> None:
+def test_forms_in_words_are_of_the_language(row: ForeignRow) -> None:
     known = {*load_all(), *library(), "param"}
     for form in re.findall(r"`([^`]+)`", row.help or ""):
         called = re.match(r"(\w+)[\[(].*\)$", form)

@@ -14,7 +14,14 @@ import torch
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import BF16, F16, F32, F64, I32, Dim, DType, TensorType
-from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Arithmetic, Schedule, emit_rate, resolve
+from meshdsl.named.optimizers import (
+    OPTIMIZERS,
+    SCHEDULES,
+    Arithmetic,
+    LearningRate,
+    emit_rate,
+    resolve,
+)
 from tests.named.updating import Engine, optimizer, optimizer_call, param, program_optimizer
 
 A, B, LAYERS = Dim("a", 4), Dim("b", 6), Dim("layers", 3)
@@ -35,10 +42,10 @@ def test_every_option_has_a_default_that_is_fine(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_options_are_what_is_written(name: str) -> None:
     found = optimizer(f'{name}(lr=cosine(3e-4, 1000), accumulate=4, clip=1.5, compute="bf16")')
-    assert found.lr == Schedule("cosine", 3e-4, 1000)
+    assert found.lr == LearningRate("cosine", 3e-4, 1000)
     assert (found.clip, found.accumulate, found.compute) == (1.5, 4, BF16)
     assert optimizer(f"{name}(0.5, weight_decay=0.1, seed=7)").option("weight_decay") == 0.1
-    assert optimizer(f"{name}(0.5)").lr == Schedule("constant", 0.5)
+    assert optimizer(f"{name}(0.5)").lr == LearningRate("constant", 0.5)
 
 
 def test_flags_are_words() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from meshdsl.diagnostics import Source
 from meshdsl.ir.types import Dim, DType, TensorType
-from meshdsl.named.ir import Op
+from meshdsl.named.ir import NamedOp
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import OpDef, Sample, load_all
 from meshdsl.syntax import ast
@@ -75,7 +75,7 @@ def test_options_of_operators(name: str) -> None:
             text = call(opdef, sample, by_name)
             assert format_source(Source("t", text)) == text
             (op,) = named(text).body
-            assert isinstance(op, Op)
+            assert isinstance(op, NamedOp)
             made.append((op.name, op.attrs))
         assert made[0] == made[1]
         assert set(dict(made[0][1]).items()) >= {
@@ -94,10 +94,10 @@ def test_options_of_operators(name: str) -> None:
 def test_options_are_words_of_arguments(name: str) -> None:
     (program,), errors = read(f"program p() {{\n  y = f(x, {name}=1)\n}}\n")
     assert not errors
-    assert isinstance(program, ast.Program)
+    assert isinstance(program, ast.ProgramDecl)
     (statement,) = program.body
     assert isinstance(statement, ast.Assign)
-    assert isinstance(statement.value, ast.Call)
+    assert isinstance(statement.value, ast.CallExpr)
     assert [k.name.text for k in statement.value.keywords] == [name]
 
 

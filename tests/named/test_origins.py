@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.ir.program import Origin, every
 from meshdsl.named import verify
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.placed import verify as placed_verify
 from tests.ir_text import named as parser
 from tests.ir_text import placed as placed_parser
@@ -34,7 +34,7 @@ PLACED = """program p, mesh m (data 2), layout l, reduce deferred
 """
 
 
-def read(tag: str = " of %3", loop: str = " of %3") -> Program:
+def read(tag: str = " of %3", loop: str = " of %3") -> NamedProgram:
     return parser.parse_program(NAMED.replace("TAG", tag).replace("LOOP", loop))
 
 

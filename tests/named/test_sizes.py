@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from meshdsl.api.program import read
+from meshdsl.api.programs import read
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import walk
 from meshdsl.named.printer import print_program
-from meshdsl.named.sizes import as_float, dims_of, how_of, made, size_of
+from meshdsl.named.size_formulas import as_float, dims_of, how_of, made, size_of
 from meshdsl.pipeline import front
 from tests.compiling import named
 from tests.report.golden import SOME, source

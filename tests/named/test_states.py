@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 from meshdsl.api.module import module
-from meshdsl.backends.engines.run import Given, run, verify
+from meshdsl.backends.engines.execution import InputSource, run, verify
 from meshdsl.cli.app import app
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from tests.compiling import compile_text, named
 
 POLICIES = ("optimal", "immediate", "mesh-tf", "deferred")
@@ -102,8 +102,8 @@ program p(x[batch, c]) {
 def checked(text: str, **options: Any) -> dict[str, Any]:
     """What a step of `text` stores, equal to the reference's."""
     made = compile_text(text, **options)
-    result = run(made, "local", Given())
-    found = verify(made, Given(), result.outputs, result.updated)
+    result = run(made, "local", InputSource())
+    found = verify(made, InputSource(), result.outputs, result.updated)
     assert {c.name for c in found} >= {str(u.old.name) for u in made.named.updates}
     assert all(c.ok for c in found), [c for c in found if not c.ok]
     assert result.disagreements == ()
@@ -146,7 +146,7 @@ def test_what_is_evaluated_stores_nothing() -> None:
 
 def test_an_assigned_parameter_has_no_state_of_the_optimizer() -> None:
     program = named(TRAINED.replace("OPTIONS", "clip=1.0"))
-    assert isinstance(program, Program)
+    assert isinstance(program, NamedProgram)
     assert {str(s.value.name) for s in program.states} == {
         "step",
         *(f"{name}.{state}" for name in ("w", "v", "g") for state in "mv"),

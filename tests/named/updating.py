@@ -11,8 +11,8 @@ import torch
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.types import F64, Dim, DType, TensorType
 from meshdsl.named.ir import Value
+from meshdsl.named.optimizer_updates import emit_update
 from meshdsl.named.optimizers import Optimizer, resolve
-from meshdsl.named.updates import emit_update
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
@@ -26,16 +26,16 @@ def optimizer(text: str) -> Optimizer:
     return resolve(optimizer_call(text))
 
 
-def optimizer_call(text: str) -> ast.Call:
+def optimizer_call(text: str) -> ast.CallExpr:
     """The call after `with`."""
     return program_optimizer(f"program p(x) {{\n return x\n minimize x with {text}\n}}")
 
 
-def program_optimizer(text: str) -> ast.Call:
+def program_optimizer(text: str) -> ast.CallExpr:
     """The optimizer of the only program of a file."""
     file, errors = parse(Source("test.mdsl", text))
     assert file, errors
-    (program,) = (d for d in file.declarations if isinstance(d, ast.Program))
+    (program,) = (d for d in file.declarations if isinstance(d, ast.ProgramDecl))
     (goal,) = (s for s in program.body if isinstance(s, ast.Minimize))
     return goal.optimizer
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.api.program import Program, read
+from meshdsl.api.programs import Program, read
 from meshdsl.report import pictures as look
 from meshdsl.report.html import TINTS, join, tag
 from meshdsl.report.views.parts import Code
@@ -108,7 +108,7 @@ def test_one_collective_before_on_the_mesh_and_after() -> None:
     [("all_reduce", 4, 2), ("all_gather", 4, 1), ("reduce_scatter", 4, 1), ("all_to_all", 6, 2)],
 )
 def test_arrows_of_a_group_of_four(kind: str, count: int, heads: int) -> None:
-    from meshdsl.placed.sbp import Mesh
+    from meshdsl.placed.placements import Mesh
     from meshdsl.report.pictures import collective_picture, pairs
 
     group = [0, 1, 2, 3]

@@ -34,7 +34,7 @@ def test_the_cells_of_the_page_run(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_lines_of_the_page_are_those_there_are() -> None:
-    from meshdsl.notebook.lines import VERBS
+    from meshdsl.notebook.magic_lines import VERBS
 
     told = set(re.findall(r"`%mdsl (\w+)", PAGE.read_text("utf-8")))
     assert told == set(VERBS)

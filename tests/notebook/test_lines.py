@@ -15,10 +15,10 @@ import pytest
 import typer
 
 import meshdsl as md
-from meshdsl.backends.engines.at_work import device_in
+from meshdsl.backends.engines.stack_sampler import device_in
 from meshdsl.cli.app import app
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.notebook.lines import INSTEAD, VERBS, read_line
+from meshdsl.notebook.magic_lines import INSTEAD, VERBS, read_line
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.notebook.conftest import Notebook

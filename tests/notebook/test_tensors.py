@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from meshdsl.backends.runtime.values import Spec, local_part
-from meshdsl.placed.sbp import Mesh
-from meshdsl.report.holding import Holding
+from meshdsl.placed.placements import Mesh
 from meshdsl.report.pictures import tensor_picture as picture
 from meshdsl.report.pictures import tensor_text as text
 from meshdsl.report.pictures import thumbnail
+from meshdsl.report.shard_view import Holding
 from tests.notebook.markup import drawing, hatched, texts
 
 MESHES = {

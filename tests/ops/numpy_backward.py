@@ -12,8 +12,8 @@ import numpy as np
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import align, numpy_dtype
 from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Signature, lookup
+from meshdsl.ops.requirements import align, numpy_dtype
 from tests.ops.row_prover import results
 
 NOWHERE = Span(Source("test.mdsl", "x"), 0, 0)

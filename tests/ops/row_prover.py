@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir.types import Dim, TensorType
-from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
-from meshdsl.placed.rows import Row, rows
-from meshdsl.placed.sbp import B, Component, Partial, Split
+from meshdsl.ops.requirements import own_dims
+from meshdsl.placed.placements import B, Component, Partial, Split
+from meshdsl.placed.sharding_rules import Row, rows
 from tests.ops import window_rows
 
 RANKS = 2

@@ -7,7 +7,7 @@ import pytest
 
 from meshdsl.ir.types import DTYPES, I32, I64, DType, TensorType
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import Op, Value
+from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import NumpyCall, Sample, load_all, lookup
 from tests.ops.numpy_backward import NOWHERE, Evaluator
 from tests.ops.row_prover import draw, results, signature
@@ -28,7 +28,7 @@ def test_the_definition_is_the_numpy_meaning(name: str, sample: Sample) -> None:
     evaluator = Evaluator()
     ins = tuple(evaluator.value(a, t) for a, t in zip(arrays, sig.ins, strict=True))
     outs = tuple(Value(t, NOWHERE) for t in sig.outs)
-    op = Op(name, ins, outs, tuple(sample.attrs), NOWHERE)
+    op = NamedOp(name, ins, outs, tuple(sample.attrs), NOWHERE)
     found = expand(op, {})
     assert found is not None
     assert name not in [o.name for o in found.ops]
@@ -49,7 +49,7 @@ def test_definitions_take_other_dtypes(name: str, dtype: str) -> None:
     ins = [TensorType(t.dims, change.get(t.dtype, DTYPES[dtype])) for t in sample.ins]
     sig = signature(lookup(name), Sample(tuple(ins), sample.attrs))
     values = tuple(Value(t, NOWHERE) for t in ins)
-    op = Op(name, values, (Value(sig.outs[0], NOWHERE),), tuple(sample.attrs), NOWHERE)
+    op = NamedOp(name, values, (Value(sig.outs[0], NOWHERE),), tuple(sample.attrs), NOWHERE)
     found = expand(op, {})
     assert found is not None
     last = found.ops[-1]

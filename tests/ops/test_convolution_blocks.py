@@ -16,7 +16,7 @@ import torch
 from meshdsl.backends.runtime.values import block, parts_of
 from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
-from meshdsl.placed.rows import Row, rows
+from meshdsl.placed.sharding_rules import Row, rows
 from tests.ops.row_prover import join
 from tests.ops.torch_run import evaluate, window_call
 from tests.ops.window_rows import piece, reads_windows

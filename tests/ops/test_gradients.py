@@ -12,7 +12,6 @@ import torch
 
 from meshdsl.ir.types import BF16, BOOL, F32, F64, I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.build import SEQ
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (
     REGISTRY,
@@ -24,6 +23,7 @@ from meshdsl.ops.opdef import (
     load_all,
     lookup,
 )
+from meshdsl.ops.requirements import SEQ
 from tests.ops.numpy_backward import NumpyBackward, spread
 from tests.ops.row_prover import draw, results, signature
 from tests.ops.torch_run import TORCH, call, evaluate, retyped, several

@@ -11,8 +11,8 @@ import torch
 from meshdsl.ir.types import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
-from meshdsl.placed.rows import Row, rows
-from meshdsl.placed.sbp import Component, Split
+from meshdsl.placed.placements import Component, Split
+from meshdsl.placed.sharding_rules import Row, rows
 from tests.ops.row_prover import (
     RANKS,
     declared_rows,

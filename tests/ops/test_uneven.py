@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.torch.call import TorchText
+from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature, load_all, lookup
-from meshdsl.placed.rows import Row, rows
-from meshdsl.placed.sbp import Split
+from meshdsl.placed.placements import Split
+from meshdsl.placed.sharding_rules import Row, rows
 from tests.ops.row_prover import draw, join, localised, results, same, signature
 from tests.ops.torch_run import run_lines, several, to_torch
 from tests.ops.window_rows import piece

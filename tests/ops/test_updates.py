@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshdsl.backends.runtime.updates import adam_
+from meshdsl.backends.runtime.update_kernels import adam_
 from meshdsl.ir.types import BF16, F32, F64, Dim, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, load_all, lookup
 from tests.ops.row_prover import draw, results, signature
@@ -143,7 +143,7 @@ def test_adam_goes_over_the_memory_once(decoupled: bool, number: Callable[[float
 @pytest.mark.parametrize("step", [1, 2, 10, 1000, 1_000_000])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.999])
 def test_one_less_a_power_is_exact_in_f32(step: int, beta: float) -> None:
-    from meshdsl.backends.runtime.updates import one_less_power
+    from meshdsl.backends.runtime.update_kernels import one_less_power
 
     exact = 1.0 if beta == 0 else -math.expm1(step * math.log(beta))
     assert one_less_power(beta, float(step)) == exact

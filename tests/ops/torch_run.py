@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from meshdsl.backends import runtime
-from meshdsl.backends.torch.call import TorchText
+from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
 

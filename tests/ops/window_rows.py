@@ -13,8 +13,8 @@ import numpy as np
 from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Reads, Sample, Signature
-from meshdsl.placed.rows import Row
-from meshdsl.placed.sbp import B, Partial, Split
+from meshdsl.placed.placements import B, Partial, Split
+from meshdsl.placed.sharding_rules import Row
 from tests.ops import row_prover
 
 DRAWS = 12

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import meshdsl as md
+from meshdsl.backends.engines.asynchronous_reference import replay_of
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.backends.engines.replay import replay_of
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source, lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.placed.settings import NAMES, SETTINGS
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from meshdsl.schedule.registry import generate, schedules
 from tests.covering import Case, covered, covering, in_turn
 from tests.ir.test_text import read_again, statements
@@ -277,9 +277,10 @@ def _stages(schedule: str, devices: int) -> int:
 
 def is_made(case: Case) -> bool:
     """Micro-batches go both ways in pairs; a schedule of two of a kind fills all its devices."""
+    micro: int = case["micro"]
     if case["schedule"] == "dualpipe_v":
-        return bool(case["micro"] >= stages_in(case))
-    return bool(case["schedule"] != "chimera" or case["micro"] % 2 == 0)
+        return micro >= stages_in(case)
+    return case["schedule"] != "chimera" or micro % 2 == 0
 
 
 RULES: dict[tuple[str, ...], Callable[[Case], bool]] = {

@@ -17,13 +17,14 @@ import meshdsl as md
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.schedule.registry import schedules
 from tests.cli.command import Cli
+from tests.cli.conftest import cli
 from tests.covering import covered
 from tests.pipelines.test_programs import hold_bytes, hold_to
 
-pytest_plugins = ["tests.cli.conftest"]
+__all__ = ["cli"]
 
 ASYNCHRONOUS = [name for name, known in schedules().items() if known.asynchronous]
 

@@ -9,10 +9,10 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.local_devices import LocalRunError
-from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.job import DataFiles, Job
 from meshdsl.backends.train.local import Emitted
-from meshdsl.backends.train.run import train
+from meshdsl.backends.train.training_run import train
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from tests.pipelines.test_micro_batches import CUT, OPTIMIZER

@@ -14,9 +14,9 @@ from meshdsl.device.ir import Move, Pipeline, walk
 from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from meshdsl.schedule.registry import generate, schedules
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 from tests.covering import covered
 from tests.ir_text.device import parse_program
 from tests.pipelines.test_programs import hold_bytes, hold_to

@@ -17,7 +17,7 @@ import pytest
 
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.project import ROOT
 
 PATH = ROOT / "examples" / "large" / "gpt_3072.mdsl"

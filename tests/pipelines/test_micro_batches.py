@@ -14,9 +14,9 @@ from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.document import Grid, Picture
-from meshdsl.report.explain import explain
-from meshdsl.report.stages import by_stage
-from tests.covering import covered
+from meshdsl.report.explanation import explain
+from meshdsl.report.pipeline_facts import by_stage
+from tests.covering import covered, in_turn
 from tests.pipelines.test_numbers import PROGRAMS
 from tests.pipelines.test_programs import hold_to
 
@@ -58,12 +58,13 @@ MESHES = {
 }
 
 
-@covered(
+@in_turn(
     name=CUT,
     mesh=MESHES,
     schedule=("gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)", "chimera[batch](4)"),
 )
 def test_the_numbers_of_the_whole_batch(name: str, mesh: str, schedule: str) -> None:
+    """Of any two of a program, mesh and schedule: `test_pairs.py`."""
     text = CUT[name].replace("OPTIMIZER", OPTIMIZER)
     alone = step(text, "pipe:1", "layers -> pipe", "with gpipe[batch](1)")
     piped = step(text, mesh, MESHES[mesh], f"with {schedule}")

@@ -18,7 +18,7 @@ from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.covering import covered
 from tests.project import ROOT
 

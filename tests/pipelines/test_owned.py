@@ -16,11 +16,11 @@ import pytest
 
 from meshdsl.backends.engines.in_process import load, local_tensors, run_local
 from meshdsl.backends.runtime.values import coordinates, local_part, shape_of
-from meshdsl.device.ir import Bucket, Move, Pipeline, Program, Wait
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, Pipeline, Wait
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explain import explain, explanation, type_text
-from tests.covering import covered
+from meshdsl.report.explanation import explain, explanation, type_text
+from tests.covering import covered, in_turn
 from tests.ir.test_text import read_again
 from tests.pipelines import test_cuts as cuts
 from tests.pipelines import test_programs as programs
@@ -77,18 +77,16 @@ MESHES = {
 SCHEDULES = ("gpipe[b](4)", "one_f_one_b[b](4)", "zb_h1[b](2)", "interleaved[b](2)")
 
 
-def on(program: Program) -> dict[str, int | None]:
+def on(program: DeviceProgram) -> dict[str, int | None]:
     """The device along the axis of the stages that alone has a parameter or state."""
     return {v.value.name or "": v.on for v in (*program.params, *program.states)}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("mesh", MESHES)
-def test_the_table_of_a_program(mesh: str, schedule: str) -> None:
+@in_turn(mesh=MESHES, schedule=SCHEDULES, optimizer=OPTIMIZERS)
+def test_the_table_of_a_program(mesh: str, schedule: str, optimizer: str) -> None:
     """Each parameter is where it is read, its states with it; a step is that of one device."""
     devices = int(mesh.partition("pipe:")[2][0])
-    at = [*MESHES].index(mesh) + SCHEDULES.index(schedule)
-    text = SHARED.replace("OPT", OPTIMIZERS[at % len(OPTIMIZERS)])
+    text = SHARED.replace("OPT", optimizer)
     if schedule.startswith("interleaved") and devices == 4:  # there are four layers
         schedule = "one_f_one_b[b](8)"
     made = compiled(text, mesh, MESHES[mesh], f"with {schedule}")

@@ -15,10 +15,10 @@ import torch
 
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
-from meshdsl.device.sent import senders
+from meshdsl.device.traffic import senders
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.covering import in_turn
 from tests.ir.test_text import read_again, statements
 

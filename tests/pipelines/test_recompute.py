@@ -10,8 +10,8 @@ import pytest
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation, lower_placed
-from meshdsl.report.explain import explain
-from meshdsl.report.stages import pipeline_sentence
+from meshdsl.report.explanation import explain
+from meshdsl.report.pipeline_facts import pipeline_sentence
 from tests.covering import in_turn
 from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements

@@ -10,7 +10,7 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from tests.covering import covered
 from tests.pipelines.test_programs import compiled, hold_to, on_one_device, results
 

@@ -16,7 +16,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.covering import covered, in_turn
 from tests.pipelines.test_programs import compiled, on_one_device, results
 

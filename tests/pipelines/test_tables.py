@@ -15,12 +15,12 @@ import pytest
 
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
-from meshdsl.device.ir import Part, Pipeline
+from meshdsl.device.ir import Pipeline, StagePhase
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import Action, of_rows, row_text
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 from tests.pipelines.in_flight import counted
 from tests.pipelines.test_cuts import PROGRAMS as NETWORKS
 from tests.pipelines.test_cuts import rules_of
@@ -37,7 +37,7 @@ RUNS = int(os.environ.get("MESHDSL_CASES", "40"))
 ROWS = re.compile(r"^SCHEDULE = \(.*?^\)", re.DOTALL | re.MULTILINE)
 SIZES = ((2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8))
 NAMES = ("two carries", "penalty inside")
-LOOPS = {"F": Part.LOOP, "B": Part.LOOP_BACKWARD}
+LOOPS = {"F": StagePhase.LOOP, "B": StagePhase.LOOP_BACKWARD}
 Rows = list[list[Action]]
 
 

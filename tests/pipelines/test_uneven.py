@@ -11,17 +11,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.backends.engines.run import Given, run
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
-from meshdsl.placed.sbp import Mesh
-from meshdsl.report.explain import explain
+from meshdsl.placed.placements import Mesh
+from meshdsl.report.explanation import explain
 from meshdsl.report.running import run_as_json
-from meshdsl.search.plan import Plan, Rule
+from meshdsl.search.candidate import Candidate, SearchRule
 from meshdsl.simulate.engine import simulate
 from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements
@@ -182,15 +182,20 @@ def test_what_is_told_of_a_device_is_what_the_one_that_sends_most_sends(layers: 
     Explain, search and a run say the same.
     """
     made = wide(f'with chimera[b](4, layers="{layers}")')
-    counted = run_as_json(made, "local", run(made, "local", Given(seed=4)), ())["devices"]
+    counted = run_as_json(made, "local", run(made, "local", InputSource(seed=4)), ())["devices"]
     told, pipe = explain(made.device), made.placed.pipe
     assert pipe is not None
     layer, every = 2 * 256 * 1024 * 4, [*map(int, layers.split())]
     assert told["totals"]["by_kind"]["exchange"] == sum(every) * layer
     exchanges = [c for c in told["collectives"] if c["kind"] == "exchange"]
     assert sum(c["wire_bytes"] for c in exchanges) == 2 * max(every) * layer
-    plan = Plan(
-        made.named, Mesh("m", (("pipe", 2),)), (Rule("l", ("pipe",)),), "deferred", None, pipe.use
+    plan = Candidate(
+        made.named,
+        Mesh("m", (("pipe", 2),)),
+        (SearchRule("l", ("pipe",)),),
+        "deferred",
+        None,
+        pipe.use,
     )
     most = max(device["wire_bytes"] for device in counted)
     assert most == told["totals"]["wire_bytes"] == plan.sent

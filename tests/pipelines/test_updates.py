@@ -15,20 +15,20 @@ import pytest
 
 import meshdsl as md
 from meshdsl.backends.draws import draws
+from meshdsl.backends.engines.asynchronous_reference import Replayed, replay_of
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
-from meshdsl.backends.engines.replay import Replayed, replay_of
 from meshdsl.backends.runtime.versions import Versions
 from meshdsl.columns import Wish, compile_columns
 from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.check import check_source
-from meshdsl.report.compare import column_as_json
-from meshdsl.report.explain import explain
+from meshdsl.report.checks import check_source
+from meshdsl.report.comparison import column_as_json
+from meshdsl.report.explanation import explain
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import row_text
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.covering import covered
@@ -342,14 +342,14 @@ def test_the_numbers_of_threads_on_real_processes(rule: str, forks: Forks, tmp_p
 
 
 def test_a_step_is_compared_with_the_replay_of_its_table() -> None:
-    from meshdsl.backends.engines.run import Given, run, verify
+    from meshdsl.backends.engines.execution import InputSource, run, verify
 
     made = compiled(ENDS, "pipemare[batch](8)", "adamw(lr=0.01)", "data:2,pipe:2")
     for engine in ("local", "reference"):
-        result = run(made, engine, Given(seed=4))
-        assert all(c.ok for c in verify(made, Given(seed=4), result.outputs, result.updated))
-    other = run(compiled(ENDS, "ampnet[batch](8)", "adamw(lr=0.01)"), "local", Given(seed=4))
-    assert not all(c.ok for c in verify(made, Given(seed=4), other.outputs, other.updated))
+        result = run(made, engine, InputSource(seed=4))
+        assert all(c.ok for c in verify(made, InputSource(seed=4), result.outputs, result.updated))
+    other = run(compiled(ENDS, "ampnet[batch](8)", "adamw(lr=0.01)"), "local", InputSource(seed=4))
+    assert not all(c.ok for c in verify(made, InputSource(seed=4), other.outputs, other.updated))
 
 
 @pytest.mark.parametrize("weights", ["latest", "stashed", "buffered", "corrected"])

@@ -9,8 +9,8 @@ import pytest
 
 from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.placed.placements import Mesh, placement
 from meshdsl.placed.reshard import route
-from meshdsl.placed.sbp import Mesh, placement
 from tests.work import calls
 
 

@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path, monkeypatch, sea
 
 
 def test_only_so_many_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshdsl.kept.MOST_FILES", 2)
+    monkeypatch.setattr("meshdsl.disk_cache.MOST_FILES", 2)
     for m in (64, 128, 256, 512):
         device(set_dims={"m": m})
     assert len(list(folder.iterdir())) == 2

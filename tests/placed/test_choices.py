@@ -6,7 +6,7 @@ import pytest
 
 from meshdsl.placed.place import WALKS, cost
 from meshdsl.placed.reshard import Price
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 
 TWO_VERSIONS = """

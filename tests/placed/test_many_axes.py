@@ -10,10 +10,10 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.collectives import Step
+from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.reshard import BYTES, Price, _Search, _space, route
-from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.report.check import check_source
-from meshdsl.report.explain import summary
+from meshdsl.report.checks import check_source
+from meshdsl.report.explanation import summary
 from tests.work import calls
 
 TENSOR = TensorType((Dim("a", 4096), Dim("b", 4096)), F32)

@@ -16,22 +16,24 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import Dim
 from meshdsl.named.cse import cse
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.from_named import Placer, Walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.lint import values_of
+from meshdsl.placed.pipelined import stored
 from meshdsl.placed.place import WALKS, place
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.printer import print_program
 from meshdsl.placed.request import Request
-from meshdsl.placed.sbp import Mesh
-from meshdsl.placed.stages import stored
 from meshdsl.placed.storage import with_loads
-from meshdsl.search.plan import Rule, layout_of
-from meshdsl.search.sending import ROUNDING, Sent
+from meshdsl.search.candidate import SearchRule, layout_of
+from meshdsl.search.lower_bounds import ROUNDING, Sent
 from meshdsl.syntax.parse import read_source
 from tests.compiling import compile_text
+from tests.covering import in_turn
 from tests.project import matching
+from tests.report.golden import SOME
 
 MESHES = (Mesh("square", (("a", 2), ("b", 2))), Mesh("cube", (("a", 2), ("b", 2), ("c", 2))))
 DRAWN = 6
@@ -41,7 +43,7 @@ EXAMPLES = {path.stem: path for path in matching("examples/*.mdsl")}
 
 
 @functools.cache
-def program(name: str) -> Program:
+def program(name: str) -> NamedProgram:
     return Compilation(read_source(EXAMPLES[name])).named
 
 
@@ -55,9 +57,11 @@ def layouts(name: str) -> Iterator[Layout]:
             for dim in drawn.sample(sorted(known), min(len(known), drawn.randint(1, 3))):
                 axes = tuple(drawn.sample(mesh.names, drawn.choice((1, 1, 2))))
                 if known[dim].size % mesh.size(*axes) == 0:
-                    rules.append(Rule(dim, axes))
+                    rules.append(SearchRule(dim, axes))
             stored = (drawn.choice(("params", "grads", "state")),)
-            rules.append(Rule(drawn.choice(sorted(known)), (drawn.choice(mesh.names),), stored))
+            rules.append(
+                SearchRule(drawn.choice(sorted(known)), (drawn.choice(mesh.names),), stored)
+            )
             yield layout_of(tuple(rules), mesh)
 
 
@@ -68,7 +72,7 @@ def in_two_walks(request: Request, policy: str) -> str:
     return print_program(Placer(first.request.on(merged), Walk(policy)).program())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", SOME)
 def test_one_walk_is_as_good_as_two(name: str) -> None:
     placed = 0
     for layout in layouts(name):
@@ -84,8 +88,7 @@ def test_one_walk_is_as_good_as_two(name: str) -> None:
     assert placed
 
 
-@pytest.mark.parametrize("cluster", [None, "a100-dgx"])
-@pytest.mark.parametrize("name", EXAMPLES)
+@in_turn(name=EXAMPLES, cluster=(None, "a100-dgx"))
 def test_a_watch_counts_no_more_than_is_there(name: str, cluster: str | None) -> None:
     for layout in layouts(name):
         timing = Timing(load(cluster), layout.mesh) if cluster else None

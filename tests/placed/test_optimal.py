@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import Value, walk
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text, named
 from tests.covering import in_turn
 

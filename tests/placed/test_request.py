@@ -6,11 +6,11 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import Dim
-from meshdsl.named.ir import Op, Value, walk
+from meshdsl.named.ir import NamedOp, Value, walk
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
+from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import BlockRequest, Request
-from meshdsl.placed.sbp import Placement
 from meshdsl.placed.sbp_block import resolve_sbp
 from tests.compiling import compile_text
 
@@ -42,7 +42,7 @@ def requests() -> tuple[Request, BlockRequest]:
     return Request(made.named, rules), by_block
 
 
-def parts(request: Request) -> tuple[dict[str, Value], dict[str, Op]]:
+def parts(request: Request) -> tuple[dict[str, Value], dict[str, NamedOp]]:
     ops = {op.out.label: op for op in walk(request.program.body)}
     values = {v.label: v for v in request.program.inputs}
     return values | {name: op.out for name, op in ops.items()}, ops

@@ -19,8 +19,8 @@ from meshdsl.backends.runtime.values import group_members
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.collectives import Step
+from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.reshard import Route, route
-from meshdsl.placed.sbp import Mesh, Placement, placement
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Parts = list[Array]

@@ -12,8 +12,8 @@ from fractions import Fraction
 import pytest
 
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.reshard import route
-from meshdsl.placed.sbp import Mesh, Placement, placement
 
 TENSOR = TensorType((Dim("i", 12), Dim("j", 12)), F32)
 MESHES = {

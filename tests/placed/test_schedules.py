@@ -11,7 +11,7 @@ from meshdsl.named.declarations import declare
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.lint import divisors, lint
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax.parse import parse

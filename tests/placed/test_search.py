@@ -12,12 +12,12 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source, front
-from meshdsl.placed import optimal, place, reshard, space
-from meshdsl.placed.ir import EVERY, Loop, Reshard, walk
-from meshdsl.placed.optimal import Plan
+from meshdsl.placed import ilp_candidates, optimal, place, reshard
+from meshdsl.placed.ir import EVERY, PlacedLoop, Reshard, walk
+from meshdsl.placed.optimal import PlacementPlan
+from meshdsl.placed.placements import Placement
 from meshdsl.placed.reshard import Price
-from meshdsl.placed.sbp import Placement
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text, run_text
 from tests.programs.harness import Case, compiled, run_case
 
@@ -84,9 +84,9 @@ def test_so_does_one_that_returns_what_is_stored_in_parts(monkeypatch: pytest.Mo
 
 def hold_to_prediction(source: Source, options: Options, patch: pytest.MonkeyPatch) -> None:
     """A plan costs what it predicts."""
-    found: list[Plan | None] = []
+    found: list[PlacementPlan | None] = []
 
-    def watched(*about: Any) -> Plan | None:
+    def watched(*about: Any) -> PlacementPlan | None:
         found.append(optimal.solve(*about))
         return found[-1]
 
@@ -393,7 +393,7 @@ program p(x[b, m]) {
 def test_what_is_gathered_is_not_kept_so_for_the_backward_pass() -> None:
     """That would spare a gather, for twice the memory."""
     placed = compile_text(GATHERED, layout="l", mesh="tp:2", message_bytes=0).placed
-    loops = (node for node in placed.body if isinstance(node, Loop))
+    loops = (node for node in placed.body if isinstance(node, PlacedLoop))
     kept = [c.inside.placement for n in loops for c in n.collected if c.inside.value.name == "x"]
     assert kept == [Placement((("b", ("tp",)),))]
     found = report(GATHERED, "l", "tp:2", message_bytes=0)
@@ -432,10 +432,10 @@ def test_the_work_of_a_search_is_bounded_building_included(
         priced.append(1)
         return routes(*about)
 
-    monkeypatch.setattr(space, "route", counted)
+    monkeypatch.setattr(ilp_candidates, "route", counted)
     found = report(WIDE, layout, "x:2,y:2,z:2", cache=False)
     # Each route once, over three axes; three spaces at most.
-    assert len(priced) <= 3 * space.MOST_ROUTES / 3**2
+    assert len(priced) <= 3 * ilp_candidates.MOST_ROUTES / 3**2
     assert found["plan"]["searched"].startswith((EVERY, optimal.KNOWN, optimal.NONE))
     assert found["proven"] == (found["plan"]["searched"] == EVERY)
 
@@ -444,7 +444,7 @@ def test_the_work_of_a_search_is_bounded_building_included(
 def test_what_is_too_large_to_search_is_the_best_of_the_walks(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, limit, 0)
+    monkeypatch.setattr(ilp_candidates, limit, 0)
     found = report(WIDE, "some", "x:2,y:2,z:2", cache=False)
     others = [report(WIDE, "some", "x:2,y:2,z:2", reduce=p) for p in place.WALKS]
     assert found["totals"]["wire_bytes"] in [other["totals"]["wire_bytes"] for other in others]

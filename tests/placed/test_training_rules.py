@@ -8,8 +8,8 @@ import pytest
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options
-from meshdsl.placed.ir import Program
-from meshdsl.report.check import check_source
+from meshdsl.placed.ir import PlacedProgram
+from meshdsl.report.checks import check_source
 from tests.compiling import compile_text
 
 PROGRAM = """
@@ -29,10 +29,10 @@ program p(t[batch, io]) {
 """
 
 
-def placed(rules: str, found: Diagnostics | None = None) -> Program:
+def placed(rules: str, found: Diagnostics | None = None) -> PlacedProgram:
     made = compile_text(f"{PROGRAM}layout l {{ {rules} }}", found, layout="l", reduce="deferred")
     program = made.placed
-    assert isinstance(program, Program)
+    assert isinstance(program, PlacedProgram)
     return program
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from meshdsl.cli.common import write_whole
 from meshdsl.pipeline import Options
-from meshdsl.play.document import Document
-from meshdsl.play.server import HOST, Play, Server, listen
+from meshdsl.play.edited_file import EditedFile
+from meshdsl.play.http_server import HOST, PageServer, Play, listen
 from tests.project import ROOT
 
 TEXT = (ROOT / "examples/mlp.mdsl").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ class Reply:
 class Served:
     """A server that runs, and the file it shows."""
 
-    server: Server
+    server: PageServer
     play: Play
     path: Path
 
@@ -91,7 +91,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server on a file."""
     path = tmp_path_factory.mktemp("play") / "mlp.mdsl"
     path.write_text(TEXT, encoding="utf-8")
-    play = Play(Document(path, True, write_whole), Options())
+    play = Play(EditedFile(path, True, write_whole), Options())
     server = listen(play, 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

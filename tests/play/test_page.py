@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from meshdsl.play.server import address
+from meshdsl.play.http_server import address
 from tests.browser import NEEDED, browser
 from tests.waiting import until
 

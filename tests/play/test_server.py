@@ -20,10 +20,10 @@ import pytest
 
 from meshdsl.cli.common import write_whole
 from meshdsl.pipeline import Options
-from meshdsl.play import worker
-from meshdsl.play.document import Document
-from meshdsl.play.server import HOST, MAX_BODY, Play, Refused
-from meshdsl.play.worker import Desk
+from meshdsl.play import compile_queue
+from meshdsl.play.compile_queue import Desk
+from meshdsl.play.edited_file import EditedFile
+from meshdsl.play.http_server import HOST, MAX_BODY, HTTPRefused, Play
 from meshdsl.project import project
 from tests.project import ROOT
 from tests.waiting import started, until
@@ -259,7 +259,7 @@ def test_of_saves_at_once_of_one_text_only_one_writes(served: Served) -> None:
         time.sleep(0.05)
         write_whole(path, text)
 
-    document = Document(served.path, True, slow)
+    document = EditedFile(served.path, True, slow)
     _, digest = document.read()
     texts = [f"# {number}\n" for number in range(8)]
     with ThreadPoolExecutor(len(texts)) as pool:
@@ -275,11 +275,11 @@ def test_a_page_that_may_not_write_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("f.mdsl").write_text(TEXT, encoding="utf-8")
-    play = Play(Document(path, False, lambda *_: pytest.fail("it wrote")), Options())
+    play = Play(EditedFile(path, False, lambda *_: pytest.fail("it wrote")), Options())
     state: Any = play.state()
     assert not state["writable"]
     assert state["text"] == (project("example")[0].text if path is None else TEXT)
-    with pytest.raises(Refused, match="writes nothing") as refused:
+    with pytest.raises(HTTPRefused, match="writes nothing") as refused:
         play.save({"text": "", "digest": state["digest"]})
     assert refused.value.status == 403
 
@@ -300,7 +300,7 @@ for line in sys.stdin:
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A desk whose process answers, hangs or crashes as it is asked to."""
-    monkeypatch.setattr(worker, "_START", FAKE)
+    monkeypatch.setattr(compile_queue, "_START", FAKE)
     made = Desk()
     yield made
     made.close()
@@ -341,7 +341,7 @@ def test_a_desk_that_closes_leaves_nobody_waiting(desk: Desk) -> None:
 
 
 def test_the_process_ends_with_the_server() -> None:
-    process = worker._start()
+    process = compile_queue._start()
     assert process.stdin
     process.stdin.write(json.dumps({"name": "f", "text": TEXT, "options": {}}) + "\n")
     process.communicate()  # closes its standard input, as the end of the server does
@@ -388,7 +388,7 @@ def test_it_serves_until_ctrl_c(tmp_path: Path, ctrl_c: None) -> None:
 
 def test_answers_need_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys, meshdsl.play.server as s, meshdsl.play.answer as a;"
+        "import sys, meshdsl.play.http_server as s, meshdsl.play.answer as a;"
         "from meshdsl.diagnostics import Source; from meshdsl.pipeline import Options;"
         "from meshdsl.project import project;"
         "f = project('p')[0]; assert a.answer(Source('f', f.text), Options())['result'];"

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.draws import draws
+from meshdsl.backends.engines.against_reference import errors
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
-from meshdsl.backends.engines.verify import errors
 from meshdsl.backends.runtime.values import Array, Spec
-from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
-from meshdsl.ops.build import own_dims
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import lookup
+from meshdsl.ops.requirements import own_dims
 from meshdsl.pipeline import Compilation, Options, compile_source
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.reshard import MESSAGE_BYTES
-from meshdsl.placed.sbp import Mesh
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 
 TOLERANCE = 1e-5
 """max|Δ| / max|ref| of outputs that round, in f32."""
@@ -80,7 +80,7 @@ class Case:
 class Checked:
     """A case that ran and passed: the named program, its report, the run, and its exact outputs."""
 
-    named: Program
+    named: NamedProgram
     report: Any
     run: LocalRun
     exact: frozenset[str]
@@ -235,7 +235,7 @@ def _wide(array: Array) -> Array:
 # --- which outputs are exact ------------------------------------------------------------------
 
 
-def exact_outputs(program: Program, values: Values) -> Iterator[str]:
+def exact_outputs(program: NamedProgram, values: Values) -> Iterator[str]:
     """Outputs reached only through exact operators, all sums of absolute values below 2^24."""
     bounds: dict[Value, float] = {}
     for value in program.inputs:
@@ -255,14 +255,14 @@ def _largest(array: Array) -> float:
 
 def _bound_nodes(nodes: tuple[Node, ...], bounds: dict[Value, float]) -> None:
     for node in nodes:
-        if isinstance(node, Op):
+        if isinstance(node, NamedOp):
             bound = _bound(node, [bounds[v] for v in node.ins])
             bounds.update(dict.fromkeys(node.outs, bound))
             continue
         _bound_loop(node, bounds)
 
 
-def _bound_loop(loop: Loop, bounds: dict[Value, float]) -> None:
+def _bound_loop(loop: NamedLoop, bounds: dict[Value, float]) -> None:
     bounds.update({s.inside: bounds[s.outer] for s in loop.stacked})
     bounds.update({c.inside: bounds[c.init] for c in loop.carries})
     for _ in range(loop.dim.size):
@@ -272,7 +272,7 @@ def _bound_loop(loop: Loop, bounds: dict[Value, float]) -> None:
     bounds.update({c.outer: bounds[c.inside] for c in loop.collected})
 
 
-def _bound(op: Op, ins: list[float]) -> float:
+def _bound(op: NamedOp, ins: list[float]) -> float:
     """The most that a sum of absolute values on the way to `op` can be; infinite if it rounds."""
     largest = max(ins, default=0.0)
     if not lookup(op.name).exact or largest >= LARGEST:
@@ -298,7 +298,7 @@ def _bound(op: Op, ins: list[float]) -> float:
     return max(largest, 1.0)
 
 
-def _summed(op: Op) -> float:
+def _summed(op: NamedOp) -> float:
     sizes = {d.name: d.size for v in op.ins for d in v.type.dims}
     return float(math.prod(n for name, n in sizes.items() if not op.outs[0].type.has(name)))
 

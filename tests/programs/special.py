@@ -18,7 +18,7 @@ from meshdsl.backends.engines.reference import applied
 from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F32, LARGEST, Dim, DType, TensorType
-from meshdsl.named.ir import Op, Output, Program, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Output, Value
 from meshdsl.named.vjp import with_vjp
 from meshdsl.ops.opdef import OpDef, OpError, Sample, Signature, load_all, lookup
 from meshdsl.pipeline import Compilation, Known, Options, front
@@ -34,7 +34,7 @@ class Special:
     """A program being built of single calls; `kinds` says how each input is drawn."""
 
     inputs: list[Value] = field(default_factory=list)
-    body: list[Op] = field(default_factory=list)
+    body: list[NamedOp] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Special:
         types = lookup(name).infer(tuple(v.type for v in ins), attrs)
         words = [f"{name}.{len(self.body)}", *(f"{name}.{len(self.body)}.{i}" for i in range(1, 9))]
         made = tuple(Value(t, NOWHERE, w) for t, w in zip(types, words, strict=False))
-        self.body.append(Op(name, ins, made, tuple(attrs.items()), NOWHERE))
+        self.body.append(NamedOp(name, ins, made, tuple(attrs.items()), NOWHERE))
         return made[0]
 
     def give(self, value: Value) -> None:
@@ -62,10 +62,10 @@ class Special:
         self.outputs.append(Output(str(value.name), value, NOWHERE))
 
     @property
-    def program(self) -> Program:
+    def program(self) -> NamedProgram:
         """The program built so far."""
         parts = (tuple(self.inputs), (), tuple(self.body), tuple(self.outputs))
-        return Program("special", *parts, NOWHERE)
+        return NamedProgram("special", *parts, NOWHERE)
 
 
 LARGEST_INDEX = 8
@@ -156,7 +156,7 @@ def every_gradient(dims: Renamed) -> Special:
     outputs = [replace(o, name=operands[o.name]) for o in program.outputs if o.name in operands]
     seeds = {v.label: zlib.crc32(v.label.encode()) for v in program.inputs} | made.seeds
     kinds = {v.label: "" for v in program.inputs} | made.kinds
-    body = [node for node in program.body if isinstance(node, Op)]
+    body = [node for node in program.body if isinstance(node, NamedOp)]
     return Special([*program.inputs], body, outputs, kinds, seeds)
 
 
@@ -180,10 +180,13 @@ def every_monotone_operator(floats: DType, over: Dim) -> Special:
 
 
 def engine(
-    program: Program, mesh: str = "x:1", rules: str = "", reduce: str = "deferred"
+    program: NamedProgram, mesh: str = "x:1", rules: str = "", reduce: str = "deferred"
 ) -> PersistentEngine:
     """The program under a layout of these rules, on devices that are threads."""
-    values = [*program.inputs, *(v for op in program.body if isinstance(op, Op) for v in op.outs)]
+    values = [
+        *program.inputs,
+        *(v for op in program.body if isinstance(op, NamedOp) for v in op.outs),
+    ]
     dims = {d for v in values for d in v.type.dims if d.name.isidentifier()}  # not made up
     sizes = {d.name: d.size for d in sorted(dims, key=lambda d: d.name)}
     text = "".join(f"dim {name} = {size}\n" for name, size in sizes.items())
@@ -309,7 +312,7 @@ class Reach:
         return known[self.certain | ~self.perhaps]
 
 
-def reach(made: Special, op: Op, fill: str) -> Reach:
+def reach(made: Special, op: NamedOp, fill: str) -> Reach:
     """What changes with those elements of the operands of `op` that are not finite; found once.
 
     Nothing is hidden meanwhile: a mask, or the triangle of attention, is left out.
@@ -320,7 +323,7 @@ def reach(made: Special, op: Op, fill: str) -> Reach:
     return made.reaches[key]
 
 
-def _reach(op: Op, inputs: Mapping[str, Array]) -> Reach:
+def _reach(op: NamedOp, inputs: Mapping[str, Array]) -> Reach:
     given = [inputs[v.label] for v in op.ins]
     attrs = {n: () if n == "causal" else x for n, x in op.attrs}
     shown = replace(op, attrs=tuple(attrs.items()))

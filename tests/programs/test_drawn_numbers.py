@@ -15,8 +15,8 @@ import meshdsl as md
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
-from meshdsl.backends.runtime.random import normal_of, stream_key, uniform_of
 from meshdsl.backends.runtime.random_blocks import CHUNK, dropped, random_numbers
+from meshdsl.backends.runtime.splitmix import normal_of, stream_key, uniform_of
 from meshdsl.named.ir import walk
 from tests.compiling import compile_text, named, run_text
 from tests.ranks import Forks
@@ -246,7 +246,7 @@ def _written(folder) -> str:
 def test_steps_and_batches_draw_other_numbers() -> None:
     from meshdsl.backends.engines.ranks import Ranks
     from meshdsl.backends.runtime.values import Spec
-    from meshdsl.backends.train.loop import Feed
+    from meshdsl.backends.train.trainer import Feed
 
     class Program:
         INPUTS = {"seed": Spec("i64", {"accumulate": 3}, {}, ("seed",))}  # noqa: RUF012

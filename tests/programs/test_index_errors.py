@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines.run import Given, run
+from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
 
@@ -51,7 +51,7 @@ def message(
     path = tmp_path / "ids.npz"
     np.savez(path, ids=ids(bad))
     with pytest.raises(DiagnosticError) as error:
-        run(compile_text(PROGRAM, layout=layout, mesh=mesh), engine, Given(inputs=str(path)))
+        run(compile_text(PROGRAM, layout=layout, mesh=mesh), engine, InputSource(inputs=str(path)))
     (diagnostic,) = error.value.diagnostics
     assert diagnostic.code == "MD0801"
     return diagnostic.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines.run import Given, run, verify
+from meshdsl.backends.engines.execution import InputSource, run, verify
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.ir import Reshard, walk
@@ -164,8 +164,8 @@ def test_state_is_written_where_it_stands(layout: str) -> None:
     for name in ("one", "every", "several", "cache"):
         stored = "cache_stack" if name == "cache" else name
         assert f'params["{name}"] = {stored}\n' in text
-    result = run(program, "local", Given())
-    compared = verify(program, Given(), result.outputs, result.updated)
+    result = run(program, "local", InputSource())
+    compared = verify(program, InputSource(), result.outputs, result.updated)
     assert {c.name for c in compared} == {"new", "y", "one", "every", "several", "cache"}
     assert all(c.ok for c in compared)
 
@@ -181,8 +181,8 @@ def test_what_is_read_otherwise_is_kept(case: str) -> None:
     body = STATE.split("  new = ")[0] + f"  {KEPT[case]}\n}}\n"
     program = compile_text(body, layout="both")
     assert "write_at" not in program.emitted.text
-    result = run(program, "local", Given())
-    assert all(c.ok for c in verify(program, Given(), result.outputs, result.updated))
+    result = run(program, "local", InputSource())
+    assert all(c.ok for c in verify(program, InputSource(), result.outputs, result.updated))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -191,6 +191,6 @@ def test_a_training_step_writes_a_number_over_a_cotangent(layout: str) -> None:
     lines = "param w[b, mem, h]\n  y = put[mem = ids](w * x, some)\n  loss = sum(y * y)"
     text = PROGRAM.replace("BODY", f"{lines}\n  return loss\n  minimize loss with sgd(1.0)")
     made = compile_text(text, layout=layout)
-    result = run(made, "local", Given())
-    found = verify(made, Given(), result.outputs, result.updated)
+    result = run(made, "local", InputSource())
+    found = verify(made, InputSource(), result.outputs, result.updated)
     assert [c for c in found if not c.ok] == []

@@ -17,10 +17,10 @@ from meshdsl.backends.engines.persistent import PersistentEngine
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.ir.types import DTYPES, Dim
-from meshdsl.named.retype import retype
+from meshdsl.named.dtype_override import retype
 from meshdsl.named.simplify import simplify
-from meshdsl.ops.build import BATCH, HIDDEN, SEQ, VOCAB
-from meshdsl.report.explain import explain
+from meshdsl.ops.requirements import BATCH, HIDDEN, SEQ, VOCAB
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text, run_text
 from tests.programs.harness import check_bytes
 from tests.programs.special import (
@@ -179,7 +179,6 @@ NEVER_LONE = [
 """Layouts of the samples whose dims cannot be of one element: on each some devices have nothing."""
 
 
-@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("mesh", "rules"), NEVER_LONE)
 def test_devices_after_the_last_element_add_nothing(mesh: str, rules: str) -> None:
     """As above, of operators with windows, positions or sizes: the first devices do all."""

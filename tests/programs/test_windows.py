@@ -8,7 +8,7 @@ import torch
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.programs.harness import Case, run_case
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation, Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
 from tests.project import ROOT, matching
@@ -129,7 +129,7 @@ def _compiled(case: Case) -> Compilation | None:
         raise
 
 
-def values(program: Program) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def values(program: NamedProgram) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Made-up inputs and parameters, and the reference's outputs."""
     inputs, params = (made_up(specs) for specs in whole_specs(program, draws(program)))
     return inputs, params, run_reference(program, inputs, params)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from meshdsl.cli.app import app
 from meshdsl.named.prelude import form, library
 from meshdsl.ops.opdef import Signature, load_all
-from meshdsl.placed.rows import rows
-from meshdsl.report.rows import describe, find, rows_text
+from meshdsl.placed.sharding_rules import rows
+from meshdsl.report.rule_tables import describe, find, rows_text
 
 
 def run(*arguments: str, code: int = 0) -> str:

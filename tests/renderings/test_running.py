@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from meshdsl.backends.engines.verify import errors
+from meshdsl.backends.engines.against_reference import errors
 from meshdsl.backends.peers.dtensor import REDUCE_OPS, DTensorText
 from meshdsl.backends.peers.jax import JaxText
 from meshdsl.backends.peers.notation import entries
+from meshdsl.backends.peers.operator_tables import spelling
 from meshdsl.backends.peers.peer import Peer
 from meshdsl.backends.peers.renderings import render
-from meshdsl.backends.peers.spellings import spelling
 from meshdsl.device.ir import Move, walk
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import TensorType
-from meshdsl.placed.sbp import Placement
+from meshdsl.placed.placements import Placement
 from tests.programs.harness import Case as RandomCase
 from tests.programs.harness import compiled, values_of
 from tests.programs.strategy import cases as random_cases

@@ -14,16 +14,12 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.peers.call import Call
 from meshdsl.backends.peers.dtensor import DTensorText
 from meshdsl.backends.peers.gshard import tiles
 from meshdsl.backends.peers.jax import JaxText
 from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.oneflow import OneFlowText
-from meshdsl.backends.peers.peer import MARK, Peer
-from meshdsl.backends.peers.renderings import RENDERINGS, render
-from meshdsl.backends.peers.sbp import entry_text
-from meshdsl.backends.peers.spellings import (
+from meshdsl.backends.peers.operator_tables import (
     BECOMES,
     EXTREMES,
     REASONS,
@@ -31,12 +27,16 @@ from meshdsl.backends.peers.spellings import (
     TABLE,
     spelling,
 )
+from meshdsl.backends.peers.peer import MARK, Peer
+from meshdsl.backends.peers.peer_call import PeerCall
+from meshdsl.backends.peers.renderings import RENDERINGS, render
+from meshdsl.backends.peers.sbp_notation import entry_text
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, Var, walk
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.placed.ir import Program
+from meshdsl.placed.ir import PlacedProgram
 from tests.project import ROOT
 from tests.renderings import gradients, operators
 from tests.renderings.examples import Case, accepted, cases
@@ -45,7 +45,7 @@ CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow"
 
 
 @functools.cache
-def every() -> list[tuple[Case, Program]]:
+def every() -> list[tuple[Case, PlacedProgram]]:
     """Every example under all it declares, placed on four devices; pipelines aside."""
     found = [(case, made.placed) for case, made in accepted(cases(4, "deferred"))]
     return [(case, program) for case, program in found if program.pipe is None]
@@ -68,15 +68,15 @@ program main(inputs[torch, jax], device[jax, print]) {
 """Names that mean something in Python and in every system."""
 
 
-def placed(text: str, name: str = "test.mdsl", **options: Any) -> Program:
+def placed(text: str, name: str = "test.mdsl", **options: Any) -> PlacedProgram:
     """The placed program of a text."""
     made = compile_source(Source(name, text), Options(**options), Diagnostics(), "placed")
     found = made.placed
-    assert isinstance(found, Program)
+    assert isinstance(found, PlacedProgram)
     return found
 
 
-def computed(program: Program) -> list[Var]:
+def computed(program: PlacedProgram) -> list[Var]:
     """The results of operators other than constants."""
     nodes = (node for node, _ in walk(lower(program).body))
     found = (n for n in nodes if isinstance(n, Compute) and n.name != "constant")
@@ -315,7 +315,7 @@ def test_every_sample_has_a_text(name: str, system: str) -> None:
         attrs = dict(sample.attrs)
         out = opdef.infer(sample.ins, attrs)[0]
         operands = tuple(f"x{i}" for i in range(len(sample.ins)))
-        call = Call(CODE[system].library, operands, {}, sample.ins, out, attrs, "()")
+        call = PeerCall(CODE[system].library, operands, {}, sample.ins, out, attrs, "()")
         text = call.write(spelling(name, system).text)
         read = {n.id for n in ast.walk(ast.parse(text or "")) if isinstance(n, ast.Name)}
         assert read <= known | {*operands, "x"}, text

@@ -8,7 +8,7 @@ from typing import Any
 from meshdsl.columns import Column, compile_columns, wishes
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.compare import NOT_RUN, compare, comparison
+from meshdsl.report.comparison import NOT_RUN, compare, comparison
 from meshdsl.report.page import page
 from meshdsl.report.terminal import lines
 from tests.report.golden import SIZES, layouts, source

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source, front
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from meshdsl.syntax.parse import read_source
 from tests.report.golden import SIZES
 

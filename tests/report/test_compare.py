@@ -13,8 +13,8 @@ from meshdsl.columns import Column, Wish
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.ir import Reshard, walk
-from meshdsl.report.compare import compare, positional, sentence
-from meshdsl.report.explain import explain
+from meshdsl.report.comparison import compare, positional, sentence
+from meshdsl.report.explanation import explain
 from tests.report.comparing import (
     NOW,
     POLICIES,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from meshdsl.pipeline import Options
-from meshdsl.report.compare import totals
+from meshdsl.report.comparison import totals
 from meshdsl.report.page import as_data
 from tests.report.comparing import ATTACK, EVIL, columns_of, compared, example_page, page_of
 from tests.report.golden import SOME, broken, layouts, source

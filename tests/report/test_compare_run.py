@@ -13,7 +13,7 @@ from meshdsl.backends.engines.compare_run import measure
 from meshdsl.columns import Column, raise_if_none_works
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Options
-from meshdsl.report.compare import measured
+from meshdsl.report.comparison import measured
 from meshdsl.report.terminal import text
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
@@ -96,7 +96,7 @@ def test_the_columns_agree_with_the_reference_and_each_other(example: str) -> No
 
 def _spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> Any:
     """Three columns, of which the second to run has other outputs."""
-    from meshdsl.backends.engines import run as engines
+    from meshdsl.backends.engines import execution as engines
 
     real, calls = engines.run, itertools.count()
 

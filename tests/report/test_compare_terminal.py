@@ -11,7 +11,7 @@ from rich.console import Console
 
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import DEFAULT_POLICY, Options
-from meshdsl.report.compare import NOT_RUN, comparison
+from meshdsl.report.comparison import NOT_RUN, comparison
 from meshdsl.report.terminal import print_document
 from tests.cli.command import Cli
 from tests.cli.conftest import cli

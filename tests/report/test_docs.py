@@ -7,14 +7,11 @@ screen of 80 columns; `MESHDSL_UPDATE_GOLDEN=1` writes the output anew.
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from meshdsl.cli.app import app
-from meshdsl.cli.options import spread_settings
+from tests.documents import printed
 from tests.project import ROOT
 from tests.report.golden import AGAIN, UPDATE
 
@@ -24,15 +21,9 @@ BLOCK = re.compile(
 )
 
 
-def _printed(command: str) -> str:
-    done = CliRunner().invoke(app, spread_settings(shlex.split(command)))
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 def _renewed(page: str) -> str:
     """The page with the output that its commands have now."""
-    return BLOCK.sub(lambda m: f"{m[1]}{_printed(m[2])}```", page)
+    return BLOCK.sub(lambda m: f"{m[1]}{printed(f'meshdsl {m[2]}')}```", page)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.torch.format import double_quoted, statement
-from meshdsl.backends.torch.head import RUNTIME
+from meshdsl.backends.torch.line_breaks import double_quoted, statement
+from meshdsl.backends.torch.preamble import RUNTIME
 from tests.compiling import compile_text
 from tests.project import ROOT, matching
 from tests.report.golden import CASES, Case, made

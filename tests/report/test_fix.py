@@ -10,8 +10,8 @@ import pytest
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source, Span, spelled_right
 from meshdsl.pipeline import Options
-from meshdsl.report.check import check_source
-from meshdsl.report.fix import Fixed, fixed, with_line_ends_of
+from meshdsl.report.autofix import Fixed, fixed, with_line_ends_of
+from meshdsl.report.checks import check_source
 from meshdsl.syntax.edits import apply
 from tests.project import matching
 

@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.report.explain import explain, explanation
+from meshdsl.report.explanation import explain, explanation
 from meshdsl.report.focus import SHORT, TOP, Focus, focused
 from meshdsl.report.terminal import text
 from tests.report.golden import Case, made, source

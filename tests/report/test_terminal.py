@@ -14,7 +14,7 @@ from rich.console import Console
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.document import exact, human, scaled
-from meshdsl.report.explain import explain, explanation, sentence, type_text
+from meshdsl.report.explanation import explain, explanation, sentence, type_text
 from meshdsl.report.terminal import Line, lines, print_document
 from tests.compiling import compile_text
 from tests.report.golden import CASES, Case, made, source

@@ -8,7 +8,7 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Move, on_device, walk
 from meshdsl.report.document import duration
-from meshdsl.report.explain import explain, explanation
+from meshdsl.report.explanation import explain, explanation
 from meshdsl.report.html import html
 from meshdsl.report.terminal import text
 from tests.report.golden import WHOLE, Case, made

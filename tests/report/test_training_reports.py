@@ -14,8 +14,8 @@ from meshdsl.columns import Wish, compile_columns
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.compare import compare
-from meshdsl.report.explain import explain, explanation
+from meshdsl.report.comparison import compare
+from meshdsl.report.explanation import explain, explanation
 from meshdsl.report.terminal import text
 
 TEXT = """\

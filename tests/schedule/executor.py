@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from meshdsl.schedule.table import Action, Kind, Row, Schedule
+from meshdsl.schedule.table import Action, Kind, Row, ScheduleTable
 
 
 class Broken(Exception):
@@ -24,7 +24,7 @@ class Stuck(Broken):
         self.waiting = waiting
 
 
-def right(schedule: Schedule) -> dict[int, int]:
+def right(schedule: ScheduleTable) -> dict[int, int]:
     """The gradient of every stage's factor, over all micro-batches, on one device."""
     found = dict.fromkeys(range(schedule.stages), 0)
     for micro in range(schedule.micro):
@@ -41,7 +41,7 @@ def right(schedule: Schedule) -> dict[int, int]:
 class Machine:
     """The devices, their memories and what is under way. One action is carried out at a time."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ScheduleTable) -> None:
         self.schedule = schedule
         self.at = [0] * len(schedule.rows)
         self.inputs = {(m, 0): m + 1 for m in range(schedule.micro)}
@@ -115,7 +115,7 @@ class Machine:
 # --- random tables -------------------------------------------------------------------------------
 
 
-def random_table(chance: random.Random) -> Schedule:
+def random_table(chance: random.Random) -> ScheduleTable:
     """A table that can be carried out: what devices did that took what was ready at random."""
     devices, micro = chance.randint(1, 4), chance.randint(1, 4)
     stages = chance.randint(devices, 2 * devices)
@@ -131,7 +131,7 @@ def random_table(chance: random.Random) -> Schedule:
         action = ready.pop(chance.randrange(len(ready)))
         rows[home[action.micro, action.stage]].append(action)
         ready += _enabled(action, stages, whole)
-    return Schedule(stages, micro, tuple(map(tuple, rows)))
+    return ScheduleTable(stages, micro, tuple(map(tuple, rows)))
 
 
 def _enabled(action: Action, stages: int, whole: dict[tuple[int, int], bool]) -> list[Action]:
@@ -151,7 +151,7 @@ def _enabled(action: Action, stages: int, whole: dict[tuple[int, int], bool]) ->
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 
-def changed(table: Schedule, chance: random.Random) -> Schedule:
+def changed(table: ScheduleTable, chance: random.Random) -> ScheduleTable:
     """The table with some actions dropped, doubled, swapped, moved or renamed."""
     rows = [list(row) for row in table.rows]
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
@@ -171,4 +171,4 @@ def changed(table: Schedule, chance: random.Random) -> Schedule:
             case "rename":
                 row[at] = Action(chance.choice(KINDS), row[at].micro, row[at].stage)
     found: tuple[Row, ...] = tuple(map(tuple, rows))
-    return Schedule(table.stages, table.micro, found)
+    return ScheduleTable(table.stages, table.micro, found)

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from meshdsl.diagnostics import Source
-from meshdsl.report.schedules import chart, described, schedule_picture
-from meshdsl.schedule.files import read
+from meshdsl.report.schedule_charts import chart, described, schedule_picture
+from meshdsl.schedule.csv_files import read
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.times import Times, timed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
 from tests.work import counted

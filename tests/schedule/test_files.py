@@ -7,7 +7,7 @@ import random
 import pytest
 
 from meshdsl.diagnostics import DiagnosticError, Source
-from meshdsl.schedule.files import read, written, written_for_torch
+from meshdsl.schedule.csv_files import read, written, written_for_torch
 from meshdsl.schedule.registry import generate, schedules
 
 from .executor import random_table

@@ -10,15 +10,17 @@ import pytest
 
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.schedule.registry import generate, schedules
-from meshdsl.schedule.times import Each, Timed, Times, parse_times, timed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.times import Each, TimedSchedule, Times, parse_times, timed
+from meshdsl.schedule.verification import verify
 
 SIZES = [(d, n) for d in (2, 4, 8) for n in (4, 8, 16)]
 EQUAL = Times(weights=(Fraction(0),))
 """A backward pass as long as a forward pass, in one piece."""
 
 
-def run(name: str, devices: int, micro: int, times: Times | None = None, **options: int) -> Timed:
+def run(
+    name: str, devices: int, micro: int, times: Times | None = None, **options: int
+) -> TimedSchedule:
     return timed(verify(generate(name, devices, micro, options)), times)
 
 
@@ -28,7 +30,7 @@ def of(parts: list[Each], early: bool = True) -> Times:
     return Times(forward, inputs, weights, early=early)
 
 
-def units(made: Timed) -> int:
+def units(made: TimedSchedule) -> int:
     """The idle time of every device, which is the same."""
     (idle,) = set(made.idle)
     assert idle.denominator == 1

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.draws import draws
+from meshdsl.backends.engines.asynchronous_reference import Replay, Replayed, replay_of
 from meshdsl.backends.engines.reference import made_up, reference_step, whole_specs
-from meshdsl.backends.engines.replay import Replay, Replayed, replay_of
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
@@ -279,7 +279,7 @@ def test_one_stage_is_ordinary_training_on_micro_batches(opt: str) -> None:
 @functools.cache
 def of_one_stage() -> Any:
     from meshdsl.schedule.registry import generate
-    from meshdsl.schedule.verify import verify
+    from meshdsl.schedule.verification import verify
 
     return verify(generate("ampnet", 1, MICRO))
 

@@ -10,10 +10,10 @@ import pytest
 from torch.distributed.pipelining import schedules as theirs
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.schedule.files import read, written_for_torch
+from meshdsl.schedule.csv_files import read, written_for_torch
 from meshdsl.schedule.registry import generate, schedules
-from meshdsl.schedule.table import Schedule, parse_action
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.table import ScheduleTable, parse_action
+from meshdsl.schedule.verification import verify
 from meshdsl.syntax.parse import read_source
 
 MULTI: dict[str, tuple[Any, int]] = {
@@ -59,7 +59,7 @@ def words_of(row: list[Any]) -> list[str]:
     return [str(part) for part in single if "REDUCE" not in str(part)]
 
 
-def ours(table: Schedule) -> list[list[str]]:
+def ours(table: ScheduleTable) -> list[list[str]]:
     return [[f"{a.stage}{a.kind}{a.micro}" for a in row] for row in table.rows]
 
 
@@ -128,4 +128,4 @@ def test_a_deadlock_is_found_that_torch_validates() -> None:
     }
     theirs._validate_schedule(order, 2, 2, 2)
     with pytest.raises(DiagnosticError, match="device 0 waits at B0@0 for B0@1, device 1"):
-        verify(Schedule(2, 2, tuple(map(tuple, actions))))
+        verify(ScheduleTable(2, 2, tuple(map(tuple, actions))))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from meshdsl.schedule.registry import generate, schedules
-from meshdsl.schedule.table import Schedule
-from meshdsl.schedule.verify import Verified, verify
+from meshdsl.schedule.table import ScheduleTable
+from meshdsl.schedule.verification import Verified, verify
 
 RATE = 0.3
 SIZES = [(1, 4), (2, 4), (2, 8), (3, 9), (4, 8), (4, 16), (8, 24)]
@@ -129,6 +129,6 @@ def test_asynchronous_schedules_are_1f1b_with_updates() -> None:
             assert not verify(table).versions
 
 
-def without_updates(table: Schedule) -> Schedule:
+def without_updates(table: ScheduleTable) -> ScheduleTable:
     rows = tuple(tuple(a for a in row if a.kind != "U") for row in table.rows)
-    return Schedule(table.stages, table.micro, rows)
+    return ScheduleTable(table.stages, table.micro, rows)

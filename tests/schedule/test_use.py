@@ -8,7 +8,7 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import parsed
 from meshdsl.schedule.use import ScheduleUse
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 
 HERE = Span(Source("f", "with x"), 5, 6)
 MINE = verify(parsed("F0 F1 B0 B1\nF0 B0 F1 B1"))

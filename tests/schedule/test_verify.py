@@ -11,16 +11,16 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from meshdsl.schedule.registry import generate, schedules
-from meshdsl.schedule.table import Action, Schedule, of_rows, parsed
+from meshdsl.schedule.table import Action, ScheduleTable, of_rows, parsed
 from meshdsl.schedule.times import Times, timed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verification import verify
 
 from .executor import Broken, Machine, Stuck, changed, random_table, right
 
 TABLES = 3000
 
 
-def refusal(table: Schedule) -> Diagnostic:
+def refusal(table: ScheduleTable) -> Diagnostic:
     with pytest.raises(DiagnosticError) as caught:
         verify(table)
     (found,) = caught.value.diagnostics
@@ -28,7 +28,7 @@ def refusal(table: Schedule) -> Diagnostic:
     return found
 
 
-def made(name: str, devices: int, micro: int) -> Schedule | None:
+def made(name: str, devices: int, micro: int) -> ScheduleTable | None:
     """The table; None where there is none of these numbers."""
     try:
         return generate(name, devices, micro)
@@ -68,7 +68,7 @@ def test_random_tables_are_accepted_and_do_what_is_said(seed: int) -> None:
         within_bounds(table)
 
 
-def within_bounds(table: Schedule) -> None:
+def within_bounds(table: ScheduleTable) -> None:
     """No device is faster than its work, and all together no slower than one after the other."""
     found = timed(verify(table), Times())
     assert max(found.busy) <= found.makespan <= sum(found.busy)
@@ -85,7 +85,7 @@ def test_random_changes_are_refused_where_they_break_something() -> None:
     assert codes[""] >= 100, "some changes break nothing"
 
 
-def _code_of(table: Schedule) -> str:
+def _code_of(table: ScheduleTable) -> str:
     """The code that a table is refused with, which has to be right; empty where it is fine."""
     stuck: Stuck | None = None
     try:
@@ -162,9 +162,9 @@ def test_a_bad_table_is_refused_with_what_is_wrong(text: str) -> None:
 
 def test_the_numbers_of_a_schedule_are_those_it_is_declared_with() -> None:
     (row,) = parsed("F0 B0 F1 B1").rows
-    assert refusal(Schedule(1, 1, (row,))).message == "there is no F1@0 in this schedule"
-    assert refusal(Schedule(1, 3, (row,))).message == "F2@0 is missing"
-    assert refusal(Schedule(2, 2, (row,))).message == "F0@1 is missing"
+    assert refusal(ScheduleTable(1, 1, (row,))).message == "there is no F1@0 in this schedule"
+    assert refusal(ScheduleTable(1, 3, (row,))).message == "F2@0 is missing"
+    assert refusal(ScheduleTable(2, 2, (row,))).message == "F0@1 is missing"
 
 
 def test_no_pass_reads_what_is_not_there_yet() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Source
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import Rules
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Rules
-from meshdsl.search.problem import Found, Problem
+from meshdsl.search.problem import Problem, SearchResult
 from meshdsl.search.request import SearchRequest
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
@@ -66,7 +66,7 @@ CASES = [
 
 
 @functools.cache
-def named(name: str) -> Program:
+def named(name: str) -> NamedProgram:
     """A named program: a text from here, or an example."""
     if name in TEXTS:
         source = Source(f"{name}.mdsl", TEXTS[name])
@@ -97,7 +97,7 @@ def solved(
     cluster: str = "",
     storage: bool = False,
     memory: int | None = None,
-) -> Found:
+) -> SearchResult:
     """The result of a method for an example."""
     made = problem(name, mesh, objective, cluster, storage=storage, memory=memory)
     return METHODS[method].solve(made)

@@ -16,14 +16,14 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Compute, walk
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import walk as walk_named
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import Candidate
+from meshdsl.search.local_search import less
+from meshdsl.search.lower_bounds import ROUNDING
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Plan
-from meshdsl.search.problem import Found, Problem
+from meshdsl.search.problem import Problem, SearchResult
 from meshdsl.search.reasons import reasons
 from meshdsl.search.request import SearchRequest
-from meshdsl.search.selectors import less
-from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import seconds
 from meshdsl.search.tables import Tables
 from tests.project import matching
@@ -53,7 +53,7 @@ EVERY = [(e, m, o) for e in (*TEXTS, *EXAMPLES) for m in MESHES for o in OBJECTI
 CASES = EVERY if ALL else EVERY[::STEP]
 
 
-def answer(method: str, problem: Problem) -> Found | list[str]:
+def answer(method: str, problem: Problem) -> SearchResult | list[str]:
     """What a method finds, or the codes of why it finds nothing."""
     try:
         return METHODS[method].solve(problem)
@@ -66,7 +66,7 @@ def _label(case: tuple[str, Mesh, str]) -> str:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=_label)
-def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
+def case(request: pytest.FixtureRequest) -> tuple[Problem, SearchResult]:
     """A problem and its best by `layouts`; of general rules alone, unless all cases are taken."""
     name, mesh, objective = request.param
     timing = Timing(load("cpu"), mesh) if objective == "time" else None
@@ -79,7 +79,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
 
 
 @pytest.mark.timeout(3_600)  # all layouts of the largest space take 10 minutes on a busy core
-def test_methods_agree(case: tuple[Problem, Found]) -> None:
+def test_methods_agree(case: tuple[Problem, SearchResult]) -> None:
     problem, found = case
     best = found.plans[0]
     if problem.space.count * len(problem.program.body) <= VISITED:
@@ -93,12 +93,12 @@ def test_methods_agree(case: tuple[Problem, Found]) -> None:
     most = problem.space.least() * (1 + problem.request.replicated)
     for method in METHODS.keys() - {"layouts", "exhaustive"}:
         other = answer(method, problem)
-        for plan in other.plans if isinstance(other, Found) else ():
+        for plan in other.plans if isinstance(other, SearchResult) else ():
             if problem.objective == "time" or plan.flops <= most:
                 assert problem.value(plan) >= problem.value(best)
 
 
-def computing(plan: Plan) -> float:
+def computing(plan: Candidate) -> float:
     """The seconds of all operators, one after another."""
     timing = plan.timing
     assert timing is not None
@@ -106,7 +106,7 @@ def computing(plan: Plan) -> float:
     return sum(timing.node(node).seconds * times for node, times in nodes)
 
 
-def test_bounds_are_bounds(case: tuple[Problem, Found]) -> None:
+def test_bounds_are_bounds(case: tuple[Problem, SearchResult]) -> None:
     problem, found = case
     tables = Tables(problem.space)
     weigh = seconds(problem.timing) if problem.timing else None
@@ -125,7 +125,7 @@ def test_bounds_are_bounds(case: tuple[Problem, Found]) -> None:
             assert plan.seconds >= computing(plan) * (1 - ROUNDING)
 
 
-def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
+def test_no_rule_can_be_left_out(case: tuple[Problem, SearchResult]) -> None:
     problem, found = case
     found = less(found)
     best = found.plans[0]
@@ -138,7 +138,7 @@ def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
             assert problem.key(without) >= problem.key(best)
 
 
-def test_an_unused_device_is_never_worse(case: tuple[Problem, Found]) -> None:
+def test_an_unused_device_is_never_worse(case: tuple[Problem, SearchResult]) -> None:
     problem, found = case
     if problem.objective == "bytes":
         return  # work that is divided sends more than work that is not
@@ -150,7 +150,9 @@ def test_an_unused_device_is_never_worse(case: tuple[Problem, Found]) -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 3])
-def test_where_time_runs_out_there_is_an_answer(case: tuple[Problem, Found], asked: int) -> None:
+def test_where_time_runs_out_there_is_an_answer(
+    case: tuple[Problem, SearchResult], asked: int
+) -> None:
     problem, found = case
     times = itertools.count()
     over = replace(problem, expired=lambda: next(times) >= asked)

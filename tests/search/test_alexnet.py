@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.search.plan import Plan
+from meshdsl.search.candidate import Candidate
 from meshdsl.syntax.parse import read_source
 from tests.examples.test_images import TORCHVISION
 from tests.project import ROOT
@@ -21,7 +21,7 @@ ORIGINAL = TORCHVISION | {"c1": 96, "c2": 256, "c3": 384, "c4": 384, "c5": 256}
 DENSE = {("dense",), ("v6",), ("v7",), ("v8",)}
 
 
-def images_and_weights(plan: Plan) -> bool:
+def images_and_weights(plan: Candidate) -> bool:
     """Whether images are split, and weights in the dense layers alone."""
     general = [str(rule) for rule in plan.rules if not rule.selector]
     split = {r.selector for r in plan.rules if r.selector and r.axes and r.dim != "n"}

@@ -11,12 +11,12 @@ import pytest
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.placed.sbp import Mesh
-from meshdsl.search import layouts
-from meshdsl.search.climbing import climbed, varied
-from meshdsl.search.layouts import LISTED, Layouts
+from meshdsl.placed.placements import Mesh
+from meshdsl.search import enumeration
+from meshdsl.search.candidate import Rules, SearchRule
+from meshdsl.search.enumeration import LISTED, Layouts
+from meshdsl.search.hill_climbing import climbed, varied
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import Problem
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.tables import Tables
@@ -70,7 +70,7 @@ def test_climbing_finds_what_listing_does(
 ) -> None:
     """Of the same problem, if nothing could be listed; then nothing is proven."""
     whole = Layouts().solve(problem(name, timed))
-    monkeypatch.setattr(layouts, "LISTED", 0)
+    monkeypatch.setattr(enumeration, "LISTED", 0)
     found = Layouts().solve(problem(name, timed))
     monkeypatch.undo()
     best = [made.problem.value(made.plans[0]) for made in (found, whole)]
@@ -95,11 +95,11 @@ def test_millions_of_layouts(timed: bool) -> None:
 def simple() -> list[Rules]:
     """Nothing split, and the batch over some axes or all."""
     ways = ((), ("data",), ("model",), ("data", "model"))
-    return [(Rule("n", axes),) if axes else () for axes in ways]
+    return [(SearchRule("n", axes),) if axes else () for axes in ways]
 
 
 def test_few_rules_have_their_turn() -> None:
-    one, two, three = (tuple(Rule(d, ("a",)) for d in dims) for dims in ("x", "xy", "xyz"))
-    other = (Rule("z", ("a",)),)
+    one, two, three = (tuple(SearchRule(d, ("a",)) for d in dims) for dims in ("x", "xy", "xyz"))
+    other = (SearchRule("z", ("a",)),)
     assert varied([three, two, one, other]) == [three, two, one, other]
     assert varied([one, other, three]) == [one, three, other]

@@ -14,7 +14,7 @@ import meshdsl as md
 from meshdsl.api.errors import ProgramError
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.search.candidate import Candidate
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Plan
-from meshdsl.search.problem import Found
+from meshdsl.search.problem import SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
@@ -22,14 +22,14 @@ LOSS = 6
 """The bytes by which the loss is summed over 4 devices: Alpa's objectives do not count them."""
 
 
-def searched(path: Path, mesh: str, sizes: dict[str, int] | None = None, **asked) -> Found:
+def searched(path: Path, mesh: str, sizes: dict[str, int] | None = None, **asked) -> SearchResult:
     """The result of a search in a file; `asked` are fields of `SearchRequest`."""
     chosen = Options(mesh=mesh, set_dims=sizes or {}, program="lm" if path.stem == "lm" else None)
     made = Compilation(read_source(path), chosen)
     return solve(problems(SearchRequest(**asked), made), METHODS["layouts"])
 
 
-def text(plan: Plan) -> str:
+def text(plan: Candidate) -> str:
     """The rules of a plan."""
     return str(plan)
 
@@ -101,18 +101,18 @@ LM = ROOT / "examples" / "lm.mdsl"
 
 
 @pytest.fixture(scope="module")
-def lm() -> Found:
+def lm() -> SearchResult:
     """The language model on 2 x 2 devices."""
     return searched(LM, "square", storage=False)
 
 
-def test_the_language_model_finds_megatron_next_to_data_parallelism(lm: Found) -> None:
+def test_the_language_model_finds_megatron_next_to_data_parallelism(lm: SearchResult) -> None:
     first, second = (text(plan) for plan in lm.plans[:2])
     assert first == "batch -> (data, tp)"
     assert second == "batch -> data, heads -> tp, hidden -> tp"
 
 
-def test_under_a_limit_of_memory_states_are_split(lm: Found) -> None:
+def test_under_a_limit_of_memory_states_are_split(lm: SearchResult) -> None:
     """Megatron with ZeRO (Rajbhandari et al. 2020), where no layout without it fits."""
     limit = min(plan.peak for plan in lm.every) - 1
     found = searched(LM, "square", memory=limit, fix="batch:data,heads:tp,hidden:tp")

@@ -15,14 +15,14 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import Rules, SearchRule
+from meshdsl.search.lower_bounds import ROUNDING
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Rule, Rules
-from meshdsl.search.problem import Found, Problem
+from meshdsl.search.problem import Problem, SearchResult
 from meshdsl.search.reasons import reasons
 from meshdsl.search.request import SearchRequest as Request
-from meshdsl.search.sending import ROUNDING
-from meshdsl.search.space import Space, seconds
+from meshdsl.search.space import LayoutSpace, seconds
 from meshdsl.search.tables import Tables
 from tests.covering import in_turn
 
@@ -36,7 +36,7 @@ OBJECTIVES = [("bytes", ""), ("memory", ""), ("time", "h100")]
 each_objective = pytest.mark.parametrize(("objective", "cluster"), OBJECTIVES)
 
 
-def value(found: Found) -> float:
+def value(found: SearchResult) -> float:
     """The objective of the best plan."""
     return found.problem.value(found.plans[0])
 
@@ -54,7 +54,10 @@ def test_bounds_lose_nothing(name: str, mesh: Mesh, objective: str, cluster: str
 
 @each_case
 def test_the_table_bounds_the_walk(name: str, mesh: Mesh) -> None:
-    tables, ops = Tables(Space(named(name), mesh)), Counter(o.name for o in walk(named(name).body))
+    tables, ops = (
+        Tables(LayoutSpace(named(name), mesh)),
+        Counter(o.name for o in walk(named(name).body)),
+    )
     for plan in (replace(p, policy="immediate") for p in solved(name, mesh).every):
         made = Counter(o.name for o in walk(plan.placed.rewritten.body))
         # A composite whose own dim is split becomes operators that the tables do not have.
@@ -66,7 +69,7 @@ def test_the_table_bounds_the_walk(name: str, mesh: Mesh) -> None:
 def test_no_walk_is_faster_than_its_operators(name: str, mesh: Mesh) -> None:
     found = solved(name, mesh, "exhaustive", "time", "h100", storage=False)
     assert found.problem.timing is not None
-    space = Space(named(name), mesh, timing=found.problem.timing)
+    space = LayoutSpace(named(name), mesh, timing=found.problem.timing)
     bounds = {r: s for s, r in space.within(math.inf, seconds(found.problem.timing))}
     assert {plan.rules for plan in found.every} == set(bounds)
     assert all(plan.seconds >= bounds[plan.rules] * (1 - ROUNDING) for plan in found.every)
@@ -74,7 +77,7 @@ def test_no_walk_is_faster_than_its_operators(name: str, mesh: Mesh) -> None:
 
 @each_case
 def test_the_least_work_is_that_of_a_layout(name: str, mesh: Mesh) -> None:
-    space = Space(named(name), mesh)
+    space = LayoutSpace(named(name), mesh)
     assert space.least() == pytest.approx(min(work for work, _ in space.within(math.inf)))
 
 
@@ -82,7 +85,7 @@ def test_the_least_work_is_that_of_a_layout(name: str, mesh: Mesh) -> None:
 def test_no_rule_can_be_left_out(name: str, mesh: Mesh) -> None:
     found = solved(name, mesh)
     best = found.plans[0]
-    least = Space(named(name), mesh).least()
+    least = LayoutSpace(named(name), mesh).least()
     for reason in reasons(found, best):
         without = reason.without
         if without is not None and without.flops <= least * 1.15:
@@ -91,8 +94,8 @@ def test_no_rule_can_be_left_out(name: str, mesh: Mesh) -> None:
 
 @each_case
 def test_layouts_are_counted_as_they_are_listed(name: str, mesh: Mesh) -> None:
-    for fixed in [(), (Rule(Space(named(name), mesh).dims[1].name, ("x",)),)]:
-        space = Space(named(name), mesh, fixed)
+    for fixed in [(), (SearchRule(LayoutSpace(named(name), mesh).dims[1].name, ("x",)),)]:
+        space = LayoutSpace(named(name), mesh, fixed)
         every = list(space.within(math.inf))
         assert space.count == len(every)
         assert space.least() == min(work for work, _ in every)
@@ -100,12 +103,12 @@ def test_layouts_are_counted_as_they_are_listed(name: str, mesh: Mesh) -> None:
 
 @each_case
 def test_axes_of_one_size_are_exchanged(name: str, mesh: Mesh) -> None:
-    every = set(Space(named(name), mesh).every())
-    for one, other in Space(named(name), mesh).exchanged:
+    every = set(LayoutSpace(named(name), mesh).every())
+    for one, other in LayoutSpace(named(name), mesh).exchanged:
         names = {one: other, other: one}
         for rules in list(every)[:20]:
             turned = tuple(
-                Rule(r.dim, mesh.sorted({names.get(a, a) for a in r.axes}), r.selector)
+                SearchRule(r.dim, mesh.sorted({names.get(a, a) for a in r.axes}), r.selector)
                 for r in rules
             )
             assert (turned in every) == (turned == rules)
@@ -142,7 +145,7 @@ program added(a[rows, inner], b[inner, cols], c[rows, inner], d[inner, cols]) {
 def test_a_partial_value_that_flows_on_saves_half() -> None:
     """A B + C D: two reductions where each product is reduced at once (GShard), else one."""
     named = Compilation(Source("added.mdsl", ADDED), Options()).named
-    fixed = (Rule("inner", ("x",)),)
+    fixed = (SearchRule("inner", ("x",)),)
     sent = [
         METHODS["layouts"].solve(Problem(named, LINE, request=Request(partial=flows), fixed=fixed))
         for flows in (True, False)
@@ -167,7 +170,7 @@ def test_without_partial_values_the_best_is_least_of_all_that_reduce_at_once(
 
 
 def test_what_is_fixed_stays() -> None:
-    kept = (Rule("hidden", ("y",)),)
+    kept = (SearchRule("hidden", ("y",)),)
     found = METHOD.solve(problem("net", UNEQUAL, fixed=kept, storage=False))
     assert all(kept[0] in plan.rules for plan in found.every)
 
@@ -206,7 +209,7 @@ def test_few_rules() -> None:
 
 
 def test_nothing_divides_the_work_so_far() -> None:
-    fixed = (Rule("io", ("x",)),)
+    fixed = (SearchRule("io", ("x",)),)
     asked = problem("mlp", LINE, fixed=fixed, replicated=-0.5)
     with pytest.raises(DiagnosticError) as error:
         METHOD.solve(asked)
@@ -231,7 +234,7 @@ def test_what_divides_best_cannot_be_placed(objective: str, method: str) -> None
     program = Compilation(Source("p.mdsl", MEETS), Options()).named
     mesh = Mesh("m", (("d", 8),))
 
-    def solve(fixed: Rules = (), **limits: Any) -> Found:
+    def solve(fixed: Rules = (), **limits: Any) -> SearchResult:
         request = Request(storage=False, **limits)
         return METHODS[method].solve(Problem(program, mesh, objective, request, fixed=fixed))
 
@@ -244,7 +247,7 @@ def test_what_divides_best_cannot_be_placed(objective: str, method: str) -> None
         assert solve(replicated=int(said[1]) / 100).plans
     else:
         assert "--method layouts" in told.help
-    both = (Rule("s", ("d",)), Rule("t", ("d",)))
+    both = (SearchRule("s", ("d",)), SearchRule("t", ("d",)))
     with pytest.raises(DiagnosticError, match="MD0302"):
         solve(fixed=both)
 
@@ -270,7 +273,7 @@ def test_layers_that_are_stored_in_parts(objective: str, cluster: str, axis: str
     """What is fixed of a loop's dim is a rule for storage, which another one may better."""
     program = Compilation(Source("p.mdsl", LAYERED), Options()).named
     timing = Timing(load(cluster), SQUARE) if cluster else None
-    fixed = (Rule("layers", (axis,)),)
+    fixed = (SearchRule("layers", (axis,)),)
     asked = Problem(program, SQUARE, objective, timing=timing, fixed=fixed)
     found, every = (value(METHODS[m].solve(asked)) for m in ("layouts", "exhaustive"))
     assert found == pytest.approx(every)
@@ -319,7 +322,7 @@ def test_an_even_share_of_the_work_is_never_too_much(text: str, mesh: Mesh) -> N
     """A batch that is split evenly is looked at, where tables count less for a composite's dim."""
     made = Compilation(Source("one.mdsl", STEP.replace("TEXT", text)), Options()).named
     asked = Problem(made, mesh)
-    split, whole = (asked.plan(r, "deferred") for r in ((Rule("b", mesh.names),), ()))
+    split, whole = (asked.plan(r, "deferred") for r in ((SearchRule("b", mesh.names),), ()))
     assert split.flops <= whole.flops / mesh.devices * (1 + asked.request.replicated)
     assert asked.key(METHOD.solve(asked).plans[0]) <= asked.key(split)
 
@@ -338,7 +341,7 @@ def test_nothing_to_split(method: str) -> None:
 @pytest.mark.parametrize("method", list(METHODS))
 def test_what_is_fixed_to_an_axis_of_one_device_stays(method: str) -> None:
     mesh = Mesh("thin", (("x", 2), ("one", 1)))
-    fixed = (Rule("hidden", ("one",)),)
+    fixed = (SearchRule("hidden", ("one",)),)
     found = METHODS[method].solve(problem("net", mesh, fixed=fixed))
     assert fixed[0] in found.plans[0].rules
 

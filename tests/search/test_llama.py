@@ -13,7 +13,7 @@ import pytest
 from meshdsl.device.ir import Compute
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.search.plan import POLICIES
+from meshdsl.search.candidate import POLICIES
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 

@@ -45,7 +45,7 @@ def in_a_process(text: str) -> str:
 BEGUN = """
     import os, time
     from meshdsl.diagnostics import fail
-    from meshdsl.search import second
+    from meshdsl.search import speculative as second
     second._has_room = lambda: True
     def answer(question):
         if question < 0:

@@ -8,13 +8,13 @@ from typing import Any
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import POLICIES, Candidate, SearchRule
 from meshdsl.search.certificate import certificate
+from meshdsl.search.local_search import selectors
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import POLICIES, Plan, Rule
-from meshdsl.search.problem import Found, Problem
+from meshdsl.search.problem import Problem, SearchResult
 from meshdsl.search.reasons import reasons
-from meshdsl.search.selectors import selectors
 from meshdsl.search.shapes import solve
 from tests.covering import in_turn
 
@@ -26,7 +26,7 @@ CASES = [("net", LINE), ("net", SQUARE), ("mlp", LINE), ("lookup", LINE)]
 
 def found_for(
     name: str, mesh: Mesh, objective: str, cluster: str, **limits: Any
-) -> tuple[Problem, Found]:
+) -> tuple[Problem, SearchResult]:
     asked = problem(name, mesh, objective, cluster, selectors=True, storage=False, **limits)
     return asked, solve([asked], METHODS["layouts"])
 
@@ -43,7 +43,7 @@ def test_no_neighbour_is_better(case: tuple[str, Mesh], objective: str) -> None:
     values = list(values_of(asked.program))
     axes = [(), *((a,) for a in mesh.names)]
     rules = {
-        Rule(d.name, along, selector)
+        SearchRule(d.name, along, selector)
         for selector in selectors(asked.program)
         for v in values
         if selects(selector, v) is not None
@@ -61,12 +61,12 @@ def test_no_neighbour_is_better(case: tuple[str, Mesh], objective: str) -> None:
             assert asked.value(made) >= asked.value(best), str(made)
 
 
-def _placed(asked: Problem, rules: tuple[Rule, ...]) -> list[Plan]:
+def _placed(asked: Problem, rules: tuple[SearchRule, ...]) -> list[Candidate]:
     made = [asked.plan(rules, policy) for policy in POLICIES]
     return [plan for plan in made if _can_be_followed(plan)]
 
 
-def _can_be_followed(plan: Plan) -> bool:
+def _can_be_followed(plan: Candidate) -> bool:
     try:
         return plan.flops > 0
     except DiagnosticError:
@@ -87,7 +87,7 @@ def test_rules_for_every_tensor_are_never_worse(case: tuple[str, Mesh], objectiv
 
 
 def test_rules_that_are_fixed_stay() -> None:
-    fixed = (Rule("hidden", ("x",)),)
+    fixed = (SearchRule("hidden", ("x",)),)
     _, found = found_for("net", LINE, "bytes", "", fixed=fixed)
     assert all(fixed[0] in plan.rules for plan in found.plans)
 

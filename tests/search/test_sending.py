@@ -6,10 +6,10 @@ import itertools
 
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.placed.sbp import Mesh
-from meshdsl.search.plan import POLICIES, Plan, Rule
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import POLICIES, Candidate, SearchRule
 from meshdsl.search.problem import Problem
-from meshdsl.search.storage import stored
+from meshdsl.search.storage_rules import stored
 from tests.covering import in_turn
 
 from .problems import LINE, UNEQUAL, problem
@@ -20,7 +20,7 @@ STEP = 5
 OBJECTIVES = [("bytes", ""), ("time", "h100"), ("time", "cpu")]
 
 
-def plans(asked: Problem) -> list[Plan]:
+def plans(asked: Problem) -> list[Candidate]:
     """Layouts of general rules, some with rules for storage, by both walks."""
     about = (asked.program, asked.mesh)
     every = [
@@ -72,9 +72,9 @@ def test_bounds_hold_where_devices_send_unlike_numbers_of_bytes() -> None:
     found = []
     for axes in itertools.product(ways, repeat=4):
         pairs = zip(("batch", "hidden", "io"), axes, strict=False)
-        rules = [Rule(dim, over) for dim, over in pairs if over]
-        rules += [Rule("hidden", axes[3], ("state",))] if axes[3] else []
-        found.append(Plan(program, GRID, tuple(rules), "deferred"))
+        rules = [SearchRule(dim, over) for dim, over in pairs if over]
+        rules += [SearchRule("hidden", axes[3], ("state",))] if axes[3] else []
+        found.append(Candidate(program, GRID, tuple(rules), "deferred"))
     unlike = 0
     for plan in found[::STEP]:
         try:

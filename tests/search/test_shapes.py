@@ -12,13 +12,13 @@ import pytest
 import meshdsl as md
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.layout_text import written
 from meshdsl.search.methods import METHODS
-from meshdsl.search.problem import Found
+from meshdsl.search.problem import SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import shapes, solve
-from meshdsl.search.written import written
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
 
@@ -39,7 +39,7 @@ def test_every_shape_is_there_once(axes: int) -> None:
         assert found == [sizes for sizes in every if math.prod(sizes) == devices]
 
 
-def searched(devices: int, **asked) -> Found:
+def searched(devices: int, **asked) -> SearchResult:
     """The best of a small training step; `asked` are fields of `SearchRequest`."""
     made = Compilation(Source("net.mdsl", TEXT), Options())
     return solve(problems(SearchRequest(devices=devices, **asked), made), METHODS["layouts"])

@@ -16,15 +16,15 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.explain import explain
-from meshdsl.report.search import block_of
-from meshdsl.search.beginnings import Beginning, Beginnings
+from meshdsl.report.explanation import explain
+from meshdsl.report.search_result import block_of
 from meshdsl.search.methods import METHODS
-from meshdsl.search.problem import Found
+from meshdsl.search.problem import SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.reasons import reasons
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
+from meshdsl.search.stage_boundaries import Beginning, Beginnings
 from meshdsl.simulate.engine import simulate
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
@@ -72,7 +72,7 @@ program net(x[batch, io], t[batch, out]) {
 @cache
 def found_in(
     text: str, mesh: str, memory: int | None = None, pipeline: str | None = "pipe"
-) -> Found:
+) -> SearchResult:
     """What is found on a mesh of H100s."""
     made = Compilation(Source("net.mdsl", text), Options(mesh=mesh))
     asked = SearchRequest(cluster="h100", memory=memory, pipeline=pipeline)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from meshdsl.diagnostics import Source
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import Problem
 from meshdsl.search.shapes import solve
-from meshdsl.search.start import changes, started
+from meshdsl.search.warm_start import changes, started
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
@@ -23,9 +23,9 @@ __all__ = ["cli"]
 
 STARTS: dict[str, Rules] = {
     "none": (),
-    "data": (Rule("batch", ("x",)),),
-    "both": (Rule("batch", ("x",)), Rule("hidden", ("y",))),
-    "least": (Rule("hidden", ("x", "y")),),
+    "data": (SearchRule("batch", ("x",)),),
+    "both": (SearchRule("batch", ("x",)), SearchRule("hidden", ("y",))),
+    "least": (SearchRule("hidden", ("x", "y")),),
 }
 
 
@@ -51,7 +51,7 @@ def test_never_worse_and_the_changes_add_up(start: str, method: str, objective: 
 
 def test_one_that_is_better_than_what_is_found_is_kept() -> None:
     # A tofu of one step takes no storage rules; what is given may have them.
-    kept = (*STARTS["least"], Rule("io", ("x",), ("params",)))
+    kept = (*STARTS["least"], SearchRule("io", ("x",), ("params",)))
     asked = problem("net", SQUARE, memory=started(begin("least", "bytes", "")).peak)
     found = solve([Problem(asked.program, SQUARE, "memory", start=kept)], METHODS["tofu"])
     assert found.plans[0].peak <= found.problem.plan(kept, "deferred").peak

@@ -7,11 +7,11 @@ import pytest
 from meshdsl.costgraph.annealing import anneal
 from meshdsl.costgraph.exact import branch_and_bound, integer_program, priced_memory
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.candidate import Candidate
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Plan
-from meshdsl.search.space import Space
-from meshdsl.search.summed import Summed
+from meshdsl.search.space import LayoutSpace
+from meshdsl.search.table_methods import Summed
 from meshdsl.search.tables import Tables, picked, table_graph
 
 from .problems import CASES, LINE, SQUARE, UNEQUAL, named, problem
@@ -23,7 +23,7 @@ each_case = pytest.mark.parametrize(
 
 @each_case
 def test_exact_methods_find_the_least_sum_of_all_layouts(name: str, mesh: Mesh) -> None:
-    space = Space(named(name), mesh)
+    space = LayoutSpace(named(name), mesh)
     most = space.least() * 1.15
     graph, tables = table_graph(space, most), Tables(space)
     every = branch_and_bound(graph)
@@ -53,7 +53,7 @@ def test_what_is_found_is_placed(method: str, name: str) -> None:
 def test_what_is_found_divides_the_work(method: str, mesh: Mesh) -> None:
     """The tables let `moe` divide more of it than the walks do on one of these, which is said."""
     asked = problem("moe", mesh)
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[Candidate, ...] = ()
     codes: list[str] = []
     try:
         plans = METHODS[method].solve(asked).plans

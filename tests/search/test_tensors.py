@@ -12,20 +12,20 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Program as DeviceProgram
+from meshdsl.device.ir import DeviceProgram as DeviceProgram
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed import ir as placed
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.sbp import Mesh
+from meshdsl.search.candidate import Candidate
 from meshdsl.search.certificate import certificate
 from meshdsl.search.dual import bound
-from meshdsl.search.moves import Moves
-from meshdsl.search.plan import Plan
+from meshdsl.search.lower_bounds import ROUNDING
 from meshdsl.search.problem import Problem
-from meshdsl.search.sending import ROUNDING
-from meshdsl.search.tensors import tensors
+from meshdsl.search.reshard_tables import ReshardTables
+from meshdsl.search.tensor_graph import tensors
 from meshdsl.syntax.parse import read_source
 from tests.programs.harness import Case, compiled
 from tests.programs.strategy import cases
@@ -37,9 +37,9 @@ RANDOM = int(os.environ.get("MESHDSL_CASES", "25"))
 QUICK = ("matmul", "mlp", "digits")
 
 
-def figures(made: placed.Program, device: DeviceProgram, timing: Timing | None) -> Plan:
+def figures(made: placed.PlacedProgram, device: DeviceProgram, timing: Timing | None) -> Candidate:
     """A placed program as a plan, to have its figures; whose rules it is under does not matter."""
-    plan = Plan(made.named, made.mesh, (), made.policy, timing)
+    plan = Candidate(made.named, made.mesh, (), made.policy, timing)
     plan.__dict__.update(placed=made, device=device)
     return plan
 
@@ -49,7 +49,7 @@ def least(asked: Problem, most: float) -> float:
     return bound(tensors(asked, most), asked.expired).least
 
 
-def check(made: placed.Program, device: DeviceProgram) -> None:
+def check(made: placed.PlacedProgram, device: DeviceProgram) -> None:
     """Neither bytes nor seconds of a placed program are below the bounds."""
     if made.mesh.devices > 16:
         return
@@ -111,7 +111,7 @@ def test_no_layout_of_a_random_program_is_below(case: Case) -> None:
 def test_tables_have_the_cheapest_routes(mesh: Mesh, cluster: str) -> None:
     timing = Timing(load(cluster), mesh) if cluster else None
     type_ = TensorType((Dim("a", 1 << 12), Dim("b", 1 << 12)), F32)
-    moves, price = Moves(mesh, ("sum",), timing), Price(clock=timing)
+    moves, price = ReshardTables(mesh, ("sum",), timing), Price(clock=timing)
     states, table = moves.states(type_), moves.table(type_)
     for source in states.settled:
         for target in states.settled:

@@ -8,13 +8,13 @@ from meshdsl.costgraph.annealing import anneal
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.placements import WHOLE, Mesh, Partial, Split, placement
 from meshdsl.placed.reshard import route
-from meshdsl.placed.rows import Call, legal_rows
-from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Split, placement
+from meshdsl.placed.sharding_rules import Call, legal_rows
+from meshdsl.search.candidate import SearchRule
 from meshdsl.search.methods import METHODS
-from meshdsl.search.plan import Rule
 from meshdsl.search.problem import Problem
-from meshdsl.search.space import Space
+from meshdsl.search.space import LayoutSpace
 from meshdsl.search.tables import Tables, table_graph
 
 from .problems import LINE, SQUARE, UNEQUAL, named, problem
@@ -26,7 +26,7 @@ each_mesh = pytest.mark.parametrize("mesh", [LINE, SQUARE, CUBE], ids=lambda mes
 
 def least_sum(name: str, mesh: Mesh) -> int:
     """The least that the tables say of all layouts that divide the work."""
-    space = Space(named(name), mesh)
+    space = LayoutSpace(named(name), mesh)
     tables = Tables(space)
     return min(tables.sent(rules) for _, rules in space.within(space.least() * 1.15))
 
@@ -36,14 +36,14 @@ def least_sum(name: str, mesh: Mesh) -> int:
 def test_equal_axes_one_at_a_time_are_as_good_as_jointly(name: str, mesh: Mesh) -> None:
     asked = problem(name, mesh)
     found = METHODS["tofu"].solve(asked)
-    tables = Tables(Space(named(name), mesh))
+    tables = Tables(LayoutSpace(named(name), mesh))
     assert tables.sent(found.plans[0].rules) == least_sum(name, mesh)
     assert not found.proven
 
 
 @pytest.mark.parametrize("mesh", [LINE, SQUARE], ids=lambda mesh: mesh.name)
 def test_chains_come_within_a_hundredth_of_the_least(mesh: Mesh) -> None:
-    space = Space(named("lm"), mesh)
+    space = LayoutSpace(named("lm"), mesh)
     found = anneal(table_graph(space, space.least() * 1.15))
     assert found.cost <= 1.01 * least_sum("lm", mesh)
 
@@ -63,13 +63,13 @@ def test_a_product_is_split_in_three_ways() -> None:
 
 
 def test_what_is_fixed_stays() -> None:
-    kept = (Rule("hidden", ("y",)),)
+    kept = (SearchRule("hidden", ("y",)),)
     found = METHODS["tofu"].solve(problem("net", SQUARE, fixed=kept))
     assert kept[0] in found.plans[0].rules
 
 
 def test_no_step_divides_the_work() -> None:
-    asked = problem("net", LINE, fixed=(Rule("io", ()),), replicated=-0.5)
+    asked = problem("net", LINE, fixed=(SearchRule("io", ()),), replicated=-0.5)
     with pytest.raises(DiagnosticError, match="MD0641"):
         METHODS["tofu"].solve(asked)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshdsl.cluster.profile import UNBOUNDED, Cluster, Level, load
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Program
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.pipeline import Options
 from tests.device.steps import LAYOUTS, TEXT, with_overlap
 from tests.device.steps import plain as lowered
@@ -16,7 +16,7 @@ LINKS = Level(UNBOUNDED, "switch", 5e-6, 100e9, 100e9)
 
 
 def flat(
-    program: Program,
+    program: DeviceProgram,
     slowdown: float = 1.2,
     link: Level = LINKS,
     launch: float = DEVICE.launch,
@@ -26,7 +26,7 @@ def flat(
     return Timing(Cluster("flat", device, (link,)), program.mesh)
 
 
-def layered(layout: str, layers: int, overlapping: bool = True) -> Program:
+def layered(layout: str, layers: int, overlapping: bool = True) -> DeviceProgram:
     """A training step of some layers; collectives in flight early, or not."""
     text = TEXT.replace("layers = 3", f"layers = {layers}")
     made = lowered(layout, "deferred", text)

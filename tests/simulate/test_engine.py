@@ -16,7 +16,7 @@ from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import every
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Timeline
 from tests.report.golden import CASES, PIPELINE, Case, made, source

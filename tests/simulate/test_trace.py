@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.torch.text import emit
-from meshdsl.device.ir import Compute, Node, Program
+from meshdsl.backends.torch.emitter import emit
+from meshdsl.device.ir import Compute, DeviceProgram, Node
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.simulate.engine import simulate
-from meshdsl.simulate.measured import measured_trace
+from meshdsl.simulate.measured_trace import measured_trace
 from meshdsl.simulate.timeline import Timeline, streams_of, way_back
 from meshdsl.simulate.trace import label, simulated_trace
 from tests.report.golden import WHOLE, Case, made
@@ -155,6 +155,6 @@ def test_measured_lines_become_statements() -> None:
     assert max(lines.values()) > 1
 
 
-def statements_of(program: Program) -> dict[int, Node]:
+def statements_of(program: DeviceProgram) -> dict[int, Node]:
     """The statements behind the lines of the emitted text."""
     return emit(program, {}).nodes

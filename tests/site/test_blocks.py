@@ -27,14 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from meshdsl.cli.app import app
-from meshdsl.cli.options import spread_settings
 from meshdsl.diagnostics import Source
 from meshdsl.syntax.parse import parse
+from tests.documents import check_shown, printed, sessions
 from tests.project import ROOT, matching
-from tests.test_readme import shows
 
 PAGES = matching("*.md", "docs/**/*.md", "editors/**/*.md", "examples/**/*.md", "grammar/*.md")
 
@@ -100,20 +97,15 @@ def run_mdsl(text: str, word: str, folder: Folder) -> None:
     if all(re.search(f"^{word} ", text, re.MULTILINE) for word in ("dim", "program")):
         block = folder.here / "block_of_the_page.mdsl"
         block.write_text(text, encoding="utf-8")
-        assert invoke(f"meshdsl check {block.name}").startswith(f"{block.name}: fine")
+        assert printed(f"meshdsl check {block.name}", 1).startswith(f"{block.name}: fine")
         return
     _, errors = parse(Source("block", text))
     assert not errors
 
 
 def run_session(text: str, word: str, folder: Folder) -> None:
-    first, *parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
-    assert not first, "a session begins with `$ `"
-    assert parts
-    for part in parts:
-        command, _, shown = part.partition("\n")
-        printed = carry_out(command, folder)
-        assert shows(shown, printed), f"$ {command}\n{printed}"
+    for command, shown in sessions(text):
+        check_shown(command, shown, carry_out(command, folder))
 
 
 def run_script(text: str, word: str, folder: Folder) -> None:
@@ -130,14 +122,7 @@ def carry_out(command: str, folder: Folder) -> str:
         folder.here = folder.here / rest[0]
         os.chdir(folder.here)  # `monkeypatch.chdir` of the test leads back
         return ""
-    assert name == "meshdsl", f"nobody knows how to run `{command}`: see NOT_RUN"
-    return invoke(command)
-
-
-def invoke(command: str) -> str:
-    done = CliRunner().invoke(app, spread_settings(shlex.split(command)[1:]))
-    assert done.exit_code in (0, 1), done.output
-    return str(done.output)
+    return printed(command, 1)
 
 
 def run_python(text: str, word: str, folder: Folder) -> None:

@@ -10,7 +10,7 @@ from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
 
-def tree(text: str) -> ast.File:
+def tree(text: str) -> ast.SourceFile:
     """The tree of a text without errors."""
     file, errors = parse(Source("t", text))
     assert not errors, errors
@@ -30,7 +30,7 @@ def declaration(text: str) -> tuple[ast.Declaration, ...]:
 def statement(text: str) -> ast.Statement:
     """One statement."""
     (program,) = declaration(f"program p() {{\n{text}\n}}")
-    assert isinstance(program, ast.Program)
+    assert isinstance(program, ast.ProgramDecl)
     (only,) = program.body
     return only
 
@@ -55,7 +55,7 @@ def _tuple(names: tuple[ast.Name, ...] | None) -> str:
     return "" if names is None else f"({_list(names)})"
 
 
-def _call(n: ast.Call) -> str:
+def _call(n: ast.CallExpr) -> str:
     items = "" if n.items is None else f"[{_list(n.items)}]"
     out = "" if n.out is None else " > " + _list(n.out, " ")
     return f"{show(n.function)}{items}({_list([*n.args, *n.keywords])}{out})"
@@ -78,12 +78,12 @@ def _maybe(before: str, node: Any) -> str:
     return "" if node is None else before + show(node)
 
 
-def _rule(n: ast.Rule) -> str:
+def _rule(n: ast.RuleDecl) -> str:
     selector = f"{_list(n.selector, '.')}: " if n.selector else ""
     return f"{selector}{show(n.dim)} -> {_tuple(n.axes)}{' keep' if n.keep else ''}"
 
 
-def _function(n: ast.Function) -> str:
+def _function(n: ast.FunctionDecl) -> str:
     result = None if n.result is None else _dims(n.result)
     head = f"def {show(n.name)}[{_list(n.dims)}]({_list(n.params)}) -> {result}"
     return f"{head} {{ {_list(n.body, '; ')} }}"
@@ -103,16 +103,16 @@ def _count(n: ast.ExpectCount) -> str:
     return f"{show(n.what)}{over}: {show(n.value)}"
 
 
-def _setting(n: ast.Setting) -> str:
+def _setting(n: ast.SettingDecl) -> str:
     return f"{_list(n.selector, '.')}: {show(n.name)} = {show(n.value)}"
 
 
-def _mesh(n: ast.Mesh) -> str:
+def _mesh(n: ast.MeshDecl) -> str:
     profile = None if n.profile is None else show(n.profile)
     return f"mesh {show(n.name)} = {_list(n.axes)} on {profile}"
 
 
-def _layout(n: ast.Layout) -> str:
+def _layout(n: ast.LayoutDecl) -> str:
     base = None if n.base is None else show(n.base)
     inside = _list((*n.rules, *n.settings))
     return f"layout {show(n.name)} extends {base}: {inside}{_maybe(' with ', n.schedule)}"
@@ -137,32 +137,38 @@ _SHOW: dict[type, Any] = {
     ast.PickItem: lambda n: f"{show(n.dim)}={show(n.index)}",
     ast.SliceItem: _slice,
     ast.Keyword: lambda n: f"{show(n.name)}={show(n.value)}",
-    ast.Call: _call,
-    ast.View: lambda n: f"{show(n.tensor)}[{_list(n.items)}]",
+    ast.CallExpr: _call,
+    ast.ViewExpr: lambda n: f"{show(n.tensor)}[{_list(n.items)}]",
     ast.Foreign: lambda n: f"{n.kind} {n.word.text} {_list([*n.parts, *n.keywords])}",
     ast.DimRef: _dim_ref,
     ast.Target: lambda n: show(n.name) + _dims(n.dims),
     ast.Assign: lambda n: f"{_list(n.targets)} = {show(n.value)}",
-    ast.Update: lambda n: f"{show(n.name)} := {show(n.value)}",
-    ast.Param: lambda n: f"param {show(n.target)}{_maybe(': ', n.dtype)}{_maybe(' = ', n.init)}",
+    ast.UpdateStatement: lambda n: f"{show(n.name)} := {show(n.value)}",
+    ast.ParamDecl: lambda n: (
+        f"param {show(n.target)}{_maybe(': ', n.dtype)}{_maybe(' = ', n.init)}"
+    ),
     ast.Repeat: lambda n: f"repeat {show(n.dim)} {{ {_list(n.body, '; ')} }}",
     ast.Recompute: lambda n: f"recompute {{ {_list(n.body, '; ')} }}",
     ast.Return: lambda n: f"return {_list(n.values)}",
     ast.Minimize: lambda n: f"minimize {show(n.value)} with {show(n.optimizer)}",
-    ast.Dim: lambda n: f"dim {show(n.name)} = {show(n.value)}",
+    ast.DimDecl: lambda n: f"dim {show(n.name)} = {show(n.value)}",
     ast.MeshAxis: lambda n: f"{show(n.name)}: {show(n.size)}",
-    ast.Mesh: _mesh,
-    ast.Rule: _rule,
-    ast.Setting: _setting,
-    ast.Layout: _layout,
+    ast.MeshDecl: _mesh,
+    ast.RuleDecl: _rule,
+    ast.SettingDecl: _setting,
+    ast.LayoutDecl: _layout,
     ast.SbpEntry: lambda n: f"{_list(n.tensor, '.')}: ({_list(n.components)})",
     ast.Sbp: lambda n: f"sbp {show(n.name)}: {_list(n.entries)}",
     ast.ScheduleAction: lambda n: show(n.text) + _maybe("@", n.stage),
     ast.ScheduleRow: _row,
-    ast.Schedule: lambda n: f"schedule {show(n.name)}({_list(n.options)}): {_list(n.rows, '; ')}",
+    ast.ScheduleDecl: lambda n: (
+        f"schedule {show(n.name)}({_list(n.options)}): {_list(n.rows, '; ')}"
+    ),
     ast.TensorParam: _tensor,
-    ast.Function: _function,
-    ast.Program: lambda n: f"program {show(n.name)}({_list(n.params)}) {{ {_list(n.body, '; ')} }}",
+    ast.FunctionDecl: _function,
+    ast.ProgramDecl: lambda n: (
+        f"program {show(n.name)}({_list(n.params)}) {{ {_list(n.body, '; ')} }}"
+    ),
     ast.ExpectPlacement: lambda n: f"{_list(n.tensor, '.')}: {_dims(n.dims)}",
     ast.ExpectCount: _count,
     ast.Expect: _expect,

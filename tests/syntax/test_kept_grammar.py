@@ -10,7 +10,7 @@ import pytest
 
 from meshdsl import grammar
 from meshdsl.diagnostics import Source
-from meshdsl.kept import write
+from meshdsl.disk_cache import write
 from meshdsl.syntax.parse import parse
 from tests.project import matching
 

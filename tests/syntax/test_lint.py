@@ -8,8 +8,8 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.syntax.edits import apply
-from meshdsl.syntax.lint import lint_symbols
 from meshdsl.syntax.parse import parse
+from meshdsl.syntax.unused_names import lint_symbols
 from tests.project import matching
 
 HEAD = "dim a = 4, b = 8\n"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from meshdsl.carets import render
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
-from meshdsl.named.build import build, choose_program
+from meshdsl.named.program_choice import build, choose_program
 from meshdsl.pipeline import front
-from meshdsl.render import render
 from meshdsl.report.document import SourceLine, plain
 from meshdsl.report.terminal import source_line
 from meshdsl.syntax.format import format_source

@@ -24,7 +24,7 @@ FILES = matching("**/*.mdsl")
 CASES = int(os.environ.get("MESHDSL_CASES", "120"))
 
 
-def check(file: ast.File) -> str:
+def check(file: ast.SourceFile) -> str:
     """The text of a tree, which means the same."""
     text = print_file(file)
     assert list(map(show, tree(text).declarations)) == list(map(show, file.declarations)), text

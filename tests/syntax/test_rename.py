@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.printer import print_program
-from meshdsl.report.check import check_source
+from meshdsl.report.checks import check_source
 from meshdsl.syntax.edits import apply
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.rename import renamed

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 
 from meshdsl.backends.runtime.values import Array
-from meshdsl.device.ir import Program as DeviceProgram
+from meshdsl.device.ir import DeviceProgram as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.named.autodiff import gradients
-from meshdsl.named.build import finish_named
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Goal, Init, Output, Param, Program, Value
+from meshdsl.named.ir import Goal, Init, NamedProgram, Output, Param, Value
 from meshdsl.named.optimizers import Optimizer
 from meshdsl.named.prelude import prelude
+from meshdsl.named.program_choice import finish_named
 from meshdsl.ops.opdef import Sample, Signature, load_all, lookup
 from meshdsl.pipeline import front, lower_placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.place import place
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from tests.compiling import named
 from tests.ops.row_prover import draw, signature
 from tests.ops.torch_run import retyped, to_torch
@@ -149,7 +149,7 @@ class Built:
     arrays: dict[str, Array] = field(default_factory=dict)
     leaves: dict[str, torch.Tensor] = field(default_factory=dict)
     losses: list[torch.Tensor] = field(default_factory=list)
-    program: Program | None = None
+    program: NamedProgram | None = None
 
     @classmethod
     def of(cls, terms: Sequence[Term]) -> Built:
@@ -254,16 +254,16 @@ class Built:
 
 def step_of(
     builder: Builder, inputs: Sequence[Value], params: Sequence[Value], loss: Value
-) -> Program:
+) -> NamedProgram:
     """The program built so far, as a step that subtracts the gradient of `loss`."""
     learned = tuple(Param(v, Init("normal"), 1, 1) for v in params)
     body, outputs = tuple(builder.frames[0].body), (Output("loss", loss, SPAN),)
     goal = Goal(loss, _descent(), SPAN)
-    program = Program("step", tuple(inputs), learned, body, outputs, SPAN, goal=goal)
+    program = NamedProgram("step", tuple(inputs), learned, body, outputs, SPAN, goal=goal)
     return finish_named(program, None, evaluate=False)
 
 
-def placed_on(program: Program, mesh: str, rules: str, policy: str) -> DeviceProgram:
+def placed_on(program: NamedProgram, mesh: str, rules: str, policy: str) -> DeviceProgram:
     """The program of each device, on a mesh `axis:size` under rules `dim:axis,…`."""
     axis, _, size = mesh.partition(":")
     layout = resolve_layout(_no_declarations(), rules or None, Mesh("m", ((axis, int(size)),)))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from meshdsl.backends.draws import draws
+from meshdsl.backends.engines.against_reference import errors
 from meshdsl.backends.engines.in_process import (
     LocalRun,
     as_array,
@@ -18,16 +19,15 @@ from meshdsl.backends.engines.in_process import (
     load,
     local_tensors,
 )
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_devices import DeviceThreads
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.engines.reference import made_up, reference_step, whole_specs
-from meshdsl.backends.engines.verify import errors
 from meshdsl.backends.runtime.values import Array, Spec, local_part
-from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation, Options, compile_source
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.programs.harness import Case, check_bytes, compiled
 
 Arrays = dict[str, Array]
@@ -48,7 +48,7 @@ class Step:
 class Compiled:
     """A case as it is trained: its named program, the emitted text, what `explain` says."""
 
-    named: Program
+    named: NamedProgram
     emitted: ProgramText
     report: Any
 
@@ -95,7 +95,7 @@ def on_devices(
         values = (given[rank], params[rank], *((begun[rank],) if states is not None else ()))
         return program.device(rank, dist.groups(rank), *values)
 
-    found = Devices(dist.devices, dist, call, emitted.text).run()
+    found = DeviceThreads(dist.devices, dist, call, emitted.text).run()
     found.check()
     shown = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
     pairs = zip(params, begun, strict=True)
@@ -111,7 +111,7 @@ def on_devices(
 # --- one device -------------------------------------------------------------------------------
 
 
-def values(program: Program, seed: int = 0) -> tuple[Arrays, Arrays]:
+def values(program: NamedProgram, seed: int = 0) -> tuple[Arrays, Arrays]:
     """Inputs and parameters as every engine makes them up."""
     inputs, params = whole_specs(program, draws(program))
     return made_up(inputs, seed=seed), made_up(params, seed=seed)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.runtime import attention, softmax, updates
+from meshdsl.backends.runtime import attention_kernels, softmax, update_kernels
 from meshdsl.backends.runtime.values import Array
-from meshdsl.backends.torch.head import RUNTIME
-from meshdsl.backends.torch.text import emit
+from meshdsl.backends.torch.emitter import emit
+from meshdsl.backends.torch.preamble import RUNTIME
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.types import BOOL, F64, Dim, TensorType
 from meshdsl.named.builder import Builder, Scope
@@ -101,7 +101,12 @@ def block(
     program = step_of(builder, [x, seen], [wq, wk, wv], loss)
     assert {"attention_lse", "attention_grad"} <= {op.name for op in walk(program.body)}
     text = emit(placed_on(program, "d:1", "", "deferred"), {}).text
-    names: dict[str, Any] = {"torch": torch, **vars(attention), **vars(softmax), **vars(updates)}
+    names: dict[str, Any] = {
+        "torch": torch,
+        **vars(attention_kernels),
+        **vars(softmax),
+        **vars(update_kernels),
+    }
     exec(text[text.index("def device(") : text.index(RUNTIME)], names)
     found: Callable[..., dict[str, Any]] = names["device"]
     return found
@@ -164,14 +169,14 @@ def test_the_gradients_of_other_devices(kind: str) -> None:
         q, k, v, do = (draw(shape) for _ in range(4))
         drawn = (draw(2, 1, 4, 4) > -0.5) | torch.eye(4, dtype=torch.bool)
         mask = drawn if kind == "masked" else None
-        scores = attention._scores(q, k, mask, causal, scale)
+        scores = attention_kernels._scores(q, k, mask, causal, scale)
         lse = torch.logsumexp(scores, -1)
         o = torch.exp(scores - lse[..., None]) @ v
-        expected = attention._written_out(do, q, k, v, o, lse, scores, scale)
-        found = attention._by_autograd(do, q, k, v, mask, causal, scale)
+        expected = attention_kernels._written_out(do, q, k, v, o, lse, scores, scale)
+        found = attention_kernels._by_autograd(do, q, k, v, mask, causal, scale)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
         do, q, k, v, o, lse = (x.to("meta") for x in (do, q, k, v, o, lse))
         there = mask if mask is None else mask.to("meta")
-        made = attention.attention_grad(do, q, k, v, o, lse, there, causal, scale)
+        made = attention_kernels.attention_grad(do, q, k, v, o, lse, there, causal, scale)
     assert [(g.shape, g.device.type) for g in made] == [(q.shape, "meta")] * 3

@@ -21,17 +21,17 @@ from meshdsl.backends.engines.in_process import (
     moved_away,
     run_local,
 )
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_devices import DeviceThreads
 from meshdsl.backends.engines.local_dist import LocalDist
-from meshdsl.backends.runtime.away import Store, chunks
 from meshdsl.backends.runtime.disk import Disk
 from meshdsl.backends.runtime.host import Host
+from meshdsl.backends.runtime.offloading import Store, chunks
 from meshdsl.backends.runtime.values import Array
-from meshdsl.device import away
+from meshdsl.device import offloaded_updates
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explain import explain, explanation
+from meshdsl.report.explanation import explain, explanation
 from meshdsl.report.terminal import text as as_text
 from tests.covering import in_turn
 from tests.device.alone import allocated, first_device
@@ -128,7 +128,7 @@ def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[S
         def call(rank: int, inputs: Any = inputs, dist: Any = dist) -> Any:
             return program.device(rank, dist.groups(rank), inputs[rank], params[rank], states[rank])
 
-        Devices(len(ranks), dist, call, made.text).run().check()
+        DeviceThreads(len(ranks), dist, call, made.text).run().check()
     counted = [(each.read // steps, each.written // steps) for each in stores]
     held = tuple(
         {n: as_array(t) for n, t in {**p, **s}.items()} for p, s in zip(params, states, strict=True)
@@ -167,7 +167,7 @@ def check(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 numbers in f32, the fewest that vectors fill."""
-    monkeypatch.setattr(away, "CHUNK", 64)
+    monkeypatch.setattr(offloaded_updates, "CHUNK", 64)
 
 
 @pytest.mark.usefixtures("small")
@@ -229,7 +229,7 @@ def test_large_tensors_have_the_same_bits(
     optimizer: str, dtype: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the threads of a kernel nor the ends of its vectors round otherwise in a chunk."""
-    monkeypatch.setattr(away, "CHUNK", 1 << 16)
+    monkeypatch.setattr(offloaded_updates, "CHUNK", 1 << 16)
     check(optimizer, dtype, *SPLIT[split], text=LARGE)
 
 
@@ -255,7 +255,7 @@ MEASURED = [
 def test_the_memory_that_is_reported_is_what_torch_allocates(
     optimizer: str, dtype: str, layout: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(away, "CHUNK", chunk)
+    monkeypatch.setattr(offloaded_updates, "CHUNK", chunk)
     mesh, rules = SPLIT[layout]
     made = compiled(optimizer, dtype, mesh, f"{rules}, {DISK}" if rules else DISK, text=WIDE)
     report = explain(made.device)["memory"]
@@ -346,8 +346,8 @@ def test_processes_have_the_same_bits(
     with forks.ranks(made.device.mesh.devices, command, tmp_path, log, **scratch) as leader:
         assert leader.wait() == 0, log.read_text(encoding="utf-8")
     assert not list(folder.iterdir())
-    (tmp_path / "kept.py").write_text(kept.text, encoding="utf-8")
-    command = ["kept.py", "--seed", "2", "--out", "kept_out.npz", "--updated", "kept.npz"]
+    (tmp_path / "disk_cache.py").write_text(kept.text, encoding="utf-8")
+    command = ["disk_cache.py", "--seed", "2", "--out", "kept_out.npz", "--updated", "kept.npz"]
     with forks.ranks(made.device.mesh.devices, command, tmp_path, log) as leader:
         assert leader.wait() == 0, log.read_text(encoding="utf-8")
     with np.load(tmp_path / "updated.npz") as one, np.load(tmp_path / "kept.npz") as other:

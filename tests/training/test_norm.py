@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import meshdsl as md
-from meshdsl.api.program import read
+from meshdsl.api.programs import read
 from meshdsl.backends.engines.in_process import load, run_local
 from meshdsl.backends.train.job import DataFiles, Job
-from meshdsl.backends.train.run import planned, prepared, train
+from meshdsl.backends.train.training_run import planned, prepared, train
 from meshdsl.diagnostics import Source
 
 TEXT = """

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.bytes import Known, measure
 from benchmarks.gradients import GRADIENTS, LAYOUTS, TWO_LAYERS, TwoLayers
-from meshdsl.device.ir import Program
-from meshdsl.report.explain import explain
+from meshdsl.device.ir import DeviceProgram
+from meshdsl.report.explanation import explain
 from tests.programs.harness import Case, compiled, counts, explained
 
 
@@ -38,7 +38,7 @@ def test_two_layers_reduce_as_many_elements_as_the_formula_says(known: TwoLayers
     assert set(counts(report)) <= {"all_reduce"}
     payload = sum(c["payload_bytes"] * c["count"] for c in report["collectives"])
     assert payload // 4 == known.formula == known.reduced
-    program: Program = made.device
+    program: DeviceProgram = made.device
     held = {v.value.name: v.local.elements for v in (*program.inputs, *program.params)}
     hidden = next(t for t in report["tensors"] if t["name"] == "h")
     rows, columns = hidden["local_shape"]

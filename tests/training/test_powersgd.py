@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.runtime.values import local_part, spec_of
-from meshdsl.backends.torch.head import spec_text
+from meshdsl.backends.torch.preamble import spec_text
 from meshdsl.named.compress import PRIME, halves
-from meshdsl.ops.build import BATCH, HIDDEN, SEQ
+from meshdsl.ops.requirements import BATCH, HIDDEN, SEQ
 from meshdsl.placed.printer import print_program
-from meshdsl.report.explain import compressed
+from meshdsl.report.explanation import compressed
 from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, seed, settings
 
+from meshdsl.backends.engines.against_reference import errors
 from meshdsl.backends.engines.reference import reference_step
-from meshdsl.backends.engines.verify import errors
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import NamedProgram
 from tests.programs.harness import REFUSALS, Case
 from tests.programs.test_seeds import said
 from tests.project import matching
@@ -52,7 +52,7 @@ def check(case: Case) -> None:
         event("ran")
 
 
-def jumps(program: Program, inputs: Arrays, params: Arrays) -> bool:
+def jumps(program: NamedProgram, inputs: Arrays, params: Arrays) -> bool:
     """Whether the answer of one device itself changes much when its inputs change a little.
 
     So it does where a gradient has a corner: at equal maxima, or a `relu` of what cancels.

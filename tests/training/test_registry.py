@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshdsl.backends.torch.text import emit
+from meshdsl.backends.torch.emitter import emit
 from meshdsl.ops.opdef import REGISTRY, TorchCall, lookup
 from tests.training.oracles import ORACLES
 from tests.training.registry import AGAIN, WAYS, Built, placed_on, programs_of, trained_operators

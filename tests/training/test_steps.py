@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.engines.reference import reference_step
-from meshdsl.named.optimizers import Schedule
+from meshdsl.named.optimizers import LearningRate
 from tests.programs.harness import Case, compiled, explained
 from tests.training.stepping import Arrays, compiled_step, hold_to, values, whole
 
@@ -123,7 +123,7 @@ def test_clipping_scales_all_gradients_by_their_common_norm() -> None:
 
 
 def test_the_rate_follows_the_schedule() -> None:
-    schedule = Schedule("cosine", 0.5, 4, 2, 0.1)
+    schedule = LearningRate("cosine", 0.5, 4, 2, 0.1)
     named = whole(PROGRAM.format(optimizer="sgd(lr=cosine(0.5, 4, 2, 0.1))")).named
     _, free = stepped("sgd(lr=1.0)")
     inputs, params = values(named)

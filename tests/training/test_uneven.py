@@ -14,7 +14,7 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.reference import reference_step
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.programs.harness import Case, check_bytes, compiled
 from tests.training.stepping import autograd, compiled_step, hold_to, values
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from meshdsl.backends.engines.execution import check_reference
 from meshdsl.backends.engines.in_process import as_array
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.reference import reference_step
-from meshdsl.backends.engines.run import check_reference
 from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.workers import PER_WORKER, kept
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.printer import print_program
-from meshdsl.placed.sbp import Mesh
-from meshdsl.report.explain import compressed
-from meshdsl.search.space import Space
+from meshdsl.report.explanation import compressed
+from meshdsl.search.space import LayoutSpace
 from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case
 from tests.programs.harness import compiled as compiled_case
@@ -320,7 +320,7 @@ def test_programs_of_workers_are_read_back(how: str) -> None:
 
 @HOWS
 def test_layouts_are_searched_over_the_dims_of_the_program_alone(how: str) -> None:
-    space = Space(made(how).named, Mesh("two", (("data", 2),)))
+    space = LayoutSpace(made(how).named, Mesh("two", (("data", 2),)))
     assert {dim.name for dim in space.dims} <= {"batch", "a", "b"}
 
 

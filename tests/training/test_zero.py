@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.device.ir import Program
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.pipeline import Compilation
-from meshdsl.report.explain import explain
+from meshdsl.report.explanation import explain
 from tests.programs.harness import Case, check_bytes, compiled, explained
 
 GPT = """
@@ -131,7 +131,7 @@ def test_devices_hold_and_send_what_was_predicted(layout: str) -> None:
     made = compiled(case)
     report = explained(case)
     check_bytes(report, run_local(made.text))
-    program: Program = made.device
+    program: DeviceProgram = made.device
     stored = {v.value.name: v.local.bytes for v in (*program.params, *program.states)}
     assert sum(stored.values()) + report["memory"]["grads"] == kept_bytes(report)
 

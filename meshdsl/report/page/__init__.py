@@ -1,8 +1,8 @@
 """A comparison as one page: no network, no fonts, readable without JavaScript.
 
 The table is plain HTML. The script of the page adds interaction: highlighting, pictures, slider;
-it reads the JSON of `report/compare.py` and inserts text as text. A content security policy allows
-only this one script, by its hash, whatever a file may contain.
+it reads the JSON of `report/comparison.py` and inserts text as text. A content security policy
+allows only this one script, by its hash, whatever a file may contain.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 from importlib.resources import files
 
 from meshdsl.diagnostics import Source
-from meshdsl.report.compare import headings, measured, sentence, table
-from meshdsl.report.html import Markup, Writer, escaped, join, tag
+from meshdsl.report.comparison import headings, measured, sentence, table
+from meshdsl.report.html import HTMLWriter, Markup, escaped, join, tag
 from meshdsl.report.schema import ComparisonFacts
 from meshdsl.version import __version__
 
@@ -25,7 +25,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 def page(compared: ComparisonFacts, source: Source) -> str:
     """The whole page; `source` is the text of the compared file."""
     style, script = colours() + _resource("page.css"), _resource("page.js")
-    writer = Writer(classes=True)
+    writer = HTMLWriter(classes=True)
     parts = {
         "version": escaped(__version__),
         "title": escaped(f"{compared['program']}, {compared['file']}: meshdsl compare"),
@@ -67,8 +67,8 @@ def as_data(value: object) -> str:
 
 def _needed(compared: ComparisonFacts) -> dict[str, object]:
     """The data of the script: the rows, and a few facts of the columns."""
-    kept = ("letter", "mesh", "totals")
-    columns = [{key: each for key, each in c.items() if key in kept} for c in compared["columns"]]
+    fields = ("letter", "mesh", "totals")
+    columns = [{key: each for key, each in c.items() if key in fields} for c in compared["columns"]]
     return {"file": compared["file"], "columns": columns, "rows": compared["rows"]}
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from meshdsl.backends.runtime.values import group_members, source_rank
-from meshdsl.device.ir import Bucket, Move, Program, Var, walk
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, Var, walk
 from meshdsl.placed.collectives import senders
-from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.placements import Mesh
 from meshdsl.report.document import (
     Beside,
     Document,
@@ -27,15 +27,15 @@ from meshdsl.report.document import (
     line,
     plain,
 )
-from meshdsl.report.explain import sending, tensor_item, typed
-from meshdsl.report.holding import Holding
+from meshdsl.report.explanation import sending, tensor_item, typed
 from meshdsl.report.running import run_report
 from meshdsl.report.schema import CollectiveFacts, ReportFacts, TableFacts, TensorFacts
+from meshdsl.report.shard_view import Holding
 from meshdsl.report.terminal import ENDLESS, text
 
 if TYPE_CHECKING:
-    from meshdsl.backends.engines.run import Result
-    from meshdsl.backends.engines.verify import Comparison
+    from meshdsl.backends.engines.against_reference import TensorComparison
+    from meshdsl.backends.engines.execution import Result
     from meshdsl.pipeline import Compilation
     from meshdsl.report.html import Markup
 
@@ -176,12 +176,12 @@ LATEST = ("result", "stacked", "", "carried")
 
 def placements(report: ReportFacts) -> Placements:
     """The named tensors of a report in order, one for each name: the one made last."""
-    found: dict[str, TensorFacts] = {}
+    by_name: dict[str, TensorFacts] = {}
     for tensor in report["tensors"]:
         name = tensor["name"]
-        if name and _rank(tensor) <= _rank(found.setdefault(name, tensor)):
-            found[name] = tensor
-    return Placements({name: TensorView(t, report["mesh"]) for name, t in found.items()})
+        if name and _rank(tensor) <= _rank(by_name.setdefault(name, tensor)):
+            by_name[name] = tensor
+    return Placements({name: TensorView(t, report["mesh"]) for name, t in by_name.items()})
 
 
 def _rank(tensor: TensorFacts) -> int:
@@ -318,7 +318,7 @@ class Collectives(View, Sequence[CollectiveView]):
         return found or (line("nothing is sent"),)
 
 
-def collectives(program: Program, report: ReportFacts) -> Collectives:
+def collectives(program: DeviceProgram, report: ReportFacts) -> Collectives:
     """The collectives of a device program, with their entries in its report."""
     nodes = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     told = zip(report["collectives"], nodes, strict=True)
@@ -401,7 +401,7 @@ class Ran(View):
     width = WIDTH
 
     def __init__(
-        self, made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
+        self, made: Compilation, engine: str, result: Result, checked: Sequence[TensorComparison]
     ) -> None:
         self.outputs = dict(result.outputs)
         self.seconds: float = result.seconds

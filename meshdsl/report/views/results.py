@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
-from meshdsl.report.compare import comparison
+from meshdsl.report.comparison import comparison
 from meshdsl.report.document import Document, Picture
 from meshdsl.report.focus import Focus, focused
 from meshdsl.report.gantt import gantt_picture, gantt_text
@@ -161,8 +161,8 @@ class Simulation(View):
         drawn = Picture(
             partial(gantt_picture, self.timeline), gantt_text(self.timeline), extra=True
         )
-        first, *rest = simulated(self.json, {self.source.name: self.source})
-        return (first, drawn, *rest)
+        first, *others = simulated(self.json, {self.source.name: self.source})
+        return (first, drawn, *others)
 
     def trace(self, path: str) -> None:
         """Write the step as a trace, which https://ui.perfetto.dev shows."""

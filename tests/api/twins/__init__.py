@@ -6,7 +6,7 @@ import functools
 import importlib.util
 from pathlib import Path
 
-from meshdsl.api.program import Program
+from meshdsl.api.programs import Program
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"

@@ -1,0 +1,159 @@
+"""Attention and its gradient by torch's kernels, on tensors [batch, batch, position, feature].
+
+`scaled_dot_product_attention` keeps what its gradient reads only for autograd. So on a CPU the
+kernels behind it are called, which yield and take the logarithm of the sums of the exponentials;
+they read their operands as if the last dim had stride 1, want one size for all features, and
+divide by zero where a tensor is empty (torch 2.13). On other devices autograd computes the
+gradient; what these kernels cannot do is written out.
+"""
+
+import math
+
+import torch
+
+MASKED = -1e9
+
+
+def attention_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale * q·k)·v, and the logarithm of the sums of the exponentials.
+
+    A row of q that may look nowhere by `mask` (bools) looks everywhere alike, as one of scores of
+    -1e9 each. Beside a CPU the second result tells only the rows that may look somewhere (0).
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    sees = None if mask is None else mask.any(-1)
+    if mask is not None and sees is not None:
+        q, mask = q * sees[..., None], mask | ~sees[..., None]
+    if _has_kernel(q, k, v):
+        bias = None if mask is None else _bias(mask, q)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        operands = (_dense(q), _dense(k), _dense(v))
+        o, lse = kernel(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+    elif q.device.type != "cpu":
+        o = _public(q, k, v, mask, causal, scale)
+        lse = torch.zeros(q.shape[:-1], dtype=_wide(q), device=q.device)
+    else:
+        scores = _scores(q, k, mask, causal, scale)
+        lse = torch.logsumexp(scores, -1)
+        o = (torch.exp(scores - lse[..., None]) @ v.to(scores.dtype)).to(q.dtype)
+    nothing = MASKED + math.log(max(k.shape[-2], 1))
+    return o, lse if sees is None else torch.where(sees, lse, nothing)
+
+
+def attention_grad(
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `attention_lse` by q, k and v, from `do`, that by its first result `o`."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    sees = None
+    if mask is not None:
+        sees = (lse > MASKED / 2)[..., None]
+        q, mask = q * sees, mask | ~sees
+        lse = torch.where(sees[..., 0], lse, math.log(max(k.shape[-2], 1)))
+    if _has_kernel(q, k, v):
+        bias = None if mask is None else _bias(mask, q)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        operands = (_dense(do), _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous())
+        dq, dk, dv = kernel(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+    elif q.device.type != "cpu":
+        dq, dk, dv = _by_autograd(do, q, k, v, mask, causal, scale)
+    else:
+        dq, dk, dv = _written_out(do, q, k, v, o, lse, _scores(q, k, mask, causal, scale), scale)
+    return dq if sees is None else dq * sees, dk, dv
+
+
+def _by_autograd(
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Tensors of inference mode, in which programs run, record nothing: these are copies outside.
+    with torch.inference_mode(False), torch.enable_grad():
+        q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+        out = _public(q, k, v, mask if mask is None else mask.clone(), causal, scale)
+        # In bf16 the kernel of cuDNN reads `do` as if it lay in memory as `made` does (torch 2.11).
+        dq, dk, dv = torch.autograd.grad(out, (q, k, v), torch.empty_like(out).copy_(do))
+    return dq, dk, dv
+
+
+def _written_out(
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    scores: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    p = torch.exp(scores - lse[..., None])
+    do, wide = do.to(p.dtype), p.dtype
+    along = (do * o).sum(-1, keepdim=True)
+    ds = p * (do @ v.to(wide).mT - along) * scale
+    dq, dk, dv = ds @ k.to(wide), ds.mT @ q.to(wide), p.mT @ do
+    return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
+) -> torch.Tensor:
+    scores = (q.to(_wide(q)) @ k.to(_wide(q)).mT) * scale
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    return scores if mask is None else torch.where(mask, scores, -math.inf)
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _public(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    function = torch.nn.functional.scaled_dot_product_attention
+    return function(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+
+def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the CPU's kernels take these operands."""
+    there = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+    full = all(x.numel() for x in (q, k, v))
+    return there and q.device.type == "cpu" and full and q.shape[-1] == v.shape[-1]
+
+
+def _bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """What is added to scores: nothing, or so much less that nothing remains of them.
+
+    Not -inf: a block of memory that a row does not see at all would become NaN.
+    """
+    hidden = max(-1e30, torch.finfo(q.dtype).min)
+    bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+    return bias.masked_fill_(~mask, hidden)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,235 @@
+"""Identifiers of the emitted text: the names of the source where they are safe and free."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import keyword
+import math
+import re
+from collections import Counter
+from collections.abc import Collection
+
+from meshdsl.backends.torch.inliner import bound_names, defined, imported
+from meshdsl.backends.torch.preamble import PROVIDED, HeadName
+from meshdsl.device.ir import DeviceLoop, DeviceProgram, Node, Var
+from meshdsl.ir.program import every
+
+FRAME = frozenset("device rank groups inputs params states".split())
+"""The function of a device, and its arguments."""
+
+
+@functools.cache
+def reserved() -> frozenset[str]:
+    """The names that no variable has: of the module, of the function of a device, of Python."""
+    return module_names() | FRAME | {*dir(builtins)}
+
+
+@functools.cache
+def module_names() -> frozenset[str]:
+    """The names that a text may define beside its functions: whatever writes one is listed here."""
+    return frozenset((*HeadName, *bound_names("\n".join(PROVIDED)), *defined(), *imported()))
+
+
+class Identifiers:
+    """Allocates identifiers: no keyword, no builtin, no name of the module, none twice."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self._used = {*taken, *reserved()}
+        self._last: dict[str, int] = {}
+
+    def fresh(self, hint: str) -> str:
+        """`hint` itself if it is safe and free, otherwise with a number after it."""
+        base = safe(hint)
+        name, number = base, self._last.get(base, 1)
+        while name in self._used or name.startswith("__"):
+            number += 1
+            name = f"{base}_{number}"
+        self._used.add(name)
+        self._last[base] = number
+        return name
+
+    def is_free(self, hint: str) -> bool:
+        """Whether `hint` itself is still free."""
+        return safe(hint) not in self._used
+
+    def taken(self, hint: str) -> str:
+        """`hint` itself, which is taken from now on."""
+        self._used.add(safe(hint))
+        return safe(hint)
+
+    @property
+    def known(self) -> Collection[str]:
+        """All names that are allocated or reserved."""
+        return self._used
+
+    def free(self, name: str, hint: str) -> None:
+        """Free `name`, which was made of `hint`."""
+        self._used.discard(name)
+        self._last.pop(safe(hint), None)
+
+
+def safe(hint: str) -> str:
+    """An identifier like `hint`, no keyword."""
+    base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "t"
+    reserved = base[0].isdigit() or keyword.iskeyword(base) or keyword.issoftkeyword(base)
+    return f"t_{base}" if reserved else base
+
+
+class Variables:
+    """The identifiers of a device program's variables, chosen as they are assigned, in order.
+
+    A variable has its name of the source once the previous owner is dead: what the source assigns
+    again, the text assigns again. An alias of another has no identifier of its own.
+    """
+
+    def __init__(self, program: DeviceProgram, taken: frozenset[str]) -> None:
+        self.names = Identifiers(taken)
+        self._reads, shared = _LastReads(program), _shared(program)
+        self.until = self._reads.until
+        self.shared = frozenset(
+            name for name, count in Counter(shared.values()).items() if count > 1
+        )
+        # Before the first statement: what that reads has no identifier to spare yet.
+        self.now = -1
+        self.chosen: dict[str, str] = {}
+        self._counters: dict[str, str] = {}
+        # The last read of an identifier, and the variables that it now names.
+        self._busy: dict[str, float] = {}
+        self._holders: dict[str, set[str]] = {}
+        self._last: dict[str, Var] = {}
+        loops = [node for node in every(program.body) if isinstance(node, DeviceLoop)]
+        collected = {c.outer for loop in loops for c in loop.collected}
+        self._views = {s.inside for loop in loops for s in loop.stacked if s.outer not in collected}
+
+    def of(self, var: Var) -> str:
+        """The identifier of a variable, which is taken from here on."""
+        if var.name not in self.chosen:
+            name = self.chosen[var.name] = self._chosen(var)
+            # Several may get theirs before the first is assigned: those that one bucket brings.
+            self._busy[name], self._last[name] = self.until.get(var, self.now), var
+        return self.chosen[var.name]
+
+    def word(self, name: str, hint: str = "") -> str:
+        """The identifier of a non-tensor: an axis, a collective in flight, a counter."""
+        if name not in self.chosen:
+            self.chosen[name] = self.names.fresh(hint or name)
+        return self.chosen[name]
+
+    def counter(self, name: str, dim: str, around: set[str]) -> str:
+        """The identifier of a loop's counter: that of an earlier loop, if there was one."""
+        before = self._counters.get(dim)
+        if before is not None and before not in around:
+            self.chosen[name] = self.chosen[before]
+        self._counters[dim] = name
+        return self.word(name, dim)
+
+    def reach(self, node: Node) -> None:
+        """Go on to a node."""
+        self.now = self._reads.order[node]
+
+    def _chosen(self, var: Var) -> str:
+        name = var.value.name or ""
+        if var.hint == var.value.label and self._may_follow(safe(var.hint), var):
+            return self.names.taken(var.hint)
+        long = name.replace(".", "_") + var.hint.removeprefix(var.value.label)
+        if "." in name and not self.names.is_free(var.hint) and self.names.is_free(long):
+            return self.names.fresh(long)
+        return self.names.fresh(var.hint)
+
+    def _may_follow(self, name: str, var: Var) -> bool:
+        """Whether a variable may take over the identifier of another one, which is dead.
+
+        Only in the same block: memory is counted as if what a loop leaves stayed to the end.
+        """
+        if self._busy.get(name, math.inf) > self.now:
+            return False
+        last, home = self._last[name], self._reads.home
+        return last in self._views or home.get(last, ()) == home.get(var, ())
+
+    def assign(self, var: Var) -> str:
+        """The identifier of a variable that is assigned here."""
+        name = self.of(var)
+        self._busy[name], self._last[name] = self.until.get(var, self.now), var
+        self._holders[name] = {var.name}
+        return name
+
+    def follow(self, var: Var, before: Var) -> None:
+        """Give a variable the identifier of the one it is written over, if that is dead."""
+        name = self.of(before)
+        if var.name not in self.chosen and self._busy.get(name, math.inf) <= self.now:
+            self.chosen[var.name] = name
+
+    def share(self, var: Var, other: str) -> bool:
+        """Give a variable the identifier `other` instead of its own; returns whether it can be."""
+        if var.name in self.shared or var.name in self.chosen or other not in self._holders:
+            return False
+        self.chosen[var.name] = other
+        self._busy[other] = max(self._busy[other], self.until.get(var, self.now))
+        self._holders[other].add(var.name)
+        return True
+
+    def forget(self, var: Var) -> None:
+        """Free the identifier of a variable whose statement is removed, if no other has it."""
+        name = self.chosen.pop(var.name)
+        if name not in self.chosen.values():
+            self.names.free(name, var.hint)
+
+    def known_as(self, var: Var, name: str) -> None:
+        """Let a variable without a statement of its own be shown by another's identifier."""
+        self.chosen[var.name] = name
+
+    def let_go(self, var: Var) -> str | None:
+        """The identifier to delete now that a variable is dead, if it names no other."""
+        name = self.of(var)
+        holders = self._holders.get(name, set())
+        if var.name not in holders:
+            return None
+        holders.remove(var.name)
+        return None if holders else name
+
+
+class _LastReads:
+    """The last read of each variable: twice the number of a node, one more at its loop's end."""
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self.order: dict[Node, int] = {n: 2 * i for i, n in enumerate(every(program.body))}
+        self.until: dict[Var, float] = {}
+        self.home: dict[Var, tuple[DeviceLoop, ...]] = {}
+        self._block(program.body, ())
+        last = [v for _, v in (*program.outputs, *program.updates)]
+        self.until.update(dict.fromkeys(last, math.inf))
+
+    def _block(self, nodes: tuple[Node, ...], loops: tuple[DeviceLoop, ...]) -> None:
+        for node in nodes:
+            self.home.update(dict.fromkeys(node.makes, loops))
+            for var in node.reads:
+                self._read(var, loops, self.order[node])
+            if isinstance(node, DeviceLoop):
+                self._loop(node, (*loops, node))
+
+    def _loop(self, node: DeviceLoop, loops: tuple[DeviceLoop, ...]) -> None:
+        slices = node.slices
+        self.home.update(dict.fromkeys((*node.enters, *(s.inside for s in slices)), loops))
+        self._block(node.body, loops)
+        for var in (*node.ends, *(s.outer for s in slices)):
+            self._read(var, loops, self._end(node))
+
+    def _read(self, var: Var, loops: tuple[DeviceLoop, ...], at: int) -> None:
+        """Record a read; a variable from outside of a loop is read again in its next iteration."""
+        inner = loops[len(self.home.get(var, ())) :]
+        position = self._end(inner[0]) if inner else at
+        self.until[var] = max(self.until.get(var, 0), position)
+
+    def _end(self, loop: DeviceLoop) -> int:
+        return max(self.order[node] for node in every((loop,))) + 1
+
+
+def _shared(program: DeviceProgram) -> dict[Var, str]:
+    """The name of every variable of a program."""
+    names = {v: v.name for v in (*program.inputs, *program.params, *program.states)}
+    for node in every(program.body):
+        names.update((v, v.name) for v in node.makes)
+        if isinstance(node, DeviceLoop):
+            names.update((v, v.name) for v in node.enters)
+    return names

@@ -1,0 +1,282 @@
+"""A training run from a compilation to its outcome: checks, resuming, engines, errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.backends.engines.execution import line_of, refuse_too_large
+from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fail
+
+if TYPE_CHECKING:
+    from meshdsl.backends.engines.failures import RunError
+    from meshdsl.backends.train.local import Emitted
+    from meshdsl.pipeline import Compilation
+
+ENGINES = ("local", "torchrun", "reference")
+
+
+def check_trainable(made: Compilation) -> None:
+    """Refuse a program that has nothing to train. Raises MD0510."""
+    program = made.named
+    if program.goal is not None:
+        return
+    help = "add a line to it: `minimize loss with adam(lr=0.001)`, where `loss` is one number"
+    message = f"program `{program.name}` does not say what to minimize"
+    fail("MD0510", message, program.span, help=help)
+
+
+def accumulate_dim(made: Compilation) -> str | None:
+    """The dim that inputs gain for the batches of one step, where there are several."""
+    goal = made.named.goal
+    assert goal is not None, "the program is trainable"
+    if goal.optimizer.options["accumulate"] == 1:
+        return None
+    from meshdsl.named.accumulate import DIM
+
+    firsts = {value.type.names[0] for value in made.named.inputs}
+    (dim,) = firsts
+    assert isinstance(dim, str)
+    assert dim.startswith(DIM), f"{dim} is no dim for several batches"
+    return dim
+
+
+def check_folder(
+    folder: str | None, resume: bool, force: bool, written: Sequence[str] = ()
+) -> None:
+    """Refuse a folder of checkpoints of another run, or one without any to resume from.
+
+    `written` are the other files that a run writes as it goes. Where there is one, the run was
+    stopped before its first checkpoint, and would not be begun again without `--force`.
+    """
+    if folder is None:
+        return
+    from meshdsl.backends.train.checkpoint import POINTER, names
+
+    try:
+        there = names(Path(folder))
+    except OSError as error:
+        message = f"{folder} cannot be used for checkpoints: {error.strerror}"
+        fail("MD0502", message, help="name another folder; it is made where there is none")
+    latest = Path(folder, POINTER)
+    if latest.is_dir():
+        held = f": {folder} holds {', '.join(there)}" if there else ""
+        message = f"{latest} is a folder, and checkpoints are listed in a file of that name{held}"
+        help = f"move it elsewhere: `mv {latest} {latest}.old`; the newest checkpoint is found "
+        fail("MD0502", message, help=f"{help}without the list")
+    if resume and not there:
+        left = [] if force else [path for path in written if os.path.lexists(path)]
+        help = "leave `--resume` out to begin"
+        if left:
+            help = f"write `--force` for `--resume` to begin anew: it replaces {' and '.join(left)}"
+        help += ", or name the folder that holds the checkpoints"
+        fail("MD0514", f"there is no checkpoint in {folder}", help=help)
+    if there and not resume and not force:
+        help = "`--resume` goes on from there, `--force` begins anew and replaces them"
+        fail("MD0515", f"{folder} holds checkpoints of a run already: {there[0]}", help=help)
+
+
+@contextmanager
+def own_folder(
+    folder: str | None, resume: bool, force: bool, written: Sequence[str] = ()
+) -> Iterator[None]:
+    """Lock the folder of checkpoints, if it is one for this run: see `check_folder`."""
+    from meshdsl.backends.train.lock import locked
+
+    check_folder(folder, resume, force, written)
+    with locked(folder):
+        check_folder(folder, resume, force, written)  # another run may have ended meanwhile
+        yield
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What an engine trains: the texts, and `made`, the compilation that they are the texts of.
+
+    The reference engine has one device, whatever is `asked` for.
+    """
+
+    asked: Compilation
+    made: Compilation
+    emitted: Emitted
+
+
+def planned(asked: Compilation, engine: str, evaluated: bool) -> TrainingPlan:
+    """What an engine trains, and evaluates if wanted. Raises MD0335, MD0337, MD0703 and MD0704."""
+    if engine != "reference":
+        refuse_too_large(asked, engine, None)
+        return TrainingPlan(asked, asked, emit_both(asked, evaluated))
+    from meshdsl.backends.train.reference_run import on_one_device, referred
+
+    one = on_one_device(asked)
+    return TrainingPlan(asked, one, referred(asked, one, evaluated))
+
+
+def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
+    """The job with the program's description for checkpoints, resumed where it is to be."""
+    from meshdsl.device.memory import memory
+
+    compilation = plan.made
+    goal = compilation.named.goal
+    assert goal is not None, "the program is trainable"
+    # The reference engine holds all values of a step at once.
+    predicted = memory(compilation.device)["peak"] if plan.asked is compilation else 0
+    rate = asdict(goal.optimizer.lr)
+    about, updates = _about(plan), compilation.updates
+    resumed = _resumed(job, seed)
+    return replace(resumed, about=about, rate=rate, updates=updates, predicted=predicted)
+
+
+def _about(plan: TrainingPlan) -> dict[str, Any]:
+    """A checkpoint's description of its program, and of the plan that devices follow."""
+    from meshdsl.device.printer import fingerprint
+    from meshdsl.placed.printer import mesh_text
+    from meshdsl.version import __version__
+
+    placed, device = plan.asked.placed, plan.made.device
+    said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}
+    rule = {"plan": fingerprint(device), "rule": _rule(plan)}
+    return {"program": placed.named.name, **said, **rule}
+
+
+def _rule(plan: TrainingPlan) -> str:
+    """What the numbers of a step depend on beside the program, up to rounding.
+
+    Of a table that the file declares it has a hash: another one may have the same name.
+    """
+    from meshdsl.placed.worker_parts import workers
+
+    rule, placed = "one update a step", plan.asked.placed
+    if plan.asked.asynchronous and placed.pipe is not None and placed.pipe.use is not None:
+        use, stages = placed.pipe.use, placed.pipe.stages(placed.mesh)
+        rule = f"updates on the way by {use} in {counted(stages, 'stage')}"
+        if use.table is not None:
+            rows = use.table.schedule.text.encode()
+            rule += f", of the rows {sha256(rows).hexdigest()[:8]}"
+    if number := workers(plan.made.placed):
+        rule += f", gradients compressed by {counted(number, 'worker')}"
+    return rule
+
+
+def _resumed(job: Job, seed: int | None) -> Job:
+    """The job with the seed and the vocabulary of the checkpoint it resumes from."""
+    if not job.resume:
+        return replace(job, seed=seed or 0)
+    from meshdsl.backends.train.checkpoint import Checkpoints
+
+    assert job.checkpoint is not None
+    checkpoint = Checkpoints(job.checkpoint).latest()
+    assert checkpoint is not None, "the folder was looked into"
+    begun = checkpoint.meta.get("seed", 0)
+    if seed is not None and seed != begun:
+        help = "leave `--seed` out: the run goes on with the order it began with"
+        fail("MD0516", f"`--seed {seed}`: the run was begun with seed {begun}", help=help)
+    data = replace(job.data, vocabulary=checkpoint.meta.get("vocabulary"))
+    return replace(job, seed=begun, data=data)
+
+
+def emit_both(made: Compilation, evaluated: bool) -> Emitted:
+    """The texts of the program that trains and, if wanted, of the one that evaluates."""
+    from meshdsl.backends.train.local import Emitted
+
+    return Emitted(made.emitted, made.evaluation.emitted if evaluated else None)
+
+
+def train(
+    emitted: Emitted, engine: str, job: Job, tell: Tell, source: Source | None = None
+) -> Ending:
+    """Train; returns the outcome. Raises DiagnosticError, also when the loss is not finite.
+
+    The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
+    KeyboardInterrupt. SIGTERM ends it at once, in order, with SystemExit.
+    """
+    from meshdsl.backends.engines.failures import RunError
+
+    try:
+        with interruptible() as stopping:
+            ending = _engine(engine)(emitted, job, tell, stopping)
+    except RunError as error:
+        raise DiagnosticError(_placed(error, source)) from error
+    if ending.trouble is not None:
+        raise DiagnosticError(troubled(ending, ending.trouble, emitted.places, source))
+    return ending
+
+
+def _placed(error: RunError, source: Source | None) -> Diagnostic:
+    """The diagnostic of a failed run, with its source line and a help for training runs."""
+    span = line_of(error.place, source) if source else None
+    diagnostic = replace(error.diagnostic, span=span)
+    return replace(diagnostic, help=RESUME) if diagnostic.code == "MD0701" else diagnostic
+
+
+def _engine(name: str) -> Callable[..., Ending]:
+    if name in ("local", "reference"):
+        from meshdsl.backends.train.local import train_local
+
+        return train_local
+    from meshdsl.backends.train.processes import train_torchrun
+
+    return train_torchrun
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C has been pressed; a second one raises KeyboardInterrupt.
+
+    SIGTERM raises SystemExit. A signal that is ignored stays so: a shell starts background jobs of
+    a script with Ctrl-C ignored, for it is meant for the foreground.
+    """
+    asked = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def troubled(
+    ending: Ending, trouble: Trouble, places: Mapping[int, str], source: Source | None
+) -> Diagnostic:
+    """The diagnostic of a loss or a parameter that is not finite."""
+    what = f"the loss is {trouble.loss}" if trouble.loss else "a parameter is not finite"
+    message = f"{what} in step {trouble.seen}"
+    span = None
+    if trouble.line is not None:
+        place = places.get(trouble.line, "")
+        span = line_of(place, source) if source else None
+        at = f" at {place}" if place else ""
+        origin = f"`{trouble.name}` became {trouble.value} first, in step {trouble.step}{at}"
+        of_data = f"the data of step {trouble.step} hold {trouble.value} in `{trouble.name}`"
+        message += f"; {of_data if trouble.given else f'{origin} on device {trouble.device}'}"
+    elif trouble.step is not None:
+        message += f"; it began in step {trouble.step}"
+    elif not trouble.stopped:
+        message += "; it did not happen again when the steps were run again"
+    last = f"the last checkpoint is {ending.checkpoint}; " if ending.checkpoint else ""
+    help = f"{last}a lower learning rate, `clip=1.0` in the optimizer or cleaner data may help"
+    return Diagnostic("MD0720", message, span, help=help)

@@ -1,0 +1,216 @@
+"""The memory that is held at a moment of a walk, and what a loop does to it, done again.
+
+A loop inside of another is walked for each iteration of that. What it does depends on the variables
+and lists it looks at, so where these are as they were before, its effect is applied instead: loops
+inside of each other are walked a few times each, not for every combination of iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+V = TypeVar("V")
+
+
+@dataclass(slots=True, eq=False)
+class MemoryBlock:
+    """One piece of memory, and the number of variables and lists that refer to it."""
+
+    bytes: int
+    holders: int = 0
+
+
+class AccessNotes(dict[str, V]):
+    """A dict that notes which names are looked at, so also which are changed."""
+
+    noted: set[str]
+
+    def get(self, name: str, default: V | None = None) -> V | None:  # type: ignore[override]
+        """What has the name."""
+        self.noted.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self.noted.add(str(name))
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> V:
+        self.noted.add(name)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: str, found: V) -> None:
+        self.noted.add(name)
+        super().__setitem__(name, found)
+
+    def take_out(self, name: str) -> V | None:
+        """Remove a name, and return what had it."""
+        self.noted.add(name)
+        return super().pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What a walk did to memory in some state, whose blocks are numbered; new ones follow.
+
+    `most`, `high` and `now` count from what was held before. `holders` are those that a known block
+    has more, and all of a new one.
+    """
+
+    most: int
+    line: int
+    high: int
+    now: int
+    sizes: tuple[int, ...]
+    holders: tuple[int, ...]
+    names: tuple[tuple[str, int | None], ...]
+    lists: tuple[tuple[str, tuple[int, ...] | None], ...]
+
+
+@dataclass(slots=True)
+class LiveMemory:
+    """The memory of variables and lists at a moment, by their names, and the peak so far.
+
+    `high` is the most since somebody set it to `now`. `looked` are the names that a walk looks at.
+    """
+
+    now: int = 0
+    most: int = 0
+    line: int = 0
+    high: int = 0
+    names: AccessNotes[MemoryBlock] = field(default_factory=AccessNotes)
+    lists: AccessNotes[list[MemoryBlock]] = field(default_factory=AccessNotes)
+    looked: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
+    effects: dict[Hashable, _Effect] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._note_in(set())
+
+    def _note_in(self, noted: set[str]) -> None:
+        self.names.noted = self.lists.noted = noted
+
+    def take(self, size: int, line: int = 0) -> MemoryBlock:
+        """Allocate memory, to which nothing refers yet."""
+        self.now += size
+        self.mark(0, line)
+        return MemoryBlock(size)
+
+    def mark(self, scratch: int, line: int) -> None:
+        """Note a moment at which `scratch` bytes more are allocated."""
+        self._raise(self.now + scratch, line, self.now + scratch)
+
+    def _raise(self, most: int, line: int, high: int) -> None:
+        self.high = max(self.high, high)
+        if most > self.most:
+            self.most, self.line = most, line
+
+    def bind(self, name: str, block: MemoryBlock) -> None:
+        """Make a variable refer to `block`, and no longer to its former one."""
+        block.holders += 1
+        self.drop(name)
+        self.names[name] = block
+
+    def append(self, name: str, block: MemoryBlock) -> None:
+        """Make a list refer to `block` as well."""
+        block.holders += 1
+        self.lists[name].append(block)
+
+    def drop(self, name: str) -> None:
+        """Delete a variable or a list."""
+        blocks = self.lists.take_out(name) or []
+        block = self.names.take_out(name)
+        for each in [*blocks, *([] if block is None else [block])]:
+            self.release(each)
+
+    def release(self, block: MemoryBlock) -> None:
+        """Remove one reference."""
+        block.holders -= 1
+        self.now -= 0 if block.holders else block.bytes
+
+    # --- the same again ------------------------------------------------------------------------
+
+    def again(self, about: Hashable, walk: Callable[[], None]) -> None:
+        """Walk, or do what the same walk did to a state that looked the same to it.
+
+        `about` is everything else on which the walk depends. The first walk shows what it looks at.
+        """
+        looked = self.looked.get(about)
+        blocks, state = self._state(looked) if looked is not None else ([], None)
+        effect = self.effects.get((about, state))
+        if looked is not None and effect is not None:
+            self.names.noted.update(looked)
+            self._apply(effect, blocks)
+            return
+        before, most, line, high = self.now, self.most, self.line, self.high
+        holders, outside = [block.holders for block in blocks], self.names.noted
+        self.most, self.high = -1, 0
+        self._note_in(set())
+        walk()
+        noted = self.names.noted
+        self._note_in(outside | noted)
+        change = self.most - before, self.line, self.high - before, self.now - before
+        if looked is not None and noted.issubset(looked):
+            self.effects[about, state] = self._effect(change, looked, blocks, holders)
+        else:
+            self.looked[about] = tuple(sorted(noted.union(looked or ())))
+        highest, at, higher = self.most, self.line, self.high
+        self.most, self.line, self.high = most, line, high
+        self._raise(highest, at, higher)
+
+    def _state(self, looked: tuple[str, ...]) -> tuple[list[MemoryBlock], Hashable]:
+        """The blocks of names, and all that a walk depends on which looks at no others.
+
+        Who else holds a block does not matter, only whether somebody does.
+        """
+        numbers: dict[MemoryBlock, int] = {}
+        seen: dict[MemoryBlock, int] = {}
+
+        def number(block: MemoryBlock) -> int:
+            seen[block] = seen.get(block, 0) + 1
+            return numbers.setdefault(block, len(numbers))
+
+        names, lists = self._named(looked, number)
+        about = tuple((b.bytes, b.holders > count) for b, count in seen.items())
+        return list(numbers), (names, lists, about)
+
+    def _named(
+        self, looked: tuple[str, ...], number: Callable[[MemoryBlock], int]
+    ) -> tuple[tuple[tuple[str, int | None], ...], tuple[tuple[str, tuple[int, ...] | None], ...]]:
+        """The numbers of the blocks that names and lists refer to; None: there is no such name."""
+        names, lists = [], []
+        for name in looked:
+            block, blocks = dict.get(self.names, name), dict.get(self.lists, name)
+            names.append((name, None if block is None else number(block)))
+            lists.append((name, None if blocks is None else tuple(map(number, blocks))))
+        return tuple(names), tuple(lists)
+
+    def _effect(
+        self,
+        found: tuple[int, int, int, int],
+        looked: tuple[str, ...],
+        blocks: list[MemoryBlock],
+        holders: list[int],
+    ) -> _Effect:
+        """What was done to the `blocks` of a state, which had as many `holders`."""
+        numbers = {block: i for i, block in enumerate(blocks)}
+        names, lists = self._named(looked, lambda block: numbers.setdefault(block, len(numbers)))
+        fresh = list(numbers)[len(blocks) :]
+        more = [b.holders - count for b, count in zip(blocks, holders, strict=True)]
+        every = (*more, *(b.holders for b in fresh))
+        return _Effect(*found, tuple(b.bytes for b in fresh), every, names, lists)
+
+    def _apply(self, effect: _Effect, blocks: list[MemoryBlock]) -> None:
+        every = [*blocks, *map(MemoryBlock, effect.sizes)]
+        for block, more in zip(every, effect.holders, strict=True):
+            block.holders += more
+        for name, number in effect.names:
+            self.names.take_out(name)
+            if number is not None:
+                self.names[name] = every[number]
+        for name, numbers in effect.lists:
+            self.lists.take_out(name)
+            if numbers is not None:
+                self.lists[name] = [every[i] for i in numbers]
+        self._raise(self.now + effect.most, effect.line, self.now + effect.high)
+        self.now += effect.now

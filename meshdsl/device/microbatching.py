@@ -1,0 +1,510 @@
+"""Micro-batches: a dim that a schedule cuts is split over time.
+
+Its blocks are made one after the other: along the axis `micro`, whose devices are points in time,
+a value is split (a slice of each micro-batch), partial (added up over all of them) or the same in
+each. The rows of the operators say which, as along any axis. Nothing can be reduced before the last
+micro-batch: a program in which the pass of one needs a sum over all of them is refused. (GPipe,
+Huang et al. 2019, calls for it and leaves batch normalisation to the user.)
+
+What leaves the loop is a sum of a step, added up in f32 at least, as where the optimizer
+accumulates; or, of what is cut, the whole, in which each micro-batch has its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import NoReturn
+
+from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
+from meshdsl.device.liveness import reads
+from meshdsl.device.names import Names, names_of
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
+from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.types import Dim
+from meshdsl.named.accumulate import summed
+from meshdsl.named.ir import Value
+from meshdsl.ops.opdef import lookup
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.pipelined import Microbatching, is_leaving
+from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split
+from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
+from meshdsl.placed.strategies import flops
+
+
+class NotCut(DiagnosticError):
+    """A program that cannot be cut into micro-batches: MD0331, MD0332 or MD0333."""
+
+
+def in_micro_batches(program: DeviceProgram) -> DeviceProgram:
+    """The program with its passes in a loop over micro-batches, where its layout cuts a dim.
+
+    Raises `NotCut`.
+    """
+    pipe = program.placed.pipe
+    if pipe is None or pipe.cut is None:
+        return program
+    return _Cutting(program, pipe.cut, pipe.homes).program()
+
+
+def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -> NoReturn:
+    raise NotCut(Diagnostic(code, message, span, related=related, help=help))
+
+
+class _Cutting:
+    def __init__(
+        self, program: DeviceProgram, cut: Microbatching, homes: Mapping[Value, int]
+    ) -> None:
+        self.source, self.cut, self.homes = program, cut, homes
+        self.mesh: Mesh = replace(program.mesh, moments=((cut.axis, cut.micro),))
+        self.parts = counted(cut.micro, "micro-batch")
+        self.names = Names(names_of(program))
+        self.index = self.names.fresh(cut.axis)
+        self.components: dict[Var, Component] = {}
+        self.new: dict[Var, Var] = {}
+        # The versions of values made by slices and zeros, and the nodes that make them.
+        self.versions: dict[tuple[Var, Component], Var] = {}
+        self.made: list[Node] = []
+        # What is made of whole inputs, before the loop.
+        self.inside: set[Node | Var] = set()
+        self.makers = {v: node for node in program.body for v in node.makes}
+        self.of_batch: dict[Var, Var | None] = {}
+        self.ahead: list[Node] = []
+
+    def program(self) -> DeviceProgram:
+        """The program, with what does not depend on the batch before the loop."""
+        cut_inputs = {v for v in self.source.inputs if self._cut_dim(v) is not None}
+        inside = self.inside = self._inside(cut_inputs)
+        before, after, left = [], [], []
+        self.versions.clear()
+        for node in self.source.body:
+            if isinstance(node, Compute) and is_leaving(node):
+                assert node.ins[0] in inside, (
+                    "what is the same for all micro-batches leaves nothing"
+                )
+                left.append(node)
+            elif node in inside:
+                self._node(node)
+            elif left or node.phase == "update":
+                after.append(node)
+            else:
+                before.append(node)
+        loop, zeros, ends = self._loop(left)
+        body = (*before, *self.ahead, *zeros, loop, *ends, *after)
+        return replace(
+            self.source,
+            body=body,
+            mesh=self.mesh,
+            coordinates={**self.source.coordinates, self.cut.axis: self.index},
+            lists=frozenset(self.new.get(v, v) for v in self.source.lists),
+        )
+
+    def _inside(self, given: set[Var]) -> set[Node | Var]:
+        """The nodes that depend on the batch, and what they make."""
+        inside: set[Node | Var] = set(given)
+        behind: set[Var] = set()
+        for node in self.source.body:
+            leaves = isinstance(node, Compute) and is_leaving(node)
+            if leaves or node.phase == "update" or not behind.isdisjoint(reads(node)):
+                behind.update(node.makes)
+                continue
+            if isinstance(node, Move) and node.source not in inside:
+                continue  # of a parameter: micro-batches take their part of what arrives
+            has = any(self._cut_dim(v) is not None for v in _every_var(node))
+            if has or any(v in inside for v in reads(node)):
+                inside |= {node, *node.makes}
+        return inside
+
+    def _cut_dim(self, var: Var) -> str | None:
+        return next((d for d in self.cut.dims if var.type.has(d)), None)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def _component(self, var: Var) -> Component:
+        return self.components.get(var, B)
+
+    def _placed(self, var: Var, part: Component) -> Var:
+        """A variable of a micro-batch: a block of what a device has of all of them."""
+        placement = self._with(var.placement, part)
+        self._check(var, part)
+        return replace(var, placement=placement, local=placement.local(var.value.type, self.mesh))
+
+    def _with(self, placed: Placement, part: Component) -> Placement:
+        """A placement with a component along the axis of micro-batches.
+
+        A device cuts the block that it is given of an input: what is split further is split inside.
+        """
+        if not isinstance(part, Split):
+            return placed
+        splits = dict(placed.splits)
+        axes, outer = splits.get(part.dim, ()), len(self.given)
+        splits[part.dim] = (*axes[:outer], self.cut.axis, *axes[outer:])
+        return replace(placed, splits=tuple(sorted(splits.items())))
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """The axes that the cut dims of inputs are split over. Raises MD0331 where they differ."""
+        dims = ((v, d) for v in self.source.inputs if (d := self._cut_dim(v)) is not None)
+        by_axes = {v.placement.axes_of(d): (v, d) for v, d in dims}
+        if len(by_axes) > 1:
+            (_, dim), (var, _) = list(by_axes.values())[:2]
+            self._refuse_given(var, dim)
+        return next(iter(by_axes), ())
+
+    def _refuse_given(self, var: Var, dim: str) -> NoReturn:
+        name = f"`{var.value.label}`" if var.value.name else "a value"
+        _refuse(
+            "MD0331",
+            f"`{dim}` of {name} is not on the devices of the inputs, whose blocks are cut into "
+            f"{self.parts}",
+            var.value.span,
+            Related(self.cut.span, "cut here"),
+            help="split the dim over the same axes everywhere, or over none",
+        )
+
+    def _check(self, var: Var, part: Component) -> None:
+        """Refuse blocks of several sizes, and those of other devices than the inputs have."""
+        if not isinstance(part, Split):
+            return
+        if var.placement.axes_of(part.dim)[: len(self.given)] != self.given:
+            self._refuse_given(var, part.dim)
+        size, axes = var.type.size(part.dim), var.placement.axes_of(part.dim)
+        count = self.cut.micro * self.source.mesh.size(*axes)
+        if size % count:
+            over = f" on {self.source.mesh.size(*axes)} devices" if axes else ""
+            _refuse(
+                "MD0331",
+                f"`{part.dim}` of size {size} does not divide into {self.cut.micro} "
+                f"micro-batches{over}",
+                self.cut.span,
+                help=f"give it a multiple of {count}, or take fewer micro-batches",
+            )
+
+    def _define(self, var: Var, part: Component, name: str = "") -> Var:
+        self.components[var] = part
+        self.new[var] = replace(self._placed(var, part), name=name or var.name)
+        return self.new[var]
+
+    def _read(self, var: Var, need: Component, node: Node) -> Var:
+        """The version of a value that a reader needs; slices and zeros are made where it is."""
+        have = self._component(var)
+        if have == need:
+            return self.new.get(var, var)
+        assert have == B, f"{var.name} is {have}, not {need}"
+        if (var, need) not in self.versions:
+            self.versions[var, need] = self._version(var, need, node)
+        return self.versions[var, need]
+
+    def _version(self, var: Var, need: Component, node: Node) -> Var:
+        source = self.new.get(var, var)
+        target = replace(self._placed(var, need), name=self.names.fresh(var.name))
+        if isinstance(need, Split):
+            step = Step("slice", (self.cut.axis,), source.placement, target.placement, dim=need.dim)
+        else:
+            assert isinstance(need, Partial)
+            step = Step(
+                "zero_fill", (self.cut.axis,), source.placement, target.placement, op=need.op
+            )
+        self.made.append(Move(step, source, target, 0, 0, node.span, "", "", node.phase))
+        return target
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    def _node(self, node: Node) -> None:
+        match node:
+            case Compute():
+                self._compute(node)
+            case Move():
+                self._move(node)
+            case DeviceLoop():
+                self._inner(node)
+            case _:
+                raise AssertionError(f"{node} comes after micro-batches are made")
+
+    def _compute(self, node: Compute) -> None:
+        row, ins = self._row(node)
+        ins = tuple(self._read(v, need, node) for v, need in zip(ins, row.ins, strict=True))
+        outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
+        self.made.append(with_flops(replace(node, ins=ins, outs=outs)))
+
+    def _row(self, node: Compute) -> tuple[Row, tuple[Var, ...]]:
+        """The row along the axis of micro-batches, and the operands.
+
+        What is cut stays so, the rest is cut or not. Where that leads to no row, operands that
+        only inputs make are made of the whole batch.
+        """
+        row = self._best_row(node, node.ins)
+        if row is not None:
+            return row, node.ins
+        undivided = [None if self._component(v) == B else self._whole(v) for v in node.ins]
+        for i in reversed(range(len(undivided))):
+            ins = (*node.ins[:i], undivided[i] or node.ins[i], *node.ins[i + 1 :])
+            if (row := self._best_row(node, ins)) is not None:
+                return row, ins
+        self._refuse(node, [self._component(v) for v in node.ins])
+
+    def _whole(self, var: Var) -> Var | None:
+        """A value of the whole batch, made before the loop; None of what stages make."""
+        if var in self.source.inputs or var not in self.inside:
+            return var
+        if var.value in self.homes:
+            return None
+        if var not in self.of_batch:
+            self.of_batch[var] = self._made_whole(var)
+        return self.of_batch[var]
+
+    def _made_whole(self, var: Var) -> Var | None:
+        maker = self.makers.get(var)
+        if not isinstance(maker, Compute | Move) or len(maker.makes) > 1:
+            return None
+        ins = [self._whole(v) for v in maker.reads]
+        operands = tuple(v for v in ins if v is not None)
+        if len(operands) < len(ins):
+            return None
+        result = replace(var, name=self.names.fresh(var.name))
+        if isinstance(maker, Move):
+            self.ahead.append(replace(maker, source=operands[0], target=result))
+        else:
+            self.ahead.append(replace(maker, ins=operands, outs=(result,)))
+        return result
+
+    def _best_row(self, node: Compute, ins: tuple[Var, ...]) -> Row | None:
+        have = [self._component(v) for v in ins]
+        if have == [Partial("sum")] and _casts(node):
+            # Each addend is rounded, as where the optimizer accumulates.
+            return Row(tuple(have), tuple(have))
+        # One micro-batch is the whole batch.
+        wanted = [self._cut_dim(v) if self.cut.micro > 1 else None for v in node.outs]
+        ranked = []
+        for row in legal_rows(call_of(node)):
+            pairs = list(zip(have, row.ins, strict=True))
+            if any(h not in (B, need) for h, need in pairs):
+                continue
+            if row.factor is not None and any(row.factor.reads):
+                continue
+            moved = sum(h != need for h, need in pairs)
+            cut = sum(
+                d is not None and c == Split(d) for d, c in zip(wanted, row.outs, strict=True)
+            )
+            ranked.append(((-cut, moved), row))
+        return min(ranked, key=lambda item: item[0], default=(None, None))[1]
+
+    def _refuse(self, node: Compute, have: list[Component]) -> NoReturn:
+        """MD0332: an operator needs something of all micro-batches at once."""
+        parts = {v: h for v, h in zip(node.ins, have, strict=True) if h != B}
+        sums = [v for v, h in parts.items() if isinstance(h, Partial)]
+        var = next(iter(sums or parts))
+        part = parts[var]
+        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        dims = " and ".join(f"`{d}`" for d in self.cut.dims)
+        what = (
+            f"`{node.name}` needs the {part.op} of {name} over all of {dims}"
+            if isinstance(part, Partial)
+            else f"`{node.name}` needs all of {dims} of {name} at once"
+        )
+        _refuse(
+            "MD0332",
+            f"{what}, which is cut into {self.parts}",
+            var.value.span if sums else node.span,
+            Related(self.cut.span, "cut here"),
+            help="take 1 micro-batch; or `accumulate`, where each batch is on its own; or an "
+            "operator that does not reduce the dim",
+        )
+
+    def _move(self, node: Move) -> None:
+        part = self._component(node.source)
+        if node.step.kind == "halo" and part == Split(node.step.window.dim):
+            # What is beside the block is of other micro-batches: a reader needs all of them.
+            self.components[node.target] = part
+            return
+        source = self.new.get(node.source, node.source)
+        target = self._define(node.target, part)
+        step = replace(node.step, before=source.placement, after=target.placement)
+        move_ = replace(node, step=step, source=source, target=target)
+        self.made.append(move_.counted(self.mesh))
+
+    def _inner(self, node: DeviceLoop) -> None:
+        """A loop of the program; its carries are cut, or sums, if they become so in its body."""
+        carried = [self._component(c.init) for c in node.carries]
+        while True:
+            before = self._state()
+            iteration = self._iteration(node, carried)
+            nexts = [self._component(c.next) for c in node.carries]
+            joined = [_joined(a, b) for a, b in zip(carried, nexts, strict=True)]
+            if joined == carried:
+                break
+            self.components, self.new, self.versions, self.made = before
+            carried = joined
+        self.made.append(iteration)
+
+    def _state(
+        self,
+    ) -> tuple[dict[Var, Component], dict[Var, Var], dict[tuple[Var, Component], Var], list[Node]]:
+        return dict(self.components), dict(self.new), dict(self.versions), list(self.made)
+
+    def _iteration(self, node: DeviceLoop, carried: list[Component]) -> DeviceLoop:
+        """A loop whose carries have these components; the next ones may turn out to have others."""
+        pairs = list(zip(node.carries, carried, strict=True))
+        inits = [self._read(c.init, part, node) for c, part in pairs]
+        outside, self.made = self.made, []
+        names = [self._carried(c, init) for c, init in zip(node.carries, inits, strict=True)]
+        insides = [self._define(c.inside, p, n) for (c, p), n in zip(pairs, names, strict=True)]
+        stacked = tuple(self._slice(s) for s in node.stacked)
+        outer = dict(self.versions)
+        for inner in node.body:
+            self._node(inner)
+        # The next value of a carry that becomes another is read as it is: the loop is done again.
+        ends = [
+            self._read(c.next, part, node) if self._component(c.next) in (B, part) else c.next
+            for c, part in pairs
+        ]
+        body, self.made, self.versions = tuple(self.made), outside, outer
+        results = [self._define(c.result, p, n) for (c, p), n in zip(pairs, names, strict=True)]
+        carries = tuple(Carry(*vs) for vs in zip(inits, insides, ends, results, strict=True))
+        collected = tuple(self._collected(c) for c in node.collected)
+        return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)
+
+    def _carried(self, carry: Carry[Var], init: Var) -> str:
+        """The name of a carry: that of its initial value, where that is nothing else.
+
+        One from before the first micro-batch is there for all of them.
+        """
+        if carry.inside.name != carry.init.name:
+            return carry.inside.name
+        outside = init is carry.init and init not in self.components
+        return self.names.fresh(init.name) if outside else init.name
+
+    def _slice(self, item: Stacked[Var]) -> Stacked[Var]:
+        outer = self.new.get(item.outer, item.outer)
+        return Stacked(outer, self._define(item.inside, self._component(item.outer)))
+
+    def _collected(self, item: DeviceCollected) -> DeviceCollected:
+        inside = self.new.get(item.inside, item.inside)
+        outer = self._define(item.outer, self._component(item.inside))
+        return replace(item, inside=inside, outer=outer)
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _loop(self, left: list[Compute]) -> tuple[DeviceLoop, list[Node], list[Node]]:
+        """The loop over micro-batches, the zeros before it, and what reads its sums behind it."""
+        zeros: list[Node] = []
+        ends: list[Node] = []
+        carries = []
+        for node in left:
+            (var,) = node.ins
+            part = self._component(var)
+            if isinstance(part, Split):
+                begun, carry = self._gathered(var, part, node)
+                zeros.append(begun)
+                carries.append(carry)
+                ends.append(replace(node, ins=(carry.result,)))
+                continue
+            if isinstance(part, Partial) and part.op != "sum":
+                self._refuse_extreme(node, part)
+            addend = self._read(var, Partial("sum"), node)
+            begun, carry = self._sum(addend, var, node)
+            zeros.append(begun)
+            carries.append(carry)
+            total = carry.result
+            if total.local.dtype != var.local.dtype:
+                total = replace(var, name=self.names.fresh(var.name))
+                ends.append(self._cast(carry.result, total, node))
+            ends.append(replace(node, ins=(total,)))
+        dim = Dim(self.cut.axis, self.cut.micro)
+        parts = (tuple(carries), (), _read(self.made, {c.next for c in carries}), self.cut.span)
+        return DeviceLoop(dim, *parts, index=self.index), zeros, ends
+
+    def _gathered(self, var: Var, part: Split, node: Compute) -> tuple[Compute, Carry[Var]]:
+        """The zeros into which each micro-batch puts its block of a value, and their carry."""
+        if len(var.placement.axes_of(part.dim)) > len(self.given):
+            self._refuse_given(var, part.dim)
+        gathered = replace(var, name=self.names.fresh(f"{var.name}_whole"))
+        about = (node.span, node.phase)
+        attrs = (("dims", var.value.type.dims), ("dtype", var.local.dtype))
+        zeros = with_flops(Compute("zeros", (), (gathered,), attrs, *about))
+        inside, block = replace(gathered), self.new[var]
+        rows = replace(block, name=self.names.fresh(f"{var.name}_rows"))
+        step = Step("slice", (self.cut.axis,), gathered.placement, rows.placement, dim=part.dim)
+        self.made.append(Move(step, inside, rows, 0, 0, node.span, "", "", node.phase))
+        put = Compute("add", (rows, block), (replace(rows),), (), *about, onto=0)
+        self.made.append(with_flops(put))
+        return zeros, Carry(gathered, inside, inside, replace(gathered))
+
+    def _sum(self, addend: Var, var: Var, node: Compute) -> tuple[Compute, Carry[Var]]:
+        """The zeros of a sum of a step, and its carry."""
+        dtype = summed(var.type.dtype)
+        value = replace(var.value, type=replace(var.value.type, dtype=dtype))
+        local = replace(var.local, dtype=dtype)
+        about = (node.span, node.phase)
+
+        def total(suffix: str) -> Var:
+            name = self.names.fresh(f"{var.name}_{suffix}")
+            return replace(var, name=name, value=value, local=local)
+
+        init, inside, added = map(total, ("zeros", "sum", "next"))
+        if addend.local.dtype != dtype:
+            wide = total("wide")
+            self.made.append(self._cast(addend, wide, node))
+            addend = wide
+        attrs = (("dims", value.type.dims), ("dtype", dtype))
+        zeros = with_flops(Compute("zeros", (), (init,), attrs, *about))
+        add = with_flops(Compute("add", (inside, addend), (added,), (), *about))
+        self.made.append(add)
+        return zeros, Carry(init, inside, added, replace(inside))
+
+    def _cast(self, source: Var, target: Var, node: Compute) -> Compute:
+        attrs = (("dtype", target.local.dtype),)
+        return with_flops(Compute("cast", (source,), (target,), attrs, node.span, node.phase))
+
+    def _left(self, node: Compute) -> str:
+        """What leaves the loop, by its name, and where it goes."""
+        (var,), out = node.ins, node.outs[0]
+        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        if any(n.phase == "update" and out in reads(n) for n in self.source.body):
+            return f"{name} is read by the update"
+        return f"{name} is returned"
+
+    def _refuse_extreme(self, node: Compute, part: Partial) -> NoReturn:
+        _refuse(
+            "MD0333",
+            f"{self._left(node)}, the {part.op} over micro-batches",
+            node.ins[0].value.span,
+            Related(self.cut.span, "cut here"),
+            help="return what it is taken of, or a sum or a mean",
+        )
+
+
+def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
+    """The statements that make what is needed, or write into it.
+
+    Others have made a value for what then reads one of the whole batch, from before the loop.
+    """
+    nodes_: list[Node] = []
+    for node in reversed(nodes):
+        written = isinstance(node, Compute) and node.onto is not None
+        if written or not needed.isdisjoint(node.makes):
+            needed.update(reads(node))
+            nodes_.append(node)
+    return tuple(reversed(nodes_))
+
+
+def with_flops(op: Compute) -> Compute:
+    """An operator with the FLOPs of its local blocks."""
+    return replace(op, flops=flops(lookup(op.name), op.local))
+
+
+def _casts(node: Compute) -> bool:
+    """Whether an operator is a cast of floats to floats."""
+    return node.name == "cast" and {v.type.dtype.kind for v in (*node.ins, *node.outs)} == {"float"}
+
+
+def _joined(one: Component, other: Component) -> Component:
+    return other if one == B else one
+
+
+def _every_var(node: Node) -> Iterable[Var]:
+    if not isinstance(node, DeviceLoop):
+        return (*node.reads, *node.makes)
+    inner = (v for n in node.body for v in _every_var(n))
+    return (*node.reads, *node.enters, *node.makes, *inner)

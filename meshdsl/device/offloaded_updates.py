@@ -1,0 +1,102 @@
+"""States elsewhere: which updates read and write them, in chunks, and how many bytes that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Var, Wait
+from meshdsl.ir.program import every
+from meshdsl.ir.types import Dim, TensorType
+from meshdsl.ops.opdef import Signature, lookup
+
+CHUNK = 1 << 22
+"""The most bytes of each state that are in memory at once: few, and many enough to read at once.
+
+A multiple of what a processor's vectors hold, so that a kernel rounds each element as in one go.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streamed:
+    """An update that takes its states from elsewhere, chunk by chunk, and puts them back.
+
+    `states` are the operands that lie there. `cast` is what makes the parameter of its copy in a
+    wider dtype, where that copy is among them: it is done chunk by chunk, too. The gradient may be
+    `turned`: its elements lie in memory in another order than those of the states.
+    """
+
+    update: Compute
+    states: tuple[int, ...]
+    cast: Compute | None = None
+    turned: bool = False
+
+    def scratch(self, sig: Signature, numbers: Mapping[int, Any]) -> int:
+        """Bytes that a chunk takes while it is worked on; `sig` are the types on a device."""
+        chunk = _of_a_chunk(sig)
+        buffers = sum(chunk.ins[i].bytes for i in self.states)
+        copied = chunk.ins[1].bytes if self.turned else 0
+        count = lookup(self.update.name).scratch
+        return buffers + copied + (count(chunk, numbers) if count else 0)
+
+    @property
+    def new(self) -> tuple[Var, ...]:
+        """The new values of the states, in their order."""
+        over = lookup(self.update.name).overwrites
+        return tuple(self.update.outs[over.index(i)] for i in self.states)
+
+
+def streamed(program: DeviceProgram) -> Mapping[Compute, Streamed]:
+    """The updates that take states from elsewhere."""
+    away = program.away.keys()
+    if not away:
+        return {}
+    nodes = [node for node in every(program.body) if isinstance(node, Compute)]
+    reading = [node for node in nodes if not away.isdisjoint(node.ins)]
+    casts = {node.ins[0]: node for node in nodes if node.name == "cast"}
+    moved = {m.target: m for node in every(program.body) for m in _moves(node)}
+    streamed_ = {}
+    for node in reading:
+        states = tuple(i for i, v in enumerate(node.ins) if v in away)
+        cast = casts.get(node.outs[0]) if 0 in states else None
+        assert cast or 0 not in states, f"the parameter of {node.ins[0].name} is not cast from it"
+        streamed_[node] = Streamed(node, states, cast, _is_turned(node, moved))
+    return streamed_
+
+
+def _moves(node: Node) -> tuple[Move, ...]:
+    if isinstance(node, Wait):
+        return node.collective.moves
+    return node.moves if isinstance(node, Move | Bucket) else ()
+
+
+def _is_turned(node: Compute, moved: Mapping[Var, Move]) -> bool:
+    """Whether the gradient lies otherwise, as where it is cut by another dim than its first."""
+    param, grad = node.ins[:2]
+    names, move = grad.local.names, moved.get(grad)
+    if move is None or move.step.kind not in ("reduce_scatter", "slice"):
+        return names != param.local.names
+    return names != param.local.names or move.step.dim != names[0]
+
+
+def _of_a_chunk(sig: Signature) -> Signature:
+    """The types of an update for a chunk of its tensors."""
+    dim = Dim("chunk", min(sig.ins[0].elements, CHUNK // sig.ins[0].dtype.bytes))
+
+    def part(type_: TensorType) -> TensorType:
+        return replace(type_, dims=(dim,)) if type_.dims else type_
+
+    ins, outs = (tuple(map(part, types)) for types in (sig.ins, sig.outs))
+    return Signature(ins, outs, sig.attrs)
+
+
+def traffic(sizes: Callable[[Iterable[Var]], int], program: DeviceProgram) -> dict[str, int]:
+    """Bytes that a device has elsewhere, and those that it reads and writes in a step.
+
+    `sizes` are the bytes of variables on the device.
+    """
+    updates = streamed(program).values()
+    read = sum(sizes(s.update.ins[i] for i in s.states) for s in updates)
+    written = sum(sizes(s.new) for s in updates)
+    return {"bytes": sizes(program.away), "read": read, "written": written, "chunk": CHUNK}

@@ -1,0 +1,121 @@
+"""Bytes that each device sends in a step: every collective as often as it does it.
+
+Devices differ where blocks of a tensor do, in a permute or a halo, which leave some of them out,
+and by their stages. What one sends follows from its own block; in a pass, from that of the stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    DeviceProgram,
+    Move,
+    Node,
+    Pipeline,
+    home_of,
+    is_on,
+    of_other_stages,
+    siblings,
+    walk,
+)
+
+Coordinates = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A collective of one device in a step: how often it is done, and all the bytes it sends."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The collectives and local moves of a device, in order; so many `alike` do the same."""
+
+    alike: int
+    done: Mapping[Collective, Done]
+
+    @property
+    def bytes(self) -> int:
+        """All that it sends."""
+        return sum(done.bytes for done in self.done.values())
+
+
+def busiest(program: DeviceProgram) -> Sender:
+    """The device that sends most."""
+    return max(senders(program), key=lambda sender: sender.bytes)
+
+
+def senders(program: DeviceProgram) -> tuple[Sender, ...]:
+    """All devices, one of those that do the same."""
+    return _Senders(program).found()
+
+
+class _Senders:
+    def __init__(self, program: DeviceProgram) -> None:
+        self.program, self.mesh, self.pipe = program, program.mesh, program.placed.pipe
+        self.others = of_other_stages(program)
+        self.order = [n for n, _ in walk(program.body) if not isinstance(n, Compute)]
+        self.unlike = {n: self._unlike(n) for n in self.order}
+        self.axes = self.mesh.sorted(frozenset(itertools.chain(*self.unlike.values())))
+
+    def found(self) -> tuple[Sender, ...]:
+        groups, staged = siblings(self.program), self.pipe.axis if self.pipe else ""
+        if staged in self.axes:
+            groups = tuple((device,) for group in groups for device in group)
+        axes = tuple(axis for axis in self.axes if axis != staged)
+        along = self.mesh.size(*axes) * sum(map(len, groups))
+        return tuple(
+            Sender(self.mesh.devices // along * len(group), self._sent(group[0], at))
+            for group in groups
+            for at in self.mesh.places(axes)
+        )
+
+    def _unlike(self, node: Collective) -> tuple[str, ...]:
+        """The axes along which devices send other numbers of bytes; a bucket has equal blocks."""
+        if isinstance(node, Bucket):
+            return ()
+        return node.step.unlike(node.source.type, self.mesh)
+
+    def _sent(self, device: int, at: Coordinates) -> Mapping[Collective, Done]:
+        """What the device with these coordinates does, which is `device` along the stages."""
+        sent: dict[Collective, Done] = {}
+        for node, count, home in self._done(device):
+            each = node.wire
+            if isinstance(node, Move) and self.unlike[node]:
+                each = node.step.sent_at(node.source.type, self.mesh, {**at, **home})
+            before = sent.get(node, Done())
+            sent[node] = Done(before.count + count, before.bytes + count * each)
+        return {node: sent[node] for node in self.order if node in sent}
+
+    def _done(self, device: int) -> Iterator[tuple[Collective, int, Coordinates]]:
+        """The collectives of a device along the stages, how often each, and whose block it is."""
+        for node in self.program.body:
+            if not isinstance(node, Pipeline) or self.pipe is None:
+                for one, count in _collectives(node) if is_on(node, device) else ():
+                    yield one, count, self._outside(one, device)
+                continue
+            for number, stage in enumerate(node.known.held[device]):
+                home = stage if self.pipe.others else device
+                at = dict(zip(self.pipe.axes(self.mesh), (home, number), strict=False))
+                for one, count in _collectives(node.on(stage, device=device)):
+                    yield one, count, at
+
+    def _outside(self, node: Collective, device: int) -> Coordinates:
+        """Whose block a collective is on outside of passes."""
+        if self.pipe is None:
+            return {}
+        source = node.moves[0].source
+        return {self.pipe.axis: home_of(source, device, self.program, self.others)}
+
+
+def _collectives(node: Node) -> Iterator[tuple[Collective, int]]:
+    return ((one, count) for one, count in walk((node,)) if not isinstance(one, Compute))

@@ -1,0 +1,268 @@
+"""Attention between its three statements and one operator: found there, and taken apart again.
+
+`fuse_attention` makes `attention` of a softmax of scaled, perhaps masked products that is summed
+with values. `attention_parts` is the definition in primitives, for `key` or `mem` split: a maximum,
+then two sums that are ready at once.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap, Counter
+from collections.abc import Collection, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshdsl.ir.types import F32, Dim
+from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.ops.attention import MASKED, parts
+from meshdsl.syntax import ast
+
+ATTENTION = ("attention", "attention_lse", "attention_grad")
+
+# --- three statements are one operator ---------------------------------------------------------
+
+
+def fuse_attention(
+    program: NamedProgram, uses: Counter[Value], spoken: Collection[str] = ()
+) -> NamedProgram:
+    """`program` with `attention` for a softmax of products that only a sum with values reads.
+
+    Scores and probabilities are not stored then: those that are read elsewhere, are pinned or whose
+    names are `spoken`, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
+    """
+    return replace(program, body=_Fusing(uses, frozenset(spoken)).block(program.body, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fusing:
+    uses: Counter[Value]
+    spoken: frozenset[str]
+
+    def block(
+        self, nodes: tuple[Node, ...], outside: MutableMapping[Value, NamedOp]
+    ) -> tuple[Node, ...]:
+        makers: ChainMap[Value, NamedOp] = ChainMap({}, outside)
+        here = makers.maps[0]
+        fused: list[Node] = []
+        for node in nodes:
+            if isinstance(node, NamedLoop):
+                fused.append(replace(node, body=self.block(node.body, makers)))
+                continue
+            here.update((v, node) for v in node.outs)
+            fused.append(self.causal(self.fused(node, here, makers), makers))
+        return tuple(fused)
+
+    def fused(
+        self, op: NamedOp, here: Mapping[Value, NamedOp], made: Mapping[Value, NamedOp]
+    ) -> NamedOp:
+        """The attention that an einsum ends, or the einsum."""
+        if op.name != "einsum" or len(op.ins) != 2:
+            return op
+        for p, v in (op.ins, reversed(op.ins)):
+            softmax = self.hidden(p, "softmax", here, op)
+            if softmax is None or p is v:
+                continue
+            mem = softmax.attr("dim")
+            attended = self.scored(softmax.ins[0], here, made, op)
+            if attended is None or not v.type.has(mem.name) or op.out.type.has(mem.name):
+                continue
+            (q, k, *mask), key, scale = attended
+            ins = self.ordered(q, k, v, mask, mem)
+            if ins is None or not _keeps_all(op.out, p, v, mem):
+                continue
+            attrs = {"dims": (key, mem), "out": op.out.type.dims, "scale": scale, "causal": ()}
+            return replace(op, name="attention", ins=ins, attrs=tuple(attrs.items()))
+        return op
+
+    def hidden(
+        self, value: Value, name: str, here: Mapping[Value, NamedOp], reader: NamedOp
+    ) -> NamedOp | None:
+        """The operator `name` that makes a value, if nobody but `reader` would miss that."""
+        op = here.get(value)
+        if op is None or op.name != name or self.uses[value] != 1 or value.pins:
+            return None
+        same = (op.phase, op.block) == (reader.phase, reader.block)
+        return op if same and value.label not in self.spoken else None
+
+    def scored(
+        self,
+        value: Value,
+        here: Mapping[Value, NamedOp],
+        made: Mapping[Value, NamedOp],
+        reader: NamedOp,
+    ) -> tuple[tuple[Value, ...], Dim, float] | None:
+        """The factors of scores and their mask, the dim they are summed over, and the scale."""
+        mask: tuple[Value, ...] = ()
+        if (where := self.hidden(value, "where", here, reader)) is not None:
+            seen, value, hidden = where.ins
+            number = _number(hidden, made)
+            if number is None or not -1e300 < number <= MASKED:
+                return None
+            mask = (seen,)
+        scale = 1.0
+        for name in ("div", "mul"):
+            scaled = self.hidden(value, name, here, reader)
+            factor = None if scaled is None else _factor(scaled, made)
+            if factor is not None:
+                value, scale = factor
+        product = self.hidden(value, "einsum", here, reader)
+        if product is None or len(product.ins) != 2 or product.ins[0] is product.ins[1]:
+            return None
+        named = {d.name: d for v in product.ins for d in v.type.dims}
+        summed = [d for n, d in named.items() if not product.out.type.has(n)]
+        if len(summed) != 1 or not all(v.type.has(summed[0].name) for v in product.ins):
+            return None
+        return (*product.ins, *mask), summed[0], scale
+
+    def ordered(
+        self, q: Value, k: Value, v: Value, mask: list[Value], mem: Dim
+    ) -> tuple[Value, ...] | None:
+        """The operands of the operator; None where both factors of the scores have `mem`."""
+        if q.type.has(mem.name):
+            q, k = k, q
+        return None if q.type.has(mem.name) or not k.type.has(mem.name) else (q, k, v, *mask)
+
+    def causal(self, op: NamedOp, made: Mapping[Value, NamedOp]) -> NamedOp:
+        """The operator without its mask where that is `iota[seq] >= iota[mem]`."""
+        if op.name != "attention" or len(op.ins) != 4:
+            return op
+        q, k, v, mask = op.ins
+        mem = op.attr("dims")[1]
+        compared = made.get(mask)
+        if compared is None or compared.name not in ("ge", "le"):
+            return op
+        ins = compared.ins if compared.name == "ge" else compared.ins[::-1]
+        above, below = (made.get(i) for i in ins)
+        if above is None or below is None or {above.name, below.name} != {"iota"}:
+            return op
+        seq = above.attr("dim")
+        if below.attr("dim") != mem or not q.type.has(seq.name):
+            return op
+        attrs = {**dict(op.attrs), "causal": (seq,)}
+        return replace(op, ins=(q, k, v), attrs=tuple(attrs.items()))
+
+
+def _number(value: Value, made: Mapping[Value, NamedOp]) -> float | None:
+    op = made.get(value)
+    return float(op.attr("value")) if op is not None and op.name == "constant" else None
+
+
+def _factor(op: NamedOp, made: Mapping[Value, NamedOp]) -> tuple[Value, float] | None:
+    """The tensor that an operator scales by a number, and that number."""
+    left, right = op.ins
+    number = _number(right, made)
+    if number is None and op.name == "mul":
+        left, number = right, _number(left, made)
+    if number is None or number == 0:
+        return None
+    return left, 1 / number if op.name == "div" else number
+
+
+def _keeps_all(out: Value, p: Value, v: Value, mem: Dim) -> bool:
+    """Whether a sum over `mem` alone ends the attention."""
+    every = {*p.type.names, *v.type.names} - {mem.name}
+    return every == set(out.type.names)
+
+
+def spoken_names(declared: Declarations) -> frozenset[str]:
+    """The names of tensors that a layout, an `sbp` block or an expectation of a file speaks of."""
+    paths = [rule.selector for layout in declared.layouts.values() for rule in layout.rules]
+    paths += [s.selector for layout in declared.layouts.values() for s in layout.settings]
+    for block in declared.sbps.values():
+        paths += [path for entry in block.entries for path in (entry.tensor, entry.at)]
+    for expected in declared.expects:
+        paths += [e.tensor for e in expected.entries if isinstance(e, ast.ExpectPlacement)]
+    return frozenset(name.text for path in paths for name in path)
+
+
+# --- and its definition ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _AttentionParts:
+    """The primitives of one attention, being emitted."""
+
+    op: NamedOp
+    builder: Builder
+    scope: Scope
+
+    def emit(self, name: str, *ins: Value | float, **attrs: Any) -> Value:
+        kinds = (v.type.dtype for v in ins if isinstance(v, Value))
+        dtype = next((d for d in kinds if d.kind == "float"), F32)
+        values = tuple(v if isinstance(v, Value) else self.number(v, dtype) for v in ins)
+        return self.builder.emit(name, values, attrs, self.op.span, self.scope)[0]
+
+    def number(self, number: float, dtype: Any) -> Value:
+        return self.builder.constant(number, dtype, self.op.span, self.scope)
+
+    @property
+    def mem(self) -> Dim:
+        mem: Dim = self.op.attr("dims")[1]
+        return mem
+
+    def hidden(self, q: Value, mask: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The mask, if there is one."""
+        del q
+        for seq in self.op.attr("causal"):
+            rows, columns = (self.emit("iota", dim=d) for d in (seq, self.mem))
+            return (self.emit("ge", rows, columns),)
+        return mask
+
+    def scores(self, q: Value, k: Value, v: Value, mask: tuple[Value, ...]) -> Value:
+        """The scores over the rows and `mem`."""
+        types = tuple(x.type for x in (q, k, v, *mask))
+        rows = parts(types, dict(self.op.attrs)).rows
+        every = {d.name: d for x in (q, k) for d in x.type.dims}
+        dims = tuple(every[n] for n in (*rows, self.mem.name) if n in every)
+        scores = self.emit("einsum", q, k, dims=dims)
+        if self.op.attr("scale") != 1:
+            scores = self.emit("mul", scores, self.op.attr("scale"))
+        return self.emit("where", mask[0], scores, MASKED) if mask else scores
+
+
+def attention_parts(
+    op: NamedOp, ins: tuple[Value, ...], builder: Builder, scope: Scope
+) -> tuple[Value, ...]:
+    """The results of an attention or its gradient on `ins`, emitted in primitives."""
+    emitter = _AttentionParts(op, builder, scope)
+    return _gradient(emitter, ins) if op.name == "attention_grad" else _forward(emitter, ins)
+
+
+def _forward(made: _AttentionParts, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+    q, k, v, *hidden = ins
+    mask = made.hidden(q, tuple(hidden))
+    scores = made.scores(q, k, v, mask)
+    top = made.emit("stop_gradient", made.emit("max", scores, dims=(made.mem,)))
+    e = made.emit("exp", made.emit("sub", scores, top))
+    out = made.op.attr("out")
+    total = made.emit("sum", e, dims=(made.mem,))
+    o = made.emit("div", made.emit("einsum", e, v, dims=out), total)
+    if made.op.name == "attention":
+        return (o,)
+    return o, made.emit("add", top, made.emit("log", total))
+
+
+def _gradient(made: _AttentionParts, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+    """With p the softmax: dv = p·do, and ds = p * (do·v - do·o), as `softmax_grad`."""
+    do, q, k, v, o, lse, *hidden = ins
+    mask = made.hidden(q, tuple(hidden))
+    scores = made.scores(q, k, v, mask)
+    p = made.emit("exp", made.emit("sub", scores, lse))
+    if hidden:  # beside -1e9 the logarithm of their number is nothing
+        sees = made.emit("gt", lse, MASKED / 2)
+        p = made.emit("where", sees, p, 1 / made.mem.size)
+    dims = {d.name: d for x in (scores, lse) for d in x.type.dims}
+    dp = made.emit("einsum", do, v, dims=tuple(dims.values()))
+    along = made.emit("einsum", do, o, dims=lse.type.dims)
+    ds = made.emit("mul", p, made.emit("sub", dp, along))
+    if mask:
+        ds = made.emit("where", mask[0], ds, 0.0)
+    if made.op.attr("scale") != 1:
+        ds = made.emit("mul", ds, made.op.attr("scale"))
+    return (
+        made.emit("einsum", ds, k, dims=q.type.dims),
+        made.emit("einsum", ds, q, dims=k.type.dims),
+        made.emit("einsum", p, do, dims=v.type.dims),
+    )

@@ -1,0 +1,125 @@
+"""Random numbers in a program: the stream and seed of each call, and programs without dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshdsl.diagnostics import Span, fail
+from meshdsl.ir.types import I64, TensorType
+from meshdsl.named.builder import Operand, Scope, kind_of
+from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value, walk
+from meshdsl.ops.opdef import OpDef
+from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+
+class Streams:
+    """The streams that the calls of one program draw from: no two share one.
+
+    `seeds` is the seed of the run, an input of the program, if a call draws from it.
+    """
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self.program, self.builder = program, program.builder
+        self.seeds: tuple[Value, ...] = ()
+
+    def drawing(
+        self,
+        opdef: OpDef,
+        operands: tuple[Value, ...],
+        attrs: Mapping[str, Any],
+        spans: Sequence[Span],
+        node: ast.CallExpr,
+        scope: Scope,
+    ) -> tuple[tuple[Value, ...], dict[str, Any]]:
+        """The operands of a call with its seed and the indices of loops, and its attributes."""
+        tensors = opdef.surface.arity[0]
+        seeds: list[tuple[Operand, Span]] = []
+        seeds += [*zip(operands, spans, strict=True)][tensors:]
+        option = attrs["seed"]
+        if option is not None:
+            places = [k.value.span for k in node.keywords if k.name.text == "seed"]
+            seeds.append((option, places[0] if places else node.span))
+        if len(seeds) > 1:
+            fail("MD0251", f"`{opdef.name}` is given two seeds", seeds[1][1], help="remove one")
+        seed = self._seed(opdef, *seeds[0], scope) if seeds else self.seed(node.span)
+        path, _ = scope.enter(opdef.name)
+        numbers = (self.builder.reach(seed), *self.builder.loop_indices(node.span, scope))
+        others = {name: value for name, value in attrs.items() if name != "seed"}
+        return (*operands[:tensors], *numbers), {**others, "stream": ".".join(path)}
+
+    def seed(self, span: Span) -> Value:
+        """The seed of the run; in training, that of the step."""
+        if not self.seeds:
+            name, taken = "seed", {v.label for v in self.program.inputs}
+            while name in taken:
+                name += "_"
+            seed = self.builder.value(TensorType((), I64), span, name=name, role="seed")
+            self.builder.place(seed, 0)
+            self.seeds = (seed,)
+        return self.builder.reach(self.seeds[0])
+
+    def _seed(self, opdef: OpDef, operand: Operand, span: Span, scope: Scope) -> Value:
+        """The seed that a call is given: an integer, or a tensor of one. Raises MD0231."""
+        if isinstance(operand, Value):
+            if operand.type.dtype.kind != "int" or operand.type.dims:
+                _refuse(opdef, operand, span)
+            return operand
+        if not isinstance(operand, int) or not -(2**63) <= operand < 2**63:
+            _refuse(opdef, operand, span)
+        return self.builder.constant(operand, I64, span, scope)
+
+
+def _refuse(opdef: OpDef, operand: Operand, span: Span) -> NoReturn:
+    others = [name for name, _ in opdef.surface.options if name in ("rate", "std")]
+    named = f"; `{others[0]}=…` names the other number" if others else ""
+    help = f"write an integer, or leave it out: the run brings its own{named}"
+    message = f"the seed of `{opdef.name}` is one integer, and this is {kind_of(operand)}"
+    fail("MD0231", message, span, help=help)
+
+
+# --- programs without dropout --------------------------------------------------------------------
+
+
+def without_dropout(program: NamedProgram) -> NamedProgram:
+    """The program as it is evaluated: nothing is dropped, and a seed that nobody reads is gone."""
+    from meshdsl.named.simplify import drop_unused
+
+    if not any(op.name == "dropout" for op in walk(program.body)):
+        return program
+    program = drop_unused(replace(program, body=_kept(program.body, {})))
+    read = {v for node in program.body for v in _reads(node)}
+    inputs = tuple(v for v in program.inputs if v.role != "seed" or v in read)
+    return replace(program, inputs=inputs)
+
+
+def _kept(nodes: tuple[Node, ...], whole: dict[Value, Value]) -> tuple[Node, ...]:
+    """The nodes with identities for dropout; of one that has no name, operators read the operand.
+
+    `whole` are those operands by the results.
+    """
+    nodes_: list[Node] = []
+    for node in nodes:
+        if isinstance(node, NamedLoop):
+            nodes_.append(replace(node, body=_kept(node.body, whole)))
+            continue
+        ins = tuple(whole.get(v, v) for v in node.ins)
+        if node.name != "dropout":
+            nodes_.append(replace(node, ins=ins))
+            continue
+        nodes_.append(replace(node, name="identity", ins=ins[:1], attrs=()))
+        if not node.out.name and not node.out.pins:
+            whole[node.out] = ins[0]
+    return tuple(nodes_)
+
+
+def _reads(node: Node) -> set[Value]:
+    """The values that a node reads, those in a loop as well."""
+    if not isinstance(node, NamedLoop):
+        return set(node.ins)
+    inner = {v for n in node.body for v in _reads(n)}
+    return inner | {s.outer for s in node.stacked} | {c.init for c in node.carries}

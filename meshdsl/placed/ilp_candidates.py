@@ -1,0 +1,383 @@
+"""The space of plans that `optimal` searches: what operators may choose, and where values settle.
+
+Values keep the splits that rules demand, and operators the rows that keep them (`Space._rows`); on
+axes without a rule, values may be whole, partial or split as the search considers it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import TensorType
+from meshdsl.named import ir as named
+from meshdsl.named.ir import NamedOp, Value
+from meshdsl.ops.opdef import ReduceOp, lookup
+from meshdsl.placed.placements import B, Component, Partial, Placement, Split, placement
+from meshdsl.placed.request import Request, loops
+from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, route
+from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
+from meshdsl.placed.storage import is_load
+from meshdsl.placed.strategies import Chooser, Want, adding_first, allowed_rows, flops
+from meshdsl.placed.zero_one import NoPlan
+
+MOST_COMBINATIONS = 4_000
+"""Combinations of rows of all operators together that a search may consider."""
+
+MOST_PAIRS = 56_000
+"""Pairs of placements that a search may price: of values as yielded, settled and needed.
+
+Each counts as often as there are axes, squared: over more axes a route passes more placements.
+"""
+
+MOST_ROUTES = 40_000
+"""Routes of different types and placements that a search may look for, counted as `MOST_PAIRS` are.
+
+One between blocks of several sizes counts as `UNEVEN`: its bytes are added up device by device.
+"""
+
+UNEVEN = 4
+
+OVER_MANY = 25
+"""As how many a route counts where a mesh has many axes and both ends together use them."""
+
+RouteKey = tuple[TensorType, Placement, Placement]
+"""A tensor's type, where it is, and where it goes."""
+
+MOST_PLACEMENTS = 40
+"""Placements considered of one value; where there are more, splits are left out."""
+
+LIGHT = 8
+"""An operator of fewer FLOPs per element that it reads or writes may run on every device."""
+
+
+Splits = frozenset[tuple[str, str]]
+"""Pairs (dim, axis)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One combination of rows of an operator, the FLOPs of a device, and their price."""
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    flops: int
+    cost: int
+
+
+class PlanSpace:
+    """The search space: combinations of every operator, and where values may settle.
+
+    readers: every placement that a reader may need a value in. trips: how often a value is made.
+    sliced: the dims of loops that slice or collect a value. splits: those that are considered on
+    axes without a rule; None for all.
+    """
+
+    def __init__(self, request: Request, price: Price, splits: Splits | None) -> None:
+        self.request, self.price, self.splits = request, price, splits
+        self.program = program = request.program
+        self.mesh = request.mesh
+        self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
+        self.readers: dict[Value, dict[Placement, None]] = {}
+        self.loops = tuple(loops(program))
+        self.pairs = 0
+        self.routes: dict[RouteKey, Route | None] = {}
+        self.work = 0
+        self.stored = (*program.inputs, *(p.value for p in program.params))
+        self.stored += tuple(s.value for s in program.states)
+        self._combined = 0
+        left = {o.value: request.output(o.value) for o in program.outputs}
+        self.outputs = {value: p for value, p in left.items() if p is not None}
+        self.trips = self._trips()
+        self.sliced = self._sliced()
+        # Without demands nothing is partial either: such axes are left alone.
+        asked = self._asked_axes()
+        self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in asked)
+        self.ops = self._arising()
+        ruled = ((v, request.ruled(v)) for v in self.trips)
+        self.uneven = any(p.splits_unevenly(v.type, self.mesh) for v, p in ruled)
+        for op in named.walk(program.body):
+            self.combinations[op] = self._of(op)
+        self._collect_readers()
+
+    def route(self, value: Value, source: Placement, target: Placement) -> Route | None:
+        """The cheapest route from one placement of a value to another."""
+        key = value.type, source, target
+        if key not in self.routes:
+            self.work += self._work(*key)
+            self._check_work(self.work)
+            self.routes[key] = route(value.type, source, target, self.mesh, self.price)
+        return self.routes[key]
+
+    def expect(self, routes: Iterable[RouteKey]) -> None:
+        """Raise NoPlan before the first of many routes is looked for, not after the last.
+
+        `routes` are those that will be priced whatever is chosen; some of them more than once.
+        """
+        work = 0
+        for key in dict.fromkeys(routes):
+            work += self._work(*key)
+            self._check_work(work)
+
+    def _check_work(self, work: int) -> None:
+        if work * len(self.axes) ** 2 > MOST_ROUTES:
+            raise NoPlan
+
+    def _work(self, type_: TensorType, source: Placement, target: Placement) -> int:
+        """As how many routes one counts: over many axes, a search passes very many placements."""
+        if has_many_axes(self.mesh) and source != target:
+            ends = (source, target)
+            used = {a for p in ends for _, axes in p.splits for a in axes}.union(
+                *(p.partial for p in ends)
+            )
+            if len(used) > MOST_TOGETHER:
+                return OVER_MANY
+        uneven = any(p.splits_unevenly(type_, self.mesh) for p in (source, target))
+        return UNEVEN if uneven else 1
+
+    # --- the program -------------------------------------------------------------------------
+
+    def _trips(self) -> dict[Value, int]:
+        trips_of = dict.fromkeys(self.stored, 1)
+        for node, trips in ir.counted(self.program.body):
+            trips_of.update(dict.fromkeys(node.makes, trips))
+            if isinstance(node, named.NamedLoop):
+                trips_of.update(dict.fromkeys(node.enters, trips * node.dim.size))
+        return trips_of
+
+    def _sliced(self) -> dict[Value, set[str]]:
+        sliced_dims: dict[Value, set[str]] = defaultdict(set)
+        # Dims that an inner loop slices count for the stack of the outer loop too.
+        for loop in reversed(self.loops):
+            for part in loop.collected:
+                sliced_dims[part.outer].add(loop.dim.name)
+            for item in loop.stacked:
+                sliced_dims[item.outer] |= {loop.dim.name} | sliced_dims[item.inside]
+        return sliced_dims
+
+    def _asked_axes(self) -> set[str]:
+        results = [v for op in named.walk(self.program.body) for v in op.outs]
+        asked = [self.request.ruled(v) for v in (*self.stored, *results)]
+        pins = (p for op in named.walk(self.program.body) for p in self.request.pins(op))
+        asked += [p for p in pins if p is not None]
+        return {a for p in asked for a in (*p.partial, *(a for _, axes in p.splits for a in axes))}
+
+    def _arising(self) -> set[ReduceOp]:
+        """Operations of the partial values that can arise: sums, and those of reductions here."""
+        calls = {call_of(op) for op in named.walk(self.program.body)}
+        beginning = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
+        asked = {self.request.ruled(v).op for v in self.trips}
+        sums: set[ReduceOp] = {"sum"}
+        return sums.union(
+            *(_partial_ops(row.outs) for row in beginning), {op for op in asked if op}
+        )
+
+    def _collect_readers(self) -> None:
+        """Note the placements that readers may need."""
+        for op, combinations in self.combinations.items():
+            for index, value in enumerate(op.ins):
+                self.need(value, (c.needs[index] for c in combinations))
+        for value, placed in self.outputs.items():
+            self.need(value, [placed])
+        for update in self.program.updates:
+            self.need(update.new, [self.request.stored(update.old)])
+
+    def need(self, value: Value, placements: Iterable[Placement]) -> None:
+        """Note that a reader may need a value in these placements."""
+        self.readers.setdefault(value, {}).update(dict.fromkeys(placements))
+
+    # --- combinations ------------------------------------------------------------------------
+
+    def _of(self, op: NamedOp) -> tuple[Combination, ...]:
+        """The legal combinations of rows over the axes."""
+        pins = self.request.pins(op)
+        wants = self.request.wants(op)
+        ruled = tuple(p or self.request.ruled(v) for p, v in zip(pins, op.ins, strict=True))
+        options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
+        self._combined += math.prod(map(len, options))
+        if self._combined > MOST_COMBINATIONS:
+            raise NoPlan
+        versions = tuple((p,) for p in ruled)
+        by = (self.mesh, "deferred", self.price, False, self.uneven)
+        chooser = Chooser(call_of(op), versions, wants, pins, *by)
+        combinations: dict[tuple[object, ...], Combination] = {}
+        for rows in itertools.product(*options):
+            placed = chooser.placements(dict(zip(self.axes, rows, strict=True)))
+            if placed is None or (is_load(op) and placed[0] != ruled):
+                continue
+            work = chooser.flops(*placed)
+            cost = self.price.operator(lookup(op.name), chooser.local(*placed), work)
+            combinations.setdefault(placed, Combination(*placed, work, cost))
+        if not combinations:
+            raise NoPlan
+        return tuple(combinations.values())
+
+    def _rows(
+        self, op: NamedOp, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
+    ) -> list[Row]:
+        """Rows along one axis that suit the demands on the result, or the splits of the operands.
+
+        Where a row does both, no other is considered but one that spares reducing a large result of
+        small operands.
+        """
+        allowed = allowed_rows(legal_rows(call_of(op)), wants, axis)
+        legal = adding_first(allowed, axis, self.request.added_first(op))
+        every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
+        split_here = any(isinstance(p.component(axis), Split) for p in ruled)
+        standing = [row for row in every if split_here and _stands(row, axis, ruled)]
+        suiting = [row for row in every if _agrees(row, axis, wants)]
+        are_known = all(map(self.request.is_known, op.ins))
+        both = [row for row in standing if row in suiting and are_known]
+        if both:
+            return both + [r for r in every[:1] if r not in both and _spares(op, both)]
+        possible = [r for r in every if r in standing or r in suiting] or every
+        return [r for r in possible if r in standing or self._is_considered(r, axis)] or possible
+
+    def _is_considered(self, row: Row, axis: str) -> bool:
+        """Whether a row splits dims only as the search considers it."""
+        dims = (c.dim for c in (*row.ins, *row.outs) if isinstance(c, Split))
+        return all(self._may_split(d, axis) for d in dims)
+
+    def _may_split(self, dim: str, axis: str) -> bool:
+        return self.splits is None or (dim, axis) in self.splits
+
+    # --- where values settle -----------------------------------------------------------------
+
+    def targets(
+        self, value: Value, yields: tuple[Placement, ...], without: str = ""
+    ) -> list[Placement]:
+        """Where a value may settle; carried and collected values have no `yields`.
+
+        The dim `without` stays whole, whatever rules demand.
+        """
+        ruled = self.request.ruled(value).without_dim(without)
+        if self.request.is_settled(value):
+            return [self.outputs.get(value, ruled).without_dim(without)]
+        candidates = list(dict.fromkeys(self._completed(value, ruled, yields, splits=True)))
+        if len(candidates) > MOST_PLACEMENTS:
+            candidates = list(dict.fromkeys(self._completed(value, ruled, yields, splits=False)))
+        self.pairs += len(candidates) * (len(yields) + len(self.readers.get(value, ())))
+        if self.pairs * len(self.axes) ** 2 > MOST_PAIRS:
+            raise NoPlan
+        if self.request.waits(value):
+            # A gradient keeps its first placement until the update reads it.
+            return [p for p in candidates if p in yields] or candidates
+        return candidates
+
+    def kept(self, item: ir.Collected[Value], loop: str) -> list[Placement]:
+        """Where a collected value may settle: like its parts, or in a version that exists anyway.
+
+        That is one which readers of the parts need, in this loop and in those that slice the whole:
+        what the backward pass reads of the forward one. It takes no more memory.
+        """
+        candidates = self.targets(item.outer, (), without=loop)
+        if item.outer.follows is None or self.request.is_settled(item.outer):
+            return candidates
+        ruled = self.request.ruled(item.outer).without_dim(loop)
+        most = ruled.local(item.inside.type, self.mesh).elements
+        slices = [s.inside for other in self.loops for s in other.stacked if s.outer is item.outer]
+        again = {p for s in slices for p in self.readers.get(s, ())}
+        sliced = self.sliced[item.outer]
+        for p in self.readers.get(item.inside, ()):
+            small = p.local(item.inside.type, self.mesh).elements <= most
+            if p in again and small and not (p.windows or any(p.axes_of(d) for d in sliced)):
+                candidates.append(p)
+        return list(dict.fromkeys(candidates))
+
+    def results(self, op: NamedOp, index: int) -> list[Placement]:
+        """Where a result of an operator may settle."""
+        yields = dict.fromkeys(c.yields[index] for c in self.combinations[op])
+        return self.targets(op.outs[index], tuple(yields))
+
+    def _completed(
+        self, value: Value, ruled: Placement, yields: tuple[Placement, ...], splits: bool
+    ) -> Iterator[Placement]:
+        """The demanded splits, with the free axes whole, partial or split."""
+        taken = {a for _, axes in ruled.splits for a in axes}
+        free = [a for a in self.axes if a not in taken]
+        for op in _sorted_ops(p.op for p in yields):
+            ways = [self._along(value, axis, yields, op, splits) for axis in free]
+            for picked in itertools.product(*ways):
+                completed = self._with(ruled, dict(zip(free, picked, strict=True)), op)
+                if self._is_tried(value.type, completed, (ruled, *yields)):
+                    yield completed
+
+    def _is_tried(self, type_: TensorType, made: Placement, given: tuple[Placement, ...]) -> bool:
+        """Whether every split is even, or that of a placement demanded or yielded."""
+        splits = {split for p in given for split in p.splits}
+        return all(
+            (dim, axes) in splits or not made.is_uneven(dim, type_.size(dim), self.mesh)
+            for dim, axes in made.splits
+        )
+
+    def _along(
+        self, value: Value, axis: str, yields: tuple[Placement, ...], op: ReduceOp, splits: bool
+    ) -> list[Component]:
+        """The components of a value along a free axis.
+
+        A value yielded whole or split best stays so, or becomes whole: versions can be made of it.
+        """
+        came = {p.component(axis) for p in yields}
+        if came and not _partial_ops(came):
+            split = (c for c in came if isinstance(c, Split))
+            return [B, *sorted(split, key=lambda c: value.type.index(c.dim))]
+        sliced = self.sliced[value]
+        dims = [d for d in self.request.may_split(value) if splits and d not in sliced]
+        return [B, Partial(op), *(Split(d) for d in dims if self._may_split(d, axis))]
+
+    def _with(self, base: Placement, picked: dict[str, Component], op: ReduceOp) -> Placement:
+        splits = dict(base.splits)
+        for axis, component in picked.items():
+            if isinstance(component, Split):
+                splits[component.dim] = (*splits.get(component.dim, ()), axis)
+        partial = tuple(a for a, c in picked.items() if isinstance(c, Partial))
+        return placement(self.mesh, splits, partial, op)
+
+
+def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:
+    return {c.op for c in components if isinstance(c, Partial)}
+
+
+def _sorted_ops(ops: Iterable[ReduceOp | None]) -> list[ReduceOp]:
+    """The operations present; sums where there are none."""
+    sums: list[ReduceOp] = ["sum"]
+    return sorted({op for op in ops if op}) or sums
+
+
+def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
+    """Whether the row takes as it is every operand that rules split along the axis."""
+    return all(
+        not isinstance(p.component(axis), Split) or p.component(axis) == component
+        for component, p in zip(row.ins, ruled, strict=True)
+    )
+
+
+def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:
+    """Whether no result is split otherwise than demanded."""
+    pairs = zip(row.outs, (w.placement.component(axis) for w in wants), strict=True)
+    return not any(isinstance(c, Split) and isinstance(w, Split) and c != w for c, w in pairs)
+
+
+def _spares(op: NamedOp, rows: list[Row]) -> bool:
+    """Whether gathering the operands sends less than reducing what every row leaves partial.
+
+    Only where a whole result on every device is cheap: a lookup's gradient, not a product. Rules
+    for the splits of a parameter are followed.
+    """
+    split = {v for row in rows for v, c in zip(op.ins, row.ins, strict=True) if c != B}
+    if not all(_partial_ops(row.outs) for row in rows) or any(v.role == "param" for v in split):
+        return False
+    gathered = min(_split_bytes(op, row) for row in rows)
+    call = call_of(op)
+    moved = sum(v.type.elements for v in (*op.ins, *op.outs))
+    light = flops(call.opdef, call.signature) <= LIGHT * moved
+    return light and gathered < 2 * sum(v.type.bytes for v in op.outs)
+
+
+def _split_bytes(op: NamedOp, row: Row) -> int:
+    pairs = zip(op.ins, row.ins, strict=True)
+    return sum(v.type.bytes for v, component in pairs if isinstance(component, Split))

@@ -1,0 +1,335 @@
+"""A network without a loop in stages: `conv3: pipe = 1` is on stage 1, and so is what comes of it.
+
+An operator is on the stage that a rule gives it, else on the latest of its operands; what is made
+of inputs and parameters begins on stage 0, what is made of inputs alone is where it is read. So no
+stage reads what a later one makes. An operator of the backward pass is on the stage of the operator
+that it is for: its origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NoReturn
+
+from meshdsl.diagnostics import Related, counted, fail
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
+from meshdsl.placed.pipelined import (
+    Piped,
+    check_axis,
+    cut_of,
+    is_leaving,
+    makes_of,
+    reads_of,
+)
+from meshdsl.placed.settings import StageRule
+
+
+def active_cuts(layout: Layout) -> tuple[StageRule, ...]:
+    """The stages that rules of a layout give on axes with several devices."""
+    return tuple(r for r in layout.cuts if layout.mesh.size_or_one(r.axis) > 1)
+
+
+def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Piped | None:
+    """The pipeline of a program that rules cut into stages, if they do.
+
+    `looped` is that of a loop. Raises MD0339 and MD0340 for stages that there are not, or that
+    would run backwards, MD0907 for what cannot be a pipeline.
+    """
+    rules, use = active_cuts(layout), layout.schedule
+    trains = any(node.phase == "backward" for node in _every(program.body))
+    if not rules or not (trains or (use and use.forward)):
+        return None
+    first = rules[0]
+    if looped is not None:
+        message = f"`{first}`: the stages are those of the loop over `{looped.dim}`"
+        help = f"leave this rule out, or `{looped.dim} -> {looped.axis}`"
+        fail("MD0339", message, first.span, Related(looped.span, "by this rule"), help=help)
+    other = next((r for r in rules if r.axis != first.axis), None)
+    if other is not None:
+        message = f"a network is cut into stages of one axis, not of `{first.axis}` and others"
+        help = f"give all of them `{first.axis}`, or one of the axes one device"
+        fail("MD0339", message, other.span, Related(first.span, "another axis"), help=help)
+    pipe = _pipe(program, layout, first, rules)
+    check_axis(program, layout, pipe)
+    _Stages(program, pipe, layout).check()
+    return pipe
+
+
+def with_homes(program: NamedProgram, pipe: Piped) -> Piped:
+    """The pipeline with the stages of all values of its passes, where rules cut the network."""
+    if not pipe.count:
+        return pipe
+    return replace(pipe, homes=_Stages(program, pipe).of_all())
+
+
+def _pipe(
+    program: NamedProgram, layout: Layout, first: StageRule, rules: tuple[StageRule, ...]
+) -> Piped:
+    """The pipeline, with as many stages as the table of its schedule has."""
+    use, goal = layout.schedule, program.goal
+    accumulated = goal.optimizer.accumulate if goal else 1
+    cut = cut_of(use, "", layout)
+    if cut is None and accumulated == 1:
+        message = f"`{first}` needs micro-batches"
+        fail("MD0907", message, first.span, help="end the layout with `with one_f_one_b[batch](8)`")
+    if cut is not None and accumulated > 1:
+        message = "a step is either cut into micro-batches or accumulates batches"
+        help = f"write `with {cut.name}` alone, or leave `accumulate` out"
+        fail("MD0907", message, cut.span, help=help)
+    loop = None if cut else _batches(program)
+    micro = cut.axis if cut else loop.dim.name if loop else ""
+    count = layout.mesh.size(first.axis)
+    if use is not None:
+        count = use.verified(count, cut.micro if cut else accumulated).schedule.stages
+    return Piped("", first.axis, micro, first.span, use, cut, count=count, rules=rules)
+
+
+def _batches(program: NamedProgram) -> NamedLoop | None:
+    """The loop over the batches that the optimizer accumulates."""
+    loops = (n for n in program.body if isinstance(n, NamedLoop))
+    return next((n for n in loops if any(m.phase == "backward" for m in n.body)), None)
+
+
+def _every(nodes: Iterable[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if isinstance(node, NamedLoop):
+            yield from _every(node.body)
+
+
+class _Stages:
+    """The stages of the values of a training step; one that any stage can make has none."""
+
+    def __init__(self, program: NamedProgram, pipe: Piped, layout: Layout | None = None) -> None:
+        self.program, self.pipe, self.layout = program, pipe, layout
+        loop = None if pipe.cut else _batches(program)
+        nodes: tuple[Node, ...] = loop.body if loop else program.body
+        self.nodes = [n for n in nodes if n.phase != "update" and not _leaves(n)]
+        self.forward = [n for n in self.nodes if n.phase == "forward"]
+        self.makers = {v: n for n in self.forward for v in makes_of(n)}
+        slices = {s.outer: s.inside for s in loop.stacked} if loop else {}
+        self.batch = {slices.get(v, v) for v in program.inputs}
+        # What depends on parameters; a batch and parameters make what begins on stage 0.
+        self.learned = {p.value for p in program.params}
+        self.stages: dict[Value, int] = {}
+        self.causes: dict[Value, StageRule] = {}
+        self.ruled = self._ruled()
+
+    def of_all(self) -> Mapping[Value, int]:
+        """The stage of each value that is on one."""
+        for node in self.forward:
+            self._forward(node)
+        self._backward([n for n in self.nodes if n.phase == "backward"])
+        return self.stages
+
+    def check(self) -> None:
+        """Raise MD0339 for a stage without operators, and one that there is not."""
+        for rule in self.pipe.rules:
+            if rule.stage >= self.pipe.count:
+                message = f"`{rule}`: the stages of `{rule.axis}` are 0 to {self.pipe.count - 1}"
+                fail("MD0339", message, rule.span, help="take one of them, or more devices")
+            if all(selected is not rule for selected in self.ruled.values()):
+                self._selects_none(rule)
+        for node in self.forward:
+            self._forward(node)
+        there = set(self.stages.values())
+        for stage in range(self.pipe.count):
+            if stage not in there:
+                self._empty(stage)
+
+    def _selects_none(self, rule: StageRule) -> NoReturn:
+        name = ".".join(rule.selector)
+        entering = [*self.program.inputs, *(p.value for p in self.program.params)]
+        selected = next((v for v in entering if selects(rule.selector, v) == TENSOR), None)
+        message = f"`{name}` names nothing that a micro-batch makes"
+        help = "name a result of an operator, or a function"
+        if selected is not None:
+            kind = "a parameter" if selected.role == "param" else "an input"
+            message = f"`{name}` is {kind}, which is read wherever it is needed"
+            help = "name what is made of it"
+        fail("MD0339", message, rule.span, help=help)
+
+    def _empty(self, stage: int) -> NoReturn:
+        axis, count = self.pipe.axis, counted(self.pipe.count, "stage")
+        message = f"stage {stage} of `{axis}` has no operator of its own"
+        rule = next((r for r in self.pipe.rules if r.stage == stage), self.pipe.rules[0])
+        others = [r for r in self.pipe.rules if r is not rule]
+        related = tuple(Related(r.span, "another stage begins here") for r in others)
+        help = f"a rule says where it begins: `NAME: {axis} = {stage}`; there are {count}"
+        if rule.stage == stage:
+            name = ".".join(rule.selector)
+            help = f"`{name}` is made before the first micro-batch: name what depends on the batch"
+        if stage == 0:
+            help = "name a tensor behind the first operators, so that these stay on stage 0"
+            name = ".".join(rule.selector)
+            nodes = (node for node, selecting in self.ruled.items() if selecting is rule)
+            places = [v for node in nodes for v in node.makes if v.name == name]
+            if len(places) > 1:
+                help = f"`{name}` is assigned {len(places)} times, each of which the rule names: "
+                help += "give the one that begins a stage a name of its own"
+        fail("MD0339", message, rule.span, *related, help=help)
+
+    # --- rules -----------------------------------------------------------------------------------
+
+    def _ruled(self) -> dict[Node, StageRule]:
+        """The rule of each node of the forward pass that one selects; the narrowest."""
+        ruled: dict[Node, tuple[int, StageRule]] = {}
+        for rule in self.pipe.rules:
+            for node, level in self._selected(rule).items():
+                old = ruled.get(node)
+                # What two statements have in common is where it is read first.
+                common = old is not None and level == old[0] == TENSOR
+                earlier = common and old is not None and rule.stage < old[1].stage
+                if old is None or level > old[0] or earlier:
+                    ruled[node] = level, rule
+                elif common:
+                    continue
+                elif level == old[0] and old[1].stage != rule.stage:
+                    message = f"two stages for one operator: `{old[1]}` and `{rule}`"
+                    other = Related(old[1].span, "the other rule")
+                    fail("MD0303", message, rule.span, other, help="keep one of them")
+        return {node: rule for node, (_, rule) in ruled.items()}
+
+    def _selected(self, rule: StageRule) -> dict[Node, int]:
+        """The nodes that a rule selects: those of a function, or of the statement of a tensor."""
+        levels: dict[Node, int] = {}
+        direct: set[Node] = set()
+        for node in self.forward:
+            for value in makes_of(node):
+                level = selects(rule.selector, value)
+                if level == FUNCTION:
+                    levels.setdefault(node, FUNCTION)
+                elif level == TENSOR and not _belongs_to_call(node, value):
+                    levels.update(dict.fromkeys(self._statement(node, value), TENSOR))
+                    direct.add(node)
+        return levels | dict.fromkeys(direct, TENSOR + 1)
+
+    def _statement(self, node: Node, target: Value) -> set[Node]:
+        """What a statement consists of that assigns to `target`, with the calls in it."""
+        scope = tuple((target.name or "").split(".")[:-1])
+        first, statement_nodes, left = node, {node}, [node]
+        if len(target.path) > len(scope):
+            left += self._call(target, scope)
+        while left:
+            node = left.pop()
+            statement_nodes.add(node)
+            for value in reads_of(node):
+                maker = self.makers.get(value)
+                if maker is None or maker in statement_nodes or value.path[: len(scope)] != scope:
+                    continue
+                if value.name is not None and tuple(value.name.split(".")[:-1]) == scope:
+                    continue  # a statement before
+                left.append(maker)
+                if len(value.path) > len(scope):
+                    left += [n for n in self._call(value, scope) if n not in statement_nodes]
+        return self._alone(first, statement_nodes)
+
+    def _alone(self, first: Node, statement: set[Node]) -> set[Node]:
+        """A statement without what others read as well: equal operators have become one."""
+        outside = [n for n in self.forward if n not in statement]
+        read = {v for n in outside for v in reads_of(n)}
+        alone = set(statement)
+        for node in [n for n in reversed(self.forward) if n in statement]:
+            if node is not first and not read.isdisjoint(node.makes):
+                alone.discard(node)
+                read.update(reads_of(node))
+        return alone
+
+    def _call(self, value: Value, scope: tuple[str, ...]) -> list[Node]:
+        """The nodes of the call inside of a scope that has made a value."""
+        call = value.path[: len(scope) + 1]
+        return [n for n in self.forward if any(v.path[: len(call)] == call for v in n.makes)]
+
+    # --- the forward pass ------------------------------------------------------------------------
+
+    def _forward(self, node: Node) -> None:
+        reads = list(reads_of(node))
+        makes = list(makes_of(node))
+        if not self.learned.isdisjoint(reads):
+            self.learned.update(makes)
+        if self.batch.isdisjoint(reads):
+            return
+        self.batch.update(makes)
+        before = [v for v in reads if v in self.stages]
+        latest = max(before, key=self.stages.__getitem__, default=None)
+        rule = self.ruled.get(node)
+        if rule is not None:
+            if latest is not None and self.stages[latest] > rule.stage:
+                self._backwards(node, rule, latest)
+            stage, cause = rule.stage, rule
+        elif latest is not None:
+            stage, latest_cause = self.stages[latest], self.causes.get(latest)
+            self._put(node, stage, latest_cause)
+            return
+        elif not self.learned.isdisjoint(reads):
+            stage, cause = 0, None
+        else:
+            return
+        self._put(node, stage, cause)
+
+    def _put(self, node: Node, stage: int, cause: StageRule | None) -> None:
+        for value in makes_of(node):
+            self.stages[value] = stage
+            if cause is not None:
+                self.causes[value] = cause
+
+    def _backwards(self, node: Node, rule: StageRule, operand: Value) -> NoReturn:
+        name = f"`{operand.label}`" if operand.name else "an operand"
+        stage = self.stages[operand]
+        message = f"`{rule}` is behind stage {stage}: it reads {name} of that"
+        cause = self.causes.get(operand)
+        related = () if cause is None else (Related(cause.span, f"from here on stage {stage}"),)
+        help = f"stages never run backwards: write `{self.pipe.axis} = {stage}` or a later one"
+        fail("MD0340", message, rule.span, *related, Related(node.span, "here"), help=help)
+
+    # --- the backward pass -----------------------------------------------------------------------
+
+    def _backward(self, nodes: list[Node]) -> None:
+        """Note the stages of the backward pass, which goes from later stages to earlier ones.
+
+        A copy of what is on no stage is on the latest stage that reads it.
+        """
+        made: set[Value] = set()
+        for node in nodes:
+            reads = list(reads_of(node))
+            makes = list(makes_of(node))
+            if not self.batch.isdisjoint(reads):
+                self.batch.update(makes)
+                before = [self.stages[v] for v in reads if v in made and v in self.stages]
+                stage = self._backward_stage(node, before)
+                self.stages.update({} if stage is None else dict.fromkeys(makes, stage))
+            made.update(makes)
+        late: dict[Value, int] = {}
+        for node in reversed(nodes):
+            stages = [late[v] for v in node.makes if v in late]
+            stages += [self.stages[v] for v in node.makes if v in self.stages]
+            if not stages:
+                continue
+            self.stages.update(dict.fromkeys(makes_of(node), max(stages)))
+            for value in made.intersection(reads_of(node)):
+                late[value] = max(late.get(value, 0), max(stages))
+
+    def _backward_stage(self, node: Node, before: list[int]) -> int | None:
+        """The stage of the operator that a node is for, which reads nothing of earlier stages.
+
+        A gradient of what is on no stage, as of a parameter, is added up on the earliest one.
+        """
+        assert node.origin is not None, "an operator of the backward pass has an origin"
+        earliest = min(before, default=self.pipe.count - 1)
+        own = self.stages.get(node.origin.of)
+        if own is not None:
+            return min(own, earliest)
+        return None if node.origin.is_copy else earliest
+
+
+def _belongs_to_call(node: Node, value: Value) -> bool:
+    """Whether a value is what a loop in a function carries, named as the argument of the call."""
+    return isinstance(node, NamedLoop) and any(
+        len(v.path) > len(value.path) for v in makes_of(node)
+    )
+
+
+def _leaves(node: Node) -> bool:
+    return isinstance(node, NamedOp) and is_leaving(node)

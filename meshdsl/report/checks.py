@@ -1,0 +1,249 @@
+"""`check`: every program of a file, every layout, and every `expect` block.
+
+An `expect` block makes statements about placements, executed collectives and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+from meshdsl.analysis import Analysis, analyse, chosen_layouts, of_another_layout
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Edit,
+    Fix,
+    Related,
+    Source,
+    Span,
+    counted,
+)
+from meshdsl.named import ir as named
+from meshdsl.named.declarations import Declarations
+from meshdsl.pipeline import (
+    DEFAULT_POLICY,
+    Compilation,
+    Known,
+    Options,
+    lower_placed,
+    place_named,
+)
+from meshdsl.placed import ir as placed
+from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
+from meshdsl.placed.layout import TENSOR, selects
+from meshdsl.report.explanation import explain
+from meshdsl.report.schema import CollectiveFacts, ReportFacts
+from meshdsl.search.fingerprint import outdated
+from meshdsl.syntax import ast
+
+
+def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> str:
+    """Collect the diagnostics of one file; returns a line on the scope of the check.
+
+    Whether a layout fits does not depend on when values are reduced, so no optimum is searched.
+    """
+    analysis = analyse(source, options)
+    diagnostics.add(*analysis.diagnostics)
+    if analysis.diagnostics.errors:
+        return ""
+    if not options.set_dims and options.dtype is None:
+        diagnostics.add(*outdated(source, analysis.named))
+    for step in placement_checks(analysis, options):
+        diagnostics.add(*step)
+    held = len(analysis.declarations.expects)
+    counts = f"{counted(len(analysis.named), 'program')}, {counted(held, 'expectation')}"
+    return f"{source.name}: fine ({counts})"
+
+
+def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]:
+    """What only placing shows of a text without errors: the diagnostics of one step at a time.
+
+    Every program is placed under the chosen layout, then under each of the others, which are noted
+    where they cannot be used. Expectations follow if nothing is wrong.
+    """
+    programs = [program for program in found.named.values() if program is not None]
+    wrong = False
+    for chosen, name in chosen_layouts(found.declarations, options):
+        problems, told = Diagnostics(), Diagnostics()
+        for program in programs:
+            problems.of(partial(_place, program, found, chosen))
+        told.add(*(of_another_layout(name, d, options) if name else d for d in problems))
+        wrong = wrong or bool(told.errors)
+        yield told
+    for expect in () if wrong else found.declarations.expects:
+        held = Diagnostics()
+        held.of(partial(check_expect, expect, programs, found.declarations, held))
+        yield held
+
+
+def _place(program: named.NamedProgram, found: Analysis, options: Options) -> None:
+    """Place a program, which may be refused; the stages of a pipeline may be too.
+
+    What is refused with a plan that is not searched for is so only if it is with the asked one.
+    """
+    policy = "deferred" if options.reduce == "optimal" else options.reduce
+    chosen, declarations = replace(options, reduce=policy), found.declarations
+    result = place_named(program, declarations, chosen, Diagnostics())
+    if result.pipe is None:
+        return
+    if result.pipe.use is not None and result.pipe.use.asynchronous:
+        _update_on_the_way(program, found, chosen)
+        return
+    try:
+        lower_placed(result)
+    except DiagnosticError:
+        if policy == options.reduce:
+            raise
+        lower_placed(place_named(program, declarations, options, Diagnostics()))
+
+
+def _update_on_the_way(program: named.NamedProgram, found: Analysis, options: Options) -> None:
+    """Make what devices run of updates on the way; what is not built the reference engine does."""
+    name = program.name
+    known_stages = Known(found.tree, found.declarations, found.written[name], program)
+    compilation = Compilation(
+        found.tree.span.source, replace(options, program=name), Diagnostics(), known_stages
+    )
+    try:
+        compilation.checked()
+    except DiagnosticError as error:
+        if any(d.code != "MD0335" for d in error.diagnostics):
+            raise
+
+
+# --- expectations ----------------------------------------------------------------------------
+
+
+def check_expect(
+    node: ast.Expect,
+    programs: list[named.NamedProgram],
+    declarations: Declarations,
+    diagnostics: Diagnostics,
+) -> None:
+    """Compile the subject of the block and compare; MD0401 where it does not hold."""
+    options = _options(node, declarations)
+    results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
+    reports = [explain(lower_placed(result)) for result in results]
+    for entry in node.entries:
+        if isinstance(entry, ast.ExpectPlacement):
+            _check_placement(entry, results, diagnostics)
+        else:
+            _check_figure(entry, reports, declarations, diagnostics)
+
+
+def _options(node: ast.Expect, declarations: Declarations) -> Options:
+    check_head(node, declarations)
+    is_sbp = node.layout.text in declarations.sbps
+    return Options(
+        mesh=node.mesh.text if node.mesh else None,
+        layout=None if is_sbp else node.layout.text,
+        sbp=node.layout.text if is_sbp else None,
+        reduce=node.policy.text if node.policy else DEFAULT_POLICY,
+    )
+
+
+def _check_placement(
+    entry: ast.ExpectPlacement, programs: list[placed.PlacedProgram], diagnostics: Diagnostics
+) -> None:
+    """Compare a tensor in every program that has it; MD0402 where none has.
+
+    In a loop a name has values with its dim and without: those of the expected dims are meant.
+    """
+    path = tuple(n.text for n in entry.tensor)
+    named_ = [(p, t) for p in programs for t in p.tensors if t.value.name]
+    tensors = [(p, t) for p, t in named_ if selects(path, t.value) == TENSOR]
+    if not tensors:
+        diagnostics.add(no_tensor(entry, (t.value.label for _, t in named_)))
+    names = {d.dim.text for d in entry.dims}
+    meant = [(p, t) for p, t in tensors if set(t.value.type.names) == names]
+    if any(t.value.declared is not None for _, t in tensors):
+        tensors = meant or tensors
+    for program, tensor in tensors:
+        problem = _placement_problem(entry, tensor, program)
+        if problem:
+            where = Related(tensor.value.span, "it is computed here")
+            help = "change the layout, or what is expected; `meshdsl explain` shows why it is so"
+            told = f"{'.'.join(path)}: {_shown(tensor)}"
+            fixes = () if tensor.placement.op else _expected(entry.span, told)
+            found_ = Diagnostic("MD0401", problem, entry.span, related=(where,), help=help)
+            diagnostics.add(replace(found_, fixes=fixes))
+
+
+def _shown(tensor: placed.PlacedTensor) -> str:
+    """The placement of a tensor, as an expectation is written."""
+    return tensor.placement.show(tensor.value.type)
+
+
+def _placement_problem(
+    entry: ast.ExpectPlacement, tensor: placed.PlacedTensor, program: placed.PlacedProgram
+) -> str | None:
+    """The difference of a tensor from its expectation, or None. Axes of size 1 do not count."""
+    names = tuple(d.dim.text for d in entry.dims)
+    actual = _shown(tensor)
+    if set(names) != set(tensor.value.type.names):
+        return f"`{tensor.value.label}` has other dims: it is {actual}"
+    for item in entry.dims:
+        wanted = tuple(a.text for a in item.axes or () if program.mesh.size_or_one(a.text) > 1)
+        if tensor.placement.axes_of(item.dim.text) != wanted:
+            return f"`{tensor.value.label}` is placed otherwise: it is {actual}"
+    return None
+
+
+def _check_figure(
+    entry: ast.ExpectCount,
+    reports: list[ReportFacts],
+    declarations: Declarations,
+    diagnostics: Diagnostics,
+) -> None:
+    """Compare a count or an amount in every program."""
+    wanted = expected_number(entry, declarations)
+    for report in reports:
+        actual = _figure(entry, report)
+        if actual != wanted:
+            over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
+            message = f"expected {entry.what.text}{over} {_said(wanted)}, and it is {_said(actual)}"
+            help = "`meshdsl explain` shows each collective and why it is there"
+            fixes = _expected(entry.value.span, str(actual))
+            diagnostics.add(Diagnostic("MD0401", message, entry.span, help=help, fixes=fixes))
+
+
+def _expected(span: Span, text: str) -> tuple[Fix, ...]:
+    """The fix that expects what there is."""
+    return (Fix(f"expect `{text}`", (Edit(span, text),), safe=False),)
+
+
+def _said(number: int | Fraction) -> str:
+    return f"{number:,}" if isinstance(number, int) else str(number)
+
+
+def _figure(entry: ast.ExpectCount, report: ReportFacts) -> int | Fraction:
+    """The value of a figure in the report; without a pipeline nothing is idle or in flight."""
+    what = entry.what.text
+    if what in KINDS:
+        return sum(int(c["count"]) for c in report["collectives"] if _counts(entry, c))
+    pipeline = report.get("pipeline")
+    match what:
+        case "memory":
+            return report["memory"]["peak"]
+        case "bubble":
+            return Fraction(pipeline["bubble"] if pipeline else 0)
+        case "in_flight":
+            return max(pipeline["in_flight"]) if pipeline else 0
+    totals = report["totals"]
+    figures = {
+        "wire_bytes": totals["wire_bytes"],
+        "cluster_wire_bytes": totals["cluster_wire_bytes"],
+        "collectives": totals["collectives"],
+        "flops_per_device": totals["flops_per_device"],
+    }
+    return figures[what]
+
+
+def _counts(entry: ast.ExpectCount, collective: CollectiveFacts) -> bool:
+    if collective["kind"] != entry.what.text:
+        return False
+    return entry.axes is None or {a.text for a in entry.axes} == set(collective["axes"])

@@ -1,0 +1,822 @@
+"""`explain`: each tensor's layout, the bytes sent, the reasons, and the remedies.
+
+`explain` gives the facts as JSON version 1, and every other view is made of them; `explanation`
+is the document for people.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+from meshdsl.backends.torch.emitter import identifiers
+from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    DeviceProgram,
+    Move,
+    Wait,
+    computed,
+    only_on,
+    walk,
+)
+from meshdsl.device.memory import memory, walks
+from meshdsl.device.offloaded_updates import traffic
+from meshdsl.device.traffic import Done, Sender, senders
+from meshdsl.diagnostics import Diagnostic, Source
+from meshdsl.ir.program import every
+from meshdsl.named.ir import NamedOp, Value
+from meshdsl.placed import ir as placed
+from meshdsl.placed.collectives import COLLECTIVES
+from meshdsl.placed.place import SOME_ROUTES
+from meshdsl.placed.placements import Placement
+from meshdsl.placed.worker_parts import workers
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Gap,
+    Item,
+    Note,
+    Paragraph,
+    Piece,
+    Section,
+    SourceLine,
+    Table,
+    Text,
+    counted,
+    duration,
+    exact,
+    human,
+    line,
+    mesh_text,
+    plain,
+    scaled,
+)
+from meshdsl.report.pictures import small_picture
+from meshdsl.report.pipeline_facts import (
+    by_stage,
+    piped,
+    pipeline_sentence,
+)
+from meshdsl.report.predicted_times import timed_in_all, timed_item, timed_sentence, times
+from meshdsl.report.schema import (
+    BoundedFacts,
+    CollectiveFacts,
+    CompressionFacts,
+    LineTime,
+    LoopFacts,
+    MovedFacts,
+    OffloadedFacts,
+    OffloadFacts,
+    PlanFacts,
+    ReportFacts,
+    RuleFacts,
+    StageLocal,
+    TensorFacts,
+    TimedFacts,
+    TotalsFacts,
+    WarningFacts,
+)
+from meshdsl.report.shard_view import Holding
+
+VERSION = 1
+LOOP_WORDS = {
+    "carried": "carried through {trips} trips",
+    "kept": "kept from {trips} trips",
+    "stacked": "stacked over {trips} trips, {held} held through the loop",
+}
+"""The words for a tensor that a loop carries, stores for the backward pass, or stacks."""
+
+
+def explain(
+    program: DeviceProgram, warnings: Iterable[Diagnostic] = (), timing: Timing | None = None
+) -> ReportFacts:
+    """The report of one program under one layout. Bytes and FLOPs are per device.
+
+    With a `timing` it has predicted times, too.
+    """
+    source = program.placed
+    moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
+    unnamed = any(m.target.value.name is None for n in moves for m in n.moves)
+    names = identifiers(program) if unnamed else {}
+    every_device = senders(program)
+    collectives = [_collective(n, every_device, program, n in hidden, names) for n in moves]
+    if timing is not None:
+        for entry, node in zip(collectives, moves, strict=True):
+            entry["seconds"] = timing.node(node).seconds * entry["count"]
+    timed: TimedFacts = {} if timing is None else {"time": times(program, timing)}
+    is_bounded = bool(source.bounded and not source.plan)
+    bounded: BoundedFacts = {"bounded": SOME_ROUTES} if is_bounded else {}
+    return {
+        "version": VERSION,
+        "program": source.named.name,
+        "file": source.named.span.file,
+        "mesh": dict(source.mesh.axes),
+        "devices": source.mesh.devices,
+        "layout": source.layout,
+        "reduce": source.policy,
+        "proven": source.plan.proven if source.plan else None,
+        "plan": _plan(source.plan),
+        **bounded,
+        **_compressed(source),
+        "tensors": _tensors(source, _alone(program)),
+        "collectives": collectives,
+        "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
+        "memory": memory(program),
+        **_away(program),
+        **piped(program),
+        **timed,
+        "warnings": [
+            {"code": d.code, "message": d.message, "line": d.span.line if d.span else None}
+            for d in warnings
+            if d.severity == "warning"
+        ],
+    }
+
+
+def _compressed(program: placed.PlacedProgram) -> CompressionFacts:
+    """The compression of gradients, as it is written; nothing without one.
+
+    Where each worker compresses what it has, also their number.
+    """
+    goal = program.named.goal
+    found = None if goal is None or not program.updates else goal.optimizer.compress
+    if found is None:
+        return {}
+    compression: CompressionFacts = {"compress": str(found)}
+    if several := workers(program):
+        compression["workers"] = several
+    return compression
+
+
+def _away(program: DeviceProgram) -> OffloadFacts:
+    """What lies on disk or on the host, of the device that has most there; else nothing."""
+    if not program.away:
+        return {}
+    each = (traffic(walk.bytes, program) for walk in walks(program))
+    most = max(each, key=lambda found: found["bytes"])
+    facts: OffloadedFacts = {
+        "bytes": most["bytes"],
+        "read": most["read"],
+        "written": most["written"],
+        "chunk": most["chunk"],
+    }
+    return {"disk": facts} if "disk" in program.away.values() else {"host": facts}
+
+
+def _plan(found: placed.PlanProvenance | None) -> PlanFacts | None:
+    if found is None:
+        return None
+    plan: PlanFacts = {
+        "message_bytes": found.message_bytes,
+        "searched": found.searched,
+        "least": found.least,
+    }
+    if found.timed:
+        plan["objective"] = "time"
+    return plan
+
+
+def _alone(program: DeviceProgram) -> dict[Value, StageLocal]:
+    """What is said otherwise of tensors that one device along the axis of the stages has alone."""
+    pipe = program.placed.pipe
+    every_var = (*program.params, *program.states, *(v for n in program.body for v in n.makes))
+    alone: dict[Value, StageLocal] = {}
+    for var in every_var:
+        if var.on is not None and pipe is not None:
+            mesh, devices = program.mesh, range(program.mesh.devices)
+            placed = {a: str(var.placement.component(a)) for a in mesh.names}
+            at, blocks = {pipe.axis: var.on}, var.placement.shapes(var.type, mesh, devices)
+            there = (mesh.coordinates(rank)[pipe.axis] == var.on for rank in devices)
+            shapes = [b if d else [0 for _ in b] for b, d in zip(blocks, there, strict=True)]
+            placed[pipe.axis] = f"A({var.on})"
+            facts: StageLocal = {"local_shapes": shapes, "placement": placed, "on": at}
+            alone.setdefault(var.value, facts)
+    return alone
+
+
+def _tensors(program: placed.PlacedProgram, alone: Mapping[Value, StageLocal]) -> list[TensorFacts]:
+    loops, between = _loop_values(program), _between(program)
+    entries = []
+    for number, tensor in enumerate(program.tensors):
+        value, loop = tensor.value, loops.get(tensor.value)
+        if loop is not None and loop["as"] == "stacked":
+            loop["bytes"] = tensor.local(program.mesh).bytes
+        own = alone.get(value)
+        entries.append(_tensor(tensor, number, program, own, loop, value in between))
+    return entries
+
+
+def _between(program: placed.PlacedProgram) -> set[Value]:
+    """Unnamed values that a rule for all tensors splits otherwise than a named one beside them.
+
+    A rule that names a tensor does not reach what is computed on the way to it, where a general
+    one still binds.
+    """
+    settled = {tensor.value: tensor.placement for tensor in program.tensors}
+    between = set()
+    for op in every(program.named.body):
+        if not isinstance(op, NamedOp) or op.phase != "forward":
+            continue
+        for one, other in product(op.outs, op.ins):
+            for inner, named in ((one, other), (other, one)):
+                if inner.name or not named.name or named.role == "param":
+                    continue
+                if not {inner, named} <= settled.keys():
+                    continue  # nothing reads it: of an operator in parts it is not computed
+                rules = program.causes.get(inner, {}).items()
+                dims = [d for d, (rule, _) in rules if ":" not in rule and named.type.has(d)]
+                if any(settled[inner].axes_of(d) != settled[named].axes_of(d) for d in dims):
+                    between.add(inner)
+    return between
+
+
+def _loop_values(program: placed.PlacedProgram) -> dict[Value, LoopFacts]:
+    """The role of values in a `repeat`: `carried` in it, a `slice` of a stack, or its `result`.
+
+    Values of all iterations are `stacked` where the program reads them after the loop, and else
+    `kept` for the backward pass.
+    """
+    facts: dict[Value, LoopFacts] = {}
+    read = {tensor.value for node in every(program.body) for tensor in _reads(node)}
+    read.update(o.value for o in program.named.outputs)
+    for node in every(program.body):
+        if not isinstance(node, placed.PlacedLoop):
+            continue
+        collected = [c.outer.value for c in node.collected if c.outer.value.role == "activation"]
+        stacked = {v for v in collected if v in read and node.phase == "forward"}
+        words = {s.inside.value: "slice" for s in node.stacked}
+        words |= {c.inside.value: "carried" for c in node.carries}
+        words |= {c.result.value: "result" for c in node.carries}
+        words |= {v: "stacked" if v in stacked else "kept" for v in collected}
+        for value, word in words.items():
+            facts[value] = {"as": word, "line": node.span.line, "trips": node.dim.size}
+    return facts
+
+
+def _reads(node: placed.Node) -> tuple[placed.PlacedTensor, ...]:
+    """What a node reads; what a loop of the backward pass takes slices of was kept for it."""
+    later = isinstance(node, placed.PlacedLoop) and node.phase == "backward"
+    return () if later else node.reads
+
+
+def _tensor(
+    tensor: placed.PlacedTensor,
+    number: int,
+    program: placed.PlacedProgram,
+    own: StageLocal | None,
+    loop: LoopFacts | None,
+    between: bool,
+) -> TensorFacts:
+    value, p = tensor.value, tensor.placement
+    facts: TensorFacts = {
+        "name": value.name,
+        "id": number,
+        "file": value.span.file,
+        "line": value.span.line,
+        "dtype": str(value.type.dtype),
+        "dims": list(value.type.names),
+        "declared": list(value.positions),
+        "shape": list(value.type.shape),
+        "local_shape": list(tensor.local(program.mesh).shape),
+        "placement": {a: str(p.component(a)) for a in program.mesh.names},
+        "order": {d: list(axes) for d, axes in p.splits},
+        "role": value.role if value.role != "activation" else _role(value, program),
+        "rules": {
+            dim: {"rule": rule, "file": span.file, "line": span.line}
+            for dim, (rule, span) in program.causes.get(value, {}).items()
+        },
+        "loop": loop,
+        "between": between,
+    }
+    if p.splits_unevenly(value.type, program.mesh):
+        ranks = range(program.mesh.devices)
+        facts["local_shapes"] = p.shapes(value.type, program.mesh, ranks)
+    if lying := program.blocks(value.type, p):
+        facts["blocks"] = lying
+    if own is not None:
+        facts["local_shapes"], facts["placement"] = own["local_shapes"], own["placement"]
+        facts["on"] = own["on"]
+    return facts
+
+
+def _role(value: Value, program: placed.PlacedProgram) -> str:
+    returned = any(o.value is value for o in program.named.outputs)
+    return "output" if returned else "activation"
+
+
+def _collective(
+    node: Collective,
+    every_device: Sequence[Sender],
+    program: DeviceProgram,
+    overlapped: bool,
+    names: Mapping[str, str],
+) -> CollectiveFacts:
+    """One executed collective; the tensors of a bucket are in `parts`.
+
+    `count` and `wire_bytes` are those of the device that sends most in it, `trip_bytes` the most
+    that it sends at once.
+    """
+    done = [(sender.done.get(node, Done()), sender.alike) for sender in every_device]
+    most = max((each for each, _ in done), key=lambda each: (each.bytes, each.count))
+    count = most.count
+    parts = [_part(move, count, names) for move in node.moves]
+    mesh, pipe, device = program.mesh, program.placed.pipe, only_on(node)
+    facts: CollectiveFacts = {
+        "kind": node.step.kind,
+        "op": node.step.op,
+        "axes": list(node.step.axes),
+        "group_size": mesh.size(*node.step.axes),
+        "tensor": _said((part["tensor"] for part in parts), ", "),
+        "file": node.span.file,
+        "line": node.span.line,
+        "phase": node.phase,
+        "count": count,
+        "overlapped": overlapped,
+        "payload_bytes": node.payload,
+        "trip_bytes": node.wire,
+        "wire_bytes": most.bytes,
+        "cluster_wire_bytes": sum(each.bytes * alike for each, alike in done),
+        "formula": COLLECTIVES[node.step.kind].formula,
+        "from": _said(part["from"] for part in parts),
+        "to": _said(part["to"] for part in parts),
+        "why": _said(part["why"] for part in parts),
+        "remedy": _said(part["remedy"] for part in parts),
+        "parts": parts if isinstance(node, Bucket) else [],
+    }
+    if any(m.step.is_uneven(m.source.type, mesh) for m in node.moves):
+        facts["uneven"] = True
+    if pipe and device is not None:
+        facts["on"] = {pipe.axis: device}
+    return facts
+
+
+def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
+    """The part of one tensor in a collective; alone it would send `wire_bytes`.
+
+    A subexpression has its name in the emitted text, by `names`.
+    """
+    return {
+        # What is sent to another stage has no name there: it is what it was here.
+        "tensor": node.target.value.name
+        or names.get(node.target.name, names.get(node.source.name, "")),
+        "file": node.span.file,
+        "line": node.span.line,
+        "phase": node.phase,
+        "payload_bytes": node.payload,
+        "wire_bytes": node.wire * count,
+        "from": show(node.source.placement, node),
+        "to": show(node.target.placement, node),
+        "why": node.why,
+        "remedy": node.remedy,
+    }
+
+
+def _said(texts: Iterable[str], between: str = "; ") -> str:
+    """The distinct texts, joined."""
+    return between.join(dict.fromkeys(texts))
+
+
+def show(p: Placement, node: Move) -> str:
+    """A placement in the language's notation."""
+    return p.show(node.source.value.type)
+
+
+def _totals(
+    entries: Mapping[Collective, CollectiveFacts],
+    every_device: Sequence[Sender],
+    program: DeviceProgram,
+) -> TotalsFacts:
+    """Sums of one device: of that which sends most; `flops_per_device` of the busiest stage."""
+    cluster = sum(c["cluster_wire_bytes"] for c in entries.values() if c["phase"] != "output")
+    most = max(every_device, key=lambda sender: sender.bytes)
+    # Another device may do one of them more often, or of a larger block.
+    collectives = []
+    for node, done in most.done.items():
+        if node in entries:
+            entry = entries[node].copy()
+            entry["count"], entry["wire_bytes"] = done.count, done.bytes
+            collectives.append(entry)
+    by_kind: Counter[str] = Counter()
+    by_axis: Counter[str] = Counter()
+    by_phase: Counter[str] = Counter()
+    for c in collectives:
+        by_kind[c["kind"]] += c["wire_bytes"]
+        by_axis["+".join(c["axes"])] += c["wire_bytes"]
+        by_phase[c["phase"]] += c["wire_bytes"]
+    counted = [c for c in collectives if c["phase"] != "output"]
+    return {
+        "wire_bytes": sum(c["wire_bytes"] for c in counted),
+        "cluster_wire_bytes": cluster,
+        "collectives": sum(c["count"] for c in counted),
+        "by_kind": dict(by_kind),
+        "by_axis": dict(by_axis),
+        "by_phase": dict(by_phase),
+        "flops_per_device": computed(program),
+    }
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def explanation(report: ReportFacts, sources: Mapping[str, Source]) -> Document:
+    """The whole report as a document. `sources`, by name, are the texts whose tensors are shown.
+
+    Lines of the first source come before those of others.
+    """
+    lines = listing(report, sources, listed(report, sources), report["collectives"])
+    return (*summary(report), lines, Gap(), *_totals_of(report))
+
+
+def summary(report: ReportFacts) -> Iterator[Block]:
+    """Two sentences, what is sent and what sends the most; then axes that are of no use."""
+    yield line(sentence(report), "strong")
+    if report["collectives"]:
+        yield line(_largest(report))
+    if "bounded" in report:
+        yield line(f"There may be cheaper ways: {report['bounded']} was looked at.")
+    if "pipeline" in report:
+        yield line(pipeline_sentence(report["pipeline"]))
+    if "time" in report:
+        yield line(timed_sentence(report["time"]))
+    for axis, size in report["mesh"].items():
+        if size > 1 and all(t["placement"].get(axis, "B") == "B" for t in report["tensors"]):
+            yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
+
+
+def sentence(report: ReportFacts) -> str:
+    """`mlp under layout hybrid on mesh rows:2, cols:2 (4 devices): 2 collectives send …`."""
+    axes = mesh_text(report["mesh"])
+    devices = counted(report["devices"], "device")
+    mesh = f"mesh {axes} ({devices})" if axes else devices
+    where = f"{report['program']} under layout {report['layout']} on {mesh}"
+    count, sent = report["totals"]["collectives"], report["totals"]["wire_bytes"]
+    if not count:
+        return f"{where}: nothing is sent."
+    verb = "sends" if count == 1 else "send"
+    return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
+
+
+def compressed(report: ReportFacts) -> Iterator[Block]:
+    """How gradients are compressed, and what that means for their numbers."""
+    if "compress" not in report:
+        return
+    told = f"Gradients are compressed by {report['compress']}"
+    if "workers" in report:
+        by = counted(report["workers"], "worker")
+        yield line(
+            f"{told}, by each of {by} for itself: with another number of them, or another "
+            "split of the batch, the numbers are others."
+        )
+    else:
+        yield line(
+            f"{told}, which sees only their mean: under any layout the numbers are those of "
+            "one device."
+        )
+
+
+def planned(report: ReportFacts) -> Iterator[Block]:
+    """The objective of the plan, and the extent of its search; nothing where nothing is sent."""
+    plan = report["plan"]
+    if not plan or not report["collectives"]:
+        return
+    message = plan["message_bytes"]
+    cost = f"bytes + {human(message)} for each collective" if message else "bytes"
+    cost = "predicted time" if "objective" in plan else cost
+    claim = "No plan costs less" if plan["least"] else "Not proven to cost least"
+    yield line(f"{claim} ({cost}; searched: {plan['searched']}).")
+
+
+def _largest(report: ReportFacts) -> str:
+    """The collective that sends the most."""
+    collectives = report["collectives"]
+    most = max(collectives, key=lambda c: c["wire_bytes"])
+    share = 100 * most["wire_bytes"] / max(sum(c["wire_bytes"] for c in collectives), 1)
+    times = "" if most["count"] == 1 else f", {most['count']} times"
+    whose = _bucket(most) or most["tensor"]
+    what = f"{most['kind']} of {whose} over {'+'.join(most['axes'])}, line {most['line']}{times}"
+    which = f"The largest ({share:.0f}%)" if len(collectives) > 1 else "The only one"
+    return f"{which}: {what}."
+
+
+# --- source lines ----------------------------------------------------------------------------
+
+
+def listed(report: ReportFacts, sources: Mapping[str, Source]) -> list[TensorFacts]:
+    """The tensors to show: of the sources, named or else bound as no named one beside them.
+
+    Less those remade per loop iteration.
+    """
+    shown = (t for t in report["tensors"] if t["name"] or t["between"])
+    return [t for t in shown if t["file"] in sources and _told(t)]
+
+
+def place_of(entry: TensorFacts | CollectiveFacts) -> tuple[str, int]:
+    """The file and line of an entry; a tensor that a `repeat` carries or keeps is on its line."""
+    loop = entry["loop"] if "loop" in entry else None
+    return entry["file"], entry["line"] if loop is None else loop["line"]
+
+
+def listing(
+    report: ReportFacts,
+    sources: Mapping[str, Source],
+    tensors: Sequence[TensorFacts],
+    collectives: Sequence[CollectiveFacts],
+) -> Table:
+    """The source lines of tensors and collectives: those of the first file in order, then others.
+
+    Lines with collectives have blank lines around them.
+    """
+    first = next(iter(sources), "")
+    places = {*map(place_of, tensors), *map(place_of, collectives)}
+    sections, sends = [], True
+    for place in sorted(places, key=lambda place: (place[0] != first, place)):
+        tensors_ = [t for t in tensors if place_of(t) == place]
+        sent = [c for c in collectives if place_of(c) == place]
+        before, sends = sends, bool(sent)
+        sections.append(section(report, sources, place, tensors_, sent, before or sends))
+    return Table(tuple(sections))
+
+
+def section(
+    report: ReportFacts,
+    sources: Mapping[str, Source],
+    place: tuple[str, int],
+    tensors: Sequence[TensorFacts],
+    collectives: Sequence[CollectiveFacts],
+    apart: bool = True,
+) -> Section:
+    """A source line, and below it tensors and collectives."""
+    file, number = place
+    gutter = _gutter(report, sources)
+    where = "" if file == next(iter(sources), "") else f"{file} "
+    text = sources[file].excerpt(number) if file in sources else None
+    width = max((len(t["name"] or "") for t in tensors), default=0)
+    items = [tensor_item(t, report["mesh"], gutter + 3, width) for t in tensors]
+    items += [timed_item(t, gutter + 3) for t in _times_at(report, place)]
+    named = {t["name"] for t in report["tensors"]}
+    sent = [collective_note(c, c["tensor"] in named, gutter + 3) for c in collectives]
+    return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*items, *sent), apart)
+
+
+def _times_at(report: ReportFacts, place: tuple[str, int]) -> Sequence[LineTime]:
+    """The predicted time of a line, where there is one."""
+    lines = report["time"]["lines"] if "time" in report else ()
+    return [t for t in lines if (t["file"], t["line"]) == place]
+
+
+def _told(tensor: TensorFacts) -> bool:
+    return tensor["loop"] is None or tensor["loop"]["as"] in LOOP_WORDS
+
+
+def _gutter(report: ReportFacts, sources: Mapping[str, Source]) -> int:
+    """The width of line numbers; tensors of the prelude are not listed."""
+    tensors = [t for t in report["tensors"] if t["file"] in sources]
+    lines = [e["line"] for e in (*tensors, *report["collectives"])]
+    return len(str(max(lines, default=1)))
+
+
+# --- a tensor --------------------------------------------------------------------------------
+
+
+def tensor_item(
+    tensor: TensorFacts, mesh: Mapping[str, int], indent: int = 0, width: int = 0
+) -> Item:
+    """`h  f32[batch@rows 64→32, hidden@cols 2048→1024]  line 8: batch -> rows, hidden -> cols`."""
+    held = Holding.of(tensor, mesh)
+    head = (Piece(f"{held.name:{width}}  ", "name"),)
+    asides = (_rules(tensor), _rules(tensor, short=True))
+    picture = small_picture(held, f"{held.name}: {type_text(tensor)}")
+    return Item(head, typed(tensor), asides if asides[0] else (), picture, indent)
+
+
+def type_text(tensor: TensorFacts) -> str:
+    """The type with global sizes, arrows to local ones of split dims, and partial axes."""
+    return plain(typed(tensor))
+
+
+def typed(tensor: TensorFacts) -> Text:
+    """The type in pieces; the style of a split dim has the number of its first axis."""
+    sizes = zip(tensor["dims"], tensor["shape"], tensor["local_shape"], strict=True)
+    dims = [_dim(d, n, local, tensor) for d, n, local in sizes]
+    separated = [part for dim in dims for part in (Piece(", ", "code"), dim)][1:]
+    partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
+    kind = next(iter(partial.values()), "")[2:-1] or "sum"
+    over = ", ".join(partial)
+    tail = [Piece(f", a partial {kind} over {over}", "code")] if partial else []
+    alone = tensor.get("on", {}).items()
+    tail += [Piece(f", only where {axis} = {device}", "code") for axis, device in alone]
+    return (Piece(f"{tensor['dtype']}[", "code"), *separated, Piece("]", "code"), *tail)
+
+
+def _dim(name: str, size: int, local: int, tensor: TensorFacts) -> Piece:
+    axes = tensor["order"].get(name, [])
+    if not axes:
+        return Piece(f"{name} {size}", "code")
+    over = axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+    number = list(tensor["placement"]).index(axes[0])
+    return Piece(f"{name}@{over} {size}→{local}", axis=number)
+
+
+def _rules(tensor: TensorFacts, short: bool = False) -> str:
+    """The rules that split a tensor, by line; and whether a loop carries or keeps it.
+
+    `short` omits rules that the dims already show: those without a selector.
+    """
+    loop = tensor["loop"] if _told(tensor) else None
+    advice = "; name it, for a rule of its own" if tensor["between"] else ""
+    notes = []
+    if loop:
+        held = human(loop.get("bytes", 0))
+        notes.append(LOOP_WORDS[loop["as"]].format(trips=loop["trips"], held=held))
+    by_place: dict[str, list[str]] = {}
+    for dim in (d for d in tensor["dims"] if d in tensor["order"]):
+        rule = tensor["rules"].get(dim, {"rule": dim})
+        by_place.setdefault(_place(rule, tensor["file"]), []).append(rule["rule"])
+    plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
+    for place, rules in by_place.items():
+        notes.append(place if short and plain else f"{place}: {', '.join(rules)}")
+    return "; ".join(notes) + advice
+
+
+def _place(rule: RuleFacts, file: str) -> str:
+    if "line" not in rule:
+        return "by its operator"
+    where: str = rule["file"]
+    return f"line {rule['line']}" if where == file else where
+
+
+# --- a collective ----------------------------------------------------------------------------
+
+
+def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
+    """A collective: bytes, formula, change of placement, reason, and remedy."""
+    details = [("bytes", f"{_formula(c)}{c['trip_bytes']:,} B {_inputs(c)}")]
+    if "seconds" in c:
+        details.append(("time", duration(c["seconds"])))
+    details += [("only", f"where {axis} = {device}") for axis, device in c.get("on", {}).items()]
+    details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
+    details += [("why", text) for text in _reasons(c, lambda part: part["why"])]
+    details += [("remove it", text) for text in _reasons(c, lambda part: part["remedy"])]
+    items = (
+        Item((Piece(f"{label + ':':11}", "muted"),), (Piece(text),), indent=indent + 3)
+        for label, text in details
+    )
+    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
+    return Note((Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose)), tuple(items), indent)
+
+
+def sending(c: CollectiveFacts, whose: str) -> Text:
+    """The text `all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+    phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
+    op = f" {c['op']}" if c["op"] else ""
+    head = f"{c['kind']}{op} of {whose} over {'+'.join(c['axes'])}{phase}"
+    return (Piece(head, "sent"), Piece(f": {_sent(c)}", "amount"))
+
+
+def _bucket(c: CollectiveFacts) -> str:
+    """The text `3 tensors in a bucket`; empty for a collective on one tensor."""
+    return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
+
+
+def _parts(c: CollectiveFacts) -> list[tuple[str, str]]:
+    """The tensors of a bucket, a line for each."""
+    return [
+        (
+            "holds",
+            f"{p['tensor']} (line {p['line']}), {p['payload_bytes']:,} B: {p['from']} → {p['to']}",
+        )
+        for p in c["parts"]
+    ]
+
+
+def _reasons(c: CollectiveFacts, texts: Callable[[MovedFacts], str]) -> list[str]:
+    """The reasons or the remedies; in a bucket each with its tensors."""
+    whose: dict[str, list[str]] = {}
+    for part in c["parts"]:
+        whose.setdefault(texts(part), []).append(part["tensor"])
+    if len(whose) < 2:
+        return [texts(c)]
+    return [f"{', '.join(names)}: {text}" for text, names in whose.items()]
+
+
+def _sent(c: CollectiveFacts) -> str:
+    """`64 KiB (65,536 B) sent per device`; in a loop per iteration, and in total."""
+    meanwhile = " while it computes" if c["overlapped"] else ""
+    total = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
+    if c["count"] == 1:
+        return total
+    each, trips = human(c["trip_bytes"]), f"{c['count']} trips"
+    if c["trip_bytes"] * c["count"] > c["wire_bytes"]:  # of a device with blocks of several sizes
+        return f"up to {each} a trip, in {trips} {total}"
+    return f"{each} a trip × {trips} = {total}"
+
+
+def _inputs(c: CollectiveFacts) -> str:
+    upto = "up to " if "uneven" in c else ""
+    return f"(n = {c['group_size']:,} devices, b = {upto}{c['payload_bytes']:,} B on each)"
+
+
+def _formula(c: CollectiveFacts) -> str:
+    """The formula of the bytes sent; of blocks of several sizes the most that a device sends."""
+    if "uneven" in c and c["kind"] in ("reduce_scatter", "all_to_all"):
+        return "b less its own block, at most "
+    return f"{c['formula']} = "
+
+
+# --- totals ----------------------------------------------------------------------------------
+
+
+def _totals_of(report: ReportFacts) -> Iterator[Block]:
+    """Totals: bytes sent, FLOPs, and memory."""
+    yield from _sent_in_all(report)
+    flops, devices = report["totals"]["flops_per_device"], report["devices"]
+    on_all = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"
+    yield Gap()
+    yield _headed("Computed per device:", f"{scaled(flops, precise=True)}{on_all}")
+    yield Gap()
+    if "time" in report:
+        yield from timed_in_all(report["time"])
+        yield Gap()
+    yield from held(report["memory"])
+    yield from away(report)
+    yield from by_stage(report)
+    if report["warnings"]:
+        yield Gap()
+        yield from _warnings(report["warnings"])
+
+
+def _sent_in_all(report: ReportFacts) -> Iterator[Block]:
+    total = report["totals"]
+    if total["collectives"]:
+        sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
+        times = counted(total["collectives"], "collective")
+        text = f"{sent} in {times}; {cluster} by all {report['devices']:,} devices"
+    else:
+        why = "each works on its own" if report["devices"] > 1 else "there is only one"
+        text = f"nothing, {why}."
+    yield _headed("Sent per device:", text)
+    phases = total["by_phase"]
+    tables = {"by axis": total["by_axis"], "by kind": total["by_kind"]}
+    if len(phases) > 1 or "output" in phases:
+        tables["by phase"] = phases
+    yield from _amounts([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
+    yield from planned(report)
+    yield from compressed(report)
+
+
+def _headed(head: str, text: str) -> Item:
+    return Item((Piece(f"{head} ", "strong"),), (Piece(text),))
+
+
+def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]:
+    """Rows of (what, name, bytes); `what`, `width` wide, is shown where it changes."""
+    names = max((len(name) for _, name, _ in rows), default=0)
+    before = ""
+    for what, name, value in rows:
+        label = what if what != before else ""
+        before = what
+        head = (Piece(f"  {label:{width}}", "muted"), Piece(f"{name:{names}}  ", "name"))
+        yield Item(head, (Piece(exact(value)),))
+
+
+def held(memory: Mapping[str, int]) -> Iterator[Item]:
+    """The memory of a device at the worst moment, by kind."""
+    yield _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment")
+    kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
+    rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
+    where = f"activations, line {memory['peak_line']}"
+    yield from _amounts([*rows, ("", where, memory["activations"])])
+
+
+AWAY = {
+    "disk": ("On disk per device:", ""),
+    "host": ("In the memory of the host, of each GPU:", "; a CPU holds them, too, and moves none"),
+}
+"""What states that lie elsewhere are headed by, and what is to be said behind them."""
+
+
+def away(report: ReportFacts) -> Iterator[Block]:
+    """What a device has on disk or on the host, and what a step reads and writes there."""
+    if "disk" in report:
+        yield _offloaded("disk", report["disk"])
+    if "host" in report:
+        yield _offloaded("host", report["host"])
+
+
+def _offloaded(where: str, states: OffloadedFacts) -> Item:
+    head, more = AWAY[where]
+    text = f"{exact(states['bytes'])} of states; each step reads {exact(states['read'])} and "
+    text += f"writes {exact(states['written'])}, in chunks of at most {human(states['chunk'])}"
+    return _headed(head, text + more)
+
+
+def _warnings(warnings: list[WarningFacts]) -> Iterator[Block]:
+    yield line(counted(len(warnings), "warning").capitalize() + ":", "strong")
+    for warning in warnings:
+        where = f"line {warning['line']}: " if warning["line"] else ""
+        text = f"{warning['code']} {where}{warning['message']}"
+        yield Paragraph((Piece(text),), hang=2, indent=2)

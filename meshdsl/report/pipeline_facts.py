@@ -1,0 +1,159 @@
+"""What a report says of a pipeline: its schedule, what is idle, what each stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+
+from meshdsl.device.ir import DeviceProgram, Pipeline, StagePhase
+from meshdsl.device.memory import walks
+from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
+from meshdsl.report.schedule_charts import schedule_picture
+from meshdsl.report.schema import (
+    DividedFacts,
+    PipedFacts,
+    PipelineFacts,
+    ReportFacts,
+    TimeFacts,
+    UpdateFacts,
+)
+from meshdsl.schedule.times import Times, timed
+from meshdsl.schedule.verification import Verified, printed
+
+MOST_ACTIONS = 1024
+"""Actions of a schedule whose rows are in the report, and are drawn."""
+
+MOST_STAGES = 12
+"""Stages that are listed; of more, the first and the last ones."""
+
+
+def piped(program: DeviceProgram) -> PipedFacts:
+    """The entry of a pipeline in a report, if there is one. Bytes are those of one device.
+
+    `bubble` is the share of the devices' time that is idle where a forward pass takes as long as
+    either half of a backward pass, and all iterations take as long.
+    """
+    pipeline = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    if pipeline is None:
+        return {}
+    table = pipeline.table
+    assert table is not None
+    schedule = table.schedule
+    early = StagePhase.WEIGHTS in pipeline.parts
+    small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
+    peaks = [walk.stored + walk.walked().most for walk in walks(program)]
+    facts: PipelineFacts = {
+        "axis": pipeline.axis,
+        "schedule": schedule.name,
+        "stages": schedule.stages,
+        "micro_batches": schedule.micro,
+        "rows": schedule.text.splitlines() if small else None,
+        "early": early,
+        **_shared(pipeline, table),
+        "bubble": str(timed(table, alike(pipeline.sizes, early)).bubble),
+        "in_flight": list(table.peaks),
+        "peak": peaks,
+        **_updates(table),
+    }
+    return {"pipeline": facts}
+
+
+def _shared(node: Pipeline, table: Verified) -> DividedFacts:
+    """How layers and stages are divided, where that is not evident, and what is recomputed."""
+    facts: DividedFacts = {}
+    if node.sizes:
+        facts["layers"] = list(node.sizes)
+    if sum(map(len, table.held)) > table.schedule.stages:  # a stage is on several devices
+        facts["held"] = list(map(list, table.held))
+    if node.recomputes:
+        facts["recompute"] = "stage"
+    return facts
+
+
+def _updates(table: Verified) -> UpdateFacts:
+    """Of updates on the way: which parameters passes read, and of each stage how old they are.
+
+    `copies` of parameters are held, also for a stage whose passes read the newest ones.
+    """
+    if not table.schedule.updates:
+        return {}
+    return {
+        "weights": table.schedule.weights,
+        "updates_behind": [max(v.staleness) for v in table.versions],
+        "copies": [v.copies for v in table.versions],
+    }
+
+
+def alike(sizes: Sequence[int], early: bool) -> Times:
+    """Times of stages of such numbers of iterations, or of as many each: one takes 1."""
+    each = tuple(map(Fraction, sizes)) or (Fraction(1),)
+    return Times(each, each, each, early=early)
+
+
+def pipeline_sentence(pipeline: PipelineFacts) -> str:
+    """`one_f_one_b over pipe: 4 stages, 8 micro-batches; 3/11 (27.3 %) of … is idle.`."""
+    stages = counted(pipeline["stages"], "stage")
+    batches = counted(pipeline["micro_batches"], "micro-batch")
+    share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
+    idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
+    again = ", computed again for their backward passes" if "recompute" in pipeline else ""
+    rule = pipeline.get("weights")
+    late = f" Stages update on the way ({rule})." if rule else ""
+    head = f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}"
+    return f"{head}; {idle}.{late}"
+
+
+def by_stage(report: ReportFacts) -> Iterator[Block]:
+    """A line for each stage: micro-batches in flight, and memory; for each device with several.
+
+    Where stages are on several devices, `held` are those of each.
+    """
+    pipeline = report.get("pipeline")
+    if pipeline is None:
+        return
+    if pipeline["rows"] is not None:
+        yield _picture(pipeline, pipeline["rows"], report.get("time"))
+    each = _row(pipeline)
+    head = [each, "in flight", "held"]
+    columns = [map(str, pipeline["in_flight"]), map(human, pipeline["peak"])]
+    if "layers" in pipeline and each == "stage":
+        head.insert(1, "layers")
+        columns.insert(0, map(str, pipeline["layers"]))
+    if "held" in pipeline:
+        head.insert(1, "stages")
+        columns.insert(0, map(_numbers, pipeline["held"]))
+    if "weights" in pipeline:
+        head[-1:-1] = ["updates behind", "copies"]
+        columns[-1:-1] = [map(str, pipeline["updates_behind"]), map(str, pipeline["copies"])]
+    rows = [(str(n), *row) for n, row in enumerate(zip(*columns, strict=True))]
+    if len(rows) > MOST_STAGES:
+        half = MOST_STAGES // 2
+        rows = [*rows[:half], ("…", *[""] * len(columns)), *rows[-half:]]
+    yield Gap()
+    yield Grid(f"by {each}", tuple(head), tuple(rows))
+
+
+def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -> Picture:
+    """The passes of each stage: as long as is predicted, without a cluster each half alike."""
+    table = printed("\n".join(rows))
+    times = alike(pipeline.get("layers", ()), pipeline["early"])
+    if time is not None:
+        each = {name: tuple(map(Fraction, timed_)) for name, timed_ in time["passes"].items()}
+        update = each.get("U", times.update)
+        times = Times(each["F"], each["I"], each["W"], update, each["send"])
+    timed_ = timed(table, times)
+    ends = "" if time is None else duration(float(timed_.makespan))
+    idle = f"{100 * float(timed_.bubble):.3g} % of the stages' time is idle"
+    words = f"{pipeline['schedule']} on {pipeline['stages']} stages: {idle}"
+    return Picture(partial(schedule_picture, timed_, _row(pipeline), ends), words, extra=True)
+
+
+def _numbers(stages: Sequence[int]) -> str:
+    return " ".join(map(str, stages))
+
+
+def _row(pipeline: PipelineFacts) -> str:
+    """What a device is called: by its stage, if it has one that no other has."""
+    several = "held" in pipeline or pipeline["stages"] != len(pipeline["peak"])
+    return "device" if several else "stage"

@@ -1,0 +1,319 @@
+"""A pipeline schedule as JSON and as a document, and a chart of it as text and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from meshdsl.report.document import Block, Document, Gap, Grid, Listing, counted, line
+from meshdsl.report.gantt import LANE, ROW, SMALL
+from meshdsl.report.html import Markup, join, tag
+from meshdsl.report.pictures import BLOCKS, INK, card, centred, width_of, words
+from meshdsl.report.schema import ActionTimes, DeviceRow, ScheduleFacts, VersionFacts
+from meshdsl.schedule.table import Kind, row_text
+from meshdsl.schedule.times import Slot, TimedSchedule
+from meshdsl.schedule.verification import Verified
+
+VERSION = 1
+
+FILLS: dict[Kind, str] = {
+    "F": BLOCKS[0],
+    "B": BLOCKS[1],
+    "I": BLOCKS[1],
+    "W": BLOCKS[2],
+    "U": BLOCKS[3],
+}
+MEANINGS: dict[Kind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "gradient of the input",
+    "W": "gradients of parameters",
+    "U": "update",
+}
+MOST_LINES = 150
+"""Lines of a chart of text that are printed."""
+
+NARROWEST, WIDEST = 640.0, 2400.0
+"""The width in pixels of a chart, as it needs."""
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def described(timed: TimedSchedule) -> ScheduleFacts:
+    """The facts of a schedule in time. Times are exact fractions, as text."""
+    verified = timed.verified
+    schedule = verified.schedule
+    return {
+        "version": VERSION,
+        "schedule": schedule.name or None,
+        "stages": schedule.stages,
+        "micro_batches": schedule.micro,
+        "weights": schedule.weights if schedule.updates else None,
+        "times": _times(timed),
+        "makespan": str(timed.makespan),
+        "bubble": str(timed.bubble),
+        "sends": verified.sends,
+        "in_order": verified.in_order,
+        "devices": list(_devices(timed)),
+        "lines": [
+            {
+                "from": each.source,
+                "to": each.target,
+                "kind": each.kind,
+                "messages": len(each.messages),
+                "buffers": each.buffers,
+            }
+            for each in verified.lines
+        ],
+        "versions": [
+            {
+                "stage": each.stage,
+                "forward": list(each.forward),
+                "backward": list(each.backward),
+                "staleness": list(each.staleness),
+                "copies": each.copies,
+            }
+            for each in verified.versions
+        ],
+    }
+
+
+def _times(timed: TimedSchedule) -> ActionTimes:
+    times = timed.times
+    return {
+        "F": [*map(str, times.forward)],
+        "I": [*map(str, times.inputs)],
+        "W": [*map(str, times.weights)],
+        "U": [*map(str, times.update)],
+        "send": [*map(str, times.send)],
+        "early": times.early,
+    }
+
+
+def _devices(timed: TimedSchedule) -> Iterator[DeviceRow]:
+    verified = timed.verified
+    for device, row in enumerate(verified.schedule.rows):
+        yield {
+            "row": row_text(device, row),
+            "stages": list(verified.held[device]),
+            "in_flight": verified.peaks[device],
+            "in_flight_by_stage": {str(s): n for s, n in verified.stage_peaks[device].items()},
+            "busy": str(timed.busy[device]),
+            "idle": str(timed.idle[device]),
+            "waiting": str(timed.waiting[device]),
+        }
+
+
+# --- for people ----------------------------------------------------------------------------------
+
+
+def shown(timed: TimedSchedule, width: int) -> Document:
+    """The schedule: its rows over time, what is idle, in flight, sent, and how stale."""
+    facts = described(timed)
+    return (
+        line(sentence(facts), "strong"),
+        Gap(),
+        Listing(chart(timed, width)),
+        Gap(),
+        *(line(text) for text in _sentences(timed, facts)),
+        Gap(),
+        *_tables(facts),
+    )
+
+
+def sentence(facts: ScheduleFacts) -> str:
+    """`gpipe: 4 stages on 4 devices, 8 micro-batches.`."""
+    devices = counted(len(facts["devices"]), "device")
+    micro = counted(facts["micro_batches"], "micro-batch")
+    stages = counted(facts["stages"], "stage")
+    return f"{facts['schedule'] or 'schedule'}: {stages} on {devices}, {micro}."
+
+
+def _sentences(timed: TimedSchedule, facts: ScheduleFacts) -> Iterator[str]:
+    share = f"{100 * float(timed.bubble):.3g} %"
+    idle = f"{facts['bubble']} of the devices' time is idle ({share})" if timed.bubble else ""
+    took = f"A step takes {facts['makespan']} ({_said(facts['times'])})"
+    yield f"{took}."
+    yield f"{idle or 'No device is ever idle'}."
+    if facts["weights"] is None and timed.bubble and not any(timed.waiting):
+        yield (
+            "No device waits between its first action and its last one; all of it is waiting for"
+            " the others at the ends of a step."
+        )
+    lines = counted(len(facts["lines"]), "line")
+    unordered = [each for each in facts["lines"] if each["buffers"] > 1]
+    order = "" if unordered or not facts["lines"] else ", received in the order they are sent in"
+    yield f"{counted(facts['sends'], 'message')} on {lines}{order}."
+    for each in unordered:
+        where = f"From device {each['from']} to device {each['to']} ({each['kind']})"
+        yield f"{where}, {each['buffers']} messages are kept at once: they are not read in order."
+    if not facts["in_order"]:
+        yield "Gradients are added up in another order than on one device, so they round otherwise."
+
+
+def _said(times: ActionTimes) -> str:
+    each = {"F": times["F"], "I": times["I"], "W": times["W"], "U": times["U"]}
+    each["send"] = times["send"]
+    said = [f"{n}={':'.join(t)}" for n, t in each.items() if n != "U" or t != ["0"]]
+    return ", ".join(said) + ("" if times["early"] else ", B sends after W")
+
+
+def _tables(facts: ScheduleFacts) -> Iterator[Block]:
+    head = ("device", "stages", "in flight", "busy", "idle", "waiting")
+    yield Grid("", head, tuple(_row(n, each) for n, each in enumerate(facts["devices"])))
+    if facts["versions"]:
+        rows = tuple(
+            (str(v["stage"]), str(max(v["staleness"])), str(v["copies"]), _behind(v))
+            for v in facts["versions"]
+        )
+        title = f"versions of parameters ({facts['weights']})"
+        last = "forward and backward pass read"
+        yield Gap()
+        yield Grid(title, ("stage", "updates behind", "copies", last), rows)
+
+
+def _row(number: int, device: DeviceRow) -> tuple[str, ...]:
+    stages = ", ".join(map(str, device["stages"]))
+    flying = str(device["in_flight"])
+    return (str(number), stages, flying, device["busy"], device["idle"], device["waiting"])
+
+
+def _behind(versions: VersionFacts) -> str:
+    """Whether a micro-batch's two passes read one version."""
+    pairs = zip(versions["forward"], versions["backward"], strict=True)
+    apart = max(backward - forward for forward, backward in pairs)
+    return "the same version" if not apart else f"versions up to {apart} apart"
+
+
+# --- a chart of text -----------------------------------------------------------------------------
+
+
+def chart(timed: TimedSchedule, width: int) -> str:
+    """A line for each device: each action as wide as it is long, cut to the width of a screen."""
+    slots = [(slot, _label(timed.verified, n, slot)) for n, row in enumerate(timed.rows)
+             for slot in row if slot.end > slot.start]  # fmt: skip
+    scale = max(
+        (Fraction(len(label) + 1) / (slot.end - slot.start) for slot, label in slots),
+        default=Fraction(1),
+    )
+    left = len(f"device {len(timed.rows) - 1}  ")
+    cell = max(int(min((s.end - s.start for s, _ in slots), default=1) * scale), 1)
+    panel = max(width - left, 2 * cell) // cell * cell
+    total = int(timed.makespan * scale)
+    panels = -(-total // panel)
+    if panels * (len(timed.rows) + 2) > MOST_LINES:
+        return "The chart is too large for a screen: `--svg FILE` draws it."
+    ruler = _ruler(timed.makespan, scale, cell)
+    drawn = [("time", ruler)]
+    drawn += [(f"device {n}", _drawn(timed, n, scale)) for n in range(len(timed.rows))]
+    parts = (
+        "\n".join(f"{title:<{left}}{text[start : start + panel]}".rstrip() for title, text in drawn)
+        for start in range(0, max(total, 1), panel)
+    )
+    return "\n\n".join(parts) + _legend_text(timed.verified)
+
+
+def _drawn(timed: TimedSchedule, device: int, scale: Fraction) -> str:
+    """The row of a device: a label and as many dashes as its action takes."""
+    text = ""
+    for slot in timed.rows[device]:
+        start, end = int(slot.start * scale), int(slot.end * scale)
+        if end > start:
+            label = _label(timed.verified, device, slot)
+            text = f"{text:<{start}}{label:-<{end - start - 1}} "
+    return text
+
+
+def _label(found: Verified, device: int, slot: Slot) -> str:
+    """`F3`; on the second of two stages `f3`, on one of more `F3@4`."""
+    action, held = slot.action, found.held[device]
+    if len(held) > 2:
+        return action.text(device)
+    label = f"{action.kind}{action.micro}"
+    return label.lower() if action.stage != held[0] and len(held) == 2 else label
+
+
+def _legend_text(found: Verified) -> str:
+    if not any(len(held) == 2 for held in found.held):
+        return ""
+    return "\n\nSmall letters: on the second stage of a device."
+
+
+def _ruler(makespan: Fraction, scale: Fraction, cell: int) -> str:
+    """Times above the columns where they begin."""
+    step = -(-10 // cell) * cell
+    text = ""
+    for column in range(0, int(makespan * scale), step):
+        label = str(Fraction(column) / scale)
+        text = f"{text:<{column}}{label if len(label) < step else ''}"
+    return text
+
+
+# --- a picture -----------------------------------------------------------------------------------
+
+
+def schedule_picture(timed: TimedSchedule, row: str = "device", ends: str = "") -> Markup:
+    """The rows of the devices one below the other; the time runs to the right, to `ends`.
+
+    Later stages of a device are drawn lighter. `row` is what a row is called.
+    """
+    drawn = [slot for slots in timed.rows for slot in slots if slot.end > slot.start]
+    shortest = float(min((s.end - s.start for s in drawn), default=Fraction(1)))
+    makespan = float(timed.makespan) or 1.0
+    label = max((width_of(str(s.action.micro), 10) for s in drawn), default=0.0)
+    width = min(max(NARROWEST, makespan / shortest * (label + 6)), WIDEST)
+    titles = [f"{row} {n}" for n in range(len(timed.rows))]
+    left, top = max(map(width_of, titles)) + 10, 26.0
+    parts = [_legend(timed)]
+    for number, (slots, title) in enumerate(zip(timed.rows, titles, strict=True)):
+        y = top + number * LANE
+        parts.append(words(0, y + 16, title))
+        held = timed.verified.held[number]
+        parts += [
+            _slot(slot, left, y, width / makespan, held.index(slot.action.stage) / len(held))
+            for slot in slots
+            if slot.end > slot.start
+        ]
+    below = top + len(titles) * LANE
+    ends = ends or str(timed.makespan)
+    parts.append(words(left, below + 9, "0", **SMALL))
+    parts.append(words(left + width - width_of(ends, 11), below + 9, ends, **SMALL))
+    return card(left + width + 4, below + 12, *parts)
+
+
+def _slot(slot: Slot, left: float, y: float, unit: float, later: float) -> Markup:
+    """An action with the number of its micro-batch, if that has room."""
+    x, width = left + float(slot.start) * unit, float(slot.end - slot.start) * unit
+    rect = tag(
+        "rect",
+        x=x,
+        y=y,
+        width=width,
+        height=ROW,
+        fill=FILLS[slot.action.kind],
+        fill_opacity=None if not later else f"{1 - 0.8 * later:.2f}",
+        stroke=INK if width > 3 else None,
+        stroke_width=0.4,
+    )
+    label = str(slot.action.micro)
+    if width_of(label, 10) + 4 > width:
+        return rect
+    return join(rect, centred(x + width / 2, y + ROW / 2 - 0.5, label, font_size=10))
+
+
+def _legend(timed: TimedSchedule) -> Markup:
+    """The kinds of actions that there are, with their fills."""
+    there = {action.kind for row in timed.verified.schedule.rows for action in row}
+    entries, x = [], 0.0
+    for kind in (kind for kind in FILLS if kind in there):
+        entries.append(tag("rect", x=x, y=1, width=11, height=11, fill=FILLS[kind], stroke=INK,
+                         stroke_width=0.6))  # fmt: skip
+        entries.append(words(x + 16, 11, MEANINGS[kind], font_size=11))
+        x += 16 + width_of(MEANINGS[kind], 11) + 14
+    return join(*entries)
+
+
+def in_words(timed: TimedSchedule) -> str:
+    """The picture in words."""
+    return f"{sentence(described(timed))} Over {timed.makespan}, {timed.bubble} idle."

@@ -1,0 +1,312 @@
+"""What `search` shows: the layout with its reasons, the certificate, the plans that come next.
+
+`searched` gives the facts as JSON version 1; `shown` is the document for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Gap,
+    Grid,
+    Listing,
+    Paragraph,
+    Piece,
+    counted,
+    human,
+    line,
+    scaled,
+)
+from meshdsl.report.schema import (
+    ChangeFacts,
+    MeshFacts,
+    Saves,
+    SavingRule,
+    SearchedPlan,
+    SearchFacts,
+)
+from meshdsl.search.candidate import NAME, Candidate, SearchRule
+from meshdsl.search.layout_text import block, written
+from meshdsl.search.pareto_front import front
+from meshdsl.search.problem import Problem, SearchResult
+from meshdsl.search.reasons import Reason, reasons
+from meshdsl.search.warm_start import Change, changes, started
+
+VERSION = 1
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def searched(found: SearchResult, file: str, method: str) -> SearchFacts:
+    """The result of a search. Bytes and FLOPs are per device."""
+    problem = found.problem
+    count = found.count
+    facts: SearchFacts = {
+        "version": VERSION,
+        "program": problem.program.name,
+        "file": file,
+        "mesh": dict(problem.mesh.axes),
+        "cluster": problem.timing.cluster.name if problem.timing else None,
+        "objective": problem.objective,
+        "memory_limit": problem.request.memory,
+        "method": method,
+        "space": {
+            "level": count.level,
+            "valid": count.valid,
+            "evaluated": count.evaluated,
+            "bounded": count.bounded,
+            "symmetry": count.symmetry,
+            "steps": count.steps,
+            "pipelines": count.pipelines,
+        },
+        "plans": [_plan(plan, found) for plan in found.plans],
+        "bound": {problem.objective: found.bound},
+        "proven": found.proven,
+    }
+    if problem.request.front:
+        facts["front"] = [_plan(p, found) for p in _front(found)]
+    if found.others:
+        facts["meshes"] = list(map(_mesh, found.others))
+    if found.certificate is not None and found.plans:
+        gap = found.certificate.gap(problem.value(found.plans[0]))
+        least = found.certificate.least
+        facts["certificate"] = {"space": "L3", problem.objective: least, "gap": gap}
+    if problem.start is not None and found.plans:
+        changed = [*map(_change, changes(found))]
+        facts["from"] = {**_plan(started(problem), found), "changes": changed}
+    return facts
+
+
+def _change(change: Change) -> ChangeFacts:
+    return {
+        "before": str(change.before) if change.before else None,
+        "after": str(change.after) if change.after else None,
+        "saves": change.reason.saved,
+    }
+
+
+def _mesh(found: SearchResult) -> MeshFacts:
+    """The best plan found on another mesh; None where none fits, or none could be better."""
+    best = _plan(found.plans[0], found) if found.plans else None
+    bound = {found.problem.objective: found.bound}
+    mesh = dict(found.problem.mesh.axes)
+    return {"mesh": mesh, "best": best, "bound": bound, "proven": found.proven}
+
+
+def _front(found: SearchResult) -> tuple[Candidate, ...]:
+    return front(found.problem, found.every)
+
+
+def _rule(rule: SearchRule, saves: Saves) -> SavingRule:
+    selector = ".".join(rule.selector)
+    return {"selector": selector, "dim": rule.dim, "axes": list(rule.axes), "saves": saves}
+
+
+def _plan(plan: Candidate, found: SearchResult) -> SearchedPlan:
+    is_best = plan in found.plans[:1]
+    saved = {r.rule: r.saved for r in reasons(found, plan)} if is_best else {}
+    return {
+        "rules": [_rule(rule, saved.get(rule, {})) for rule in plan.rules],
+        "cuts": [str(cut) for cut in plan.cuts],
+        "schedule": str(plan.schedule) if plan.schedule else None,
+        "reduce": plan.policy,
+        "step_seconds": plan.seconds if plan.timing else None,
+        "wire_bytes": plan.sent,
+        "memory": plan.memory,
+        "flops_per_device": plan.flops,
+    }
+
+
+# --- reasons -------------------------------------------------------------------------------------
+
+
+def told(reason: Reason, problem: Problem) -> str:
+    """What leaving a rule out would cost, in words: what weighs most comes first."""
+    plan, other = reason.plan, reason.without
+    if other is None:
+        return "without it the others cannot be followed"
+    if not problem.fits(other):
+        return f"without it {human(other.peak)}: does not fit"
+    work = other.flops / max(plan.flops, 1)
+    if plan.timing is None and work > 1 + problem.request.replicated:
+        return f"without it {work:.2g}x the work"
+    words = []
+    if plan.timing is not None:
+        words.append(_saved(other.seconds - plan.seconds, duration))
+    words.append(_saved(other.sent - plan.sent, lambda n: f"{human(int(n))} sent"))
+    words.append(_saved(other.peak - plan.peak, lambda n: f"{human(int(n))} held"))
+    return ", ".join(filter(None, words))
+
+
+def _saved(amount: float, shown: Callable[[float], str]) -> str:
+    if not amount:
+        return ""
+    return f"{'saves' if amount > 0 else 'costs'} {shown(abs(amount))}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds to three digits in a suitable unit: `412 ms`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def block_of(found: SearchResult, plan: Candidate, name: str = NAME, stamp: str = "") -> str:
+    """The layout block of a plan, with a reason behind each rule; `stamp`: of the program."""
+    problem = found.problem
+    said = {str(r.rule): told(r, problem) for r in reasons(found, plan)}
+    fixed = {str(rule): "as asked" for rule in problem.fixed}
+    head = _head(found) + (f"; program {stamp}" if stamp else "")
+    return block(name, head, plan, fixed | said)
+
+
+def _head(found: SearchResult) -> str:
+    problem = found.problem
+    where = f"--mesh {problem.mesh}"
+    if problem.timing is not None:
+        where += f" --cluster {problem.timing.cluster.name}"
+    proof = "least of all" if found.proven else "best found"
+    least = f"{proof} by {problem.objective}"
+    return f"meshdsl search {problem.program.name} {where}: {least}"
+
+
+# --- the document --------------------------------------------------------------------------------
+
+
+def shown(found: SearchResult) -> Document:
+    """The result for people; the first paragraphs are the certificate."""
+    return tuple(_blocks(found))
+
+
+def _blocks(found: SearchResult) -> Iterator[Block]:
+    yield Paragraph((Piece(_scope(found), "strong"),))
+    best = found.plans[0]
+    yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
+    if found.problem.request.certificate:
+        yield line(_certified(found))
+    if found.problem.start is not None:
+        yield line(f"The layout to begin from: {figures(started(found.problem))}.")
+    yield Gap()
+    mesh = f"{written(best.mesh)}\n\n" if found.others else ""
+    yield Listing(mesh + block_of(found, best))
+    yield Gap()
+    if found.problem.start is not None:
+        yield _changed(found)
+        yield Gap()
+    if found.problem.request.front:
+        yield _listed("memory front", _front(found), found)
+    elif found.plans[1:]:
+        yield _listed("next best", found.plans[1:], found)
+    if found.others:
+        yield Gap()
+        yield _meshes(found)
+
+
+def _scope(found: SearchResult) -> str:
+    problem, count = found.problem, found.count
+    cluster = (
+        f" ({problem.mesh.devices:,} x {problem.timing.cluster.name})" if problem.timing else ""
+    )
+    left = count.valid - count.evaluated - count.bounded
+    words = [f"{count.evaluated:,} placed"]
+    words += [f"{count.bounded:,} proven worse"] if count.bounded else []
+    if left or count.cut:
+        words.append(f"{'others' if count.cut else f'{left:,}'} not looked at")
+    of = "tensors" if count.level == "L3" else "functions and parameters"
+    words += [f"{count.steps:,} with rules for {of}"] if count.steps else []
+    words += [f"{counted(count.pipelines, 'pipeline')} placed"] if count.pipelines else []
+    mesh = str(problem.mesh).replace(",", ", ") or "one device"
+    layouts = ("at least " if count.cut else "") + counted(count.valid, "layout")
+    return (
+        f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}), {', '.join(words)}"
+    )
+
+
+def _proof(found: SearchResult) -> str:
+    if found.proven:
+        return "and no other layout of this space is better"
+    if found.count.pipelines:
+        return "not proven: pipelines are tried by steps"
+    if found.count.steps and not found.problem.expired():
+        return "and no single rule more or less is better"
+    return "not proven: not all were looked at"
+
+
+CLOSE, FAR = 1e-3, 0.99
+"""Parts of a value: up to one a bound is said to be reached, from the other on it says nothing."""
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.2g} %" if part < 0.1 else f"{100 * part:.0f} %"
+
+
+def _certified(found: SearchResult) -> str:
+    """What is known of plans that decide for every tensor alone."""
+    problem, certificate = found.problem, found.certificate
+    if certificate is None:
+        return "Per-tensor plans are too many to be bounded here."
+    gap = certificate.gap(problem.value(found.plans[0]))
+    timed = problem.objective == "time"
+    plans = "No per-tensor plan on this mesh" if found.others else "No per-tensor plan"
+    if gap < CLOSE:
+        return f"{plans} {'is faster' if timed else 'sends less'}."
+    if gap > FAR:
+        return "Nothing is known of per-tensor plans: their bound is far below."
+    least = duration(certificate.least) if timed else human(int(certificate.least))
+    verb = "is faster than" if timed else "sends less than"
+    return f"{plans} {verb} {least}: within {_percent(gap)} of any plan."
+
+
+def figures(plan: Candidate) -> str:
+    """`3.61 MiB sent, 20.6 MiB held, 1.07 GFLOP a device with deferred reduction`."""
+    seconds = f"{duration(plan.seconds)} a step, " if plan.timing else ""
+    held = f"{human(plan.sent)} sent, {human(plan.peak)} held, {scaled(plan.flops)}"
+    return f"{seconds}{held} a device (--reduce {plan.policy})"
+
+
+def _meshes(found: SearchResult) -> Grid:
+    """The best plan on each of the other meshes."""
+    timed = found.problem.timing is not None
+    head = ("other meshes", *(("time",) if timed else ()), "sent", "held", "layout")
+    rows = []
+    for other in found.others:
+        if not other.plans:
+            why = "nothing is better" if other.count.bounded else "nothing fits"
+            rows.append((str(other.problem.mesh), *[""] * (len(head) - 2), why))
+            continue
+        best = other.plans[0]
+        seconds = (duration(best.seconds),) if timed else ()
+        held = (human(best.sent), human(best.peak), str(best))
+        rows.append((str(other.problem.mesh), *seconds, *held))
+    return Grid("", head, tuple(rows))
+
+
+def _changed(found: SearchResult) -> Grid:
+    """What is other than in the layout to begin from, and what each change saves."""
+    rows = [
+        (str(change), told(change.reason, found.problem) or "the same") for change in changes(found)
+    ]
+    head = ("changed", "each after those above") if rows else ("nothing is changed",)
+    return Grid("", head, tuple(rows))
+
+
+def _listed(title: str, plans: tuple[Candidate, ...], found: SearchResult) -> Grid:
+    timed = found.problem.timing is not None
+    head = (title, *(("time",) if timed else ()), "sent", "held", "work", "reduce")
+    rows = (
+        (
+            str(plan),
+            *((duration(plan.seconds),) if timed else ()),
+            human(plan.sent),
+            human(plan.peak),
+            scaled(plan.flops),
+            plan.policy,
+        )
+        for plan in plans
+    )
+    return Grid("", head, tuple(rows))

@@ -1,0 +1,305 @@
+"""Pipelines: the layouts of the other axes, in stages under schedules of the language.
+
+The user names the axis of the stages. On the mesh without it the best layouts are searched as ever.
+Each of them with the loop's dim over the axis is a pipeline under a schedule and in a number of
+micro-batches, placed and timed as any program is: with idle time, messages, and what is done twice.
+Layout and number of micro-batches are chosen by one schedule, then the schedule for these. (What to
+choose among is that of Narayanan et al. 2021 and Zheng et al. 2022.)
+
+A network without a loop is cut where its stages have about the same work; then all ways to cut it
+are tried, or where there are many, single stages begin earlier or later as long as that is better.
+(PipeDream, Harlap et al. 2018, cuts chains of layers by measured times.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import DiagnosticError, Source, Span, counted, fail
+from meshdsl.ir.program import Loop
+from meshdsl.ir.types import Dim
+from meshdsl.named import ir as named
+from meshdsl.placed.lint import values_of
+from meshdsl.placed.placements import Mesh
+from meshdsl.schedule.use import ScheduleUse
+from meshdsl.search.candidate import Candidate, Rules, SearchRule, StageStart
+from meshdsl.search.enumeration import SHOWN
+from meshdsl.search.problem import Count, Key, Method, Problem, SearchResult
+from meshdsl.search.space import seconds, work
+from meshdsl.search.stage_boundaries import Beginnings, beginnings, passes
+
+STARTS = 3
+"""The layouts of the other axes that are put in stages, for each split of the batch."""
+
+FIRST = "one_f_one_b"
+"""The schedule by which layout and micro-batches are chosen."""
+
+OTHERS = ("zb_h1", "interleaved", "zb_v", "gpipe")
+"""The schedules that are tried beside it."""
+
+MICRO = (4, 2, 1, 8)
+"""Numbers of micro-batches, as multiples of the stages; by the first of them layouts are compared.
+Of those that the batch can be cut into, the nearest are taken.
+
+With four times as many as stages a fifth of the time is idle, with eight times a tenth.
+"""
+
+MOST = 2
+"""The layouts that are compared with other numbers of micro-batches."""
+
+WAYS = 40
+"""The ways to cut a network that are all tried; of more, those near the best one."""
+
+Tried = tuple[Rules, ScheduleUse, tuple[StageStart, ...]]
+"""Rules for the other axes, a schedule, and where the stages of a network begin."""
+
+
+def searched(problem: Problem, method: Method) -> SearchResult:
+    """What a method finds, and pipelines over the axis that the problem names, if it names one.
+
+    Where the rule of the stages is to be kept, pipelines alone.
+    """
+    axis = problem.request.pipeline
+    if axis is None or problem.mesh.size(axis) == 1:
+        return method.solve(problem)
+    places, cut = None, tuple[SearchRule, ...]()
+    if not list(_loops(problem.program)):
+        places = _beginnings(problem.program, problem.timing)
+        if places.even(problem.mesh.size(axis)) is None:
+            return method.solve(problem)
+    elif (loop := _loop(problem)) is not None:
+        cut = (SearchRule(loop.name, (axis,)),)
+    else:
+        return method.solve(problem)
+    if cut and {*cut} <= {*problem.fixed}:
+        result = SearchResult(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
+    else:
+        result = method.solve(problem)
+    layouts = {result.rules: result.stored for result in _layouts(problem, axis, method)}
+    run = _PipelineSearch(problem, axis, cut, places, layouts)
+    run.search()
+    count = replace(result.count, pipelines=len(run.made))
+    fitting = sorted(filter(problem.fits, run.made), key=problem.key)
+    plans = sorted((*result.plans, *fitting), key=problem.key)
+    # The best pipeline is shown, however many others come before it.
+    shown = (*plans[:SHOWN], *(p for p in fitting[:1] if p not in plans[:SHOWN]))
+    return replace(result, plans=shown, every=(*result.every, *run.made), count=count)
+
+
+def check(program: named.NamedProgram, axis: str, meshes: Sequence[Mesh]) -> None:
+    """Raise MD0647 where a program has no stages on this axis of any of the meshes."""
+    if program.goal is None:
+        message = f"`{program.name}` is no training step: pipelines are searched for these alone"
+        fail("MD0647", message, program.span, help="search without `--pipeline`")
+    dims = list(_loops(program))
+    sizes = [mesh.size(axis) for mesh in meshes]
+    if not dims:
+        places = _beginnings(program, None)
+        if all(places.even(n) is None for n in sizes):
+            at = counted(len(places.places), "tensor")
+            message = f"`{program.name}` has no `repeat`, and {at} with a name where one"
+            message += f" of {min(sizes)} stages could begin"
+            help = "write equal layers as `repeat layers { … }`, or give what begins a stage a name"
+            fail("MD0647", message, program.span, help=help)
+        return
+    if not any(dim.size % n == 0 for dim in dims for n in sizes):
+        dim = max(dims, key=lambda dim: dim.size)
+        message = f"`{dim.name}` of size {dim.size} does not divide over `{axis}` of {sizes[0]}"
+        fail(
+            "MD0647", message, help="take another size of the axis, or search without `--pipeline`"
+        )
+
+
+def _loops(program: named.NamedProgram) -> Iterator[Dim]:
+    """The dims of the loops that a pipeline may cut."""
+    for node in passes(program):
+        if isinstance(node, Loop) and node.phase == "forward":
+            yield node.dim
+
+
+def _beginnings(program: named.NamedProgram, timing: Timing | None) -> Beginnings:
+    """Where stages may begin: by seconds, or without a cluster by FLOPs."""
+    return beginnings(program, work if timing is None else seconds(timing))
+
+
+def _loop(problem: Problem) -> Dim | None:
+    """The dim whose iterations are on the stages: of several the one with the most, if any do."""
+    stages = problem.mesh.size(problem.request.pipeline or "")
+    dims = [dim for dim in _loops(problem.program) if dim.size % stages == 0]
+    return max(dims, key=lambda dim: dim.size, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """General rules for the other axes, and rules for storage that go with them."""
+
+    rules: Rules
+    stored: tuple[Rules, ...]
+
+
+def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
+    """The best layouts of the other axes for each split of the batch.
+
+    How far a batch can be split depends on the number of micro-batches; what is best beside a
+    split does not, for sums of gradients are sent once. What a layout takes without stages, of
+    memory or of time for what stages store, decides nothing here.
+    """
+    axes = tuple((name, 1 if name == axis else size) for name, size in problem.mesh.axes)
+    request = replace(problem.request, memory=None, pipeline=None, front=True, certificate=False)
+    others = replace(problem, mesh=replace(problem.mesh, axes=axes), request=request)
+    others = replace(others, start=None, least=None, below=math.inf)
+    loops = {dim.name for dim in _loops(problem.program)}
+    for fixed in _splits(problem, axis):
+        try:
+            done = method.solve(replace(others, fixed=fixed))
+        except DiagnosticError:
+            continue
+        by_rules: dict[Rules, dict[Rules, None]] = {}
+        for plan in sorted(done.every, key=problem.key):
+            usable = tuple(r for r in plan.rules if r.axes and r.dim not in loops)
+            general = tuple(rule for rule in usable if not rule.selector)
+            by_rules.setdefault(general, {})[tuple(r for r in usable if r.selector)] = None
+        yield from (_Layout(rules, tuple(by_rules[rules])) for rules in list(by_rules)[:STARTS])
+
+
+def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
+    """The rules that are kept, with each way to split the batch over some of the other axes."""
+    fixed = tuple(rule for rule in problem.fixed if axis not in rule.axes)
+    batch = _batch(problem)
+    if batch is None or any(r.dim == batch.name and not r.selector for r in fixed):
+        yield fixed
+        return
+    meets = {d for v in values_of(problem.program) if v.type.has(batch.name) for d in v.type.names}
+    taken = {a for rule in fixed if rule.dim in meets and not rule.selector for a in rule.axes}
+    free = (name for name, size in problem.mesh.axes if size > 1 and name not in taken)
+    others = [name for name in free if name != axis]
+    for count in range(len(others) + 1):
+        for over in itertools.combinations(others, count):
+            if batch.size % problem.mesh.size(*over) == 0:
+                yield (*fixed, SearchRule(batch.name, over))
+
+
+def _batch(problem: Problem) -> Dim | None:
+    """The dim of the samples: the first of the inputs that no parameter has."""
+    learned = {name for param in problem.program.params for name in param.value.type.names}
+    dims = (dim for value in problem.program.inputs for dim in value.type.dims)
+    return next((dim for dim in dims if dim.name not in learned), None)
+
+
+@dataclass(slots=True)
+class _PipelineSearch:
+    """One search among the layouts of the other axes, each with rules for storage that go with it.
+
+    `cut` is the rule of the stages, or a network without a loop has `places` where they may begin;
+    `made` are the pipelines that were placed.
+    """
+
+    problem: Problem
+    axis: str
+    cut: Rules
+    places: Beginnings | None
+    layouts: dict[Rules, tuple[Rules, ...]]
+    made: list[Candidate] = field(default_factory=list)
+
+    def search(self) -> None:
+        """Choose layouts, then among micro-batches, cuts, what is stored how, and schedules."""
+        self._try((rules, use, ()) for rules in self.layouts for use in self._uses(rules)[:1])
+        first = [self._general(plan) for plan in sorted(self.made, key=self._key)[:MOST]]
+        self._try((rules, use, ()) for rules in first for use in self._uses(rules)[1:])
+        if self.made and self.places is not None:
+            self._move(self.places)
+        for changed in (self._stored, self._scheduled) if self.made else ():
+            best = min(self.made, key=self._key)
+            self._try((*others, best.cuts) for others in changed(best))
+
+    def _move(self, places: Beginnings) -> None:
+        """Cut the best pipeline in every way; of many, near it as long as that gets better."""
+        stages = self.problem.mesh.size(self.axis)
+        is_exhaustive, here = places.ways(stages) <= WAYS, places.even(stages)
+        while here is not None:
+            best = min(self.made, key=self._key)
+            assert best.schedule is not None
+            tried = places.every(stages) if is_exhaustive else places.near(here)
+            ways = {places.cuts(chosen, self.axis): chosen for chosen in tried}
+            rules = tuple(rule for rule in best.rules if rule not in self.cut)
+            self._try((rules, best.schedule, cuts) for cuts in ways)
+            here = None if is_exhaustive else ways.get(min(self.made, key=self._key).cuts)
+
+    def _stored(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
+        """A pipeline with rules for what is stored, and with the same computed again."""
+        use, general = plan.schedule, self._general(plan)
+        assert use is not None
+        again = replace(use, options={"recompute": "stage"})
+        for rules in ((), *self.layouts[general]):
+            yield (*general, *rules), use
+            if self.problem.request.memory is not None:
+                yield (*general, *rules), again
+
+    def _scheduled(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
+        """A pipeline under other schedules."""
+        assert plan.schedule is not None
+        rules = tuple(rule for rule in plan.rules if rule not in self.cut)
+        return ((rules, replace(plan.schedule, name=name)) for name in OTHERS)
+
+    def _general(self, plan: Candidate) -> Rules:
+        return tuple(r for r in plan.rules if not r.selector and r not in self.cut)
+
+    def _key(self, plan: Candidate) -> tuple[bool, float, Key]:
+        fits = self.problem.fits(plan)
+        return not fits, 0.0 if fits else plan.peak, self.problem.key(plan)
+
+    def _try(self, tried: Iterable[Tried]) -> None:
+        """Place layouts in stages, as far as they can be and there is time."""
+        most, fixed = self.problem.request.max_rules, self.problem.fixed
+        asked = {plan.asked for plan in self.made}
+        for others, use, cuts in tried:
+            rules = (*self.cut, *others)
+            long = most is not None and len(rules) > most
+            if long or not {*fixed} <= {*rules}:
+                continue
+            try:
+                plan = self.problem.pipeline(rules, use, self._begun(use, cuts))
+                if plan.asked in asked:
+                    continue
+                if self.problem.expired() and self.made:
+                    return
+                if plan.placed.pipe is not None:
+                    self.problem.key(plan)
+                    self.made.append(plan)
+            except DiagnosticError:
+                continue
+
+    def _begun(self, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> tuple[StageStart, ...]:
+        """Where the stages of a network begin: as they do, or evenly where a schedule has others.
+
+        Raises what is wrong with the schedule. Where there are too few places, it has no stages.
+        """
+        if self.places is None:
+            return ()
+        goal = self.problem.program.goal
+        micro = use.micro or (goal.optimizer.accumulate if goal else 1)
+        stages = use.verified(self.problem.mesh.size(self.axis), micro).schedule.stages
+        if len(cuts) == stages - 1:
+            return cuts
+        return self.places.cuts(self.places.even(stages) or (), self.axis)
+
+    def _uses(self, rules: Rules) -> list[ScheduleUse]:
+        """The numbers of micro-batches that a batch may be cut into, if it does not accumulate."""
+        program, axis = self.problem.program, self.axis
+        assert program.goal is not None
+        span = Span(Source("--pipeline", axis), 0, len(axis))
+        if program.goal.optimizer.accumulate > 1:
+            return [ScheduleUse(FIRST, (), None, span)]
+        batch = _batch(self.problem)
+        if batch is None:
+            return []
+        ways = self.problem.mesh.size(*(a for r in rules if r.dim == batch.name for a in r.axes))
+        wanted = [times * self.problem.mesh.size(axis) for times in MICRO]
+        most = min(batch.size, 2 * max(wanted))
+        fitting = [n for n in range(1, most + 1) if batch.size % (n * ways) == 0]
+        nearest = (min(fitting, key=lambda n: abs(math.log(n / w))) for w in wanted if fitting)
+        return [ScheduleUse(FIRST, (batch.name,), n, span) for n in dict.fromkeys(nearest)]

@@ -1,0 +1,207 @@
+"""A stage of a pipeline followed in time.
+
+All micro-batches are alike: a stage's forward and backward pass are walked once, and put where the
+schedule has them when every action begins as early as its row and its messages let it
+(`schedule/times.py`). A message leaves when the pass has made it; the backward pass goes on
+meanwhile with the gradients of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import DeviceProgram, Move, Pipeline, StagePhase
+from meshdsl.schedule.times import TimedSchedule, Times, timed
+from meshdsl.simulate.device_run import PER_PASS, DeviceRun, ticks
+from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a stage does for one micro-batch, from 0 on; `held` is the memory that it leaves.
+
+    Samples of `memory` are counted from what there was before; at `sent` the message can leave.
+    """
+
+    events: Sequence[Event]
+    folded: Sequence[Folded]
+    flows: Sequence[tuple[int, int]]
+    memory: Sequence[tuple[int, int]]
+    held: int
+    duration: int
+    sent: int
+
+
+def simulate_stage(
+    program: DeviceProgram, timing: Timing, unroll: bool, stage: int | None = None
+) -> Timeline:
+    """The timeline of the devices of a stage; for None of those that end last.
+
+    A device with several stages is named by its own number.
+    """
+    (pipe,) = (node for node in program.body if isinstance(node, Pipeline))
+    schedule = in_time(pipe, program, timing)
+    if stage is None:
+        ends = [row[-1].end for row in schedule.rows]
+        stage = ends.index(max(ends))
+    run = _Stage(program, timing, unroll, stage, schedule)
+    run.walked()
+    return replace(run.timeline(), stage=stage, passes=schedule)
+
+
+def in_time(pipe: Pipeline, program: DeviceProgram, timing: Timing) -> TimedSchedule:
+    """The schedule with predicted times of its passes, in ticks.
+
+    Inner stages of as many iterations are alike.
+    """
+    last = pipe.last
+    passes: dict[tuple[int, ...], Mapping[str, Pass]] = {}
+    each = []
+    for stage in range(last + 1):
+        alone = (stage,) if pipe.homes else (stage == 0, stage == last)
+        kind = (*alone, *pipe.sizes[stage : stage + 1])
+        if kind not in passes:
+            run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
+            run.walked()
+            passes[kind] = run.passes[stage]
+        each.append(passes[kind])
+    longest = max(
+        sum(ticks(timing.node(move)) for move in _messages(pipe, forward, stage))
+        for forward in (True, False)
+        for stage in range(last + 1)
+    )
+    times = Times(
+        forward=tuple(Fraction(each_pass["F"].duration) for each_pass in each),
+        inputs=tuple(Fraction(inputs) for inputs, _ in map(_backward, each)),
+        weights=tuple(Fraction(weights) for _, weights in map(_backward, each)),
+        update=tuple(
+            Fraction(each_pass["U"].duration if "U" in each_pass else 0) for each_pass in each
+        ),
+        send=(Fraction(longest),),
+    )
+    return timed(pipe.known, times)
+
+
+def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
+    """How long the halves of a backward pass take, if there is one; in one it sends in between."""
+    if "B" not in passes and "I" not in passes:
+        return 0, 0
+    if "B" in passes:
+        return passes["B"].sent, passes["B"].duration - passes["B"].sent
+    return passes["I"].duration, passes["W"].duration
+
+
+def _messages(pipe: Pipeline, forward: bool, stage: int) -> tuple[Move, ...]:
+    """What a stage sends to the next one, or to the one before; of a cut network to any."""
+    if pipe.homes:
+        return pipe.leaving(stage, forward)
+    sends = pipe.of(StagePhase.SENT if forward else StagePhase.SENT_BACKWARD)
+    return tuple(node for node in sends if isinstance(node, Move))
+
+
+class _Stage(DeviceRun):
+    """One device of a pipeline; without `found`, the passes of its stages are only measured."""
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        timing: Timing,
+        unroll: bool,
+        device: int,
+        found: TimedSchedule | None = None,
+    ) -> None:
+        super().__init__(program, timing, unroll, device)
+        self.found = found
+        self.passes: dict[int, dict[str, Pass]] = {}
+        self.sent = 0
+
+    def _pipeline(self, node: Pipeline) -> None:
+        super()._pipeline(node)
+        if self.found is not None:
+            self._follow(node, self.found)
+
+    # --- a pass --------------------------------------------------------------------------------
+
+    def _pass(self, node: Pipeline, parts: Sequence[StagePhase], kept: set[str]) -> tuple[int, int]:
+        """Walk a pass as if it began at 0, and take what it did out of the timeline."""
+        outside = {name: getattr(self, name) for name in PER_PASS}
+        self._restart()
+        before, self.held.high = self.held.now, self.held.now
+        pass_ = super()._pass(node, parts, kept)
+        self._note(self.clock)
+        kind = next(kind for kind, kind_parts in node.passes.items() if kind_parts == parts)
+        self.passes.setdefault(self.stage, {})[kind] = Pass(
+            self.events,
+            self.folded,
+            self.flows,
+            [(at, size - before) for at, size in self.memory],
+            self.held.now - before,
+            self.clock,
+            self.sent,
+        )
+        for name, value in outside.items():
+            setattr(self, name, value)
+        self.held.high = self.held.now
+        return pass_
+
+    def _part(self, node: Pipeline, part: StagePhase) -> None:
+        super()._part(node, part)
+        if part <= StagePhase.LAST or part is StagePhase.LOOP_BACKWARD:
+            self.sent = self.clock
+
+    # --- the row ---------------------------------------------------------------------------------
+
+    def _follow(self, node: Pipeline, found: TimedSchedule) -> None:
+        """The passes of the row, with the gaps between them, and the messages beside them."""
+        begun, now = self.clock, self.held.now
+        streams = {True: node.axis, False: way_back(node.axis)}
+        free = dict.fromkeys(streams, begun)
+        for slot in found.rows[self.device]:
+            forward, stage = slot.action.kind == "F", slot.action.stage
+            messages = _messages(node, forward, stage)
+            leaves = bool(node.homes) or node.does(
+                StagePhase.SENT if forward else StagePhase.SENT_BACKWARD, stage
+            )
+            passes_on = slot.action.kind in "FBI"
+            if passes_on and (awaited := self._awaited(node, forward, stage)):
+                self._stand(awaited, begun + _whole(slot.start))
+            self.clock = begun + _whole(slot.start)
+            for kind in node.passes_of(slot.action.kind):
+                done, at = self.passes[stage][kind], self.clock
+                self._put(done, at, now)
+                now += done.held
+                self.clock = at + done.duration
+                if passes_on and kind != "W" and leaves:
+                    ready = max(at + done.sent, free[forward])
+                    free[forward] = self._send(messages, streams[forward], ready)
+        self.joined = {node.axis: begun + _whole(found.makespan)}
+
+    def _awaited(self, node: Pipeline, forward: bool, stage: int) -> Move | None:
+        """The message that a pass of a stage waits for, if it begins with one."""
+        found = node.arriving(stage, forward) if node.homes else _messages(node, forward, stage)
+        return next(iter(found), None)
+
+    def _put(self, done: Pass, at: int, held: int) -> None:
+        """A pass that begins at a time, when so much memory is held."""
+        number = len(self.events)
+        moved = (replace(e, start=e.start + at, end=e.end + at) for e in done.events)
+        self.events.extend(moved)
+        self.flows.extend((one + number, other + number) for one, other in done.flows)
+        self.folded.extend(replace(f, start=f.start + at, end=f.end + at) for f in done.folded)
+        self.memory.extend((at + when, held + size) for when, size in done.memory)
+
+    def _send(self, messages: Sequence[Move], stream: str, at: int) -> int:
+        """Send messages one after the other; the time at which the last one is there."""
+        for message in messages:
+            if took := ticks(self.time_of(message)):
+                self.events.append(Event(message, "run", (stream,), at, at + took, "network"))
+                at += took
+        return at
+
+
+def _whole(time: Fraction) -> int:
+    assert time.denominator == 1, "a pass begins between two ticks"
+    return time.numerator
