@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import pty
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import ROOT, copy_tree, tracked
+from tests.project import ROOT, copy_tree, matching, tracked
 
 IN_THE_WHEEL = {".py", ".pyi", ".toml", ".lark", ".mdsl", ".html", ".css", ".js", ".template"}
 
@@ -242,3 +243,16 @@ def test_files_of_tests_have_the_names_of_their_folders() -> None:
     }
     assert files
     assert [name for name in files if not name.startswith("tests.")] == []
+
+
+SHARED = {"Dim", "DType", "TensorType", "Mesh", "Layout"}
+"""Classes of the language in Python, and of the compiler for the same thing."""
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    homes: dict[str, set[Path]] = {}
+    for path in matching("meshdsl/**/*.py", "backends/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, set()).add(path.resolve())
+    assert {name for name, files in homes.items() if len(files) > 1} == SHARED

@@ -337,7 +337,7 @@ class Placer:
         self.bounded = self.bounded or best.is_cut
         target = PlacedTensor(value, need)
         reasons = self.state.partial_why.get(value, ())
-        facts = why.PlacementFacts(self.causes.get(value, {}), reasons)
+        facts = why.TensorCauses(self.causes.get(value, {}), reasons)
         words = functools.partial(why.explain, value, best, ask, facts)
         node = Reshard(source, target, best, ask.span, words, ask.phase)
         self._emit(self._in_its_dtype(node), self.state.depth[value])
@@ -383,7 +383,7 @@ class Placer:
         way = route(value.type, source.placement, need, self.mesh, self.price)
         assert way is not None
         target = PlacedTensor(value, need)
-        facts = why.PlacementFacts(self.causes.get(value, {}), ())
+        facts = why.TensorCauses(self.causes.get(value, {}), ())
         words = functools.partial(why.explain, value, way, ask, facts)
         self._emit(
             Reshard(source, target, way, ask.span, words, ask.phase), self.state.depth[value]

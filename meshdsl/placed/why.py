@@ -30,7 +30,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementFacts:
+class TensorCauses:
     """Known facts of a tensor: the rule per split dim, and why it is partial."""
 
     causes: Mapping[str, tuple[str, Span]]
@@ -73,7 +73,7 @@ def summed(op: NamedOp, choice: Choice, causes: Mapping[str, tuple[str, Span]]) 
     return tuple(parts)
 
 
-def explain(value: Value, route: Route, ask: Ask, facts: PlacementFacts) -> tuple[str, str]:
+def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[str, str]:
     """The cause of a reshard, and what would remove it."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
@@ -158,21 +158,21 @@ def _rule(cause: tuple[str, Span]) -> str:
     return f"`{text}` ({span.file if span.file.startswith('--') else f'line {span.line}'})"
 
 
-def _stored_by(value: Value, facts: PlacementFacts) -> str:
+def _stored_by(value: Value, facts: TensorCauses) -> str:
     """The storage rules of a parameter, as a clause."""
     rules = [c for _, c in sorted(facts.causes.items()) if c[0].startswith("params:")]
     how = f"split by {' and '.join(map(_rule, rules))}" if rules else "otherwise"
     return f"`{value.label}` is stored {how}"
 
 
-def _split_by(route: Route, facts: PlacementFacts) -> str:
+def _split_by(route: Route, facts: TensorCauses) -> str:
     """The rules that split the dims that move."""
     ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route)[0] if (c := facts.causes.get(d))]
     by_operators = [f"its operator splits `{d}`" for d in _moved(route)[0] if d not in facts.causes]
     return " and ".join(ruled + by_operators)
 
 
-def _reduce_remedy(value: Value, kinds: set[str], facts: PlacementFacts) -> str:
+def _reduce_remedy(value: Value, kinds: set[str], facts: TensorCauses) -> str:
     if "reduce_scatter" in kinds:
         return "leave the reduced dim whole; this is already half of an all_reduce"
     dims = " or ".join(f"`{d}`" for d in value.type.names)

@@ -1,0 +1,39 @@
+"""Attention on a CPU: torch's fused kernel where it takes the operands, else written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from meshdsl.backends.runtime.attention_kernels import attention_grad, attention_lse
+
+FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+class _Operators(TorchDispatchMode):
+    """The names of the operators that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("width", "count", "is_fused"),
+    [(8, 5, True), (6, 5, False), (8, 0, False)],
+    ids=["equal widths", "wider values", "empty memory"],
+)
+def test_the_fused_kernel_is_taken_where_it_can_be(width: int, count: int, is_fused: bool) -> None:
+    """It is where widths are equal and nothing is empty: it never stores the scores."""
+    q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, count, 8), torch.randn(1, 2, count, width)
+    with _Operators() as run:
+        o, lse = attention_lse(q, k, v)
+        attention_grad(torch.ones_like(o), q, k, v, o, lse)
+    assert [n for n in run.names if n.startswith(FUSED)] == [FUSED, f"{FUSED}_backward"] * is_fused
