@@ -14,7 +14,7 @@ MAY_DIFFER = {
     "how long it took": r"\d[\d,.]* (?:s\b|tokens/s)|\d+:\d\d left",
     "how much was rounded": r"\d(?:\.\d)?e-\d\d",
     "what was learned of a page that is edited": r"(?:loss|norm) \d+(?:\.\d+)?",
-    "how much memory a process with torch takes": r"memory \d+ MiB",
+    "how much memory a process with torch takes": r"memory [\d.]+ [MG]iB",
 }
 
 
