@@ -97,14 +97,14 @@ def analyse_tree(
 
     With `part`, only what is declared in this source is reported on: a cell among others.
     """
-    problems_ = Diagnostics()
-    problems_.add(*problems)
-    declarations = declare(tree, problems_, options.set_dims)
-    _check_declared(declarations, problems_)
+    diagnostics = Diagnostics()
+    diagnostics.add(*problems)
+    declarations = declare(tree, diagnostics, options.set_dims)
+    _check_declared(declarations, diagnostics)
     broken = bool(problems) or bool(declarations.unsized)
     written: dict[str, NamedProgram | None] = {}
     named: dict[str, NamedProgram | None] = {}
-    for node in _programs(declarations, options, problems_):
+    for node in _programs(declarations, options, diagnostics):
         program_problems, name = Diagnostics(), node.name.text
         written[name] = build_partly(declarations, node, program_problems)
         named[name] = (
@@ -114,17 +114,17 @@ def analyse_tree(
         )
         named[name] = None if broken else named[name]
         if _is_in(part, node):
-            problems_.add(*program_problems)
+            diagnostics.add(*program_problems)
     functions = {n: f for n, f in declarations.functions.items() if _is_in(part, f)}
-    check_uncalled(replace(declarations, functions=functions), problems_)
+    check_uncalled(replace(declarations, functions=functions), diagnostics)
     programs = list(named.values()) or [None]
-    _check_layouts(programs, declarations, options, part, problems_)
+    _check_layouts(programs, declarations, options, part, diagnostics)
     for expect in declarations.expects:
-        lint_expect(expect, programs, declarations, problems_)
-    if part is None and not problems_.errors:
-        problems_.add(*lint_symbols(tree))
+        lint_expect(expect, programs, declarations, diagnostics)
+    if part is None and not diagnostics.errors:
+        diagnostics.add(*lint_symbols(tree))
     return Analysis(
-        tree, declarations, written, named, _without_consequences(problems_, problems, tree)
+        tree, declarations, written, named, _without_consequences(diagnostics, problems, tree)
     )
 
 

@@ -229,8 +229,10 @@ class Compilation:
         written, options = compilation.written, compilation.options
         goal = written.goal
         assert goal is not None, "what is cut is a training step"
-        options_ = {**goal.optimizer.options, "accumulate": count}
-        goal = replace(goal, optimizer=replace(goal.optimizer, options=options_), taken=taken)
+        optimizer_options = {**goal.optimizer.options, "accumulate": count}
+        goal = replace(
+            goal, optimizer=replace(goal.optimizer, options=optimizer_options), taken=taken
+        )
         spoken = spoken_names(compilation.declarations) if options.fused else None
         step = finish_named(replace(written, goal=goal), options.dtype, False, spoken=spoken)
         if count == 1:
@@ -243,15 +245,17 @@ class Compilation:
         from meshdsl.backends.draws import draws
         from meshdsl.backends.torch.emitter import emit
 
-        draws_, device = draws(self.named), self.device
+        draw_of, device = draws(self.named), self.device
         if self.asynchronous:
             # Inputs are those of the whole step, whatever micro-batches are made of.
-            by_name = {value.label: draw for value, draw in draws_.items() if value.role == "input"}
+            by_name = {
+                value.label: draw for value, draw in draw_of.items() if value.role == "input"
+            }
             of_step = {
                 v.value: by_name[v.value.label] for v in device.inputs if v.value.label in by_name
             }
-            draws_ = draws(device.placed.named) | of_step
-        return emit(device, draws_)
+            draw_of = draws(device.placed.named) | of_step
+        return emit(device, draw_of)
 
     @property
     def text(self) -> str:

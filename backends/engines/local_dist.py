@@ -333,8 +333,8 @@ class LocalDist:
             if pair is None:
                 ranks = [group.ranks[source], group.ranks[target]]
                 pair = self._pairs[id(group), source, target] = Group(group.axes, ranks)
-        member_ = Member(pair, 0 if member.position == source else 1, member.rank)
-        work = self._meet(member_, "send", "", tensor, tensor, async_op=True)
+        endpoint = Member(pair, 0 if member.position == source else 1, member.rank)
+        work = self._meet(endpoint, "send", "", tensor, tensor, async_op=True)
         assert work is not None
         return work
 

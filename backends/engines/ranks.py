@@ -136,8 +136,8 @@ class Ranks:
         largest = [max(shape_of(p)[i] for p in parts) for i in range(block.dim())]
         padded = block.new_zeros(largest)
         padded[tuple(slice(n) for n in block.shape)] = block
-        for part, block_ in zip(parts, self._gather(padded, group), strict=True):
-            gathered[part] = block_[tuple(slice(n) for n in shape_of(part))]
+        for part, padded_block in zip(parts, self._gather(padded, group), strict=True):
+            gathered[part] = padded_block[tuple(slice(n) for n in shape_of(part))]
         return gathered
 
     def whole_on_first(self, spec: Spec, block: torch.Tensor) -> torch.Tensor | None:

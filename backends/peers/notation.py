@@ -107,12 +107,12 @@ class Notation(NotationWriter):
 
     def _uneven_dims(self) -> list[str]:
         """The dims whose blocks differ in size."""
-        dims_: dict[str, None] = {}
+        uneven_dims: dict[str, None] = {}
         for tensor in self.source.tensors:
             type_, p = tensor.value.type, tensor.placement
             dims = (d.name for d in type_.dims if p.is_uneven(d.name, d.size, self.mesh))
-            dims_.update(dict.fromkeys(dims))
-        return list(dims_)
+            uneven_dims.update(dict.fromkeys(dims))
+        return list(uneven_dims)
 
     def variables(self) -> list[Var]:
         """Inputs, parameters, states, and variables of statements and iterations, in order."""

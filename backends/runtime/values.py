@@ -213,9 +213,9 @@ def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> Part:
         on, blocks = spec.split.get(dim, ()), (spec.blocks or {}).get(dim, ())
         ways = tuple(tuple(map(len, blocks)) if blocks[1:] and a == on[0] else mesh[a] for a in on)
         start, extent = block(size, ways, tuple(at[a] for a in on))
-        span_ = slice(start, start + extent)
-        lying = [i for each in blocks for i in each][span_]
-        parts.append(span_ if lying in ([], [*range(start, span_.stop)]) else lying)
+        selected = slice(start, start + extent)
+        lying = [i for each in blocks for i in each][selected]
+        parts.append(selected if lying in ([], [*range(start, selected.stop)]) else lying)
     return tuple(parts)
 
 

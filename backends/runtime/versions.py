@@ -54,14 +54,14 @@ class Versions:
         for version in [v for v in self.kept if self.last.get(v, -1) < now]:
             self.room.append(self.kept.pop(version))
         if self.newest in self.kept:
-            newest_ = self.room.pop() if self.room else tuple(map(torch.empty_like, newest))
-            for new, old in zip(newest_, newest, strict=True):
+            stored = self.room.pop() if self.room else tuple(map(torch.empty_like, newest))
+            for new, old in zip(stored, newest, strict=True):
                 new.copy_(old)
         else:
-            newest_ = self.room.pop()  # the newest version itself, the last that was put there
+            stored = self.room.pop()  # the newest version itself, the last that was put there
         self.newest += 1
-        self.kept[self.newest] = newest_
-        return newest_
+        self.kept[self.newest] = stored
+        return stored
 
 
 class Corrected:

@@ -178,7 +178,7 @@ class TextEmitter(Pipelines):
         used = set(_globals(symtable.symtable(text, "text", "exec")))
         blocks = {k: v for k, v in blocks.items() if not used.isdisjoint(v)}
         used |= {self.at[axis] for _, _, axes in blocks for axis in axes}
-        lines_ = []
+        coordinate_lines = []
         stride = self.mesh.devices
         for axis, size in self.mesh.axes:
             stride //= size
@@ -186,10 +186,12 @@ class TextEmitter(Pipelines):
             text = "rank" if stride == 1 else f"rank // {stride}"
             is_outermost = stride * size == self.mesh.devices
             if name in used:
-                lines_.append(
+                coordinate_lines.append(
                     TextLine(f"{INDENT}{name} = {text}{'' if is_outermost else f' % {size}'}")
                 )
-        return lines_ + [TextLine(INDENT + self.block_line(*k, *v)) for k, v in blocks.items()]
+        return coordinate_lines + [
+            TextLine(INDENT + self.block_line(*k, *v)) for k, v in blocks.items()
+        ]
 
     def entry(self, var: Var, kind: str) -> None:
         """Write the line of a given tensor, if it is read."""

@@ -169,9 +169,9 @@ class Pipelines(CutNetworks):
         blocks = {k: self.blocks[k] for k in of_stage if is_read(*self.blocks[k])}
         if not blocks and not (chunked and is_read(self.at[axis])):
             return []
-        lines_ = [f"{self.at[axis]} = stages.index(stage)"] if chunked else []
-        lines_ += [self.block_line(*key, *names) for key, names in blocks.items()]
-        return [TextLine(INDENT * self.out.depth + line) for line in lines_]
+        stage_lines = [f"{self.at[axis]} = stages.index(stage)"] if chunked else []
+        stage_lines += [self.block_line(*key, *names) for key, names in blocks.items()]
+        return [TextLine(INDENT * self.out.depth + line) for line in stage_lines]
 
     # --- lines -----------------------------------------------------------------------------------
 

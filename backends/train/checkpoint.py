@@ -516,10 +516,10 @@ def _kept(spec: Spec, mesh: dict[str, int], rank: int) -> list[tuple[Piece, Piec
     One without elements is in none, unless the tensor has none: torch would take it for another
     one that begins at the same place.
     """
-    pieces_ = pieces(local_part(spec, mesh, rank))
+    block_pieces = pieces(local_part(spec, mesh, rank))
     if not math.prod(spec.dims.values()):
-        return pieces_
-    return [(piece, inside) for piece, inside in pieces_ if math.prod(shape_of(piece))]
+        return block_pieces
+    return [(piece, inside) for piece, inside in block_pieces if math.prod(shape_of(piece))]
 
 
 def pieces(part: Part) -> list[tuple[Piece, Piece]]:

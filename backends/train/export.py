@@ -114,12 +114,16 @@ def _held(
         for rank, held in blocks.items():
             part = local_part(spec, dict(mesh), rank)
             by_part[str(part)] = part, held[name]
-        tensor_ = torch.empty(list(spec.dims.values()), dtype=torch_dtype(spec.dtype), device="cpu")
+        assembled = torch.empty(
+            list(spec.dims.values()), dtype=torch_dtype(spec.dtype), device="cpu"
+        )
         filled = sum(block.numel() for _, block in by_part.values())
-        assert filled == tensor_.numel(), f"the blocks hold {filled} of {tensor_.numel()} of {name}"
+        assert filled == assembled.numel(), (
+            f"the blocks hold {filled} of {assembled.numel()} of {name}"
+        )
         for part, block in by_part.values():
-            tensor_[part] = block.detach().cpu()
-        return tensor_
+            assembled[part] = block.detach().cpu()
+        return assembled
 
     return Whole(specs, tensor)
 

@@ -55,8 +55,8 @@ class Emitted:
 def groups_of(texts: Texts) -> tuple[tuple[str, ...], ...]:
     """The sets of axes that either program's collectives run over, and all axes."""
     programs = (texts.training, texts.evaluation)
-    axes_ = {axes for program in programs if program is not None for axes in program.GROUPS}
-    return tuple(sorted(axes_ | {tuple(texts.training.MESH)}))
+    axis_sets = {axes for program in programs if program is not None for axes in program.GROUPS}
+    return tuple(sorted(axis_sets | {tuple(texts.training.MESH)}))
 
 
 def check_params(program: LoadedProgram, path: str | None) -> None:

@@ -208,10 +208,10 @@ def layout(
     """
     site = here()
     first = _rules(rules, ArgumentPlace(site, "rules", 0))
-    rules_ = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
+    all_rules = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
     used = given_schedule(schedule, site.argument("schedule"))
-    name = site.names if isinstance(site.names, str) else _layout_name(rules_, used)
-    return Layout(name, rules_, extends, site.span, used)
+    name = site.names if isinstance(site.names, str) else _layout_name(all_rules, used)
+    return Layout(name, all_rules, extends, site.span, used)
 
 
 def with_layout(

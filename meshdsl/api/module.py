@@ -51,9 +51,9 @@ def module(
     if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
         fail("MD0602", f"`{dtype}` is no float type", help="there are f32, f64, bf16 and f16")
     ranks = MeshRanks(device_mesh)
-    program_ = load(program, dims=dims) if isinstance(program, str | Path) else program
+    loaded = load(program, dims=dims) if isinstance(program, str | Path) else program
     place = ArgumentPlace(here(), "layout", 2)
-    declarations, name = with_layout(program_.declarations, layout, place)
-    options = Options(program=program_.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
-    compilation = program_.compilation(declarations, options)
+    declarations, name = with_layout(loaded.declarations, layout, place)
+    options = Options(program=loaded.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
+    compilation = loaded.compilation(declarations, options)
     return ProgramModule(compiler(compilation, ranks.mesh), ranks, check_seed(seed), params)

@@ -120,8 +120,8 @@ def find(name: str) -> Operator | Maker | ForeignMethod:
         return Operator(name)
     if row_of(name) is not None or name in RENAMED:
         return ForeignMethod(None, name)
-    names_ = [*names(), *INITS, *RATES]
-    close = did_you_mean(name, names_)
+    candidates = [*names(), *INITS, *RATES]
+    close = did_you_mean(name, candidates)
     raise AttributeError(f"meshdsl has no `{name}`{'; ' + close if close else ''}")
 
 

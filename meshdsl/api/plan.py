@@ -186,16 +186,16 @@ class Plan(Looks):
         """
         from meshdsl.backends.engines.persistent import as_numpy, is_torch
 
-        inputs_ = self._inputs(args, inputs)
+        bound = self._inputs(args, inputs)
         engine = self._ready()
         try:
             blocks = self._blocks if params is None else engine.parameters(self._merged(params))
             assert blocks is not None, "an engine that is ready has parameters"
-            outputs = engine.run(inputs_, blocks)
+            outputs = engine.run(bound, blocks)
         except Exception as error:
             self._tell(error)
             raise
-        as_torch = any(is_torch(x) for x in inputs_.values())
+        as_torch = any(is_torch(x) for x in bound.values())
         return Outputs({n: t if as_torch else as_numpy(t, n) for n, t in outputs.items()})
 
     @told
@@ -205,10 +205,10 @@ class Plan(Looks):
         """The outputs of the unsharded program in float64, on the same inputs and parameters."""
         from meshdsl.backends.engines.reference import made_up, run_reference
 
-        inputs_ = self._inputs(args, inputs)
+        bound = self._inputs(args, inputs)
         try:
             learned = self._merged({} if params is None else params)
-            sides = zip(self._specs(), (inputs_, learned), ("inputs", "parameters"), strict=True)
+            sides = zip(self._specs(), (bound, learned), ("inputs", "parameters"), strict=True)
             arrays = [made_up(specs, _fitting(a, specs, what)) for specs, a, what in sides]
             return Outputs(run_reference(self.named, *arrays))
         except Exception as error:

@@ -445,8 +445,8 @@ def _returned(
         names = [_key(tracer, *pair) for pair in zip(found, places.keys, strict=True)]
     else:
         names = places.names or [_label(result) for result in listed]
-    results_ = zip(listed, names, places.values, strict=True)
-    return [(name, tracer.given(result, span)) for result, name, span in results_]
+    named_results = zip(listed, names, places.values, strict=True)
+    return [(name, tracer.given(result, span)) for result, name, span in named_results]
 
 
 def _key(tracer: Tracer, name: Any, span: Span) -> str:

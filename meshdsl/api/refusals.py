@@ -70,11 +70,11 @@ def is_foreign_call(name: str, args: Sequence[Any], options: Mapping[str, Any]) 
     opdef = load_all().get(name)
     if opdef is None or row_of(name) is None:
         return False
-    options_ = {option for option, _ in opdef.surface.options} | {"out"}
+    own_options = {option for option, _ in opdef.surface.options} | {"out"}
     most = opdef.surface.arity[1]
     extra = most is not None and len(args) > most and opdef.surface.items != "none"
     listed = any(isinstance(arg, str | list | tuple) for arg in args)
-    return extra or listed or bool(set(options) - options_)
+    return extra or listed or bool(set(options) - own_options)
 
 
 @told
@@ -288,8 +288,8 @@ class _Python:
     def _call(self, node: ast.CallExpr) -> str:
         # `put[mem = i](x, new)` is `md.put[mem](x, new, i)`.
         at = [i for i in node.items or () if isinstance(i, ast.PickItem)]
-        items_ = [self.name(i.dim.text) if i in at else self._item(i) for i in node.items or ()]
-        items = "" if node.items is None else f"[{', '.join(items_)}]"
+        item_texts = [self.name(i.dim.text) if i in at else self._item(i) for i in node.items or ()]
+        items = "" if node.items is None else f"[{', '.join(item_texts)}]"
         args = [self.text(a) for a in (*node.args, *(i.index for i in at))]
         args += [f"{k.name.text}={self.text(k.value)}" for k in node.keywords]
         if node.out is not None:

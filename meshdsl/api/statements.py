@@ -169,12 +169,12 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
     for stack in stacks:
         collected = tracer.builder.stacked(stack, site.span, scope)
         results.append(tracer.builder.reach(collected))
-    results_ = [tracer.variable(site.span) for _ in results]
+    result_variables = [tracer.variable(site.span) for _ in results]
     count = len(names)
-    carried = tuple(map(Carried, names, recorded, inside, nexts[:count], results_[:count]))
-    stacked = tuple(map(RecordedStack, nexts[count:], results_[count:]))
+    carried = tuple(map(Carried, names, recorded, inside, nexts[:count], result_variables[:count]))
+    stacked = tuple(map(RecordedStack, nexts[count:], result_variables[count:]))
     tracer.block.append(Repeated(dim_name, carried, stacked, block, site.span))
-    pairs = zip(results, results_, strict=True)
+    pairs = zip(results, result_variables, strict=True)
     tensors = [tracer.tensor(r, v) for r, v in pairs if isinstance(r, ir.Value)]
     return None if not tensors else tensors[0] if len(tensors) == 1 else tuple(tensors)
 

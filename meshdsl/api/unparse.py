@@ -115,8 +115,8 @@ class SourceWriter:
         if name not in wanted:
             message = f"two functions, or one and an operator, are both called `{again}`"
             self.refuse(message, "give one of them another name", call.span)
-        definition_ = self.functions.setdefault(name, definition)
-        pairs = zip(self._dims(definition), self._dims(definition_), strict=True)
+        first_definition = self.functions.setdefault(name, definition)
+        pairs = zip(self._dims(definition), self._dims(first_definition), strict=True)
         return name, tuple(new for new, old in pairs if old.text in self._shared(name).dims)
 
     def _shared(self, name: str) -> Shared:
@@ -309,8 +309,8 @@ class _BodyWriter:
         is_here = variable.home is self.home
         label = variable.label if is_here else None
         name = self._bind(variable, variable.label, at)
-        name_ = _known(name, label or "", variable.span)
-        return ast.Target(name_, variable.dims if is_here else None, variable.span)
+        target_name = _known(name, label or "", variable.span)
+        return ast.Target(target_name, variable.dims if is_here else None, variable.span)
 
     # --- statements --------------------------------------------------------------------------
 
@@ -786,5 +786,5 @@ def _arithmetic(size: Number, span: Span) -> ast.Expr | None:
     if how is None or how.operator not in _ARITHMETIC:
         return None
     parts = [_arithmetic(o, span) for o in _numbers(how)]
-    parts_ = [p for p in parts if p is not None]
-    return _applied(how.operator, parts_, span) if len(parts_) == len(parts) else None
+    exact_parts = [p for p in parts if p is not None]
+    return _applied(how.operator, exact_parts, span) if len(exact_parts) == len(parts) else None

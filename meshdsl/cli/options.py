@@ -299,14 +299,14 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 def _options(kind: Any) -> Iterator[inspect.Parameter]:
     """The options of a class as parameters; those of a base after its own."""
-    hints, fields_ = get_type_hints(kind), {f.name: f for f in fields(kind)}
+    hints, fields_by_name = get_type_hints(kind), {f.name: f for f in fields(kind)}
     for name in (name for owner in kind.__mro__ for name in inspect.get_annotations(owner)):
-        default = fields_[name].default
+        default = fields_by_name[name].default
         yield inspect.Parameter(
             name,
             _KEYWORD,
             default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[hints[name], fields_[name].metadata["typer"]],
+            annotation=Annotated[hints[name], fields_by_name[name].metadata["typer"]],
         )
 
 

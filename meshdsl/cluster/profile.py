@@ -289,8 +289,8 @@ class _ProfileReader:
         every = enumerate(self._listed(content, "tables"))
         tables = [self._made(_MeasuredTable, table, "[[tables]]", n) for n, table in every]
         self.found.raise_errors()
-        tables_ = {(t.collective, t.devices, int(t.level)): t.points for t in tables}
-        return Cluster(name, device, tuple(levels), tables_, source)
+        measured_points = {(t.collective, t.devices, int(t.level)): t.points for t in tables}
+        return Cluster(name, device, tuple(levels), measured_points, source)
 
     def _listed(self, given: Mapping[str, Any], key: str) -> list[Any]:
         listed = given.get(key, [])

@@ -334,7 +334,7 @@ def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] 
 
     An axis of stride s and size n covers the devices [s, s·n).
     """
-    parts_: list[tuple[int, ...]] = []
+    parts_by_axis: list[tuple[int, ...]] = []
     stride = 1
     for size in reversed(sizes):
         stop, inside, parts = stride * size, 1, []
@@ -347,9 +347,9 @@ def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] 
             inside = outside
         if math.prod(parts) != size:
             return None
-        parts_.append(tuple(parts))
+        parts_by_axis.append(tuple(parts))
         stride = stop
-    return tuple(reversed(parts_))
+    return tuple(reversed(parts_by_axis))
 
 
 def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> None:

@@ -156,7 +156,7 @@ def transformer_ways(
     per_group = model.layers // groups
 
     def ways(start: int, end: int) -> list[Way]:
-        ways_ = []
+        group_ways = []
         for size in submeshes(cluster, devices):
             for tensor in (n for n in range(1, size + 1) if size % n == 0):
                 data = size // tensor
@@ -177,7 +177,7 @@ def transformer_ways(
                 )
                 held = stage.held() + stage.working()
                 name = f"({data}, {tensor})"
-                ways_.append(Way(size, stage.seconds(), held, stage.kept(), name))
-        return ways_
+                group_ways.append(Way(size, stage.seconds(), held, stage.kept(), name))
+        return group_ways
 
     return ways

@@ -90,8 +90,8 @@ def _whole(stack: Var, pipe: Piped, program: DeviceProgram) -> Var:
         size = value.type.size(dim)
         message = f"`{dim}` of a micro-batch, of size {size}, does not divide over {ways} devices"
         fail("MD0331", message, pipe.use.span, help="take fewer micro-batches, or a larger batch")
-    dims_ = (d for d in value.type.dims if d.name != pipe.micro)
-    dims = tuple(replace(d, size=d.size * count) if d.name == dim else d for d in dims_)
+    own_dims = (d for d in value.type.dims if d.name != pipe.micro)
+    dims = tuple(replace(d, size=d.size * count) if d.name == dim else d for d in own_dims)
     type_ = replace(value.type, dims=dims)
     local = stack.placement.local(type_, program.mesh)
     return replace(stack, value=replace(value, type=type_), local=local, hint=value.label)
@@ -172,17 +172,17 @@ class _Updates:
             for old, new in self.source.updates
         ]
         ends: list[Node] = []
-        results_ = {c.init: self._told(c.result, owners.home(c.init), ends) for c in carries}
+        carry_results = {c.init: self._told(c.result, owners.home(c.init), ends) for c in carries}
         remaining = tuple(n for n in self.after if n not in nodes)
         loop = self._with(parts, carries)
-        results = {new: results_[old] for old, new in self.source.updates}
+        results = {new: carry_results[old] for old, new in self.source.updates}
         outputs = {v for _, v in self.source.outputs if v not in results}
         assert all(outputs.isdisjoint(n.makes) for n in nodes), "outputs are sums of their own"
         return replace(
             self.source,
             body=(*self.source.body[: self.at], loop, *ends, *remaining),
             outputs=tuple((name, results.get(v, v)) for name, v in self.source.outputs),
-            updates=tuple(results_.items()),
+            updates=tuple(carry_results.items()),
         )
 
     def _needed(self) -> list[Node]:

@@ -38,15 +38,15 @@ def deaths(
     """
     local = entered | {v for node in nodes if not is_constant(node) for v in node.makes}
     later: set[str] = {v.name for v in kept}
-    deaths_: list[tuple[Var, ...]] = []
+    dead_after: list[tuple[Var, ...]] = []
     for node in reversed(nodes):
         touched = {v.name: v for v in (*reads(node), *node.makes)}
         dying = [v for v in touched.values() if v in local and v.name not in later]
         together = isinstance(node.collective if isinstance(node, Start) else node, Bucket)
         size = sum(v.local.bytes for v in dying) if together else 0
-        deaths_.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
+        dead_after.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
         later.update(touched)
-    return tuple(reversed(deaths_))
+    return tuple(reversed(dead_after))
 
 
 def entered(node: DeviceLoop, collected: frozenset[Var]) -> frozenset[Var]:

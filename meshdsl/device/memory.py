@@ -361,13 +361,13 @@ class MemoryWalk:
         self.dead = dict(zip(node.body, dying, strict=True))
         passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
         versions = {stage: _Versions(node, stage, self.local) for stage in passes}
-        now = self.held.now + sum(versions_.always for versions_ in versions.values())
+        now = self.held.now + sum(stage_versions.always for stage_versions in versions.values())
         for action in node.rows[self.device]:
-            versions_ = versions[action.stage]
-            now += versions_.grown(action)
+            stage_versions = versions[action.stage]
+            now += stage_versions.grown(action)
             for kind in node.passes_of(action.kind):
                 most, line, held = passes[action.stage][kind]
-                most = versions_.most(action, most)
+                most = stage_versions.most(action, most)
                 if now + most > self.held.most:
                     self.held.most, self.held.line = now + most, line
                 now += held
@@ -411,9 +411,9 @@ class MemoryWalk:
             if held.names.get(name) is not block:
                 held.bind(name, block)
             held.release(block)
-        most_, at = held.most - before, held.line
+        peak, at = held.most - before, held.line
         held.most, held.line = most, line
-        return most_, at
+        return peak, at
 
     def _part(self, node: Pipeline, part: StagePhase) -> None:
         """Walk a part of a pass; what a loop carries is received where it does not begin."""

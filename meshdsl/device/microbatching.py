@@ -321,8 +321,8 @@ class _Cutting:
         source = self.new.get(node.source, node.source)
         target = self._define(node.target, part)
         step = replace(node.step, before=source.placement, after=target.placement)
-        move_ = replace(node, step=step, source=source, target=target)
-        self.made.append(move_.counted(self.mesh))
+        micro_move = replace(node, step=step, source=source, target=target)
+        self.made.append(micro_move.counted(self.mesh))
 
     def _inner(self, node: DeviceLoop) -> None:
         """A loop of the program; its carries are cut, or sums, if they become so in its body."""
@@ -480,13 +480,13 @@ def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
 
     Others have made a value for what then reads one of the whole batch, from before the loop.
     """
-    nodes_: list[Node] = []
+    needed_nodes: list[Node] = []
     for node in reversed(nodes):
         written = isinstance(node, Compute) and node.onto is not None
         if written or not needed.isdisjoint(node.makes):
             needed.update(reads(node))
-            nodes_.append(node)
-    return tuple(reversed(nodes_))
+            needed_nodes.append(node)
+    return tuple(reversed(needed_nodes))
 
 
 def with_flops(op: Compute) -> Compute:

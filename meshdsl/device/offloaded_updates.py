@@ -56,13 +56,13 @@ def streamed(program: DeviceProgram) -> Mapping[Compute, Streamed]:
     reading = [node for node in nodes if not away.isdisjoint(node.ins)]
     casts = {node.ins[0]: node for node in nodes if node.name == "cast"}
     moved = {m.target: m for node in every(program.body) for m in _moves(node)}
-    streamed_ = {}
+    updates = {}
     for node in reading:
         states = tuple(i for i, v in enumerate(node.ins) if v in away)
         cast = casts.get(node.outs[0]) if 0 in states else None
         assert cast or 0 not in states, f"the parameter of {node.ins[0].name} is not cast from it"
-        streamed_[node] = Streamed(node, states, cast, _is_turned(node, moved))
-    return streamed_
+        updates[node] = Streamed(node, states, cast, _is_turned(node, moved))
+    return updates
 
 
 def _moves(node: Node) -> tuple[Move, ...]:

@@ -122,8 +122,8 @@ class _Plans:
         remaining = [() if n in early or n in late else (n,) for n in self.nodes]
         return tuple(
             node
-            for i, nodes_ in enumerate((*remaining, ()))
-            for nodes in (*(at.get(i, ()) for at in self.before), nodes_)
+            for i, unmoved in enumerate((*remaining, ()))
+            for nodes in (*(at.get(i, ()) for at in self.before), unmoved)
             for node in nodes
         )
 

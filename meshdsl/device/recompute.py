@@ -202,14 +202,14 @@ def _needed(
 ) -> list[Pair]:
     """The statements that make what is wanted, and those that are there for other reasons."""
     wanted = set(wanted)
-    pairs_: list[Pair] = []
+    needed: list[Pair] = []
     for part, node in reversed(pairs):
         if always(part) or not wanted.isdisjoint(node.makes):
             if isinstance(node, DeviceLoop):
                 node = _narrowed(node, wanted)
             wanted.update(reads(node))
-            pairs_.append((part, node))
-    return pairs_[::-1]
+            needed.append((part, node))
+    return needed[::-1]
 
 
 def _narrowed(loop: DeviceLoop, wanted: set[Var]) -> DeviceLoop:

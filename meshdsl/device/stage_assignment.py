@@ -120,11 +120,11 @@ class Cuts:
         """All statements, in an order in which each has its operands."""
         nodes = self._copied()
         self._nearer(nodes)
-        nodes_, sends = self._sent(nodes)
+        receiving, sends = self._sent(nodes)
         self.again: set[Node] = set()
         if self.pipe.use is not None and self.pipe.use.recompute:
-            nodes_, sends = self._computed_again(nodes_, sends)
-        return self._in_order(nodes_, sends)
+            receiving, sends = self._computed_again(receiving, sends)
+        return self._in_order(receiving, sends)
 
     # --- what any stage can do -------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Cuts:
         position_of = {v: self.at[n] for n in nodes if self.at[n] != FREE for v in n.makes}
         position_of = {v: at for v, at in position_of.items() if v.name not in self.totals}
         sends: dict[tuple[Var, int], Message] = {}
-        nodes_: list[Node] = []
+        receiving: list[Node] = []
         over: dict[Var, Var] = {}
         for node in nodes:
             at = self.at[node]
@@ -238,7 +238,7 @@ class Cuts:
                         var, self.found.stage(position_of[var]), here, position
                     )
             if not away:
-                nodes_.append(node)
+                receiving.append(node)
                 continue
             new = {v: sends[v, here][0].target for v in away if here is not None}
             if isinstance(node, DeviceLoop):
@@ -250,9 +250,9 @@ class Cuts:
                 )
                 over |= carried
                 new |= carried
-            nodes_.append(renamed(node, new))
-        self.at.update(zip(nodes_, [self.at[n] for n in nodes], strict=True))
-        return nodes_, list(sends.values())
+            receiving.append(renamed(node, new))
+        self.at.update(zip(receiving, [self.at[n] for n in nodes], strict=True))
+        return receiving, list(sends.values())
 
     def _is_away(self, made: int | None, here: int | None) -> bool:
         return made is not None and here is not None and self.found.stage(made) != here

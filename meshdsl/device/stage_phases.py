@@ -83,9 +83,9 @@ def pipelined(program: DeviceProgram) -> DeviceProgram:
     before, loop, behind = in_pairs(program, loop, pipe, names)
     lists, body = set(program.lists), list(program.body)
     body[at : at + 1] = [*before, _pipeline(loop, pipe, program, table, names, lists), *behind]
-    pipelined_ = replace(program, body=tuple(body), lists=frozenset(lists))
+    with_pipeline = replace(program, body=tuple(body), lists=frozenset(lists))
     at += len(before)
-    return updated_on_the_way(pipelined_, at) if table.schedule.updates else pipelined_
+    return updated_on_the_way(with_pipeline, at) if table.schedule.updates else with_pipeline
 
 
 def _kept_in_sums(program: DeviceProgram, pipe: Piped) -> DeviceProgram:
@@ -497,12 +497,12 @@ def _sums_apart(loop: DeviceLoop, pipe: Piped, mesh: Mesh, names: Names) -> tupl
         if not (isinstance(node, Compute) and addends.adds(node)):
             continue
         total, part = node.ins
-        addends_ = addends.of(part)
-        if len(addends_.vars) < 2:
+        addend_set = addends.of(part)
+        if len(addend_set.vars) < 2:
             continue
-        body = [n for n in body if n not in (node, *addends_.gone)] + addends_.new
-        parts = addends_.parts(addends.parts)
-        in_order = sorted(addends_.vars, key=parts.__getitem__)
+        body = [n for n in body if n not in (node, *addend_set.gone)] + addend_set.new
+        parts = addend_set.parts(addends.parts)
+        in_order = sorted(addend_set.vars, key=parts.__getitem__)
         for addend in in_order:
             partial_sum = node.outs[0] if addend is in_order[-1] else replace(node.outs[0])
             body.append(replace(node, ins=(total, addend), outs=(partial_sum,)))
@@ -511,7 +511,7 @@ def _sums_apart(loop: DeviceLoop, pipe: Piped, mesh: Mesh, names: Names) -> tupl
 
 
 @dataclass(slots=True)
-class _Found:
+class _AddendSet:
     """Addends, the nodes that join them, and those that make them where a move came behind that."""
 
     vars: list[Var]
@@ -550,16 +550,16 @@ class _Addends:
         """Whether an operator adds to a sum of the step, and does not put a block at its place."""
         return node.onto == 0 and node.outs[0].name in self.sums
 
-    def of(self, var: Var) -> _Found:
+    def of(self, var: Var) -> _AddendSet:
         """The addends in a value that are made on several stages; a move is one of each of them."""
         maker = self.makers.get(var)
         if self.reads[var] != 1:
-            return _Found([var])
+            return _AddendSet([var])
         match maker:
             case Compute(name="add"):
                 one, other = map(self.of, maker.ins)
                 gone = [maker, *one.gone, *other.gone]
-                both = _Found(one.vars + other.vars, gone, one.new + other.new)
+                both = _AddendSet(one.vars + other.vars, gone, one.new + other.new)
                 if len({*both.parts(self.parts).values()}) > 1:
                     return both
             case Move() if maker.step.op in (None, "sum"):
@@ -569,15 +569,15 @@ class _Addends:
                     sources = [w.outs[0] if w else v for w, v in zip(wide, inner.vars, strict=True)]
                     moves = [self._moved(maker, v) for v in sources]
                     new = [*inner.new, *filter(None, wide), *moves]
-                    return _Found([m.target for m in moves], [maker, *inner.gone], new)
+                    return _AddendSet([m.target for m in moves], [maker, *inner.gone], new)
             case Compute(name="cast") if maker.ins[0].type.dtype.kind == "float":
                 # To be sent in fewer bits, each addend is rounded.
                 inner = self.of(maker.ins[0])
                 if len(inner.vars) > 1:
                     casts = [self._cast(maker, v) for v in inner.vars]
                     new = [*inner.new, *casts]
-                    return _Found([c.outs[0] for c in casts], [maker, *inner.gone], new)
-        return _Found([var])
+                    return _AddendSet([c.outs[0] for c in casts], [maker, *inner.gone], new)
+        return _AddendSet([var])
 
     def _widened(self, move: Move, addend: Var) -> Compute | None:
         """An addend with all dims of the sum, where it lacks one that is split around a move."""

@@ -39,13 +39,13 @@ class _Sums:
     def block(self, nodes: Nodes) -> Nodes:
         """The nodes of a block; a loop's sums begin with zeros of their own right before it."""
         makers = {v: node for node in nodes for v in node.makes}
-        nodes_: list[Node] = []
+        with_zeros: list[Node] = []
         for node in nodes:
             if isinstance(node, DeviceLoop):
                 node, zeros = self._loop(node, makers)
-                nodes_.extend(zeros)
-            nodes_.append(node)
-        return tuple(nodes_)
+                with_zeros.extend(zeros)
+            with_zeros.append(node)
+        return tuple(with_zeros)
 
     def _loop(
         self, loop: DeviceLoop, makers: Mapping[Var, Node]
@@ -137,10 +137,10 @@ class _Sums:
         if (
             alone
             and isinstance(maker, DeviceLoop)
-            and (made_ := _slice_by_slice(maker, part, total))
+            and (collected := _slice_by_slice(maker, part, total))
         ):
             remaining = tuple(node for node in body if node is not add)
-            return _swapped(remaining, maker, self._in_slices(maker, made_, add, total, next_))
+            return _swapped(remaining, maker, self._in_slices(maker, collected, add, total, next_))
         onto = replace(add, ins=(total, part), outs=(next_,), onto=0)
         if maker is None or (isinstance(maker, Move) and part.local.bytes < LARGE):
             # Collectives of small tensors may share a bucket, which an addition between them ends.

@@ -176,10 +176,10 @@ class _Pairs(_Chunks):
 
     def loop(self) -> DeviceLoop:
         """The loop, with a second sum for each, and a second block for each stack."""
-        loop_ = super().loop()
-        carries = [pair for carry in loop_.carries for pair in self._sums(carry)]
-        slices = [pair for item in loop_.stacked for pair in self._blocks(item)]
-        return replace(loop_, carries=tuple(carries), stacked=tuple(slices))
+        microbatched = super().loop()
+        carries = [pair for carry in microbatched.carries for pair in self._sums(carry)]
+        slices = [pair for item in microbatched.stacked for pair in self._blocks(item)]
+        return replace(microbatched, carries=tuple(carries), stacked=tuple(slices))
 
     def _split(self, var: Var) -> Var:
         return var

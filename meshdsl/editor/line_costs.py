@@ -130,9 +130,9 @@ def hints(known: DocumentFacts, placing: Placing, wanted: Span) -> Iterator[lsp.
     """Local sizes behind the names that statements define, within a span."""
     for name, dims in _defined(known.tree):
         if wanted.start <= name.span.start <= wanted.end:
-            tensors_ = tensors(placing, known.text, name.span.line, name.text)
-            if tensors_ and len({type_text(t) for t in tensors_}) == 1:
-                yield from _hints(known.text, name, dims, tensors_[0])
+            named_tensors = tensors(placing, known.text, name.span.line, name.text)
+            if named_tensors and len({type_text(t) for t in named_tensors}) == 1:
+                yield from _hints(known.text, name, dims, named_tensors[0])
 
 
 def _defined(tree: ast.SourceFile) -> Iterator[tuple[ast.Name, tuple[ast.DimRef, ...] | None]]:

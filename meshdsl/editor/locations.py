@@ -17,6 +17,6 @@ def location(span: Span, uri: str, text: Text) -> lsp.Location | None:
         return lsp.Location(uri, text.range(span))
     if span.source is not prelude().source:
         return None
-    span_ = in_file(span)
-    range = Text(span_.source, text.encoding).range(span_)
-    return lsp.Location(Path(span_.source.name).as_uri(), range)
+    file_span = in_file(span)
+    range = Text(file_span.source, text.encoding).range(file_span)
+    return lsp.Location(Path(file_span.source.name).as_uri(), range)

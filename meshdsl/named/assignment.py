@@ -61,7 +61,7 @@ class AssignmentBuilder:
         """Record a value of a parameter's type, or of its slice in the loops around."""
         self._need_once(param, node)
         value = self._typed(self.builder.reach(param), operand, node, scope)
-        if all(value not in node_.makes for node_ in self.builder.frames[-1].body):
+        if all(value not in earlier.makes for earlier in self.builder.frames[-1].body):
             (value,) = self.builder.emit("identity", (value,), {}, node.span, scope)
         new: Value | Stack = value
         for depth, frame in reversed(list(enumerate(self.builder.frames[1:]))):

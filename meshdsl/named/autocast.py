@@ -68,8 +68,8 @@ class _Mixed:
                 self._loop(node)
             else:
                 self._op(node)
-        nodes_, self.nodes, self.casts = tuple(self.nodes), outside, casts
-        return nodes_
+        cast_nodes, self.nodes, self.casts = tuple(self.nodes), outside, casts
+        return cast_nodes
 
     def _op(self, op: NamedOp) -> None:
         ins = tuple(self.of(v) for v in op.ins)

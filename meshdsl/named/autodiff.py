@@ -726,18 +726,18 @@ def saving(
     builder: Builder, nodes: tuple[Node, ...], alive: set[Value], depth: int
 ) -> tuple[Node, ...]:
     """`nodes` with operators in `alive` that also yield what their gradients read (`saving`)."""
-    nodes_: list[Node] = []
+    rewritten: list[Node] = []
     for node in nodes:
         if isinstance(node, NamedLoop):
-            nodes_.append(replace(node, body=saving(builder, node.body, alive, depth + 1)))
+            rewritten.append(replace(node, body=saving(builder, node.body, alive, depth + 1)))
         elif (name := lookup(node.name).saving) is None or alive.isdisjoint(node.outs):
-            nodes_.append(node)
+            rewritten.append(node)
         else:
-            nodes_.append(_saving(node, name))
-            for value in nodes_[-1].makes[1:]:
+            rewritten.append(_saving(node, name))
+            for value in rewritten[-1].makes[1:]:
                 builder.place(value, depth)
                 alive.add(value)
-    return tuple(nodes_)
+    return tuple(rewritten)
 
 
 def _saving(op: NamedOp, name: str) -> NamedOp:
@@ -759,14 +759,14 @@ def active(
 
     A rematerialised copy depends on the seeds as its original in `originals` does.
     """
-    active_ = {v for v in seeds if v.type.dtype.kind == "float"}
+    dependent = {v for v in seeds if v.type.dtype.kind == "float"}
     for node in nodes:
         if isinstance(node, NamedLoop):
-            active_ |= _active_loop(node, active_)
-        elif is_differentiable(node) and not active_.isdisjoint(node.ins):
-            active_.update(v for v in node.outs if v.type.dtype.kind == "float")
-        active_.update(v for v in node.makes if originals.get(v) in active_)
-    return active_
+            dependent |= _active_loop(node, dependent)
+        elif is_differentiable(node) and not dependent.isdisjoint(node.ins):
+            dependent.update(v for v in node.outs if v.type.dtype.kind == "float")
+        dependent.update(v for v in node.makes if originals.get(v) in dependent)
+    return dependent
 
 
 def is_differentiable(op: NamedOp) -> bool:

@@ -79,8 +79,8 @@ class Calls:
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
         if row_of(name) is not None or name in RENAMED:
             return (self.program.refused.call("function", node, scope),)
-        callable_ = [n for n, op in load_all().items() if op.surface.items != "view"]
-        callables = [*scope.declarations.functions, *callable_, *prelude().functions]
+        operators = [n for n, op in load_all().items() if op.surface.items != "view"]
+        callables = [*scope.declarations.functions, *operators, *prelude().functions]
         self._refuse(partial(unknown_function, node.function, callables), node, scope)
 
     def _is_of_library(self, name: str, scope: Scope) -> bool:

@@ -93,8 +93,10 @@ class Merging:
         """The block with its equal operators merged."""
         merged: list[Node] = []
         for node in nodes:
-            node_ = self._loop(self.now(node)) if isinstance(node, NamedLoop) else self.op(node)
-            merged.extend([] if node_ is None else [node_])
+            merged_node = (
+                self._loop(self.now(node)) if isinstance(node, NamedLoop) else self.op(node)
+            )
+            merged.extend([] if merged_node is None else [merged_node])
         return tuple(merged)
 
     def _loop(self, loop: NamedLoop) -> NamedLoop:

@@ -35,9 +35,9 @@ class _Retype:
         outputs = tuple(Output(o.name, self.value(o.value), o.span) for o in program.outputs)
         goal = program.goal and program.goal.without_mixed()
         goal = goal and replace(goal, loss=self.value(goal.loss))
-        retyped_ = replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
+        new_program = replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
         updates = tuple(Update(self.value(u.old), self.value(u.new)) for u in program.updates)
-        return replace(retyped_, goal=goal, updates=updates)
+        return replace(new_program, goal=goal, updates=updates)
 
     def value(self, value: Value) -> Value:
         if value not in self.made:

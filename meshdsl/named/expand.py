@@ -117,9 +117,9 @@ def _definition(
     for param in function.params[len(ins) :]:
         assert param.default is not None
         scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
-    (result_,) = program.function_body(function, scope)
+    (computed,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
-    return _yield(program.builder, (result_,), op, scope), operands, result
+    return _yield(program.builder, (computed,), op, scope), operands, result
 
 
 def _bind_dims(function: ast.FunctionDecl, own: tuple[Dim, ...], scope: Scope) -> None:
@@ -153,8 +153,8 @@ class _Blocks:
 def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     """A running sum inside blocks, plus the sum of the blocks before."""
     dim: Dim = op.attr("dim")
-    split_ = _Blocks.of(dim, split[dim.name])
-    blocks, every, block = split_.blocks, split_.every, split_.block
+    block_dims = _Blocks.of(dim, split[dim.name])
+    blocks, every, block = block_dims.blocks, block_dims.every, block_dims.block
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
     (operand,) = _operands(op, builder, scope)
 
@@ -167,7 +167,7 @@ def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     offsets = emit("rename", others, pairs=((every, blocks),))
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
-    return Expansion(_yield(builder, (result,), op, scope), split_.rules)
+    return Expansion(_yield(builder, (result,), op, scope), block_dims.rules)
 
 
 def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
@@ -177,10 +177,10 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     indices, so that of equals the first is the first of all.
     """
     (dim,), (target,) = op.attr("source"), op.attr("target")
-    split_ = _Blocks.of(dim, split[dim.name])
-    size = min(target.size, split_.block.size)
+    block_dims = _Blocks.of(dim, split[dim.name])
+    size = min(target.size, block_dims.block.size)
     top = Dim(f"{dim.name}.top", size)
-    candidates = Dim(f"{dim.name}.candidates", size * split_.blocks.size)
+    candidates = Dim(f"{dim.name}.candidates", size * block_dims.blocks.size)
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
     builder.place(op.ins[0], 0)
 
@@ -188,13 +188,13 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
         return builder.emit(name, ins, attrs, op.span, scope)
 
     def gathered(value: Value) -> Value:
-        (renamed,) = emit("rename", value, pairs=((split_.blocks, split_.every),))
-        return emit("merge", renamed, dims=(split_.every, top), into=candidates)[0]
+        (renamed,) = emit("rename", value, pairs=((block_dims.blocks, block_dims.every),))
+        return emit("merge", renamed, dims=(block_dims.every, top), into=candidates)[0]
 
-    (x,) = emit("split", op.ins[0], dim=dim, into=(split_.blocks, split_.block))
-    best, inside = emit("top_k", x, source=(split_.block,), target=(top,))
-    width = builder.constant(split_.block.size, I32, op.span, scope)
-    (start,) = emit("mul", *emit("iota", dim=split_.blocks), width)
+    (x,) = emit("split", op.ins[0], dim=dim, into=(block_dims.blocks, block_dims.block))
+    best, inside = emit("top_k", x, source=(block_dims.block,), target=(top,))
+    width = builder.constant(block_dims.block.size, I32, op.span, scope)
+    (start,) = emit("mul", *emit("iota", dim=block_dims.blocks), width)
     (index,) = emit("add", inside, start)
     values, place = emit("top_k", gathered(best), source=(candidates,), target=(target,))
     (which,) = emit("gather", gathered(index), place, dim=candidates)
@@ -202,7 +202,7 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     ops = [o for o in builder.frames[0].body if isinstance(o, NamedOp)]
     substituted = substitute(ops, {values: op.outs[0], which: op.outs[1]})
     placed = (_at(o, op) for o in substituted)
-    return Expansion(tuple(placed), split_.rules)
+    return Expansion(tuple(placed), block_dims.rules)
 
 
 IN_BLOCKS = {"cumsum": _running_sum, "top_k": _top_of_tops}

@@ -102,19 +102,19 @@ def _kept(nodes: tuple[Node, ...], whole: dict[Value, Value]) -> tuple[Node, ...
 
     `whole` are those operands by the results.
     """
-    nodes_: list[Node] = []
+    kept_nodes: list[Node] = []
     for node in nodes:
         if isinstance(node, NamedLoop):
-            nodes_.append(replace(node, body=_kept(node.body, whole)))
+            kept_nodes.append(replace(node, body=_kept(node.body, whole)))
             continue
         ins = tuple(whole.get(v, v) for v in node.ins)
         if node.name != "dropout":
-            nodes_.append(replace(node, ins=ins))
+            kept_nodes.append(replace(node, ins=ins))
             continue
-        nodes_.append(replace(node, name="identity", ins=ins[:1], attrs=()))
+        kept_nodes.append(replace(node, name="identity", ins=ins[:1], attrs=()))
         if not node.out.name and not node.out.pins:
             whole[node.out] = ins[0]
-    return tuple(nodes_)
+    return tuple(kept_nodes)
 
 
 def _reads(node: Node) -> set[Value]:

@@ -265,8 +265,8 @@ class Refusals:
             edits += _ordered(statement.targets, self.orders.get(statement.value.span))
         line = _edited(statement.span, edits)
         for pending in mine:
-            edits_ = [e for e in edits if e.span == pending.span or not e.span.text]
-            self._tell(pending, line, edits_)
+            own_edits = [e for e in edits if e.span == pending.span or not e.span.text]
+            self._tell(pending, line, own_edits)
 
     def rest(self) -> None:
         """Report what was refused outside of statements."""
@@ -347,8 +347,8 @@ def _rebuilt(node: Any, change: Any, *, spans: bool = False) -> Any:
     if type(node).__module__ != ast.__name__:
         return node
     parts = {f.name: getattr(node, f.name) for f in fields(node)}
-    spans_ = {n: p for n, p in parts.items() if not spans and isinstance(p, Span)}
-    return type(node)(**{n: spans_.get(n) or change(p) for n, p in parts.items()})
+    kept_spans = {n: p for n, p in parts.items() if not spans and isinstance(p, Span)}
+    return type(node)(**{n: kept_spans.get(n) or change(p) for n, p in parts.items()})
 
 
 def _loose(meaning: ast.Expr, span: Span) -> str:

@@ -45,9 +45,9 @@ class _NamedVerifier(Verifier[Value]):
             types = {carry.init.type, carry.inside.type, carry.next.type, carry.result.type}
             label = carry.inside.label
             assert len(types) == 1, f"the carry {label} changes its type: {_texts(types)}"
-        for item_ in node.collected:
-            dims = (node.dim, *item_.inside.type.dims)
-            actual, expected = item_.outer.type, TensorType(dims, item_.inside.type.dtype)
+        for collection in node.collected:
+            dims = (node.dim, *collection.inside.type.dims)
+            actual, expected = collection.outer.type, TensorType(dims, collection.inside.type.dtype)
             assert actual == expected, (
                 f"collected is {type_text(expected)}, not {type_text(actual)}"
             )

@@ -43,17 +43,17 @@ def with_vjp(program: NamedProgram, params: Collection[str], inputs: Collection[
     builder.adopt(program)
     outputs = tuple(_computed(builder, output) for output in program.outputs)
     learned = [p.value for p in program.params if _is_wanted(p.value, p.value.name, params)]
-    inputs_ = [v for v in program.inputs if _is_wanted(v, v.label, inputs)]
-    reached = active(builder.frames[0].body, {*learned, *inputs_})
+    wanted_inputs = [v for v in program.inputs if _is_wanted(v, v.label, inputs)]
+    reached = active(builder.frames[0].body, {*learned, *wanted_inputs})
     seeds = [(o, _cotangent(builder, o.value)) for o in outputs if o.value in reached]
-    grads = pulled_back(builder, [(o.value, seed) for o, seed in seeds], [*learned, *inputs_])
-    names = [v.name or "" for v in learned] + [v.label for v in inputs_]
+    grads = pulled_back(builder, [(o.value, seed) for o, seed in seeds], [*learned, *wanted_inputs])
+    names = [v.name or "" for v in learned] + [v.label for v in wanted_inputs]
     results = []
     taken: set[Value] = set()
-    for name, value, grad in zip(names, [*learned, *inputs_], grads, strict=True):
+    for name, value, grad in zip(names, [*learned, *wanted_inputs], grads, strict=True):
         if grad is not None:
-            grad_ = grad if value.role == "param" else _own(builder, grad, value, taken)
-            results.append((name, value, grad_))
+            own_grad = grad if value.role == "param" else _own(builder, grad, value, taken)
+            results.append((name, value, own_grad))
             taken.add(grad)
     extended = replace(
         program,

@@ -130,9 +130,9 @@ def _read(function: Callable[..., Any], options: Any, magic: str, line: str) -> 
         if message is None:
             raise
         _refuse(full_line, message, takes)
-    options_ = parsed.given if isinstance(parsed, MagicLine) else parsed
+    given_options = parsed.given if isinstance(parsed, MagicLine) else parsed
     for f in fields(options):
-        if f.name in INSTEAD and getattr(options_, f.name) != f.default:
+        if f.name in INSTEAD and getattr(given_options, f.name) != f.default:
             name = f.metadata["names"].split()[-1]
             _refuse(full_line, f"`{name}` is not for notebooks", INSTEAD[f.name])
     return parsed

@@ -445,17 +445,15 @@ def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
 def _gradient(call: Backward) -> Mapping[int, Value]:
     """The gradients by q, k and v together, from o and the logarithm of the sums."""
     grad = call.full(call.grad, call.outs[0].dims)
-    operands_ = (
-        [call.operand(i) for i in range(3)],
-        [call.operand(i) for i in range(3, len(call.ins))],
-    )
+    qkv = [call.operand(i) for i in range(3)]
+    masks = [call.operand(i) for i in range(3, len(call.ins))]
     grads = call.emit_all(
         "attention_grad",
         grad,
-        *operands_[0],
+        *qkv,
         call.result(),
         call.result(1),
-        *operands_[1],
+        *masks,
         **call.attrs,
     )
     return dict(enumerate(grads))

@@ -152,16 +152,16 @@ def _at_numpy(call: NumpyCall, x: Array) -> Array:
 
 def _take_numpy(call: NumpyCall, x: Array, at: Array) -> Array:
     out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
-    taps_ = at.transpose([call.ins[1].index(n) for n in call.outs[0].names])
+    best_taps = at.transpose([call.ins[1].index(n) for n in call.outs[0].names])
     for tap, part in _parts(call, x, 0.0):
-        out += np.where(taps_ == _number(tap, call.attrs), part, 0)
+        out += np.where(best_taps == _number(tap, call.attrs), part, 0)
     return out
 
 
 def _grad_numpy(call: NumpyCall, dy: Array, at: Array) -> Array:
     sliding = _found(call.attrs, back=True)
-    taps_ = at.transpose([call.ins[1].index(n) for n in call.ins[0].names])
-    parts = ((t, np.where(taps_ == _number(t, call.attrs), dy, 0)) for t in taps(sliding))
+    best_taps = at.transpose([call.ins[1].index(n) for n in call.ins[0].names])
+    parts = ((t, np.where(best_taps == _number(t, call.attrs), dy, 0)) for t in taps(sliding))
     return spread_back(call, sliding, parts, dy.dtype)
 
 

@@ -111,8 +111,8 @@ def need_size(what: str, found: int, wanted: Dim) -> None:
 def _moved(sig: Signature, renames: Mapping[str, str]) -> Factors:
     """Loops that map every dim of the operand to its new name in the result."""
     pairs = [(n, renames.get(n, n)) for n in sig.ins[0].names]
-    loops_ = tuple(Factor(old, (old,), (new,)) for old, new in pairs if sig.outs[0].has(new))
-    return Factors(loops_, (frozenset({0}),), (0,))
+    loops = tuple(Factor(old, (old,), (new,)) for old, new in pairs if sig.outs[0].has(new))
+    return Factors(loops, (frozenset({0}),), (0,))
 
 
 def _same(call: NumpyCall, x: Array) -> Array:

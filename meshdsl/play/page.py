@@ -58,6 +58,6 @@ def _rules(style: str) -> str:
     from pygments.styles import get_style_by_name
     from pygments.token import STANDARD_TYPES
 
-    style_ = get_style_by_name(style)
-    named = ((STANDARD_TYPES.get(kind), look["color"]) for kind, look in style_)
+    style_class = get_style_by_name(style)
+    named = ((STANDARD_TYPES.get(kind), look["color"]) for kind, look in style_class)
     return "\n".join(f".code .{name} {{ color: #{c}; }}" for name, c in named if name and c)

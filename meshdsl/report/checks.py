@@ -154,10 +154,10 @@ def _check_placement(
     In a loop a name has values with its dim and without: those of the expected dims are meant.
     """
     path = tuple(n.text for n in entry.tensor)
-    named_ = [(p, t) for p in programs for t in p.tensors if t.value.name]
-    tensors = [(p, t) for p, t in named_ if selects(path, t.value) == TENSOR]
+    with_names = [(p, t) for p in programs for t in p.tensors if t.value.name]
+    tensors = [(p, t) for p, t in with_names if selects(path, t.value) == TENSOR]
     if not tensors:
-        diagnostics.add(no_tensor(entry, (t.value.label for _, t in named_)))
+        diagnostics.add(no_tensor(entry, (t.value.label for _, t in with_names)))
     names = {d.dim.text for d in entry.dims}
     meant = [(p, t) for p, t in tensors if set(t.value.type.names) == names]
     if any(t.value.declared is not None for _, t in tensors):
@@ -169,8 +169,8 @@ def _check_placement(
             help = "change the layout, or what is expected; `meshdsl explain` shows why it is so"
             told = f"{'.'.join(path)}: {_shown(tensor)}"
             fixes = () if tensor.placement.op else _expected(entry.span, told)
-            found_ = Diagnostic("MD0401", problem, entry.span, related=(where,), help=help)
-            diagnostics.add(replace(found_, fixes=fixes))
+            diagnostic = Diagnostic("MD0401", problem, entry.span, related=(where,), help=help)
+            diagnostics.add(replace(diagnostic, fixes=fixes))
 
 
 def _shown(tensor: placed.PlacedTensor) -> str:

@@ -91,8 +91,8 @@ def compare(columns: Sequence[Column], source: Source) -> TableFacts:
     `same` is true where placements, routes and bytes of all columns agree.
     """
     entries = [column_as_json(c) for c in columns]
-    rows_ = rows(entries, source)
-    everywhere = all(row["same"] for row in rows_) and all(c.works for c in columns)
+    statement_rows = rows(entries, source)
+    everywhere = all(row["same"] for row in statement_rows) and all(c.works for c in columns)
     first = next(c.made for c in columns if c.made)
     return {
         "version": VERSION,
@@ -100,7 +100,7 @@ def compare(columns: Sequence[Column], source: Source) -> TableFacts:
         "file": source.name,
         "same": everywhere and _bytes_agree(entries),
         "columns": entries,
-        "rows": rows_,
+        "rows": statement_rows,
     }
 
 
@@ -412,17 +412,17 @@ def comparison(compared: ComparisonFacts, source: Source) -> Document:
 
 def sentence(compared: TableFacts) -> str:
     """The sentence `mlp in 3 columns: 1 of 6 statements differs.`."""
-    columns, rows_ = compared["columns"], compared["rows"]
+    columns, statement_rows = compared["columns"], compared["rows"]
     head = f"{compared['program']} in {counted(len(columns), 'column')}"
     broken = sum("totals" not in c for c in columns)
     failed = f" {counted(broken, 'column')} could not be compiled." if broken else ""
     if len(columns) - broken == 1:
         return f"{head}.{failed}"
-    unlike = sum(not row["same"] for row in rows_)
+    unlike = sum(not row["same"] for row in statement_rows)
     if not unlike:
         return f"{head}: placements, routes and bytes are the same in all.{failed}"
     verb = "differs" if unlike == 1 else "differ"
-    return f"{head}: {unlike} of {counted(len(rows_), 'statement')} {verb}.{failed}"
+    return f"{head}: {unlike} of {counted(len(statement_rows), 'statement')} {verb}.{failed}"
 
 
 def headings(compared: TableFacts) -> Iterator[Item]:
@@ -447,11 +447,13 @@ def _about(column: ColumnFacts) -> Text:
 
 def table(compared: TableFacts, source: Source) -> Table:
     """Tensors and reshards of every source line, then the totals of bytes and memory."""
-    rows_, columns = compared["rows"], compared["columns"]
-    names = [entry["tensor"] for row in rows_ for entry in (*row["tensors"], *row["routes"])]
+    statement_rows, columns = compared["rows"], compared["columns"]
+    names = [
+        entry["tensor"] for row in statement_rows for entry in (*row["tensors"], *row["routes"])
+    ]
     longest = max((len(name) for name in names), default=4) + 3
-    gutter = len(str(max((row["line"] for row in rows_), default=1)))
-    sections = [_section(n, row, compared, gutter, source) for n, row in enumerate(rows_)]
+    gutter = len(str(max((row["line"] for row in statement_rows), default=1)))
+    sections = [_section(n, row, compared, gutter, source) for n, row in enumerate(statement_rows)]
     letters = tuple(c["letter"] for c in columns)
     label = min(max(longest, 12), MOST_NAME + 3)
     sections.append(Section(None, tuple(_sums(compared)), apart=True, title="per device"))

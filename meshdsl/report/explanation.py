@@ -534,10 +534,10 @@ def listing(
     places = {*map(place_of, tensors), *map(place_of, collectives)}
     sections, sends = [], True
     for place in sorted(places, key=lambda place: (place[0] != first, place)):
-        tensors_ = [t for t in tensors if place_of(t) == place]
+        tensors_here = [t for t in tensors if place_of(t) == place]
         sent = [c for c in collectives if place_of(c) == place]
         before, sends = sends, bool(sent)
-        sections.append(section(report, sources, place, tensors_, sent, before or sends))
+        sections.append(section(report, sources, place, tensors_here, sent, before or sends))
     return Table(tuple(sections))
 
 

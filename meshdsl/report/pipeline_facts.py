@@ -139,14 +139,16 @@ def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -
     table = printed("\n".join(rows))
     times = alike(pipeline.get("layers", ()), pipeline["early"])
     if time is not None:
-        each = {name: tuple(map(Fraction, timed_)) for name, timed_ in time["passes"].items()}
+        each = {
+            name: tuple(map(Fraction, timed_table)) for name, timed_table in time["passes"].items()
+        }
         update = each.get("U", times.update)
         times = Times(each["F"], each["I"], each["W"], update, each["send"])
-    timed_ = timed(table, times)
-    ends = "" if time is None else duration(float(timed_.makespan))
-    idle = f"{100 * float(timed_.bubble):.3g} % of the stages' time is idle"
+    timed_table = timed(table, times)
+    ends = "" if time is None else duration(float(timed_table.makespan))
+    idle = f"{100 * float(timed_table.bubble):.3g} % of the stages' time is idle"
     words = f"{pipeline['schedule']} on {pipeline['stages']} stages: {idle}"
-    return Picture(partial(schedule_picture, timed_, _row(pipeline), ends), words, extra=True)
+    return Picture(partial(schedule_picture, timed_table, _row(pipeline), ends), words, extra=True)
 
 
 def _numbers(stages: Sequence[int]) -> str:

@@ -85,12 +85,12 @@ def generate(
     Raises MD0528 for a name that there is not, MD0529 for numbers that it cannot be made for.
     """
     record = lookup(name, span)
-    options_ = {key: value for key, value in (options or {}).items() if value is not None}
-    for key in options_:
+    given_options = {key: value for key, value in (options or {}).items() if value is not None}
+    for key in given_options:
         if key not in record.options:
             takers = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
             fail("MD0529", f"`{name}` takes no {key}", span, help=f"leave it out, or use {takers}")
-    for key, value in {"devices": devices, "micro-batches": micro, **options_}.items():
+    for key, value in {"devices": devices, "micro-batches": micro, **given_options}.items():
         if value < 1:
             fail(
                 "MD0529",
@@ -98,13 +98,13 @@ def generate(
                 span,
                 help="write a number from 1",
             )
-    stages = devices * options_.get("chunks", 2)
+    stages = devices * given_options.get("chunks", 2)
     if stages * micro > MOST_PARTS:
         sizes = f"{devices:,} devices and {micro:,} micro-batches"
         help = f"stay below {MOST_PARTS:,} forward passes"
         fail("MD0529", f"`{name}` for {sizes} is too large", span, help=help)
     try:
-        steps = record.make(devices, micro, **options_)
+        steps = record.make(devices, micro, **given_options)
         rows: list[Row] = [tuple(Action(*each) for each in row) for row in steps]
     except Unfit as error:
         fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)

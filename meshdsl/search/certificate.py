@@ -25,12 +25,10 @@ def certified(found: SearchResult, begun: Ahead) -> SearchResult:
     problem = found.problem
     if not found.plans or not problem.request.certificate or problem.objective == "memory":
         return found
-    certificate_ = begun.take("certificate") or certificate(problem)
-    if certificate_ is not None:  # up to rounding it may be above what was reached
-        certificate_ = replace(
-            certificate_, least=min(certificate_.least, problem.value(found.plans[0]))
-        )
-    return replace(found, certificate=certificate_)
+    computed = begun.take("certificate") or certificate(problem)
+    if computed is not None:  # up to rounding it may be above what was reached
+        computed = replace(computed, least=min(computed.least, problem.value(found.plans[0])))
+    return replace(found, certificate=computed)
 
 
 def certificate(problem: Problem) -> Certificate | None:

@@ -428,8 +428,8 @@ class Layouts:
         begun = placed if storage and run.best is None else []
         run.storage(begun, space)
         first, others = {rules for rules, _ in placed}, Placed() if begun else [*placed]
-        at_most_ = run.reached * (1 + ROUNDING) if self.bounds else math.inf
-        listed, is_complete = self._listed(run, space.within(at_most_, weigh))
+        ceiling = run.reached * (1 + ROUNDING) if self.bounds else math.inf
+        listed, is_complete = self._listed(run, space.within(ceiling, weigh))
         bounds = {rules: bound for bound, rules in listed}
         if not is_complete:
             run.cut = True

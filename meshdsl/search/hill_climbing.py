@@ -92,8 +92,8 @@ def _near(space: LayoutSpace, here: Chosen) -> Iterator[Chosen]:
             if axes == here[number]:
                 continue
             changed = [
-                tuple(a for a in axes_ if not (dim.meets >> i & 1 and a in axes))
-                for i, axes_ in enumerate(here)
+                tuple(a for a in other_axes if not (dim.meets >> i & 1 and a in axes))
+                for i, other_axes in enumerate(here)
             ]
             changed[number] = axes
             if space.allows(changed):

@@ -196,12 +196,15 @@ class _Builder:
         self._block(loop.body, inside)
         for carry in loop.carries:
             self._read(carry.next, *self.made[carry.inside])
-        for item_ in loop.collected:
-            self.trips[item_.outer] = trips
-            states = self.moves.states(item_.inside.type).settled
-            node = self._node(item_.outer.label, len(states), value=item_.outer)
-            self._read(item_.inside, node, states)
-            self.made[item_.outer] = node, self._wider(states, item_.inside, item_.outer)
+        for collection in loop.collected:
+            self.trips[collection.outer] = trips
+            states = self.moves.states(collection.inside.type).settled
+            node = self._node(collection.outer.label, len(states), value=collection.outer)
+            self._read(collection.inside, node, states)
+            self.made[collection.outer] = (
+                node,
+                self._wider(states, collection.inside, collection.outer),
+            )
 
     def _wider(self, states: Numbers, inside: Value, outer: Value) -> Numbers:
         """The states of a stack, whole along the dim of its loop, by those of a slice."""

@@ -146,12 +146,12 @@ def _mesh_axis(b: TreeBuilder, tree: Any) -> ast.MeshAxis:
 
 
 def _layout(b: TreeBuilder, tree: Any) -> ast.LayoutDecl:
-    name, base, rules, schedule = tree.children
-    nodes = b.all_of(rules.children, {"rule": _rule, "setting": _setting})
-    rules_ = tuple(n for n in nodes if isinstance(n, ast.RuleDecl))
+    name, base, entries, schedule = tree.children
+    nodes = b.all_of(entries.children, {"rule": _rule, "setting": _setting})
+    rules = tuple(n for n in nodes if isinstance(n, ast.RuleDecl))
     settings = tuple(n for n in nodes if isinstance(n, ast.SettingDecl))
     used = None if schedule is None else _scheduled(b, schedule)
-    return ast.LayoutDecl(b.name(name), b.maybe_name(base), rules_, used, b.span(tree), settings)
+    return ast.LayoutDecl(b.name(name), b.maybe_name(base), rules, used, b.span(tree), settings)
 
 
 def _setting(b: TreeBuilder, tree: Any) -> ast.SettingDecl:
@@ -184,14 +184,16 @@ def _rule(b: TreeBuilder, tree: Any) -> ast.RuleDecl:
 def _schedule(b: TreeBuilder, tree: Any) -> ast.ScheduleDecl:
     """A schedule; one with a broken row is left out, for its table would not be whole."""
     _, name, arguments, rows = tree.children
-    *arguments_, out = arguments.children
-    if out is not None or any(arg.data != "keyword" for arg in arguments_):
+    *argument_trees, out = arguments.children
+    if out is not None or any(arg.data != "keyword" for arg in argument_trees):
         help = "the head of a schedule is written `schedule mine(stages=2, micro=4)`"
         fail("MD0015", "a schedule has options with names alone", b.span(arguments), help=help)
     if any(child.data == "broken" for child in rows.children):
         raise Poisoned
     schedule_rows = tuple(_rows(b, rows.children))
-    return ast.ScheduleDecl(b.name(name), make_keywords(b, arguments_), schedule_rows, b.span(tree))
+    return ast.ScheduleDecl(
+        b.name(name), make_keywords(b, argument_trees), schedule_rows, b.span(tree)
+    )
 
 
 def _rows(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
@@ -221,8 +223,8 @@ def _sbp(b: TreeBuilder, tree: Any) -> ast.Sbp:
 def _sbp_entry(b: TreeBuilder, tree: Any) -> ast.SbpEntry:
     tensor, use, *components = tree.children
     reader = b.names(use.children[0]) if use.children else ()
-    components_ = tuple([b.expr(c) for c in components])
-    return ast.SbpEntry(b.names(tensor), reader, components_, b.span(tree))
+    placements = tuple([b.expr(c) for c in components])
+    return ast.SbpEntry(b.names(tensor), reader, placements, b.span(tree))
 
 
 def _tensor(b: TreeBuilder, tree: Any) -> ast.TensorParam:

@@ -134,13 +134,13 @@ def _view(b: TreeBuilder, tree: Any) -> ast.ViewExpr | ast.Foreign:
 def make_call(b: TreeBuilder, tree: Any) -> ast.CallExpr:
     """A call, in a place for calls only or for any expression."""
     head, arguments = tree.children
-    *arguments_, out = arguments.children
+    *argument_trees, out = arguments.children
     function, items = (head.children) if hasattr(head, "data") else (head, None)
     return ast.CallExpr(
         b.name(function),
         None if items is None else make_items(b, items),
-        tuple([b.expr(arg) for arg in arguments_ if arg.data != "keyword"]),
-        make_keywords(b, arguments_),
+        tuple([b.expr(arg) for arg in argument_trees if arg.data != "keyword"]),
+        make_keywords(b, argument_trees),
         None if out is None else tuple([b.name(dim.children[0]) for dim in out.children]),
         b.span(tree),
     )
@@ -182,9 +182,11 @@ def _member(b: TreeBuilder, tree: Any) -> ast.Foreign:
 
 def _method(b: TreeBuilder, tree: Any) -> ast.Foreign:
     tensor, name, arguments = tree.children
-    arguments_ = arguments.children[:-1]
-    parts = (b.expr(tensor), *(b.expr(arg) for arg in arguments_ if arg.data != "keyword"))
-    return ast.Foreign("method", b.name(name), parts, make_keywords(b, arguments_), b.span(tree))
+    argument_trees = arguments.children[:-1]
+    parts = (b.expr(tensor), *(b.expr(arg) for arg in argument_trees if arg.data != "keyword"))
+    return ast.Foreign(
+        "method", b.name(name), parts, make_keywords(b, argument_trees), b.span(tree)
+    )
 
 
 def _choice(b: TreeBuilder, tree: Any) -> ast.Foreign:
