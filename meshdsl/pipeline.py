@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from meshdsl.analysis import analyse
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing, refuse_uneven
-from meshdsl.device.ir import DeviceProgram as DeviceProgram
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, fail
 from meshdsl.named.attention_fusion import spoken_names
 from meshdsl.named.declarations import Declarations, declare
-from meshdsl.named.ir import NamedProgram as NamedProgram
+from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build, choose_program, finish_named
 from meshdsl.placed import async_checks
-from meshdsl.placed.ir import PlacedProgram as PlacedProgram
+from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.place import PlanSearch, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price

@@ -1,6 +1,6 @@
 """The activity of a thread, read from its frames; as a script, of another script, into a file.
 
-    python -P at_work.py FOLDER (SCRIPT | -m MODULE) ARGUMENT…
+    python -P stack_sampler.py FOLDER (SCRIPT | -m MODULE) ARGUMENT…
 
 runs a script or module as the main program, and a few times a second writes its activity
 into FOLDER. Only the standard library is needed.

@@ -1,6 +1,6 @@
 """The table of other systems' texts for each operator, and of the partial values it accepts there.
 
-A cell is a template in the words of `call.py`, or a function of the call where none suffices.
+A cell is a template in the words of `peer_call.py`, or a function of the call where none suffices.
 
 The record of an operator that is not in the table has all this (`OpDef.spelled`).
 """

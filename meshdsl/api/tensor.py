@@ -209,7 +209,10 @@ class Tensor(Handle):
 
     @told
     def merge(self, dims: tuple[Dim, ...], into: Dim) -> Tensor:
-        """Several dims, outer first, as one of the product of their sizes."""
+        """Several dims, outer first, as one of the product of their sizes.
+
+        The new dim takes the place of the first of them in the tensor.
+        """
         return _view(self, [("arrow", tuple(dims) >> into)])
 
     @told

@@ -198,7 +198,7 @@ class _Updates:
     def _check_read(self, owners: _Owners) -> None:
         """Refuse what other stages make of a parameter that one updates: theirs is of no version.
 
-        They do where a value from before the loop is read in it, or behind it (`stages.py`).
+        They do where a value from before the loop is read in it, or behind it (`stage_phases.py`).
         """
         stored, pipeline = {old for old, _ in self.source.updates}, self.loop.known
         for node, part in zip(self.loop.body, self.loop.parts, strict=True):

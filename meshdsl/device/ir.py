@@ -31,7 +31,7 @@ class Var:
 
     `name` is its own in the device program, but variables that share one piece of memory in turn
     share one name. `hint` is the word a reader knows it by. Of those along the axis of a pipeline's
-    stages, device number `on` alone has it; None: each has one (`owned.py`).
+    stages, device number `on` alone has it; None: each has one (`stage_local.py`).
     """
 
     name: str
@@ -69,7 +69,7 @@ class Move:
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
-    (`sent.py`: those of each).
+    (`traffic.py`: those of each).
     """
 
     step: Step

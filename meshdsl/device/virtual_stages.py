@@ -1,8 +1,8 @@
 """Several stages on a device: a pass is of one of them, and of its rows of what the device has.
 
-The stages of a device are points in time, as micro-batches are (`cut.py`): along an axis inside of
-that of the devices, every tensor with the dim of the loop is split. Of what is stored, and of the
-sums of a step, a pass reads and writes the rows of its stage.
+The stages of a device are points in time, as micro-batches are (`microbatching.py`): along an axis
+inside of that of the devices, every tensor with the dim of the loop is split. Of what is stored,
+and of the sums of a step, a pass reads and writes the rows of its stage.
 
 Where two devices have each other's stages (Chimera, Li and Hoefler 2021), each stores its own, and
 has the other's for the time of the passes.

@@ -138,42 +138,22 @@ def _poisoned(node: ast.Expr, known: list[str]) -> NoReturn:
 
 # --- duplicates ------------------------------------------------------------------------------
 
-_KINDS: tuple[tuple[type, str], ...] = (
-    (ast.DimDecl, "dim"),
-    (ast.MeshDecl, "mesh"),
-    (ast.LayoutDecl, "layout"),
-    (ast.Sbp, "sbp"),
-    (ast.ScheduleDecl, "schedule"),
-    (ast.FunctionDecl, "def"),
-    (ast.ProgramDecl, "program"),
-)
-
-_Named = (
-    ast.DimDecl
-    | ast.MeshDecl
-    | ast.LayoutDecl
-    | ast.Sbp
-    | ast.ScheduleDecl
-    | ast.FunctionDecl
-    | ast.ProgramDecl
-)
-
 
 def _unique(
     nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics
-) -> dict[str, dict[str, _Named]]:
-    tables: dict[str, dict[str, _Named]] = {kind: {} for _, kind in _KINDS}
+) -> dict[str, dict[str, ast.NamedDeclaration]]:
+    tables: dict[str, dict[str, ast.NamedDeclaration]] = {k: {} for k in ast.KEYWORDS.values()}
     for node in nodes:
         if isinstance(node, ast.Expect):
             continue
-        kind = next(kind for type_, kind in _KINDS if isinstance(node, type_))
+        kind = ast.KEYWORDS[type(node)]
         old = tables[kind].setdefault(node.name.text, node)
         if old is not node:
             diagnostics.add(_twice(kind, node.name, old.name))
     return tables
 
 
-def _of(entries: dict[str, _Named], type_: type[T]) -> dict[str, T]:
+def _of(entries: dict[str, ast.NamedDeclaration], type_: type[T]) -> dict[str, T]:
     return {name: node for name, node in entries.items() if isinstance(node, type_)}
 
 
@@ -201,7 +181,10 @@ class _DimSizes:
     """Evaluates `dim` declarations in any order, each once."""
 
     def __init__(
-        self, entries: dict[str, _Named], set_dims: Mapping[str, int], diagnostics: Diagnostics
+        self,
+        entries: dict[str, ast.NamedDeclaration],
+        set_dims: Mapping[str, int],
+        diagnostics: Diagnostics,
     ) -> None:
         self.entries = _of(entries, ast.DimDecl)
         self.set_dims = set_dims

@@ -173,9 +173,9 @@ class Goal:
 class NamedProgram:
     """A whole named program. `inputs`, `params` and `outputs` are in order of declaration.
 
-    `updates` are the new values of the parameters that the program assigns (`states.py`). One with
-    a `goal` becomes a training step (`training.py`): `states` are the optimizer's, and `updates`
-    those of these and of the minimised parameters, too.
+    `updates` are the new values of the parameters that the program assigns (`assignment.py`). One
+    with a `goal` becomes a training step (`training_step.py`): `states` are the optimizer's, and
+    `updates` those of these and of the minimised parameters, too.
     """
 
     name: str

@@ -603,7 +603,7 @@ class Goals:
     # --- minimize ------------------------------------------------------------------------------
 
     def minimize(self, node: ast.Minimize, scope: Scope) -> None:
-        """Record the loss and the optimizer; `training.py` makes the training step."""
+        """Record the loss and the optimizer; `training_step.py` makes the training step."""
         if self.goal is not None:
             where = Related(self.goal.span, "the first one")
             message = "a program minimises one loss"

@@ -16,8 +16,8 @@ from meshdsl.report.checks import check_expect
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
-Key = tuple[type, str]
-"""A definition: the kind of node, and the name."""
+Key = tuple[str, str]
+"""A definition: its keyword, and its name."""
 
 
 class CellProgram(Program):
@@ -149,11 +149,10 @@ class Session:
         return CellProgram(program._node, defined)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Pairs of a kind and a name, in the order of the cells."""
-        for kind, name in self.nodes:
-            yield kind.__name__.removesuffix("Decl").lower().replace("function", "def"), name
+        """Pairs of a keyword and a name, in the order of the cells."""
+        return iter(self.nodes)
 
 
 def _key(node: ast.Declaration) -> Key:
     assert not isinstance(node, ast.Expect), "an expectation has no name"
-    return type(node), node.name.text
+    return ast.KEYWORDS[type(node)], node.name.text

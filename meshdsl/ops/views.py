@@ -258,7 +258,7 @@ def _merge_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
 
 
 def _merge_order(type_: TensorType, dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The dims with the merged ones side by side, as listed, at the place of the first."""
+    """The dims with the merged ones side by side, as listed, where the first of them stands."""
     merged = [type_.dims[type_.index(d.name)] for d in dims]
     names = {d.name for d in dims}
     first = next(i for i, d in enumerate(type_.dims) if d.name in names)

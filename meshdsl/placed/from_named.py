@@ -4,9 +4,9 @@ The `Request` has the placements requested of values (`request.py`: a layout, or
 `Decider` decides what it leaves open: a `Walk`, at each operator in turn, or the `Plan` of a search
 (`optimal.py`). The `Placer` consults both, and emits the reshards that follow.
 
-A walk gives an operator the placement whose reshards send the fewest bytes (`choose.py`); on axes
-without a demand, a value is whole, or partial for as long as the policy allows. Once a consumer has
-forced a reduction, later ones read the result.
+A walk gives an operator the placement whose reshards send the fewest bytes (`strategies.py`); on
+axes without a demand, a value is whole, or partial for as long as the policy allows. Once a
+consumer has forced a reduction, later ones read the result.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Piped:
     iterations each stage has, where these are not equally many. `others` has for each device the
     stage that it has beside its own, where devices have each other's in pairs.
 
-    Where `rules` cut a network into `count` stages (`cuts.py`) there is no loop, and `dim` is
-    empty; `homes` are then the stages of the values of a placed program.
+    Where `rules` cut a network into `count` stages (`stage_rules.py`) there is no loop, and `dim`
+    is empty; `homes` are then the stages of the values of a placed program.
     """
 
     dim: str

@@ -2,7 +2,7 @@
 
 `grads: reduce = bf16` is the dtype in which parts of gradients are added up, `state: memory = disk`
 where the states of an optimizer are between steps. `SETTINGS` is the table of all of them. A number
-of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`cuts.py`).
+of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_rules.py`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import fail
 from meshdsl.ir import program as ir
-from meshdsl.named.ir import Goal, Value
-from meshdsl.named.ir import NamedProgram as NamedProgram
+from meshdsl.named.ir import Goal, NamedProgram, Value
 from meshdsl.named.workers import Dims, for_workers, is_parts, is_per_worker
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
 from meshdsl.placed.placements import Placement

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import DeviceProgram as DeviceProgram
-from meshdsl.device.ir import computed
+from meshdsl.device.ir import DeviceProgram, computed
 from meshdsl.device.memory import memory
 from meshdsl.device.traffic import busiest
 from meshdsl.diagnostics import Source, Span

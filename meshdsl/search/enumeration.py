@@ -2,7 +2,7 @@
 
 General rules that divide the work (`space.py`) are ordered by what the tables say (`tables.py`) and
 placed by the walk `deferred`, and by `immediate` as long as that may be better; each with rules for
-storage (`storage.py`) as far as these can lead to something better. `exhaustive` is the same
+storage (`storage_rules.py`) as far as these can lead to something better. `exhaustive` is the same
 without bounds.
 """
 
@@ -33,7 +33,7 @@ The first by the tables; the others are left, and nothing is proven. `exhaustive
 """
 
 LISTED = 10_000
-"""The layouts that `layouts` lists; of a larger space it climbs (`climbing.py`)."""
+"""The layouts that `layouts` lists; of a larger space it climbs (`hill_climbing.py`)."""
 
 STORED = 4_000
 """The operators in those with rules for storage, where a layout without them fits already.

@@ -2,8 +2,9 @@
 
 A node is an operator with its rows, one per axis; a stored tensor, a carry or a slice with the
 states it may be in. An edge is a tensor between the node that makes it and one that reads it: it
-costs at least what `moves.py` says. So the least sum bounds every plan from below, also one that no
-rules can say (Alpa and AutoParallel search such plans). To stay below whatever a walk does:
+costs at least what `reshard_tables.py` says. So the least sum bounds every plan from below, also
+one that no rules can say (Alpa and AutoParallel search such plans). To stay below whatever a walk
+does:
 
 - A tensor that several operators read costs the way to one of them: none of its versions is made
   twice, and all ways may go together as far as the longest.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
@@ -463,9 +463,19 @@ class Expect:
     span: Span
 
 
-Declaration = (
-    DimDecl | MeshDecl | LayoutDecl | Sbp | ScheduleDecl | FunctionDecl | ProgramDecl | Expect
-)
+NamedDeclaration = DimDecl | MeshDecl | LayoutDecl | Sbp | ScheduleDecl | FunctionDecl | ProgramDecl
+Declaration = NamedDeclaration | Expect
+
+KEYWORDS: Mapping[type[NamedDeclaration], str] = {
+    DimDecl: "dim",
+    MeshDecl: "mesh",
+    LayoutDecl: "layout",
+    Sbp: "sbp",
+    ScheduleDecl: "schedule",
+    FunctionDecl: "def",
+    ProgramDecl: "program",
+}
+"""The word that a declaration with a name begins with."""
 
 
 @dataclass(frozen=True, slots=True)

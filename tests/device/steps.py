@@ -14,7 +14,7 @@ from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.ir import NamedProgram as NamedProgram
+from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 TEXT = """

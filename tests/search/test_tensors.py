@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import DeviceProgram as DeviceProgram
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.pipeline import Compilation, Options

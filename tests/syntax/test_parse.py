@@ -201,10 +201,10 @@ def test_readme_examples_parse() -> None:
     assert len(parts) > 15
     for part in parts:
         kind, _, text = part.partition("\n")
-        assert kind in ("mdsl", "mdsl statements", "text"), kind
+        assert kind in ("mdsl", "mdsl statements", "mdsl merged.mdsl", "console", "text"), kind
         if kind == "mdsl statements":
             text = f"program p() {{\n{text}}}\n"
-        if kind != "text":
+        if kind.startswith("mdsl"):
             _, errors = parse(Source("README", text))
             assert not errors, (errors[0].message, errors[0].span and errors[0].span.text, text)
 
