@@ -71,11 +71,11 @@ def _steps(nodes: Iterable[Node]) -> tuple[Steps, Steps]:
         operands.setdefault(result, []).append(operand)
         if phase.get(operand) == phase[result]:
             readers.setdefault(operand, []).append(result)
-    for found in operands.values():
-        found.sort(key=lambda v: -order.get(v, -1))
+    for read in operands.values():
+        read.sort(key=lambda v: -order.get(v, -1))
     return (
-        {value: tuple(found) for value, found in readers.items()},
-        {value: tuple(found) for value, found in operands.items()},
+        {value: tuple(results) for value, results in readers.items()},
+        {value: tuple(read) for value, read in operands.items()},
     )
 
 

@@ -43,7 +43,7 @@ One between blocks of several sizes counts as `UNEVEN`: its bytes are added up d
 UNEVEN = 4
 
 OVER_MANY = 25
-"""As how many a route counts where a mesh has many axes and both ends together use them."""
+"""The weight of a route in the limit, where its two ends together use many axes of the mesh."""
 
 RouteKey = tuple[TensorType, Placement, Placement]
 """A tensor's type, where it is, and where it goes."""
@@ -128,7 +128,7 @@ class PlanSpace:
             raise NoPlan
 
     def _work(self, type_: TensorType, source: Placement, target: Placement) -> int:
-        """As how many routes one counts: over many axes, a search passes very many placements."""
+        """The weight of a route: over many axes, its search passes very many placements."""
         if has_many_axes(self.mesh) and source != target:
             ends = (source, target)
             used = {a for p in ends for _, axes in p.splits for a in axes}.union(

@@ -1,4 +1,4 @@
-"""The facts of reports, as the JSON that users read: what has which fields.
+"""The fields of reports, in the JSON that users read.
 
 A field that is not always there is in a class of its own, with the fields that are there with it.
 Bytes, FLOPs and seconds are those of one device.
@@ -32,7 +32,7 @@ LoopFacts = TypedDict(
 
 
 class StageLocal(TypedDict):
-    """What is said of a tensor that one device along the axis of the stages has alone."""
+    """A tensor that is stored on one stage only."""
 
     local_shapes: list[list[int]]
     placement: dict[str, str]
@@ -122,7 +122,7 @@ class PlanFacts(TypedDict):
 
 
 class OffloadedFacts(TypedDict):
-    """Bytes of states that are elsewhere, and those read and written in a step."""
+    """Offloaded states: bytes stored, and bytes read and written in a step."""
 
     bytes: int
     read: int
@@ -170,7 +170,7 @@ class TimeFacts(StageFacts):
 
 
 class UpdateFacts(TypedDict, total=False):
-    """Of updates on the way: which parameters passes read, how old, and in how many copies."""
+    """Asynchronous updates: the versions of parameters that passes read, their age and copies."""
 
     weights: str
     updates_behind: list[int]
@@ -226,7 +226,7 @@ class TimedFacts(TypedDict, total=False):
 
 
 class BoundedFacts(TypedDict, total=False):
-    """What was looked at, where there may be cheaper routes."""
+    """Limits of the search for routes: a cheaper route may exist."""
 
     bounded: str
 

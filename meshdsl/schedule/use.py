@@ -57,7 +57,7 @@ class ScheduleUse:
 
     @property
     def updates(self) -> bool:
-        """Whether the table of the schedule has updates; of a forward pass none is taken."""
+        """Whether the table of the schedule has updates; a forward pass has none."""
         if self.table is not None:
             return self.table.schedule.updates
         return schedules()[self.name].asynchronous

@@ -1,1 +1,1 @@
-"""What plans are looked at by: text with `print`, pictures in a notebook."""
+"""Views of plans: text with `print`, pictures in a notebook."""
