@@ -419,7 +419,7 @@ def _needs_whole_batch(placed: PlacedProgram) -> bool:
     """Whether an asynchronous layout has a forward pass that cannot be cut into micro-batches.
 
     In a training step each of these is a batch of its own, and nothing has to be cut. A forward
-    pass has no updates to be early for: it is that of the whole batch, as on one device.
+    pass has no updates, so it may take the whole batch at once, as one device does.
     """
     from meshdsl.device.from_placed import lower
     from meshdsl.device.microbatching import NotCut, in_micro_batches

@@ -312,7 +312,7 @@ class StagePhase(IntEnum):
     @property
     def stages(self) -> str:
         """The stages that do it: `first`, `last` or `every`."""
-        return self.name.partition("_")[0].lower() if self in ENDS else "every"
+        return "first" if self in AT_FIRST else "last" if self in AT_LAST else "every"
 
     @property
     def sends(self) -> bool:
@@ -336,7 +336,19 @@ STAGED = frozenset(
 )
 """The parts that are loops over the iterations of a stage."""
 
-ENDS = frozenset(part for part in StagePhase if part.name.startswith(("FIRST", "LAST")))
+AT_FIRST = frozenset(
+    (
+        StagePhase.FIRST,
+        StagePhase.FIRST_AGAIN,
+        StagePhase.FIRST_BACKWARD,
+        StagePhase.FIRST_UPDATE,
+    )
+)
+AT_LAST = frozenset(
+    (StagePhase.LAST, StagePhase.LAST_AGAIN, StagePhase.LAST_BACKWARD, StagePhase.LAST_UPDATE)
+)
+ENDS = AT_FIRST | AT_LAST
+"""The parts of the first stage alone, of the last stage alone, and of either."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -257,9 +257,8 @@ class Expressions:
             self.builder.reach(self.as_value(x, dtype, s, scope))
             for x, s in zip(operands, literals.spans, strict=True)
         )
-        again = self.builder.emit(literals.name, values, {}, literals.span, scope, literals.spans)[
-            0
-        ]
+        name, span, spans = literals.name, literals.span, literals.spans
+        (again,) = self.builder.emit(name, values, {}, span, scope, spans)
         self.literals[again] = literals
         return again
 
