@@ -64,8 +64,8 @@ class Compiler:
         outputs = dict(cut.outputs)
         for name, cotangent in cut.cotangents:
             assert cotangent.placement == outputs[name].placement, f"{name} is returned otherwise"
-        both = replace(program, body=(*cut.forward, *cut.backward))
-        return emit_module(both, cut, draws(self.program))
+        with_backward = replace(program, body=(*cut.forward, *cut.backward))
+        return emit_module(with_backward, cut, draws(self.program))
 
     def evaluating(self) -> Compiler:
         """The same without dropout; itself where there is none."""

@@ -168,8 +168,8 @@ class CachedProblem:
         splits, partial, op, windows = written
         axes = [axis for _, over in splits for axis in over] + partial
         dims = [dim for dim, _ in splits]
-        exist = set(axes) <= set(self.mesh.every) and all(map(value.type.has, dims))
-        if not exist or len(set(axes)) < len(axes) or len(set(dims)) < len(dims):
+        are_known = set(axes) <= set(self.mesh.every) and all(map(value.type.has, dims))
+        if not are_known or len(set(axes)) < len(axes) or len(set(dims)) < len(dims):
             raise ValueError(f"no placement of {value.type}")
         if (op is None) != (not partial):
             raise ValueError(f"partial over {partial} by {op}")

@@ -177,10 +177,8 @@ def stored(program: NamedProgram, layout: Layout) -> Layout:
     """
     dims = {loop.dim.name for loop, _ in _loops(program.body, ())}
     storage_rules = [rule for rule in layout.rules if rule.selector == ("params",)]
-    told, taken = (
-        {rule.dim for rule in storage_rules},
-        {axis for rule in storage_rules for axis in rule.axes},
-    )
+    told = {rule.dim for rule in storage_rules}
+    taken = {axis for rule in storage_rules for axis in rule.axes}
     rules = []
     for rule in layout.rules:
         if rule.selector or rule.dim not in dims:

@@ -331,11 +331,9 @@ def _computing(program: PlacedProgram, price: Price) -> int:
     """The cost of all operators: none where only what is sent counts."""
     if price.clock is None:
         return 0
-    cost_of_all = 0
+    total = 0
     for node, trips in walk(program.body):
         if isinstance(node, Apply):
-            local = node.local(program.mesh)
-            cost_of_all += (
-                price.operator(lookup(node.name), local, node.flops(program.mesh)) * trips
-            )
-    return cost_of_all
+            local, flops = node.local(program.mesh), node.flops(program.mesh)
+            total += price.operator(lookup(node.name), local, flops) * trips
+    return total

@@ -137,13 +137,13 @@ def _if(b: TreeBuilder, tree: Any, body: Body) -> ast.Assign:
             )
             call = ast.CallExpr(ast.Name("where", place), None, chosen, (), None, span)
             return ast.Assign((one,), call, span)
-    two_branches = _IF_LINES.match(b.source.text, place.start)
-    if two_branches is None:
+    both_branches = _IF_LINES.match(b.source.text, place.start)
+    if both_branches is None:
         help = f"write `y = where({b.expr(condition).span.text}, a, b)`, and give `y` both values"
         _report(b, message, place, help)
     else:
-        line = "{y} = where({c}, {a}, {b})".format(**two_branches.groupdict())
-        replaced = Span(b.source, place.start, two_branches.end())
+        line = "{y} = where({c}, {a}, {b})".format(**both_branches.groupdict())
+        replaced = Span(b.source, place.start, both_branches.end())
         _report(
             b, message, place, f"write `{line}`", Fix(f"write `{line}`", (Edit(replaced, line),))
         )
