@@ -393,9 +393,9 @@ def open_text(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: in
     (batch, rows), (_, length) = spec.dims.items()
     bound = min(_bound(inputs[name]) for name in names)
     ids, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
-    training_size = math.floor(len(ids) * files.fraction)
-    training = _part(ids, 0, len(ids) - training_size)
-    held_out = _part(ids, len(ids) - training_size, len(ids))
+    held_out_size = math.floor(len(ids) * files.fraction)
+    training = _part(ids, 0, len(ids) - held_out_size)
+    held_out = _part(ids, len(ids) - held_out_size, len(ids))
     if files.held_out is not None:
         held_out = _held_out(files, vocabulary, bound)
     window = length + len(names) - 1
