@@ -104,8 +104,8 @@ def _maker(
         return (type_,)
 
     def numpy(call: NumpyCall, *numbers: Array) -> Array:
-        type_ = _drawn(call, numbers, lambda words: how(words, np))
-        return np.asarray(type_ * float(call.attrs.get("std", 1.0)))
+        deviates = _drawn(call, numbers, lambda words: how(words, np))
+        return np.asarray(deviates * float(call.attrs.get("std", 1.0)))
 
     def torch(call: TorchCall) -> str:
         numbers, out = _block_text(call, call.args), call.outs[0]
@@ -172,8 +172,8 @@ def _dropout_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorTyp
 def _dropout_numpy(call: NumpyCall, x: Array, *numbers: Array) -> Array:
     last, factor = keeping(call.attrs["rate"])
     factors = _drawn(call, numbers, lambda words: np.where(words <= last, factor, 0.0))
-    drawn = TensorType(call.attrs["dims"], call.ins[0].dtype)
-    return np.asarray(x * align(factors, drawn, call.ins[0].dims))
+    type_ = TensorType(call.attrs["dims"], call.ins[0].dtype)
+    return np.asarray(x * align(factors, type_, call.ins[0].dims))
 
 
 def _dropout_text(call: TorchCall) -> str:

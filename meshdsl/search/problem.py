@@ -147,12 +147,12 @@ class Problem:
 
     def within(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
         """`Plan.within`; a plan that has been asked for has its figures then."""
-        learned = self.second.take((plan.rules, plan.policy))
-        if learned is None:
+        speculated = self.second.take((plan.rules, plan.policy))
+        if speculated is None:
             return plan.within(most, computing)
-        if isinstance(learned, tuple):
-            return Beyond(*learned)
-        plan.learn(learned)
+        if isinstance(speculated, tuple):
+            return Beyond(*speculated)
+        plan.learn(speculated)
         reached = plan.sent_at_least if computing is None else plan.seconds_at_least(computing)
         return Beyond(plan.sent_at_least, plan.kept_at_least) if reached > most else None
 

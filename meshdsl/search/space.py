@@ -239,10 +239,10 @@ class LayoutSpace:
             at = -depth
             if at == len(order):
                 return sum(table.least(open_) for table in tables)
-            others = bound - sum(table.least(open_) for table in changed[at])
+            unchanged = bound - sum(table.least(open_) for table in changed[at])
             for axes in self.options(order[at], open_, tied):
                 left, still = self.left(order[at], axes, open_), self.still(tied, axes)
-                below = others + sum(table.least(left) for table in changed[at])
+                below = unchanged + sum(table.least(left) for table in changed[at])
                 state = at, tuple([dims & live[at] for dims in left]), still
                 if below < least_of.get(state, math.inf):
                     least_of[state] = below
@@ -524,11 +524,11 @@ class _Descent:
                 yield least, chosen
             return
         changed = self.changed[number]
-        others = bound - sum(table.least(open_) for table in changed)
+        unchanged = bound - sum(table.least(open_) for table in changed)
         options = []
         for axes in self.space.options(number, open_, tied):
             left = self.space.left(number, axes, open_)
-            options.append((others + sum(table.least(left) for table in changed), axes, left))
+            options.append((unchanged + sum(table.least(left) for table in changed), axes, left))
         for below, axes, left in sorted(options, key=lambda o: (o[0], -len(o[1]))):
             if below * (1 - ROUNDING) <= self.limit:
                 still = self.space.still(tied, axes)
