@@ -1,8 +1,8 @@
 """From the named program to the placed program, in one walk in program order.
 
 The `Request` has the placements requested of values (`request.py`: a layout, or an `sbp` block). A
-`Decider` decides what it leaves open: a `Walk`, at each operator in turn, or the `Plan` of a search
-(`optimal.py`). The `Placer` consults both, and emits the reshards that follow.
+`Decider` decides what it leaves open: a `Walk`, at each operator in turn, or the `PlacementPlan` of
+a search (`optimal.py`). The `Placer` consults both, and emits the reshards that follow.
 
 A walk gives an operator the placement whose reshards send the fewest bytes (`strategies.py`); on
 axes without a demand, a value is whole, or partial for as long as the policy allows. Once a

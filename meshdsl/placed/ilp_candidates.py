@@ -1,7 +1,8 @@
 """The space of plans that `optimal` searches: what operators may choose, and where values settle.
 
-Values keep the splits that rules demand, and operators the rows that keep them (`Space._rows`); on
-axes without a rule, values may be whole, partial or split as the search considers it.
+Values keep the splits that rules demand, and operators the rows that keep them
+(`PlanSpace._rows`); on axes without a rule, values may be whole, partial or split as the search
+considers it.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ with parts only where that leaves fractions. Nearly every relaxation is tight: g
 flows are transport problems. A choice of one option is a constant, and placements that are nowhere
 cheaper than another are left out.
 
-Proven, as `Plan.least`: of the space that was searched, no plan costs less, by the solver's bound.
-That is the widest of three spaces that is small enough. Values keep the splits that rules demand,
-and operators the rows that keep them (`Space._rows`); on axes without a rule, values may be whole,
-partial or split; else split only as some rule splits that dim elsewhere; else not split. Not
-proven: other orders of products of many operands (one is given), and what a stack that is split
-along its loop might have become before it.
+Proven, as `PlacementPlan.least`: of the space that was searched, no plan costs less, by the
+solver's bound. That is the widest of three spaces that is small enough. Values keep the splits that
+rules demand, and operators the rows that keep them (`PlanSpace._rows`); on axes without a rule,
+values may be whole, partial or split; else split only as some rule splits that dim elsewhere; else
+not split. Not proven: other orders of products of many operands (one is given), and what a stack
+that is split along its loop might have become before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The problem of a search, what a method answers with, and the interface of methods.
 
-A method is an object with `solve(problem) -> Found`; `methods.py` has them by name. All see the
-same `Problem` and answer with the same `Candidate`: rules of the language, placed by a walk.
+A method is an object with `solve(problem) -> SearchResult`; `methods.py` has them by name. All see
+the same `Problem` and answer with the same `Candidate`: rules of the language, placed by a walk.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Problem:
         return Second(self._figures)
 
     def ask(self, rules: Rules, most: float, computing: float | None, worth: float) -> None:
-        """Let rules be placed by the second walk, unless that ends beyond `most` (`Plan.within`).
+        """Let rules be placed by the second walk, up to `most` (`Candidate.within`).
 
         A plan that may be `worth` it is timed, if it fits.
         """
@@ -146,7 +146,7 @@ class Problem:
             self.second.ask((rules, policy), Question(rules, policy, most, computing, worth))
 
     def within(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
-        """`Plan.within`; a plan that has been asked for has its figures then."""
+        """`Candidate.within`; a plan that has been asked for has its figures then."""
         speculated = self.second.take((plan.rules, plan.policy))
         if speculated is None:
             return plan.within(most, computing)
