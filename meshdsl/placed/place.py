@@ -234,7 +234,8 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
     walks = (*(_walked(request, policy)[0] for policy in WALKS[:-1]), last)
     best = min(walks, key=lambda walked: cost(walked, price))
     if planned is None or cost(planned, price)[0] > cost(best, price)[0]:
-        return replace(best, policy="optimal", plan=search.found("the other policies"))
+        searched = ", ".join(["the other policies"] + [SOME_ROUTES] * best.bounded)
+        return replace(best, policy="optimal", plan=search.found(searched))
     if cost(planned, price) > cost(best, price):
         return replace(best, policy="optimal", plan=planned.plan)
     return planned

@@ -129,6 +129,12 @@ def test_a_search_that_is_too_large_ends_before_its_first_route(axes: int) -> No
     assert calls(lambda: explained(axes, "optimal")) < 5_000_000
 
 
+def test_so_does_the_best_of_the_policies_where_no_plan_can_be_searched() -> None:
+    report, _ = explained(6, "optimal")
+    assert report["plan"]["searched"].startswith("the other policies, on so many axes not every")
+    assert not report["plan"]["least"]
+
+
 @pytest.mark.parametrize("reduce", ["immediate", "deferred"])
 def test_a_policy_says_on_many_axes_that_it_looked_at_some_ways(reduce: str) -> None:
     report, why = explained(6, reduce)
