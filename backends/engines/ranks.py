@@ -34,9 +34,12 @@ class Ranks:
         rank: int = 0,
         dist: Any = None,
         groups: Mapping[str, Any] | None = None,
-        where: Any = "cpu",
+        where: torch.device | str = "cpu",
     ) -> None:
-        self.mesh, self.rank, self.dist, self.where = mesh, rank, dist, where
+        import torch
+
+        self.mesh, self.rank, self.dist = mesh, rank, dist
+        self.where = torch.device(where)
         self._groups = dict(groups or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:

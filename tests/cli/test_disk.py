@@ -17,9 +17,11 @@ TEXT = """\
 dim batch = 16, io = 8, hidden = 12
 mesh two = { d: 2 }
 layout data { batch -> d }
-layout data_away extends data { state: memory = disk }
+layout data_disk extends data { state: memory = disk }
+layout data_host extends data { state: memory = host }
 layout zero1 { batch -> d, state: hidden -> d }
-layout zero1_away extends zero1 { state: memory = disk }
+layout zero1_disk extends zero1 { state: memory = disk }
+layout zero1_host extends zero1 { state: memory = host }
 program net(x[batch, io], t[batch, io]) {
   param w[io, hidden]: bf16
   param v[hidden, io]
@@ -58,15 +60,17 @@ def stored(folder: str) -> dict[str, bytes]:
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("engine", ["local", "torchrun"])
-@pytest.mark.parametrize("layout", ["data", "zero1"])
-def test_a_run_is_the_same(layout: str, engine: str, samples: str, cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("layout", "memory"), [("data", "disk"), ("zero1", "disk"), ("data", "host")]
+)
+def test_a_run_is_the_same(layout: str, memory: str, engine: str, samples: str, cli: Cli) -> None:
     """Losses, evaluation and every byte of the checkpoints, which either may go on from."""
     how = ("--engine", engine, "--eval-every", "5", "--checkpoint-every", "5")
     train(cli, layout, "--steps", "10", "--log", "a", "--checkpoint", "kept", *how)
-    train(cli, f"{layout}_away", "--steps", "10", "--log", "b", "--checkpoint", "away", *how)
+    train(cli, f"{layout}_{memory}", "--steps", "10", "--log", "b", "--checkpoint", "away", *how)
     assert curve("a") == curve("b")
     assert stored("kept") == stored("away") != {}
-    ends = (("kept", f"{layout}_away"), ("away", layout))
+    ends = (("kept", f"{layout}_{memory}"), ("away", layout))
     for number, (folder, other) in enumerate(ends):
         out = ("--checkpoint", folder, "--resume", "--out", f"{number}.npz")
         train(cli, other, "--steps", "14", *out, "--engine", engine)
@@ -77,18 +81,18 @@ def test_a_run_is_the_same(layout: str, engine: str, samples: str, cli: Cli) -> 
 
 
 def test_it_goes_on_under_another_layout(samples: str, cli: Cli) -> None:
-    train(cli, "data_away", "--steps", "5", "--checkpoint", "ck", "--log", "a")
-    train(cli, "zero1_away", "--steps", "10", "--checkpoint", "ck", "--resume", "--log", "a")
+    train(cli, "data_disk", "--steps", "5", "--checkpoint", "ck", "--log", "a")
+    train(cli, "zero1_host", "--steps", "10", "--checkpoint", "ck", "--resume", "--log", "a")
     train(cli, "data", "--steps", "10", "--log", "b")
     for one, other in zip(curve("a"), curve("b"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
 def test_one_step_is_verified(samples: str, cli: Cli) -> None:
-    done = cli("run", "f.mdsl", "--step", "--verify", "--mesh", "two", "--layout", "zero1_away")
+    done = cli("run", "f.mdsl", "--step", "--verify", "--mesh", "two", "--layout", "zero1_disk")
     assert done.code == 0, done.err
     assert "verified" in done.out
-    reference = train(cli, "zero1_away", "--steps", "2", "--engine", "reference")
+    reference = train(cli, "zero1_disk", "--steps", "2", "--engine", "reference")
     assert "trained 2 steps" in reference
 
 
@@ -96,7 +100,7 @@ def test_where_a_number_became_infinite_is_found(cli: Cli) -> None:
     huge = np.full((40, 8), 1e30, np.float32)
     np.savez("d.npz", x=huge, t=huge)
     write(TEXT.replace("OPT", "momentum(lr=1e30)"))
-    said = train(cli, "data_away", "--steps", "5", code=3)
+    said = train(cli, "data_disk", "--steps", "5", code=3)
     assert "MD0720" in said
     assert "became inf first, in step 1 at f.mdsl" in said
 
@@ -106,8 +110,8 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     monkeypatch.setenv("TMPDIR", "/nowhere at all")
     for done in (
-        cli("run", "f.mdsl", "--step", "--mesh", "two", "--layout", "data_away"),
-        cli("train", "f.mdsl", "--data", "d.npz", "--steps", "2", "--layout", "data_away"),
+        cli("run", "f.mdsl", "--step", "--mesh", "two", "--layout", "data_disk"),
+        cli("train", "f.mdsl", "--data", "d.npz", "--steps", "2", "--layout", "data_disk"),
     ):
         assert done.code == 2
         assert "error[MD0545]: the states cannot be kept in a file in /nowhere at all" in done.err
@@ -127,7 +131,7 @@ def test_a_full_disk(writes: int, samples: str, cli: Cli, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "pwrite", write_some)
     code, name = (2, "MD0545") if writes < 10 else (3, "MD0701")
-    said = train(cli, "data_away", "--steps", "9", code=code)
+    said = train(cli, "data_disk", "--steps", "9", code=code)
     assert "No space left on device" in said
     assert name in said
     assert "Traceback" not in said
