@@ -102,7 +102,10 @@ def _place(program: named.NamedProgram, found: Analysis, options: Options) -> No
 
 
 def _update_on_the_way(program: named.NamedProgram, found: Analysis, options: Options) -> None:
-    """Make what devices run of updates on the way; what is not built the reference engine does."""
+    """Make what devices run of asynchronous updates.
+
+    What is not built for devices (MD0335) is a note: `train --engine reference` trains it.
+    """
     name = program.name
     known_stages = Known(found.tree, found.declarations, found.written[name], program)
     compilation = Compilation(
@@ -113,6 +116,8 @@ def _update_on_the_way(program: named.NamedProgram, found: Analysis, options: Op
     except DiagnosticError as error:
         if any(d.code != "MD0335" for d in error.diagnostics):
             raise
+        notes = (replace(d, severity="note") for d in error.diagnostics)
+        raise DiagnosticError(*notes) from None
 
 
 # --- expectations ----------------------------------------------------------------------------

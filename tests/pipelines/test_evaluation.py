@@ -127,6 +127,29 @@ def test_check_accepts_them(schedule: str) -> None:
     assert not found.errors
 
 
+CUT = """
+dim batch = 8, io = 6
+mesh two = { pipe: 2 }
+layout cut { h2: pipe = 1 } with pipedream[batch](2)
+program net(x[batch, io], t[batch]) {
+  param w[io]
+  param v[io]
+  h1 = tanh(x * w)
+  h2 = tanh(h1 * v)
+  loss = mean(square(sum[io](h2) - t))
+  return loss
+  minimize loss with sgd(0.1)
+}
+"""
+
+
+def test_check_notes_what_devices_cannot_run() -> None:
+    """The file is right: the reference engine trains it."""
+    found = Diagnostics()
+    check_source(Source("p.mdsl", CUT), Options(), found)
+    assert [(d.code, d.severity) for d in found] == [("MD0335", "note")]
+
+
 def outputs_of(found: Any) -> dict[str, Any]:
     return {name: np.asarray(found[name]) for name in found.keys()}
 
