@@ -249,7 +249,14 @@ def _lint_cuts(
             yield Diagnostic("MD0534", message, use.span, help=help)
         elif use.micro is not None and sizes[dim] % use.micro:
             message = f"`{dim}` of size {sizes[dim]} is not cut into {use.micro} equal parts"
-            help = f"numbers that divide it: {_near_divisors(sizes[dim], use.micro)}"
+            # Each device cuts its own part of the dim.
+            ways = math.prod(
+                layout.mesh.size(*layout.mesh.known(rule.axes))
+                for rule in layout.rules
+                if rule.dim == dim and not rule.selector
+            )
+            part = sizes[dim] // ways if sizes[dim] % ways == 0 else sizes[dim]
+            help = f"numbers that fit: {_near_divisors(part, use.micro)}"
             place = layout.declared.get(("dim", dim))
             related = () if place is None else (place,)
             yield Diagnostic("MD0534", message, use.span, related=related, help=help)
