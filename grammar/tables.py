@@ -109,6 +109,9 @@ class _Frontend(_Table, tag="ParsingFrontend"):
     parser: _States
 
 
+END = "$END"
+"""The word that lark puts behind the last one of a text."""
+
 Known = TypeVar("Known", TerminalDef, Rule)
 
 
@@ -134,9 +137,10 @@ class Tables(Struct, forbid_unknown_fields=True):
         rules = [self._of(r, Rule) for r in (*self.rules, *self._reduced())]
         tokens = {*table.tokens.values()}
         names = {part.name for rule in rules for part in rule.expansion}
+        origins = {rule.origin.name for rule in rules}
         sound = (
-            names <= tokens,
-            {rule.origin.name for rule in rules} <= tokens,
+            tokens == names | origins | {END},
+            len(tokens) == len(table.tokens),
             words - tokens - free == {*lexer.ignore},
             {n for state in table.states.values() for n in state} <= table.tokens.keys(),
             {*table.end_states.values(), *self._shifted()} <= table.states.keys(),
