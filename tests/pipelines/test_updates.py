@@ -504,15 +504,15 @@ def test_states_elsewhere_are_refused(where: str) -> None:
 
 
 def test_check_says_what_stages_cannot_update_apart() -> None:
-    """What no device does yet it does not: the reference engine trains by such a table."""
+    """What no device does yet is a note: the reference engine trains by such a table."""
 
-    def told(schedule: str, opt: str) -> list[str]:
+    def told(schedule: str, opt: str) -> list[tuple[str, str]]:
         text = f"{ENDS.replace('OPT', opt)}\nmesh m = {{ pipe: 2 }}\n"
         source = Source("p.mdsl", f"{text}layout late {{ l -> pipe }} with {schedule}\n")
         found = Diagnostics()
         check_source(source, Options(), found)
-        return [d.code for d in found]
+        return [(d.code, d.severity) for d in found]
 
     assert told("pipedream[batch](8)", "sgd(0.1)") == []
-    assert told("pipedream[batch](8)", "sgd(0.1, clip=1.0)") == ["MD0337"]
-    assert told("pipedream[batch](1)", "sgd(0.1)") == []
+    assert told("pipedream[batch](8)", "sgd(0.1, clip=1.0)") == [("MD0337", "error")]
+    assert told("pipedream[batch](1)", "sgd(0.1)") == [("MD0335", "note")]
