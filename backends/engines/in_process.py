@@ -166,6 +166,9 @@ def load(text: str, above: int = 0) -> LoadedProgram:
 
     Its lines are numbered as if `above` others preceded it.
     """
+    from meshdsl.backends.runtime.vector_math import choose_vector_kernels
+
+    choose_vector_kernels()  # devices that are threads all call them first in the same statement
     program = LoadedProgram("meshdsl_device_program")
     program_text, _, library = text.partition(RUNTIME)
     sys.modules[program.__name__] = program  # some decorators look their module up

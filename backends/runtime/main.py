@@ -19,6 +19,7 @@ import torch.distributed as dist
 from meshdsl.backends.runtime.communication import make_groups
 from meshdsl.backends.runtime.user_files import regular, replacing
 from meshdsl.backends.runtime.values import Spec, drawn_part, first_replicas, local_part, spec_of
+from meshdsl.backends.runtime.vector_math import choose_vector_kernels
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -164,6 +165,7 @@ class FileTensors(dict[str, Any]):
 
 def start(rank: int, world: int) -> torch.device:
     """Join the others (none without torchrun): over nccl if each has a GPU, else over gloo."""
+    choose_vector_kernels()
     gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     where = torch.device("cuda", local) if on_gpu else torch.device("cpu")
