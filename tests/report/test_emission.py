@@ -124,7 +124,7 @@ def test_what_a_person_reads_is_the_function_of_a_device(case: Case) -> None:
 
 
 def test_the_transformer_is_short() -> None:
-    """Header, tables, program and runtime: 80 lines read and write files, 14 are MKL's first calls."""
+    """Header, tables, program and runtime: 80 lines of files, 14 of MKL first calls."""
     case = Case("transformer", "megatron")
     assert len(made(case).text.splitlines()) <= 579
     assert len(made(case).bare.splitlines()) <= 135
