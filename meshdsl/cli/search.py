@@ -7,8 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import (
@@ -155,7 +153,8 @@ def _graph(file: Path, given: SearchLayouts) -> None:
     if given.json:
         common.print_json(answer.facts())
     else:
-        typer.echo(answer.text(), nl=False)
+        for line in answer.lines():
+            common.say(line)
 
 
 def _show(found: SearchResult) -> None:

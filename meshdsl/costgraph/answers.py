@@ -34,9 +34,9 @@ class Solved:
         head = {"version": 1, "graph": self.graph, "kind": self.kind, "method": self.method}
         return {**head, **asdict(self.answer)}  # type: ignore[call-overload]
 
-    def text(self) -> str:
-        """The result as text."""
-        return "\n".join(self.answer.lines(self.graph, self.method)) + "\n"
+    def lines(self) -> list[str]:
+        """The result as lines of text, whatever signs the names of the graph have."""
+        return list(self.answer.lines(self.graph, self.method))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -43,7 +44,12 @@ CALLS = {
         "simulate EVIL.mdsl --cluster h100 --against EVIL.mdsl",
         "simulate EVIL.mdsl --cluster EVIL.toml",
     ],
-    "search": ["search EVIL.mdsl", "search EVIL.mdsl --write EVIL", "search EVIL.mdsl --write l"],
+    "search": [
+        "search EVIL.mdsl",
+        "search EVIL.mdsl --write EVIL",
+        "search EVIL.mdsl --write l",
+        "search EVIL.json --graph",
+    ],
     "schedule": [
         "schedule gpipe --stages 2 --micro 2 --csv EVIL.csv --svg EVIL.svg",
         "schedule ./EVIL.mdsl",
@@ -66,6 +72,8 @@ def test_every_command_is_called() -> None:
 def test_no_sign_steers_what_shows_it(command: str, cli: Cli) -> None:
     np.savez("d.npz", x=np.ones((8, 2), np.float32))
     name = write(LEARN.replace(" = ", "  =  "), f"{EVIL}.mdsl")
+    node = {"name": f"{EVIL}\n", "choices": [EVIL], "cost": [1.0]}
+    write(json.dumps({"kind": "placement", "nodes": [node], "edges": []}), f"{EVIL}.json")
     before = Path(name).read_bytes()
     done = cli(*(word.replace("EVIL", EVIL) for word in command.split()))
     printed = done.out + done.err
@@ -102,7 +110,6 @@ ESCAPED = {
     "meshdsl/cli/compare.py": "a document, which is escaped",
     "meshdsl/cli/explain.py": "the explanation of a code",
     "meshdsl/cli/rows.py": "placements of an operator of the registry",
-    "meshdsl/cli/search.py": "a document, which is escaped",
 }
 """The files of commands that print without `say` or `say_text`, and what."""
 
