@@ -32,6 +32,14 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
+def guide_file(path: str) -> str:
+    """The file that CONTRIBUTING.md shows as `path`: the first block of Python behind its name."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, named, shown = guide.partition(f"`{path}`")
+    assert named, f"the guide shows no `{path}`"
+    return shown.split("```python\n", 1)[1].split("```\n", 1)[0]
+
+
 def _unpacked(root: Path) -> Iterator[Path]:
     """The files of an archive that was unpacked and worked in."""
     patterns = (root / ".gitignore").read_text(encoding="utf-8").splitlines()

@@ -20,7 +20,7 @@ Rows = Iterable[Iterable[tuple[Kind, int, int]]]
 
 Maker = Callable[..., Rows]
 
-_HOMES = ("one_stage", "chunks", "updates")
+HOMES = ("one_stage", "chunks", "updates")
 """The files with the schedules, in the order in which they are listed."""
 
 _RECORDS: dict[str, Record] = {}
@@ -28,12 +28,17 @@ _RECORDS: dict[str, Record] = {}
 
 @dataclass(frozen=True)
 class Record:
-    """One schedule: its name, the function that makes its rows, the paper or system it is from."""
+    """One schedule: its name, the function that makes its rows, the paper or system it is from.
+
+    weights:      the version of the parameters that a pass reads.
+    asynchronous: stages update their parameters while micro-batches are in flight.
+    """
 
     name: str
     make: Maker
     source: str
-    weights: Weights
+    weights: Weights = "latest"
+    asynchronous: bool = False
 
     @cached_property
     def meaning(self) -> str:
@@ -47,19 +52,16 @@ class Record:
         every = list(inspect.signature(self.make).parameters.values())[2:]
         return {p.name: p.default for p in every}
 
-    @property
-    def asynchronous(self) -> bool:
-        """Whether parameters are updated on the way."""
-        return self.make.__module__.endswith(".updates")
 
-
-def schedule(source: str, weights: Weights = "latest") -> Callable[[Maker], Maker]:
-    """Registers a schedule under the name of its function."""
+def schedule(
+    source: str, weights: Weights = "latest", asynchronous: bool = False
+) -> Callable[[Maker], Maker]:
+    """Registers a schedule under the name of its function, with the facts of its `Record`."""
 
     def register(make: Maker) -> Maker:
         name = make.__name__
         assert name not in _RECORDS, f"schedule {name} is registered twice"
-        _RECORDS[name] = Record(name, make, source, weights)
+        _RECORDS[name] = Record(name, make, source, weights, asynchronous)
         return make
 
     return register
@@ -68,7 +70,7 @@ def schedule(source: str, weights: Weights = "latest") -> Callable[[Maker], Make
 @cache
 def schedules() -> Mapping[str, Record]:
     """Every schedule by its name."""
-    for home in _HOMES:
+    for home in HOMES:
         import_module(f"meshdsl.schedule.{home}")
     return _RECORDS
 

@@ -9,7 +9,7 @@ from meshdsl.schedule.registry import Rows, needs, schedule
 from meshdsl.schedule.table import ANNEAL
 
 
-@schedule("Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B")
+@schedule("Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B", asynchronous=True)
 def ampnet(devices: int, micro: int) -> Rows:
     """1F1B with an update behind every backward pass; every pass reads the newest parameters.
 
@@ -18,7 +18,9 @@ def ampnet(devices: int, micro: int) -> Rows:
     return _updating(devices, micro, 1)
 
 
-@schedule("Harlap et al. 2018; Narayanan et al. 2019, PipeDream", weights="stashed")
+@schedule(
+    "Harlap et al. 2018; Narayanan et al. 2019, PipeDream", weights="stashed", asynchronous=True
+)
 def pipedream(devices: int, micro: int) -> Rows:
     """1F1B with an update behind every backward pass, which reads what its forward pass read.
 
@@ -27,7 +29,7 @@ def pipedream(devices: int, micro: int) -> Rows:
     return _updating(devices, micro, 1)
 
 
-@schedule("Narayanan et al. 2021, PipeDream-2BW", weights="buffered")
+@schedule("Narayanan et al. 2021, PipeDream-2BW", weights="buffered", asynchronous=True)
 def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     """1F1B with an update behind every `batch` micro-batches (D), and two versions on every stage.
 
@@ -41,7 +43,7 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     return _updating(devices, micro, size)
 
 
-@schedule("Yang et al. 2021, PipeMare", weights="corrected")
+@schedule("Yang et al. 2021, PipeMare", weights="corrected", asynchronous=True)
 def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
     """AMPNet whose backward passes read an estimate of what their forward pass read.
 

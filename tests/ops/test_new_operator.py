@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.backends.peers.renderings import RENDERINGS
-from tests.project import copy_tree
+from tests.project import copy_tree, guide_file
 
 OBLIGATIONS = (
     "tests/ops",
@@ -44,8 +44,7 @@ KNOWS_IT = ("sbp", "scaling-book", "gshard", "dtensor", "jax")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the operator of the guide."""
     home = copy_tree(tmp_path_factory.mktemp("checkout"))
-    guide = (home / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (record,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    record = guide_file("meshdsl/ops/softsign.py")
     (home / "meshdsl/ops/softsign.py").write_text(record, encoding="utf-8")
     (home / "softsign.mdsl").write_text(PROGRAM, encoding="utf-8")
     return home

@@ -37,7 +37,7 @@ PAGES = matching("*.md", "docs/**/*.md", "editors/**/*.md", "examples/**/*.md", 
 
 ELSEWHERE = {
     ("README.md", ""): "tests/test_readme.py",
-    ("CONTRIBUTING.md", "python"): "tests/ops/test_new_operator.py",
+    ("CONTRIBUTING.md", "python"): "tests/project.py",
     ("docs/explain.md", "console"): "tests/report/test_docs.py",
     ("docs/compare.md", "console"): "tests/report/test_docs.py",
     ("docs/compare.md", "text"): "tests/report/test_docs.py",
