@@ -13,7 +13,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, on_device, walk
 from meshdsl.report.document import Item, Piece, duration
 from meshdsl.report.schema import LineTime, TimeFacts
-from meshdsl.report.simulation import of_stage, stage_text
+from meshdsl.report.simulation import of_stage
 from meshdsl.simulate.engine import simulate
 
 BOUNDS = {
@@ -69,10 +69,15 @@ def _line(file: str, line: int, by_bound: dict[str, float]) -> LineTime:
 
 def timed_sentence(time: TimeFacts) -> str:
     """The text `Predicted on h100: 81.2 µs, 45% of it waiting for what is sent`."""
-    head = f"Predicted on {time['cluster']}: {duration(time['seconds'])}"
-    if not time["waiting"]:
-        return f"{head}."
-    return f"{head}, {100 * time['waiting'] / time['seconds']:.0f}% of it waiting for what is sent."
+    reasons = (("waiting for what is sent", time["waiting"]), ("idle", time.get("idle", 0.0)))
+    parts = [f"{100 * s / time['seconds']:.0f}% of it {reason}" for reason, s in reasons if s]
+    return f"{', '.join((head_of(time), *parts))}."
+
+
+def head_of(time: TimeFacts) -> str:
+    """The text `Predicted on h100: 81.2 µs`, of a pipeline with the stage that it is of."""
+    of = f" (a device of stage {time['stage']})" if "stage" in time else ""
+    return f"Predicted on {time['cluster']}{of}: {duration(time['seconds'])}"
 
 
 def timed_item(entry: LineTime, indent: int) -> Item:
@@ -86,10 +91,9 @@ def timed_item(entry: LineTime, indent: int) -> Item:
 def timed_in_all(time: TimeFacts) -> Iterator[Item]:
     """The time of the step; that of its operators and collectives by bound; waiting by axis."""
     parts = f"{duration(time['compute'])} computing, {duration(time['waiting'])} waiting"
-    text = f"{duration(time['seconds'])}: {parts}"
-    yield Item((Piece(f"Predicted on {time['cluster']}: ", "strong"),), (Piece(text),))
-    if "stage" in time:
-        yield Item((Piece("  of "),), (Piece(stage_text(time)),))
+    if "idle" in time:
+        parts += f", {duration(time['idle'])} idle"
+    yield Item((Piece(f"{head_of(time)}: ", "strong"),), (Piece(parts),))
     rows = [("by bound", BOUNDS[bound], seconds) for bound, seconds in time["by_bound"].items()]
     rows += [("sending", axes, seconds) for axes, seconds in time["sending"].items()]
     rows += [("waiting", axes, seconds) for axes, seconds in time["exposed"].items()]

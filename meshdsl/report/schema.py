@@ -139,9 +139,13 @@ class WarningFacts(TypedDict):
 
 
 class StageFacts(TypedDict, total=False):
-    """The stage that is simulated, idle time, and seconds of each stage's passes."""
+    """The stage that is simulated, its idle seconds, and seconds of each stage's passes.
+
+    `bubble` is the share of all stages' time between the first pass and the last that is idle.
+    """
 
     stage: int
+    idle: float
     bubble: float
     passes: dict[str, list[float]]
 
@@ -490,6 +494,7 @@ class SimulationFacts(StageFacts):
     exposed: dict[str, float]
     sending: dict[str, float]
     mfu: float
+    hfu: float
     model_flops: int
     peak: PeakFacts
     lines: list[LineSeconds]

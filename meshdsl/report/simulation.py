@@ -52,6 +52,7 @@ def simulation(timeline: Timeline) -> SimulationFacts:
         **of_stage(timeline),
         "sending": timeline.sending,
         "mfu": timeline.mfu,
+        "hfu": timeline.hfu,
         "model_flops": sum(timeline.model_flops.values()),
         "peak": {"bytes": bytes_, "seconds": at, "limit": cluster.device.memory},
         "lines": sorted(_lines(timeline), key=lambda entry: -entry["seconds"]),
@@ -59,7 +60,7 @@ def simulation(timeline: Timeline) -> SimulationFacts:
 
 
 def of_stage(timeline: Timeline) -> StageFacts:
-    """The stage that is simulated, the share of all stages' time that is idle, and their passes.
+    """The stage that is simulated, its idle time, that of all stages, and their passes.
 
     Of these it has the seconds of each stage, `send` those of a message from stage to stage.
     """
@@ -71,13 +72,12 @@ def of_stage(timeline: Timeline) -> StageFacts:
     if any(times.update):
         each["U"] = times.update
     seconds = {name: [float(t) / PER_SECOND for t in ticks] for name, ticks in each.items()}
-    return {"stage": timeline.stage, "bubble": timeline.bubble, "passes": seconds}
-
-
-def stage_text(facts: StageFacts) -> str:
-    """`a device of stage 0; 29.5 % of the stages' time is idle`."""
-    idle = f"{100 * facts['bubble']:.3g} % of the stages' time is idle"
-    return f"a device of stage {facts['stage']}; {idle}"
+    return {
+        "stage": timeline.stage,
+        "idle": timeline.idle,
+        "bubble": timeline.bubble,
+        "passes": seconds,
+    }
 
 
 def _lines(timeline: Timeline) -> Iterator[LineSeconds]:
@@ -87,7 +87,7 @@ def _lines(timeline: Timeline) -> Iterator[LineSeconds]:
         if COMPUTE in event.streams:
             by_line[event.node.span.file, event.node.span.line].append(event)
     for (file, number), events in by_line.items():
-        waiting = sum(e.total for e in events if e.kind == "wait")
+        waiting = sum(e.total for e in events if e.kind != "run")
         total = sum(e.total for e in events)
         bounds: dict[str, int] = defaultdict(int)
         for event in events:
@@ -123,15 +123,19 @@ def sentence(facts: SimulationFacts) -> str:
 def _figures(facts: SimulationFacts) -> Iterator[Block]:
     seconds = facts["seconds"]
     rows = [("compute", duration(facts["compute"]), share(facts["compute"], seconds), "")]
+    if "idle" in facts:
+        where = f"a device of stage {facts['stage']} waits for other stages"
+        rows.append(("idle", duration(facts["idle"]), share(facts["idle"], seconds), where))
     for axes, sent in facts["sending"].items():
         bare = facts["exposed"].get(axes, 0.0)
         hidden = f"of {duration(sent)} of collectives"
         rows.append((f"exposed, {axes}", duration(bare), share(bare, seconds), hidden))
     yield Grid("where the time goes", ("", "time", "share", ""), tuple(rows))
-    if "stage" in facts:
-        yield line(f"It is the step of {stage_text(facts)}.")
     needed = scaled(facts["model_flops"])
-    yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: {needed} are needed a step.")
+    yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: a step needs {needed}.")
+    if f"{facts['hfu']:.3g}" != f"{facts['mfu']:.3g}":
+        more = "with what is recomputed, and what several devices compute alike"
+        yield line(f"Hardware FLOPs utilisation {100 * facts['hfu']:.3g} %: {more}.")
     peak = facts["peak"]
     fits = "" if peak["bytes"] <= peak["limit"] else ", which is MORE than there is"
     limit = human(int(peak["limit"]))

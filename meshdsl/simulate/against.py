@@ -150,7 +150,7 @@ def seconds_of(trace: TraceFile) -> dict[TracedStatement, float]:
         file = Path(str(args.get("file"))).name
         key = TracedStatement(args["op"], file, args["line"], str(args.get("phase")))
         found[key][event["pid"]] += event["dur"] * args.get("trips", 1) / 1e6
-        if event.get("cat") == "wait":
+        if event.get("cat") in ("wait", "idle"):
             waits.add(key)
     return {
         key: min(each.values()) if key in waits else mean(each.values())

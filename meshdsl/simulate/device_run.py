@@ -25,7 +25,14 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.device.memory import MemoryWalk
-from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Timeline
+from meshdsl.simulate.timeline import (
+    COMPUTE,
+    PER_SECOND,
+    Event,
+    Folded,
+    Standstill,
+    Timeline,
+)
 
 MILLION = 10**6
 
@@ -185,16 +192,16 @@ class DeviceRun(MemoryWalk):
                 break
             ahead.append(first)
         for each in reversed(ahead):
-            self._stand(each.node, each.start)
+            self._stand(each.node, each.start, "idle")
             if each is flight and flight.event is not None:
                 self.arrived.append(flight.event)
             self._stand(each.node, each.end)
 
-    def _stand(self, node: Collective, until: int) -> None:
-        """Let the compute stream stand still for a collective."""
+    def _stand(self, node: Collective, until: int, kind: Standstill = "wait") -> None:
+        """Let the compute stream stand still for a collective: until it is over, or can begin."""
         if until > self.clock:
             bound = self.time_of(node).bound
-            self._event(Event(node, "wait", (COMPUTE,), self.clock, until, bound))
+            self._event(Event(node, kind, (COMPUTE,), self.clock, until, bound))
             self.clock = until
 
     def _event(self, event: Event) -> None:

@@ -11,21 +11,10 @@ from meshdsl.placed.strategies import flops
 
 
 def model_flops(program: NamedProgram) -> dict[str, int]:
-    """FLOPs of a named program on whole tensors by dtype, without those of `recompute`.
-
-    What a backward pass computes again is an operator of a block: same name, place, attributes and
-    results.
-    """
+    """FLOPs of a named program on whole tensors by dtype, without rematerialised operators."""
     by_dtype: Counter[str] = Counter()
-    once: Counter[tuple[object, ...]] = Counter()
     for op, trips in counted(program.body):
-        if not isinstance(op, NamedOp):
-            continue
-        about = (op.name, op.span, op.attrs, tuple(v.type for v in op.outs))
-        if op.phase == "forward" and op.block is not None:
-            once[about] += 1
-        elif op.phase == "backward" and once[about]:
-            once[about] -= 1
+        if not isinstance(op, NamedOp) or (op.origin is not None and op.origin.is_copy):
             continue
         ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
         local = Signature(ins, outs, dict(op.attrs))

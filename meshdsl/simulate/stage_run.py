@@ -166,9 +166,13 @@ class _Stage(DeviceRun):
                 StagePhase.SENT if forward else StagePhase.SENT_BACKWARD, stage
             )
             passes_on = slot.action.kind in "FBI"
+            start = begun + _whole(slot.start)
             if passes_on and (awaited := self._awaited(node, forward, stage)):
-                self._stand(awaited, begun + _whole(slot.start))
-            self.clock = begun + _whole(slot.start)
+                # What is not yet sent is idle time of the schedule, the rest is on its way.
+                sent = start - sum(ticks(self.time_of(message)) for message in awaited)
+                self._stand(awaited[0], sent, "idle")
+                self._stand(awaited[0], start)
+            self.clock = start
             for kind in node.passes_of(slot.action.kind):
                 done, at = self.passes[stage][kind], self.clock
                 self._put(done, at, now)
@@ -179,10 +183,9 @@ class _Stage(DeviceRun):
                     free[forward] = self._send(messages, streams[forward], ready)
         self.joined = {node.axis: begun + _whole(found.makespan)}
 
-    def _awaited(self, node: Pipeline, forward: bool, stage: int) -> Move | None:
-        """The message that a pass of a stage waits for, if it begins with one."""
-        found = node.arriving(stage, forward) if node.homes else _messages(node, forward, stage)
-        return next(iter(found), None)
+    def _awaited(self, node: Pipeline, forward: bool, stage: int) -> tuple[Move, ...]:
+        """The messages that a pass of a stage waits for, if it begins with some."""
+        return node.arriving(stage, forward) if node.homes else _messages(node, forward, stage)
 
     def _put(self, done: Pass, at: int, held: int) -> None:
         """A pass that begins at a time, when so much memory is held."""

@@ -7,13 +7,21 @@ size, and in permutes, it is that of the device with the most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Collective, Compute, DeviceLoop, DeviceProgram
+from meshdsl.device.ir import (
+    Collective,
+    Compute,
+    DeviceLoop,
+    DeviceProgram,
+    on_device,
+    siblings,
+    walk,
+)
 from meshdsl.schedule.times import TimedSchedule
 from meshdsl.simulate.model import model_flops
 
@@ -22,6 +30,10 @@ PER_SECOND = 10**12
 
 COMPUTE = "compute"
 """The stream of operators and local steps; the other streams are the mesh axes."""
+
+
+Standstill = Literal["wait", "idle"]
+"""Why nothing is computed: what is waited for is being sent, or other stages are not so far yet."""
 
 
 def way_back(axis: str) -> str:
@@ -40,12 +52,13 @@ def streams_of(program: DeviceProgram) -> tuple[str, ...]:
 class Event:
     """Something that occupies `streams` from `start` to `end`, and `trips - 1` times more.
 
-    Of a collective, `run` is itself, on the streams of its axes, and `wait` the time for which the
-    compute stream stands still for it. `bound` says what limits it (`timing.Time`).
+    Of a collective, `run` is itself, on the streams of its axes, `wait` the time for which the
+    compute stream stands still for it, and `idle` that before it can begin, since other stages of a
+    pipeline are not so far yet. `bound` says what limits it (`timing.Time`).
     """
 
     node: Compute | Collective
-    kind: Literal["run", "wait"]
+    kind: Literal["run"] | Standstill
     streams: tuple[str, ...]
     start: int
     end: int
@@ -114,12 +127,17 @@ class Timeline:
 
     @cached_property
     def compute(self) -> float:
-        """Seconds in which the compute stream works. The others are exposed communication."""
+        """Seconds in which the compute stream works. The others are exposed or idle."""
         return sum(e.total for e in self.during("run") if COMPUTE in e.streams) / PER_SECOND
 
     @cached_property
+    def idle(self) -> float:
+        """Seconds in which the device waits for other stages: its share of the bubble."""
+        return sum(e.total for e in self.during("idle")) / PER_SECOND
+
+    @cached_property
     def exposed(self) -> dict[str, float]:
-        """Seconds in which nothing is computed, by the axes of the collective waited for.
+        """Seconds in which nothing is computed, by the axes of the collective that is under way.
 
         Those of a collective over several axes stand under all of them, `data+tp`.
         """
@@ -151,10 +169,32 @@ class Timeline:
         Counted are the FLOPs that the program needs once, on no matter how many devices: neither
         those repeated on several nor what `recompute` does again.
         """
-        if not self.ticks:
-            return 0.0
-        needed = sum(n / self.timing.flops(dtype) for dtype, n in self.model_flops.items())
-        return needed / (self.seconds * self.program.mesh.devices)
+        return self._at_peak(self.model_flops) / self.program.mesh.devices
+
+    @cached_property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation (Chowdhery et al. 2022): of what all devices could compute.
+
+        Counted is all that they compute, with what is recomputed or computed alike on several.
+        """
+        groups = siblings(self.program)
+        return sum(len(group) * self._computed(group[0]) for group in groups) / sum(
+            map(len, groups)
+        )
+
+    def _computed(self, device: int) -> float:
+        """The share of the step for which one device of a pipeline computes at its peak."""
+        computed: Counter[str] = Counter()
+        for node, times in walk(on_device(self.program, device)):
+            if isinstance(node, Compute):
+                dtype = (node.local.ins or node.local.outs)[0].dtype
+                computed[str(dtype)] += node.flops * times
+        return self._at_peak(computed)
+
+    def _at_peak(self, flops: Mapping[str, int]) -> float:
+        """The share of the step for which FLOPs keep one device busy at its peak rates."""
+        seconds = sum(n / self.timing.flops(dtype) for dtype, n in flops.items())
+        return seconds / self.seconds if self.ticks else 0.0
 
     @cached_property
     def model_flops(self) -> dict[str, int]:

@@ -186,9 +186,9 @@ def slices(
 ) -> Iterator[TraceEvent]:
     """A statement on all of its streams; `at` are process, time, duration, and more `args`."""
     args: TraceArgs = {**described(node), **at.get("args", TraceArgs())}
-    name = f"wait for {label(node)}" if kind == "wait" else label(node)
+    name = {"wait": "wait for ", "idle": "idle before "}.get(kind, "") + label(node)
     for tid in threads(program, streams):
-        category = "wait" if kind == "wait" else node.phase
+        category = node.phase if kind == "run" else kind
         yield {"ph": "X", "name": name, "cat": category, **at, "tid": tid, "args": args}
 
 

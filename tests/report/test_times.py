@@ -27,7 +27,7 @@ def test_times_agree_with_each_other(case: Case) -> None:
         moves = (n for n, _ in walk(stages.device.body) if isinstance(n, Move | Bucket))
         every = [node for node in moves if node.step.moves]
         sent = [s for node, s in zip(every, sent, strict=True) if id(node) in own]
-    assert time["seconds"] == pytest.approx(time["compute"] + time["waiting"])
+    assert time["seconds"] == pytest.approx(time["compute"] + time["waiting"] + time.get("idle", 0))
     assert sum(time["sending"].values()) == pytest.approx(sum(sent), abs=1e-9)
     assert sum(time["exposed"].values()) == pytest.approx(time["waiting"])
     if "stage" not in time:  # others wait for what is sent alone

@@ -48,7 +48,9 @@ def program(cli: Cli) -> str:
 def test_the_table_and_the_facts_agree(layout: str, program: str, cli: Cli) -> None:
     where = ("f.mdsl", "--layout", layout, *LAYOUTS[layout], "--cluster", "h100")
     found = json.loads(cli("simulate", *where, "--json").out)
-    assert found["seconds"] == pytest.approx(found["compute"] + sum(found["exposed"].values()))
+    assert found["seconds"] == pytest.approx(
+        found["compute"] + found.get("idle", 0) + sum(found["exposed"].values())
+    )
     assert found["seconds"] == pytest.approx(sum(e["seconds"] for e in found["lines"]))
     assert found["peak"]["bytes"] < found["peak"]["limit"]
     told = cli("simulate", *where, "--top", "2").out
@@ -92,7 +94,7 @@ def test_bad_options(options: str, program: str, cli: Cli) -> None:
 def test_a_pipeline_is_that_of_a_stage(cli: Cli) -> None:
     path = write(source(PIPELINE.example).text)
     where = ("simulate", path, "--layout", PIPELINE.layout, "--cluster", "h100")
-    assert "It is the step of a device of stage 0" in cli(*where).out
+    assert "a device of stage 0 waits for other stages" in cli(*where).out
     facts = json.loads(cli(*where, "--stage", "2", "--json", "--trace", "t.json").out)
     assert facts["stage"] == 2
     assert 0 < facts["bubble"] < 1

@@ -25,7 +25,7 @@ from tests.simulate.flat import LAYOUTS, LINKS, flat, layered
 SLOW = replace(LINKS, bandwidth=1e6, alpha=0.0)
 """Links so slow that no collective is over before it is waited for."""
 
-FIGURES = ("ticks", "compute", "exposed", "sending", "peak", "mfu")
+FIGURES = ("ticks", "compute", "exposed", "sending", "peak", "mfu", "hfu", "idle")
 
 
 @functools.cache
@@ -44,10 +44,14 @@ def test_the_peak_is_that_of_explain(case: Case) -> None:
 
 
 def consistent(timeline: Timeline) -> None:
-    """A device works or waits at any time, and no stream does two things at once."""
+    """A device works, waits or is idle at any time, and no stream does two things at once."""
     waited = sum(e.total for e in timeline.during("wait"))
     worked = sum(e.total for e in timeline.during("run") if COMPUTE in e.streams)
-    assert worked + waited == timeline.ticks
+    idle = sum(e.total for e in timeline.during("idle"))
+    assert worked + waited + idle == timeline.ticks
+    assert timeline.idle == pytest.approx(idle / PER_SECOND)
+    assert not idle or timeline.stage is not None
+    assert timeline.hfu <= 1 + 1e-9
     assert sum(timeline.exposed.values()) == pytest.approx(waited / PER_SECOND)
     pipe = timeline.program.placed.pipe  # along its axis stages wait for the work of others, too
     alone = {a: s for a, s in timeline.exposed.items() if pipe is None or pipe.axis not in a}

@@ -75,7 +75,7 @@ def _bound(flows: dict[int, list[Json]], found: dict[tuple[int, int], list[Json]
 
 def agrees(timeline: Timeline, found: dict[tuple[int, int], list[Json]]) -> None:
     """The slices of a trace add up to the figures of the timeline."""
-    own = [e for e in found[0, 0] if e["cat"] not in ("wait", "folded")]
+    own = [e for e in found[0, 0] if e["cat"] not in ("wait", "idle", "folded")]
     seconds = sum(e["dur"] * e["args"]["trips"] for e in own) / 1e6
     assert seconds == pytest.approx(timeline.compute)
     waits = [e for e in found[0, 0] if e["cat"] == "wait"]
