@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Stacked
+from meshdsl.ir.rewrite import mapped
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature
@@ -65,7 +66,7 @@ class Compute(ir.Op[Var]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Move:
+class Move(ir.Leaf):
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
@@ -102,9 +103,13 @@ class Move:
         """The target."""
         return (self.target,)
 
+    def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Move:
+        """The move between the variables that `of` gives for its own."""
+        return replace(self, source=of(self.source), target=of(self.target), **fields)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bucket:
+class Bucket(ir.Leaf):
     """Moves of one kind, over the same axes, done by one collective on a flat buffer.
 
     `payload` and `wire` are those of the buffer.
@@ -139,12 +144,16 @@ class Bucket:
         """The targets."""
         return tuple(m.target for m in self.moves)
 
+    def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Bucket:
+        """The bucket of the moves between the variables that `of` gives for theirs."""
+        return replace(self, moves=tuple(m.with_values(of) for m in self.moves), **fields)
+
 
 Collective = Move | Bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
+class Start(ir.Leaf):
     """Issues a collective; `work` is the variable that names it while it is in flight.
 
     One issued `ahead` is that of the loop's next iteration, and does nothing in the last one.
@@ -174,9 +183,13 @@ class Start:
         """The targets, allocated at the start; for the next iteration the loop makes them."""
         return () if self.ahead else self.collective.makes
 
+    def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Start:
+        """The start of the collective on the variables that `of` gives."""
+        return replace(self, collective=self.collective.with_values(of), **fields)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wait:
+class Wait(ir.Leaf):
     """Waits for a collective issued before; its targets are available from here on."""
 
     collective: Collective
@@ -206,6 +219,10 @@ class Wait:
         """The targets."""
         return self.collective.makes
 
+    def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Wait:
+        """The wait for the collective on the variables that `of` gives."""
+        return replace(self, collective=self.collective.with_values(of), **fields)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
@@ -219,6 +236,11 @@ class Ahead:
     work: str
     slices: tuple[Stacked[Var], ...]
 
+    def on(self, of: Callable[[Var], Var]) -> Ahead:
+        """The same collective on the variables that `of` gives."""
+        slices = tuple(s.on(of) for s in self.slices)
+        return Ahead(self.collective.with_values(of), self.work, slices)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCollected(ir.Collected[Var]):
@@ -231,6 +253,11 @@ class DeviceCollected(ir.Collected[Var]):
     is_list: bool = False
     stack: Var | None = None
 
+    def on(self, of: Callable[[Var], Any]) -> Any:
+        """The collection among the variables that `of` gives for its own."""
+        stack = self.stack and of(self.stack)
+        return DeviceCollected(of(self.inside), of(self.outer), self.is_list, stack)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageRows(Stacked[Var]):
@@ -241,6 +268,10 @@ class StageRows(Stacked[Var]):
     """
 
     other: Var | None = None
+
+    def on(self, of: Callable[[Var], Any]) -> Any:
+        """The rows among the variables that `of` gives for its own."""
+        return StageRows(of(self.outer), of(self.inside), self.other and of(self.other))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,6 +285,12 @@ class DeviceLoop(ir.Loop[Var, "Node"]):
     collected: tuple[DeviceCollected, ...] = ()
     index: str = ""
     ahead: tuple[Ahead, ...] = ()
+
+    def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Self:
+        """The loop on the variables that `of` gives, also ahead; with other `fields`."""
+        ahead = tuple(item.on(of) for item in self.ahead)
+        # `super()` names no class here: with slots, the decorator makes another one of it.
+        return ir.Loop.with_values(self, of, ahead=ahead, **fields)
 
     def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
         """The loop with another block for its body."""
@@ -607,39 +644,12 @@ def of_other_stages(program: DeviceProgram) -> frozenset[str]:
 
 def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
     """An operator, a collective or a loop with other variables, those of its body included."""
-    match node:
-        case Compute():
-            return replace(node, ins=tuple(map(of, node.ins)), outs=tuple(map(of, node.outs)))
-        case Move():
-            return replace(node, source=of(node.source), target=of(node.target))
-        case DeviceLoop() if not node.ahead:
-            ends = ((of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries)
-            lists = (
-                (c, of(c.inside), of(c.outer), c.stack and of(c.stack)) for c in node.collected
-            )
-            return replace(
-                node,
-                carries=tuple(ir.Carry(*variables) for variables in ends),
-                stacked=tuple(_sliced(s, of) for s in node.stacked),
-                collected=tuple(
-                    replace(c, inside=inside, outer=outer, stack=stack)
-                    for c, inside, outer, stack in lists
-                ),
-                body=tuple(with_vars(n, of) for n in node.body),
-            )
-    raise AssertionError(f"{node} is issued ahead, or in a bucket: that comes later")
-
-
-def _sliced(item: Stacked[Var], of: Callable[[Var], Var]) -> Stacked[Var]:
-    made = replace(item, outer=of(item.outer), inside=of(item.inside))
-    return (
-        replace(made, other=made.other and of(made.other)) if isinstance(made, StageRows) else made
-    )
+    return mapped(node, of)
 
 
 def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
     """The node with new variables in the place of some; `with_vars`."""
-    return with_vars(node, lambda var: new.get(var, var))
+    return mapped(node, lambda var: new.get(var, var))
 
 
 def home_of(var: Var, device: int, program: DeviceProgram, others: frozenset[str]) -> int:

@@ -9,20 +9,24 @@ is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir.types import Dim
 
 V = TypeVar("V")
+W = TypeVar("W")
 N = TypeVar("N", bound="Node")
+L = TypeVar("L", bound="Loop[Any, Any]")
 
 
 class Node(Protocol):
-    """One statement of a program: its operands, its results and its source.
+    """One statement of a program: its operands, its results, its source, and what a loop has.
 
+    Nodes without a body have the parts of a loop too, all of them empty (`Leaf`), so that a walk
+    seldom asks for the kind of a node. An empty `body` does not tell it: a loop may have none.
     `phase` is `forward`, `backward` or `update`.
     """
 
@@ -41,6 +45,53 @@ class Node(Protocol):
     @property
     def phase(self) -> str:
         """The part of a training step to which it belongs."""
+
+    @property
+    def body(self) -> tuple[Any, ...]:
+        """The nodes of an iteration."""
+
+    @property
+    def enters(self) -> tuple[Any, ...]:
+        """The values that exist at the beginning of an iteration."""
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The values at the end of an iteration: for the next one, and to be collected."""
+
+    @property
+    def carries(self) -> tuple[Any, ...]:
+        """What goes from iteration to iteration, as `Carry`."""
+
+    @property
+    def stacked(self) -> tuple[Any, ...]:
+        """What an iteration has a slice of, as `Stacked`."""
+
+    @property
+    def collected(self) -> tuple[Any, ...]:
+        """What is collected of every iteration, as `Collected`."""
+
+    @property
+    def repeats(self) -> int:
+        """The number of iterations; 1 of a node without a body."""
+
+    def with_values(self, of: Callable[[Any], Any], **fields: Any) -> Self:
+        """The node on the values that `of` gives for its own, and with other `fields`.
+
+        The body of a loop, and the values that origins name, stay.
+        """
+
+
+class Leaf:
+    """A node without a body: an operator, a reshard, a statement of a device."""
+
+    __slots__ = ()
+    body: ClassVar[tuple[()]] = ()
+    enters: ClassVar[tuple[()]] = ()
+    ends: ClassVar[tuple[()]] = ()
+    carries: ClassVar[tuple[()]] = ()
+    stacked: ClassVar[tuple[()]] = ()
+    collected: ClassVar[tuple[()]] = ()
+    repeats: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +112,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Op(Generic[V]):
+class Op(Leaf, Generic[V]):
     """One operator of the registry applied to values; `attrs` are known at compile time.
 
     `block` numbers the `recompute` that it is in, which the backward pass rematerialises. `origin`
@@ -97,6 +148,10 @@ class Op(Generic[V]):
         """The results."""
         return self.outs
 
+    def with_values(self, of: Callable[[V], V], **fields: Any) -> Self:
+        """The operator on the values that `of` gives for its own, and with other `fields`."""
+        return replace(self, ins=tuple(map(of, self.ins)), outs=tuple(map(of, self.outs)), **fields)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carry(Generic[V]):
@@ -110,6 +165,10 @@ class Carry(Generic[V]):
     next: V
     result: V
 
+    def on(self, of: Callable[[V], W]) -> Carry[W]:
+        """The carry of the values that `of` gives for its own, of whatever stage they are."""
+        return Carry(of(self.init), of(self.inside), of(self.next), of(self.result))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stacked(Generic[V]):
@@ -118,6 +177,10 @@ class Stacked(Generic[V]):
     outer: V
     inside: V
 
+    def on(self, of: Callable[[V], W]) -> Stacked[W]:
+        """The slice among the values that `of` gives for its own."""
+        return Stacked(of(self.outer), of(self.inside))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collected(Generic[V]):
@@ -125,6 +188,10 @@ class Collected(Generic[V]):
 
     inside: V
     outer: V
+
+    def on(self, of: Callable[[V], W]) -> Collected[W]:
+        """The collection among the values that `of` gives for its own."""
+        return Collected(of(self.inside), of(self.outer))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,68 +232,46 @@ class Loop(Generic[V, N]):
         """The results of the carries after the last iteration, and the collected values."""
         return (*(c.result for c in self.carries), *(c.outer for c in self.collected))
 
+    @property
+    def repeats(self) -> int:
+        """The number of iterations."""
+        return self.dim.size
+
+    def with_values(self, of: Callable[[V], V], **fields: Any) -> Self:
+        """The loop on the values that `of` gives, and with other `fields`; its body stays."""
+        return replace(
+            self,
+            carries=tuple([c.on(of) for c in self.carries]),
+            stacked=tuple([s.on(of) for s in self.stacked]),
+            collected=tuple([c.on(of) for c in self.collected]),
+            **fields,
+        )
+
 
 def every(nodes: Iterable[N]) -> Iterator[N]:
     """Every node in program order, a loop before its body."""
     for node in nodes:
         yield node
-        if isinstance(node, Loop):
+        if node.body:
             yield from every(node.body)
 
 
-def counted(nodes: Iterable[N], trips: int = 1) -> Iterator[tuple[N, int]]:
+def loops(nodes: Iterable[Any], kind: type[L]) -> Iterator[L]:
+    """Every loop in program order, those inside loops too; `kind` is the loop of the stage."""
+    return (node for node in every(nodes) if isinstance(node, kind))
+
+
+def counted(nodes: Iterable[N], times: int = 1) -> Iterator[tuple[N, int]]:
     """Every node in program order, a loop before its body, with the number of times it runs."""
     for node in nodes:
-        yield node, trips
-        if isinstance(node, Loop):
-            yield from counted(node.body, trips * node.dim.size)
+        yield node, times
+        if node.body:
+            yield from counted(node.body, times * node.repeats)
 
 
 def uses(nodes: Iterable[Any]) -> Counter[Any]:
     """The number of times that each value is read by nodes, carried on or collected."""
     counts: Counter[Any] = Counter()
     for node in every(nodes):
-        counts.update(node.reads)
-        if isinstance(node, Loop):
-            counts.update(node.ends)
+        counts.update((*node.reads, *node.ends))
     return counts
-
-
-def substitute(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:
-    """`nodes` with every mention of a value in `new` replaced, in definitions and origins too."""
-    return tuple([_with(node, new) for node in nodes] if new else nodes)
-
-
-def with_origins(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:
-    """`nodes` with the values that origins name replaced, and nothing else."""
-    return tuple([_with_origin(node, new) for node in nodes] if new else nodes)
-
-
-def _with_origin(node: Any, new: Mapping[Any, Any]) -> Any:
-    if node.origin is not None and node.origin.of in new:
-        node = replace(node, origin=node.origin.on(new.__getitem__))
-    if isinstance(node, Loop):
-        body = with_origins(node.body, new)
-        node = node if body == node.body else replace(node, body=body)
-    return node
-
-
-def _with(node: Any, new: Mapping[Any, Any]) -> Any:
-    def of(value: Any) -> Any:
-        return new.get(value, value)
-
-    if node.origin is not None and node.origin.of in new:
-        node = replace(node, origin=node.origin.on(of))
-    if isinstance(node, Loop):
-        return replace(
-            node,
-            carries=tuple(
-                Carry(of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries
-            ),
-            stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
-            collected=tuple(Collected(of(c.inside), of(c.outer)) for c in node.collected),
-            body=substitute(node.body, new),
-        )
-    if new.keys().isdisjoint((*node.ins, *node.outs)):
-        return node
-    return replace(node, ins=tuple(map(of, node.ins)), outs=tuple(map(of, node.outs)))

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.ir.program import Carry, Collected, Origin, Stacked, substitute
+from meshdsl.ir.program import Carry, Collected, Origin, Stacked
+from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope

@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
-from meshdsl.ir.program import Carry, Collected, Origin, substitute
+from meshdsl.ir.program import Carry, Collected, Origin
+from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import BOOL, Dim, DType, TensorType
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.expand import expand

@@ -18,7 +18,8 @@ from meshdsl.diagnostics import (
     Span,
     fail,
 )
-from meshdsl.ir.program import Collected, Origin, Stacked, substitute
+from meshdsl.ir.program import Collected, Origin, Stacked
+from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Init, NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk

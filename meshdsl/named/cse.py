@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from meshdsl.ir.program import substitute, with_origins
+from meshdsl.ir.rewrite import substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
@@ -82,7 +82,7 @@ class Merging:
 
     def now(self, node: N) -> N:
         """A node that reads what stands for what has been removed."""
-        return substitute(with_origins([node], self.gone), self.same)[0]
+        return substitute([node], self.same, origins=self.gone)[0]
 
     def leave(self, loop: Merging) -> None:
         """Continue behind a loop."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.ir.program import substitute
+from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.attention_fusion import ATTENTION, attention_parts
 from meshdsl.named.builder import Builder, Scope

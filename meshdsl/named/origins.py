@@ -6,10 +6,11 @@ such an operator into another, or drops it where its result is not read; the gra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from meshdsl.ir.program import Loop, every, with_origins
+from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import defined, flows, substitute
 from meshdsl.named.ir import NamedProgram, Node, Value
 
 Steps = Mapping[Value, tuple[Value, ...]]
@@ -25,20 +26,16 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
     """
     named = {n.origin.of for n in every(after.body) if n.origin is not None}
     entering = (*after.inputs, *(p.value for p in after.params), *(s.value for s in after.states))
-    left = named and {*entering, *(v for n in every(after.body) for v in _made(n))}
-    gone = {v for n in every(before.body) for v in _made(n)} & named - left if named else set()
+    left = named and {*entering, *(v for n in every(after.body) for v in defined(n))}
+    gone = {v for n in every(before.body) for v in defined(n)} & named - left if named else set()
     if not gone:
         return after
     readers, operands = _steps(before.body)
     new = {
         value: _nearest(value, readers, left) or _nearest(value, operands, left) for value in gone
     }
-    return replace(after, body=with_origins(after.body, {k: v for k, v in new.items() if v}))
-
-
-def _made(node: Node) -> tuple[Value, ...]:
-    """The values that a node makes, those that a loop begins its iterations with among them."""
-    return (*node.makes, *node.enters) if isinstance(node, Loop) else node.makes
+    origins = {k: v for k, v in new.items() if v}
+    return replace(after, body=substitute(after.body, {}, origins=origins))
 
 
 def _nearest(value: Value, steps: Steps, left: set[Value]) -> Value | None:
@@ -64,10 +61,10 @@ def _steps(nodes: Iterable[Node]) -> tuple[Steps, Steps]:
     order: dict[Value, int] = {}
     phase: dict[Value, str] = {}
     for node in every(nodes):
-        made = _made(node)
+        made = defined(node)
         order.update((v, len(order)) for v in made)
         phase.update(dict.fromkeys(made, node.phase))
-    for operand, result in (pair for node in every(nodes) for pair in _pairs(node)):
+    for operand, result in (pair for node in every(nodes) for pair in flows(node)):
         operands.setdefault(result, []).append(operand)
         if phase.get(operand) == phase[result]:
             readers.setdefault(operand, []).append(result)
@@ -77,14 +74,3 @@ def _steps(nodes: Iterable[Node]) -> tuple[Steps, Steps]:
         {value: tuple(results) for value, results in readers.items()},
         {value: tuple(read) for value, read in operands.items()},
     )
-
-
-def _pairs(node: Node) -> Iterator[tuple[Value, Value]]:
-    """Each operand of a node with each value made of it."""
-    if not isinstance(node, Loop):
-        yield from ((v, out) for v in node.ins for out in node.outs)
-        return
-    for carry in node.carries:
-        yield from ((carry.init, carry.inside), (carry.next, carry.result))
-    yield from ((s.outer, s.inside) for s in node.stacked)
-    yield from ((c.inside, c.outer) for c in node.collected)

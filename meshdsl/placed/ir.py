@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -34,7 +35,7 @@ class PlacedTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reshard:
+class Reshard(ir.Leaf):
     """`source` into `target` along `route`.
 
     `span` is the place that requires it; `words` finds its cause and remedy lazily (that needs the
@@ -60,6 +61,10 @@ class Reshard:
     def makes(self) -> tuple[PlacedTensor, ...]:
         """The version that is made."""
         return (self.target,)
+
+    def with_values(self, of: Callable[[PlacedTensor], PlacedTensor], **fields: Any) -> Reshard:
+        """The reshard of the version that `of` gives for its source, into that for its target."""
+        return replace(self, source=of(self.source), target=of(self.target), **fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

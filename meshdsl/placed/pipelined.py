@@ -16,7 +16,7 @@ from typing import Any
 
 from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import substitute
+from meshdsl.ir.rewrite import substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.placements import Mesh

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Span, fail
-from meshdsl.ir.program import substitute
+from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.placed.pipelined import Piped

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.ir.program import Stacked, every, substitute, with_origins
+from meshdsl.ir.program import Stacked, every
+from meshdsl.ir.rewrite import substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import Piped
@@ -32,7 +33,7 @@ def with_loads(program: NamedProgram, layout: Layout, pipe: Piped | None = None)
         return program
     slices: dict[Value, Value] = {}
     body = _StorageRewrite(layout, moved, pipe, slices).nodes(program.body)
-    return replace(program, body=with_origins(body, slices))
+    return replace(program, body=substitute(body, {}, origins=slices))
 
 
 def _moves(value: Value, layout: Layout) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from meshdsl.api import programs as traces
 from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.ir.program import substitute
+from meshdsl.ir.rewrite import substitute
 from meshdsl.named import ir
 from meshdsl.named.autodiff import with_gradients
 from meshdsl.named.printer import print_program
