@@ -215,7 +215,7 @@ class Rebuild(Visitor):
         """The value in place of one."""
         return self.new.get(value, value)
 
-    def nodes(self, nodes: Iterable[N]) -> tuple[N, ...]:
+    def nodes(self, nodes: Iterable[Any]) -> tuple[Any, ...]:
         """A block."""
         return tuple([new for node in nodes for new in self.visit(node)])
 

@@ -7,15 +7,17 @@ then two sums that are ready at once.
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
-from collections.abc import Collection, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
 from meshdsl.ir.types import F32, Dim
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.attention import MASKED, parts
 from meshdsl.syntax import ast
 
@@ -32,31 +34,23 @@ def fuse_attention(
     Scores and probabilities are not stored then: those that are read elsewhere, are pinned or whose
     names are `spoken`, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
     """
-    return replace(program, body=_Fusing(uses, frozenset(spoken)).block(program.body, {}))
+    fusing = _Fusing(uses, frozenset(spoken), makers(every(program.body)))
+    return replace(program, body=in_blocks(program.body, fusing.block))
 
 
 @dataclass(frozen=True, slots=True)
 class _Fusing:
+    """`made` has the operator that makes each value, `here` those of one block."""
+
     uses: Counter[Value]
     spoken: frozenset[str]
+    made: Mapping[Value, NamedOp]
 
-    def block(
-        self, nodes: tuple[Node, ...], outside: MutableMapping[Value, NamedOp]
-    ) -> tuple[Node, ...]:
-        makers: ChainMap[Value, NamedOp] = ChainMap({}, outside)
-        here = makers.maps[0]
-        fused: list[Node] = []
-        for node in nodes:
-            if isinstance(node, NamedLoop):
-                fused.append(replace(node, body=self.block(node.body, makers)))
-                continue
-            here.update((v, node) for v in node.outs)
-            fused.append(self.causal(self.fused(node, here, makers), makers))
-        return tuple(fused)
+    def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        here = makers(nodes)
+        return rewritten_block(nodes, lambda op: (self.causal(self.fused(op, here)),))
 
-    def fused(
-        self, op: NamedOp, here: Mapping[Value, NamedOp], made: Mapping[Value, NamedOp]
-    ) -> NamedOp:
+    def fused(self, op: NamedOp, here: Mapping[Value, NamedOp]) -> NamedOp:
         """The attention that an einsum ends, or the einsum."""
         if op.name != "einsum" or len(op.ins) != 2:
             return op
@@ -65,7 +59,7 @@ class _Fusing:
             if softmax is None or p is v:
                 continue
             mem = softmax.attr("dim")
-            attended = self.scored(softmax.ins[0], here, made, op)
+            attended = self.scored(softmax.ins[0], here, op)
             if attended is None or not v.type.has(mem.name) or op.out.type.has(mem.name):
                 continue
             (q, k, *mask), key, scale = attended
@@ -87,24 +81,20 @@ class _Fusing:
         return op if same and value.label not in self.spoken else None
 
     def scored(
-        self,
-        value: Value,
-        here: Mapping[Value, NamedOp],
-        made: Mapping[Value, NamedOp],
-        reader: NamedOp,
+        self, value: Value, here: Mapping[Value, NamedOp], reader: NamedOp
     ) -> tuple[tuple[Value, ...], Dim, float] | None:
         """The factors of scores and their mask, the dim they are summed over, and the scale."""
         mask: tuple[Value, ...] = ()
         if (where := self.hidden(value, "where", here, reader)) is not None:
             seen, value, hidden = where.ins
-            number = _number(hidden, made)
+            number = _number(hidden, self.made)
             if number is None or not -1e300 < number <= MASKED:
                 return None
             mask = (seen,)
         scale = 1.0
         for name in ("div", "mul"):
             scaled = self.hidden(value, name, here, reader)
-            factor = None if scaled is None else _factor(scaled, made)
+            factor = None if scaled is None else _factor(scaled, self.made)
             if factor is not None:
                 value, scale = factor
         product = self.hidden(value, "einsum", here, reader)
@@ -124,17 +114,17 @@ class _Fusing:
             q, k = k, q
         return None if q.type.has(mem.name) or not k.type.has(mem.name) else (q, k, v, *mask)
 
-    def causal(self, op: NamedOp, made: Mapping[Value, NamedOp]) -> NamedOp:
+    def causal(self, op: NamedOp) -> NamedOp:
         """The operator without its mask where that is `iota[seq] >= iota[mem]`."""
         if op.name != "attention" or len(op.ins) != 4:
             return op
         q, k, v, mask = op.ins
         mem = op.attr("dims")[1]
-        compared = made.get(mask)
+        compared = self.made.get(mask)
         if compared is None or compared.name not in ("ge", "le"):
             return op
         ins = compared.ins if compared.name == "ge" else compared.ins[::-1]
-        above, below = (made.get(i) for i in ins)
+        above, below = (self.made.get(i) for i in ins)
         if above is None or below is None or {above.name, below.name} != {"iota"}:
             return op
         seq = above.attr("dim")
@@ -162,8 +152,7 @@ def _factor(op: NamedOp, made: Mapping[Value, NamedOp]) -> tuple[Value, float] |
 
 def _keeps_all(out: Value, p: Value, v: Value, mem: Dim) -> bool:
     """Whether a sum over `mem` alone ends the attention."""
-    every = {*p.type.names, *v.type.names} - {mem.name}
-    return every == set(out.type.names)
+    return {*p.type.names, *v.type.names} - {mem.name} == set(out.type.names)
 
 
 def spoken_names(declared: Declarations) -> frozenset[str]:
@@ -214,8 +203,8 @@ class _AttentionParts:
         """The scores over the rows and `mem`."""
         types = tuple(x.type for x in (q, k, v, *mask))
         rows = parts(types, dict(self.op.attrs)).rows
-        every = {d.name: d for x in (q, k) for d in x.type.dims}
-        dims = tuple(every[n] for n in (*rows, self.mem.name) if n in every)
+        named = {d.name: d for x in (q, k) for d in x.type.dims}
+        dims = tuple(named[n] for n in (*rows, self.mem.name) if n in named)
         scores = self.emit("einsum", q, k, dims=dims)
         if self.op.attr("scale") != 1:
             scores = self.emit("mul", scores, self.op.attr("scale"))

@@ -5,9 +5,12 @@ Which operators stay wide follows torch's autocast lists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
-from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.program import Carry
+from meshdsl.ir.rewrite import Rebuild
 from meshdsl.ir.types import F32, DType, TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.ops.opdef import lookup
@@ -19,68 +22,57 @@ def mixed(program: NamedProgram, compute: DType) -> NamedProgram:
     Inputs, losses, the states that the program assigns and parameters whose declarations state a
     dtype keep theirs.
     """
-    return _Mixed(compute).program(program)
+    rebuild, learned = _Mixed(compute), {*program.learned}
+    for param in program.params:
+        if param.value in learned and not param.typed:
+            rebuild.typed(param.value, compute)
+    body = rebuild.nodes(program.body)
+    updates = tuple(rebuild.update(u) for u in program.updates)
+    result = program.rebuilt((*body, *rebuild.taken()), rebuild.value)
+    return replace(result, updates=updates)
 
 
-@dataclass(slots=True)
-class _Mixed:
-    compute: DType
-    made: dict[Value, Value] = field(default_factory=dict)
-    casts: dict[tuple[Value, DType], Value] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
+class _Mixed(Rebuild):
+    """`casts` are those of this block and the blocks around it; `added`, those to come next."""
 
-    def program(self, program: NamedProgram) -> NamedProgram:
-        learned = {*program.learned}
-        params = tuple(
-            replace(p, value=self._new(p.value, self.compute))
-            if p.value in learned and not p.typed
-            else p
-            for p in program.params
-        )
-        body = self._block(program.body)
-        self.nodes = []
-        updates = tuple(self._update(u) for u in program.updates)
-        body = (*body, *self.nodes)
-        outputs = tuple(replace(o, value=self.of(o.value)) for o in program.outputs)
-        goal = program.goal and replace(program.goal, loss=self.of(program.goal.loss))
-        result = replace(program, params=params, body=body, outputs=outputs, goal=goal)
-        return replace(result, updates=updates)
+    def __init__(self, compute: DType) -> None:
+        super().__init__()
+        self.compute = compute
+        self.casts: dict[tuple[Value, DType], Value] = {}
+        self.added: list[NamedOp] = []
 
-    def of(self, value: Value) -> Value:
-        """The new value of a value of the program."""
-        return self.made.get(value, value)
+    def taken(self) -> list[NamedOp]:
+        """The casts that have been added: they come before what reads them."""
+        added, self.added = self.added, []
+        return added
 
-    def _update(self, update: Update) -> Update:
+    def update(self, update: Update) -> Update:
         """An update of a state, which keeps its dtype."""
-        new, dtype = self.of(update.new), update.old.type.dtype
-        return replace(update, new=self._cast(new, dtype, NamedOp("cast", (), (), (), new.span)))
+        new = self.value(update.new)
+        at = NamedOp("cast", (), (), (), new.span)
+        return replace(update, new=self.cast(new, update.old.type.dtype, at))
 
-    def _new(self, value: Value, dtype: DType) -> Value:
-        made = replace(value, type=TensorType(value.type.dims, dtype))
-        self.made[value] = made
-        return made
+    def typed(self, value: Value, dtype: DType) -> Value:
+        """The value that has a dtype in place of one."""
+        typed = self.new[value] = replace(value, type=TensorType(value.type.dims, dtype))
+        return typed
 
-    def _block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        outside, self.nodes = self.nodes, []
+    def nodes(self, nodes: Iterable[Node]) -> tuple[Any, ...]:
         casts = dict(self.casts)
-        for node in nodes:
-            if isinstance(node, NamedLoop):
-                self._loop(node)
-            else:
-                self._op(node)
-        cast_nodes, self.nodes, self.casts = tuple(self.nodes), outside, casts
-        return cast_nodes
+        block = super().nodes(nodes)
+        self.casts = casts
+        return block
 
-    def _op(self, op: NamedOp) -> None:
-        ins = tuple(self.of(v) for v in op.ins)
+    def op(self, op: NamedOp) -> tuple[NamedOp, ...]:
+        ins: tuple[Value, ...] = tuple(map(self.value, op.ins))
         floats = [v.type.dtype for v in ins if v.type.dtype.kind == "float"]
         if floats and op.name != "cast":
             dtype = self._dtype(op, floats)
-            ins = tuple(self._cast(v, dtype, op) for v in ins)
+            ins = tuple(self.cast(v, dtype, op) for v in ins)
         types = lookup(op.name).infer(tuple(v.type for v in ins), dict(op.attrs))
-        outs = tuple(self._new(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
-        origin = op.origin and op.origin.on(self.of)
-        self.nodes.append(replace(op, ins=ins, outs=outs, origin=origin))
+        outs = tuple(self.typed(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
+        origin = op.origin and op.origin.on(self.value)
+        return (*self.taken(), replace(op, ins=ins, outs=outs, origin=origin))
 
     def _dtype(self, op: NamedOp, floats: list[DType]) -> DType:
         precision = lookup(op.name).precision
@@ -89,46 +81,36 @@ class _Mixed:
         widest = max(floats, key=lambda d: d.bytes)
         return max(widest, F32, key=lambda d: d.bytes) if precision == "f32" else widest
 
-    def _cast(self, value: Value, dtype: DType, op: NamedOp) -> Value:
+    def cast(self, value: Value, dtype: DType, at: NamedOp | NamedLoop) -> Value:
+        """A float in a dtype: the value, or a cast of it for the node `at`."""
         if value.type.dtype.kind != "float" or value.type.dtype == dtype:
             return value
         if (value, dtype) not in self.casts:
             type_ = TensorType(value.type.dims, dtype)
             result = replace(value, type=type_, role="activation", follows=value.follows or value)
             self.casts[value, dtype] = result
+            tags = at.phase, at.block, at.origin and at.origin.on(self.value)
             attrs = (("dtype", dtype),)
-            tags = op.phase, op.block, op.origin and op.origin.on(self.of)
-            self.nodes.append(NamedOp("cast", (value,), (result,), attrs, op.span, *tags))
+            self.added.append(NamedOp("cast", (value,), (result,), attrs, at.span, *tags))
         return self.casts[value, dtype]
 
-    def _loop(self, loop: NamedLoop) -> None:
-        """Rebuild a loop; carries keep the dtype of their initial value."""
-        for item in loop.stacked:
-            self._new(item.inside, self.of(item.outer).type.dtype)
-        for carry in loop.carries:
-            self._new(carry.inside, self.of(carry.init).type.dtype)
-        outside, casts = self.nodes, dict(self.casts)
-        body = list(self._block(loop.body))
-        self.nodes = body
+    def loop(self, loop: NamedLoop) -> tuple[NamedLoop]:
+        """The loop; carries keep the dtype of their initial value."""
+        for inside, outer in self._entered(loop):
+            self.typed(inside, self.value(outer).type.dtype)
+        body, casts = self.nodes(loop.body), dict(self.casts)
         carries = tuple(self._carry(c, loop) for c in loop.carries)
-        self.nodes, self.casts = outside, casts
-        stacked = tuple(Stacked(self.of(s.outer), self.of(s.inside)) for s in loop.stacked)
-        collected = tuple(self._collected(c) for c in loop.collected)
-        made = replace(loop, carries=carries, stacked=stacked, collected=collected)
-        origin = loop.origin and loop.origin.on(self.of)
-        self.nodes.append(replace(made, body=tuple(body), origin=origin))
+        body, self.casts = (*body, *self.taken()), casts
+        for item in loop.collected:
+            self.typed(item.outer, self.value(item.inside).type.dtype)
+        return (replace(self.on_new(loop, body=body), carries=carries),)
+
+    def _entered(self, loop: NamedLoop) -> Iterable[tuple[Value, Value]]:
+        yield from ((s.inside, s.outer) for s in loop.stacked)
+        yield from ((c.inside, c.init) for c in loop.carries)
 
     def _carry(self, carry: Carry[Value], loop: NamedLoop) -> Carry[Value]:
-        inside, next_ = self.of(carry.inside), self.of(carry.next)
-        dtype = inside.type.dtype
-        if next_.type.dtype != dtype:
-            next_ = self._cast(
-                next_,
-                dtype,
-                NamedOp("cast", (), (), (), loop.span, loop.phase, loop.block, loop.origin),
-            )
-        return Carry(self.of(carry.init), inside, next_, self._new(carry.result, dtype))
-
-    def _collected(self, made: Collected[Value]) -> Collected[Value]:
-        inside = self.of(made.inside)
-        return Collected(inside, self._new(made.outer, inside.type.dtype))
+        dtype = self.value(carry.inside).type.dtype
+        next_ = self.cast(self.value(carry.next), dtype, loop)
+        self.typed(carry.result, dtype)
+        return replace(carry.on(self.value), next=next_)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
@@ -42,7 +42,7 @@ def cse(program: NamedProgram, alike: Alike) -> NamedProgram:
 
 
 @dataclass(slots=True)
-class Merging:
+class Merging(Visitor):
     """One block of nodes, as far as it has been seen.
 
     numbers: values that are equal have one number; a value without one is equal only to itself.
@@ -91,15 +91,12 @@ class Merging:
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The block with its equal operators merged."""
-        merged: list[Node] = []
-        for node in nodes:
-            merged_node = (
-                self._loop(self.now(node)) if isinstance(node, NamedLoop) else self.op(node)
-            )
-            merged.extend([] if merged_node is None else [merged_node])
-        return tuple(merged)
+        merged = map(self.visit, nodes)
+        return tuple([node for node in merged if node is not None])
 
-    def _loop(self, loop: NamedLoop) -> NamedLoop:
+    def loop(self, loop: NamedLoop) -> NamedLoop:
+        """The next loop, with its own operators merged."""
+        loop = self.now(loop)
         inner = self.inside(loop)
         body = inner.nodes(loop.body)
         self.leave(inner)

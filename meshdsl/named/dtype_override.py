@@ -7,11 +7,12 @@ was written in the type.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.rewrite import Rebuild
 from meshdsl.ir.types import DType, TensorType
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Output, Update, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value
 from meshdsl.ops.opdef import lookup
 
 
@@ -20,76 +21,55 @@ def retype(program: NamedProgram, dtype: DType) -> NamedProgram:
 
     Results of operators have the types that their shape rules give them.
     """
-    return _Retype(dtype).program(program)
+    retyped = _Retype(dtype)
+    body = retyped.nodes(program.body)
+    rebuilt = program.rebuilt(body, retyped.value)
+    return replace(rebuilt, goal=rebuilt.goal and rebuilt.goal.without_mixed())
 
 
-class _Retype:
+class _Retype(Rebuild):
     def __init__(self, dtype: DType) -> None:
+        super().__init__()
         self.dtype = dtype
-        self.made: dict[Value, Value] = {}
-
-    def program(self, program: NamedProgram) -> NamedProgram:
-        inputs = tuple(self.value(v) for v in program.inputs)
-        params = tuple(replace(p, value=self.value(p.value)) for p in program.params)
-        body = self.nodes(program.body)
-        outputs = tuple(Output(o.name, self.value(o.value), o.span) for o in program.outputs)
-        goal = program.goal and program.goal.without_mixed()
-        goal = goal and replace(goal, loss=self.value(goal.loss))
-        new_program = replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
-        updates = tuple(Update(self.value(u.old), self.value(u.new)) for u in program.updates)
-        return replace(new_program, goal=goal, updates=updates)
 
     def value(self, value: Value) -> Value:
-        if value not in self.made:
-            is_float = value.type.dtype.kind == "float"
-            dtype = self.dtype if is_float else value.type.dtype
-            follows = value.follows and self.value(value.follows)
-            type_ = replace(value.type, dtype=dtype)
-            self.made[value] = replace(value, type=type_, follows=follows)
-        return self.made[value]
+        """The value of the new type: that of an input, a parameter or a state is made here."""
+        if value in self.new:
+            known: Value = self.new[value]
+            return known
+        return self.typed(
+            value, self.dtype if value.type.dtype.kind == "float" else value.type.dtype
+        )
 
-    def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(self.loop(n) if isinstance(n, NamedLoop) else self.op(n) for n in nodes)
+    def typed(self, value: Value, dtype: DType) -> Value:
+        """The value that has a dtype in place of one; the same for the one that it follows."""
+        follows = value.follows and self.value(value.follows)
+        type_ = TensorType(value.type.dims, dtype)
+        typed = self.new[value] = replace(value, type=type_, follows=follows)
+        return typed
 
-    def op(self, op: NamedOp) -> NamedOp:
+    def like(self, pairs: Iterable[tuple[Value, Value]]) -> None:
+        """Give the first value of each pair the new dtype of the second."""
+        for value, other in pairs:
+            self.typed(value, self.value(other).type.dtype)
+
+    def op(self, op: NamedOp) -> tuple[NamedOp]:
         ins = tuple(self.value(v) for v in op.ins)
         attrs = tuple((k, self.attr(v)) for k, v in op.attrs)
         types = lookup(op.name).infer(tuple(v.type for v in ins), dict(attrs))
-        outs = tuple(self.result(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
-        origin = op.origin and op.origin.on(self.value)
-        return replace(op, ins=ins, outs=outs, attrs=attrs, origin=origin)
-
-    def result(self, value: Value, dtype: DType) -> Value:
-        """A result of an operator, in the type that its shape rule gives it."""
-        follows = value.follows and self.value(value.follows)
-        type_ = TensorType(value.type.dims, dtype)
-        self.made[value] = replace(value, type=type_, follows=follows)
-        return self.made[value]
+        for value, type_ in zip(op.outs, types, strict=True):
+            self.typed(value, type_.dtype)
+        return (self.on_new(op, attrs=attrs),)
 
     def attr(self, value: object) -> object:
         return self.dtype if isinstance(value, DType) and value.kind == "float" else value
 
-    def loop(self, loop: NamedLoop) -> NamedLoop:
-        for inside, outer in (*((s.inside, s.outer) for s in loop.stacked), *_entered(loop)):
-            self.result(inside, self.value(outer).type.dtype)
-        body = self.nodes(loop.body)
+    def enter(self, loop: NamedLoop) -> None:
+        self.like((s.inside, s.outer) for s in loop.stacked)
+        self.like((c.inside, c.init) for c in loop.carries)
+
+    def leave(self, loop: NamedLoop) -> tuple[()]:
         # Values that leave the loop have the types that those of its body have by now.
-        for outer, inside in ((c.outer, c.inside) for c in loop.collected):
-            self.result(outer, self.value(inside).type.dtype)
-        for carry in loop.carries:
-            self.result(carry.result, self.value(carry.inside).type.dtype)
-        carries = tuple(
-            Carry(*(self.value(v) for v in (c.init, c.inside, c.next, c.result)))
-            for c in loop.carries
-        )
-        collected = tuple(
-            Collected(self.value(c.inside), self.value(c.outer)) for c in loop.collected
-        )
-        stacked = tuple(Stacked(self.value(s.outer), self.value(s.inside)) for s in loop.stacked)
-        made = replace(loop, stacked=stacked, carries=carries, body=body, collected=collected)
-        return replace(made, origin=loop.origin and loop.origin.on(self.value))
-
-
-def _entered(loop: NamedLoop) -> list[tuple[Value, Value]]:
-    """The values that a loop carries, each with the one that it begins with."""
-    return [(c.inside, c.init) for c in loop.carries]
+        self.like((c.outer, c.inside) for c in loop.collected)
+        self.like((c.result, c.inside) for c in loop.carries)
+        return ()

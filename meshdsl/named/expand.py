@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import rewritten, substitute
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.attention_fusion import ATTENTION, attention_parts
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.requirements import own_dims
@@ -65,16 +65,10 @@ def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...]) -> Expansion | No
 def in_primitives(program: NamedProgram) -> NamedProgram:
     """The program with its attentions taken apart."""
 
-    def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        primitives: list[Node] = []
-        for node in nodes:
-            if isinstance(node, NamedLoop):
-                primitives.append(replace(node, body=block(node.body)))
-            else:
-                primitives.extend(_attention(node).ops if node.name in ATTENTION else (node,))
-        return tuple(primitives)
+    def primitives(op: NamedOp) -> tuple[NamedOp, ...]:
+        return _attention(op).ops if op.name in ATTENTION else (op,)
 
-    return replace(program, body=block(program.body))
+    return replace(program, body=rewritten(program.body, primitives))
 
 
 def _attention(op: NamedOp) -> Expansion:

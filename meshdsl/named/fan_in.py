@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.named.builder import PendingParam
-from meshdsl.named.ir import NamedLoop, NamedOp, Node, Param, Value
+from meshdsl.named.ir import NamedOp, Node, Param, Value
 
 _CARRIERS = {"rename", "transpose", "cast", "identity"}
 """Operators through which a parameter is still the same parameter, its dims perhaps renamed."""
@@ -47,13 +48,10 @@ def _summed(op: NamedOp, value: Value) -> tuple[str, ...]:
 
 def _first_uses(body: tuple[Node, ...]) -> dict[Value, NamedOp | Value]:
     uses: dict[Value, NamedOp | Value] = {}
-    for node in body:
-        if isinstance(node, NamedLoop):
-            for s in node.stacked:
-                uses.setdefault(s.outer, s.inside)
-            for value, use in _first_uses(node.body).items():
-                uses.setdefault(value, use)
-        else:
+    for node in every(body):
+        for item in node.stacked:
+            uses.setdefault(item.outer, item.inside)
+        if isinstance(node, NamedOp):
             for value in node.ins:
                 uses.setdefault(value, node)
     return uses

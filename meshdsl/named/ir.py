@@ -6,7 +6,7 @@ through. A `repeat` stays a loop (`Repeat`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,6 +194,21 @@ class NamedProgram:
         assigned = {update.old for update in self.updates}
         values = (p.value for p in self.params)
         return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
+
+    def rebuilt(self, body: Iterable[Node], of: Callable[[Value], Value]) -> NamedProgram:
+        """The program with another body; `of` gives the values in place of those that it names."""
+        return replace(
+            self,
+            inputs=tuple(map(of, self.inputs)),
+            params=tuple(replace(p, value=of(p.value)) for p in self.params),
+            body=tuple(body),
+            outputs=tuple(replace(o, value=of(o.value)) for o in self.outputs),
+            states=tuple(
+                replace(s, value=of(s.value), copies=s.copies and of(s.copies)) for s in self.states
+            ),
+            updates=tuple(Update(of(u.old), of(u.new)) for u in self.updates),
+            goal=self.goal and replace(self.goal, loss=of(self.goal.loss)),
+        )
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[NamedOp]:

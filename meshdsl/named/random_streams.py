@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import Span, fail
+from meshdsl.ir.rewrite import Rebuild, reads_of
 from meshdsl.ir.types import I64, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of
-from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value, walk
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value, walk
 from meshdsl.ops.opdef import OpDef
 from meshdsl.syntax import ast
 
@@ -91,35 +92,22 @@ def without_dropout(program: NamedProgram) -> NamedProgram:
 
     if not any(op.name == "dropout" for op in walk(program.body)):
         return program
-    program = drop_unused(replace(program, body=_kept(program.body, {})))
-    read = {v for node in program.body for v in _reads(node)}
+    program = drop_unused(replace(program, body=_WithoutDropout().nodes(program.body)))
+    read = {v for node in program.body for v in reads_of(node)}
     inputs = tuple(v for v in program.inputs if v.role != "seed" or v in read)
     return replace(program, inputs=inputs)
 
 
-def _kept(nodes: tuple[Node, ...], whole: dict[Value, Value]) -> tuple[Node, ...]:
-    """The nodes with identities for dropout; of one that has no name, operators read the operand.
+class _WithoutDropout(Rebuild):
+    """Identities for dropout; in place of one that has no name, operators read its operand."""
 
-    `whole` are those operands by the results.
-    """
-    kept_nodes: list[Node] = []
-    for node in nodes:
-        if isinstance(node, NamedLoop):
-            kept_nodes.append(replace(node, body=_kept(node.body, whole)))
-            continue
-        ins = tuple(whole.get(v, v) for v in node.ins)
-        if node.name != "dropout":
-            kept_nodes.append(replace(node, ins=ins))
-            continue
-        kept_nodes.append(replace(node, name="identity", ins=ins[:1], attrs=()))
-        if not node.out.name and not node.out.pins:
-            whole[node.out] = ins[0]
-    return tuple(kept_nodes)
+    def op(self, op: NamedOp) -> tuple[NamedOp]:
+        ins = tuple(map(self.value, op.ins))
+        if op.name != "dropout":
+            return (replace(op, ins=ins),)
+        if not op.out.name and not op.out.pins:
+            self.new[op.out] = ins[0]
+        return (replace(op, name="identity", ins=ins[:1], attrs=()),)
 
-
-def _reads(node: Node) -> set[Value]:
-    """The values that a node reads, those in a loop as well."""
-    if not isinstance(node, NamedLoop):
-        return set(node.ins)
-    inner = {v for n in node.body for v in _reads(n)}
-    return inner | {s.outer for s in node.stacked} | {c.init for c in node.carries}
+    def loop(self, loop: NamedLoop) -> tuple[NamedLoop]:
+        return (replace(loop, body=self.nodes(loop.body)),)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from meshdsl.ir import program as ir
+from meshdsl.ir.rewrite import in_blocks, makers, needed, rewritten, rewritten_block
 from meshdsl.ir.types import F32, F64
 from meshdsl.named.attention_fusion import fuse_attention
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
@@ -28,24 +30,36 @@ def simplify(program: NamedProgram, spoken: Collection[str] | None = ()) -> Name
     return with_kept_origins(written, _without_unused(contract_products(hoisted)))
 
 
+# --- operators that are merged with their operands -----------------------------------------------
+
+
+def uses_of(program: NamedProgram) -> Counter[Value]:
+    """The number of reads of each value, that of an output or an update among them."""
+    uses: Counter[Value] = ir.uses(program.body)
+    uses.update(_kept(program))
+    return uses
+
+
+Rule = Callable[[NamedOp, dict[Value, NamedOp], Counter[Value]], tuple[NamedOp, ...]]
+"""The operators in place of one, by the makers in its block and the number of reads of values."""
+
+
+def _merged(program: NamedProgram, rule: Rule) -> NamedProgram:
+    uses = uses_of(program)
+
+    def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        made = makers(nodes)
+        return rewritten_block(nodes, lambda op: rule(op, made, uses))
+
+    return replace(program, body=in_blocks(program.body, block))
+
+
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
 
 
 def contract_products(program: NamedProgram) -> NamedProgram:
     """Replace the `sum` of a product with no other use by an einsum, which never stores it."""
-    uses = uses_of(program)
-    return replace(program, body=_contract_block(program.body, uses))
-
-
-def _contract_block(nodes: tuple[Node, ...], uses: Counter[Value]) -> tuple[Node, ...]:
-    makers = {v: node for node in nodes if isinstance(node, NamedOp) for v in node.outs}
-    contracted: list[Node] = []
-    for node in nodes:
-        if isinstance(node, NamedLoop):
-            contracted.append(replace(node, body=_contract_block(node.body, uses)))
-        else:
-            contracted.extend(_contracted(node, makers, uses))
-    return tuple(contracted)
+    return _merged(program, _contracted)
 
 
 def _contracted(
@@ -86,24 +100,6 @@ def _operands(value: Value, made: dict[Value, NamedOp], uses: Counter[Value]) ->
     return [leaf for v in made[value].ins for leaf in _operands(v, made, uses)]
 
 
-def uses_of(program: NamedProgram) -> Counter[Value]:
-    """The number of reads of each value, that of an output or an update among them."""
-    uses: Counter[Value] = Counter(_kept(program))
-    _count(program.body, uses)
-    return uses
-
-
-def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
-    for node in nodes:
-        if isinstance(node, NamedOp):
-            uses.update(node.ins)
-            continue
-        uses.update(s.outer for s in node.stacked)
-        uses.update(v for c in node.carries for v in (c.init, c.next))
-        uses.update(c.inside for c in node.collected)
-        _count(node.body, uses)
-
-
 # --- sum(x^2) is one reduction ------------------------------------------------------------------
 
 _OF_SQUARES = {"sum": "squared_norm", "mean": "mean_square"}
@@ -116,29 +112,20 @@ def contract_squares(program: NamedProgram) -> NamedProgram:
     That is how losses are written and norms of gradients are taken. In a narrow dtype each square
     is rounded, and stays.
     """
-    uses = uses_of(program)
-
-    def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        makers = {v: node for node in nodes if isinstance(node, NamedOp) for v in node.outs}
-        return tuple(
-            replace(n, body=block(n.body))
-            if isinstance(n, NamedLoop)
-            else _of_squares(n, makers, uses)
-            for n in nodes
-        )
-
-    return replace(program, body=block(program.body))
+    return _merged(program, _of_squares)
 
 
-def _of_squares(op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]) -> NamedOp:
+def _of_squares(
+    op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]
+) -> tuple[NamedOp, ...]:
     if op.name not in _OF_SQUARES or op.out.type.dims:
-        return op
+        return (op,)
     square = made.get(op.ins[0])
     plain = op.ins[0].name is None and not op.ins[0].pins and uses[op.ins[0]] == 1
     wide = op.out.type.dtype in (F32, F64)
     if square is None or square.name != "square" or not (plain and wide):
-        return op
-    return replace(op, name=_OF_SQUARES[op.name], ins=square.ins)
+        return (op,)
+    return (replace(op, name=_OF_SQUARES[op.name], ins=square.ins),)
 
 
 # --- einsum(a -> …) of every dim is a transpose -------------------------------------------------
@@ -146,14 +133,7 @@ def _of_squares(op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]) -
 
 def name_transposes(program: NamedProgram) -> NamedProgram:
     """Replace einsums that only reorder dims by transposes, which are views of their operand."""
-    return replace(program, body=_transposed_block(program.body))
-
-
-def _transposed_block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    return tuple(
-        replace(n, body=_transposed_block(n.body)) if isinstance(n, NamedLoop) else _transposed(n)
-        for n in nodes
-    )
+    return replace(program, body=rewritten(program.body, lambda op: (_transposed(op),)))
 
 
 def _transposed(op: NamedOp) -> NamedOp:
@@ -172,22 +152,18 @@ def hoist_invariants(program: NamedProgram) -> NamedProgram:
     Readers of a parameter stay: it is gathered where it is used, and a copy of it would be live as
     long as the loop runs. So do makers of constants that feed nothing that moves.
     """
-    return replace(program, body=_hoisted(program.body))
+    return replace(program, body=in_blocks(program.body, _hoisted))
 
 
 def _hoisted(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    hoisted: list[Node] = []
-    for node in nodes:
-        hoisted.extend(_out_of(node) if isinstance(node, NamedLoop) else (node,))
-    return tuple(hoisted)
+    return tuple(h for n in nodes for h in (_out_of(n) if isinstance(n, NamedLoop) else (n,)))
 
 
 def _out_of(loop: NamedLoop) -> tuple[Node, ...]:
     """The operators that leave a loop, and the loop without them."""
-    body = _hoisted(loop.body)
-    inside = {*loop.enters, *(v for node in body for v in node.makes)}
+    inside = {*loop.enters, *(v for node in loop.body for v in node.makes)}
     moved: list[NamedOp] = []
-    for node in body:
+    for node in loop.body:
         if isinstance(node, NamedOp) and _may_leave(node, loop) and inside.isdisjoint(node.ins):
             moved.append(node)
             inside.difference_update(node.outs)
@@ -199,7 +175,7 @@ def _out_of(loop: NamedLoop) -> tuple[Node, ...]:
             read.update(op.ins)
             leaving.append(replace(op, block=None))
     gone = {v for op in leaving for v in op.outs}
-    stay = tuple(node for node in body if gone.isdisjoint(node.makes))
+    stay = tuple(node for node in loop.body if gone.isdisjoint(node.makes))
     return (*reversed(leaving), replace(loop, body=stay))
 
 
@@ -219,7 +195,7 @@ def drop_unused(program: NamedProgram) -> NamedProgram:
 
 
 def _without_unused(program: NamedProgram) -> NamedProgram:
-    body = _needed_nodes(program.body, set(_kept(program)))
+    body = needed(program.body, set(_kept(program)))
     return program if body == program.body else replace(program, body=body)
 
 
@@ -227,40 +203,3 @@ def _kept(program: NamedProgram) -> list[Value]:
     """The values that are read after the program."""
     kept = [o.value for o in program.outputs] + [u.new for u in program.updates]
     return [*kept, program.goal.loss] if program.goal else kept
-
-
-def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ...]:
-    needed_nodes: list[Node] = []
-    for node in reversed(nodes):
-        if isinstance(node, NamedLoop):
-            loop = _needed_loop(node, needed)
-            needed_nodes.extend([loop] if loop else [])
-        elif any(v in needed for v in node.outs):
-            needed.update(node.ins)
-            needed_nodes.append(node)
-    return tuple(reversed(needed_nodes))
-
-
-def _needed_loop(node: NamedLoop, needed: set[Value]) -> NamedLoop | None:
-    """The loop with the carries and collected values that are read, inside or after it."""
-    wanted = {c for c in node.carries if c.result in needed}
-    collected = tuple(c for c in node.collected if c.outer in needed)
-    if not wanted and not collected:
-        return None
-    while True:
-        inner = {c.next for c in wanted} | {c.inside for c in collected}
-        body = _needed_nodes(node.body, inner)
-        more = {c for c in node.carries if c.inside in inner} | wanted
-        if more == wanted:
-            break
-        wanted = more
-    stacked = tuple(s for s in node.stacked if s.inside in inner)
-    carries = tuple(c for c in node.carries if c in wanted)
-    entered = {s.inside for s in stacked} | {c.inside for c in carries}
-    needed.update(v for v in inner if v not in entered)
-    needed.update(s.outer for s in stacked)
-    needed.update(c.init for c in carries)
-    parts = (carries, stacked, body, collected)
-    if parts == (node.carries, node.stacked, node.body, node.collected):
-        return node
-    return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)

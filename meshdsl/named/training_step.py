@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
+from meshdsl.ir.program import loops
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated
 from meshdsl.named.autocast import mixed
@@ -109,14 +110,10 @@ def loss_name(program: NamedProgram) -> str:
 def _stacked(nodes: Iterable[Node]) -> dict[Value, tuple[str, ...]]:
     """The dims that parameters have from the loops around them."""
     stacked: dict[Value, tuple[str, ...]] = {}
-    for node in nodes:
-        if not isinstance(node, NamedLoop):
-            continue
-        inner = _stacked(node.body)
-        for item in node.stacked:
+    for loop in reversed([*loops(nodes, NamedLoop)]):  # an inner one first
+        for item in loop.stacked:
             if item.outer.role == "param":
-                stacked[item.outer] = (node.dim.name, *inner.get(item.inside, ()))
-        stacked.update({v: dims for v, dims in inner.items() if v not in stacked})
+                stacked.setdefault(item.outer, (loop.dim.name, *stacked.get(item.inside, ())))
     return stacked
 
 
