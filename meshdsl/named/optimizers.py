@@ -587,7 +587,7 @@ class Goals:
         return outs
 
     def _gradient(self, value: Value) -> Value:
-        """The gradient by `value`, written out later by `autodiff.py`."""
+        """The gradient by `value`, written out later by `grad_operators.py`."""
         target = value.source
         role = "grad" if value.role == "param" else "activation"
         return Value(value.type, value.span, role=role, **target.as_gradient)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.ir.types import DTYPES
 from meshdsl.named.attention_fusion import fuse_attention, spoken_names
-from meshdsl.named.autodiff import with_gradients
 from meshdsl.named.builder import ProgramTooLarge
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.from_syntax import ProgramBuilder
+from meshdsl.named.grad_operators import with_gradients
 from meshdsl.named.ir import NamedProgram, walk
 from meshdsl.syntax import ast
 

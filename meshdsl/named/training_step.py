@@ -14,8 +14,9 @@ from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
 from meshdsl.ir.program import loops
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated
+from meshdsl.named.activity import active
 from meshdsl.named.autocast import mixed
-from meshdsl.named.autodiff import active, gradients, in_phase
+from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, State, Update, Value
 from meshdsl.named.optimizer_updates import emit_update

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import Origin
-from meshdsl.named.autodiff import active, in_phase, pulled_back
+from meshdsl.named.activity import active
+from meshdsl.named.autodiff import in_phase, pulled_back
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import NamedProgram, Output, Value
 from meshdsl.named.prelude import prelude

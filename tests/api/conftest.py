@@ -13,7 +13,7 @@ from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.rewrite import substitute
 from meshdsl.named import ir
-from meshdsl.named.autodiff import with_gradients
+from meshdsl.named.grad_operators import with_gradients
 from meshdsl.named.printer import print_program
 from meshdsl.named.program_choice import finish_named
 from meshdsl.named.simplify import drop_unused
