@@ -100,9 +100,18 @@ class Binding:
         """The splits as a placement; nothing partial."""
         return placement(mesh, self.splits)
 
+    @property
+    def unsplit(self) -> frozenset[str]:
+        """The dims that a rule to `none` is for."""
+        return frozenset(dim for dim, rule in self.causes.items() if not rule.axes)
+
     def known(self, splits: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, Span]]:
         """The text of the rule behind each dim that is split, and where it stands."""
         return {d: (str(r), r.span) for d, r in self.causes.items() if splits.get(d)}
+
+
+Target = Value | tuple[tuple[str, ...], str]
+"""A value by itself, or the names of its dims and its role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +129,6 @@ class Layout:
     schedule: ScheduleUse | None = None
     settings: tuple[Setting, ...] = ()
     cuts: tuple[StageRule, ...] = ()
-    _bound: dict[tuple[Value, bool], Binding] = field(
-        init=False, default_factory=dict, compare=False, repr=False
-    )
-    _alike: dict[tuple[tuple[str, ...], str, bool], Binding] = field(
-        init=False, default_factory=dict, compare=False, repr=False
-    )
     _naming: tuple[Rule, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -160,25 +163,6 @@ class Layout:
         Gradients and states are stored as their parameter is, unless rules of their own say more.
         Raises MD0302 (two dims on one axis), MD0303 (equally narrow rules).
         """
-        binding = self._bound.get((value, stored))
-        if binding is None:
-            binding = self._bound[value, stored] = self._bind_alike(value, stored)
-        return binding
-
-    def _bind_alike(self, value: Value, stored: bool) -> Binding:
-        """What binds a value; where no rule or `@` names it, what binds all of its dims and role.
-
-        Rules of functions and tensors (`_naming`) tell values apart, as soon as there is one.
-        """
-        if self._naming or (value.follows or value).pins or value.pins:
-            return self._bind(value, stored)
-        key = value.type.names, value.role, stored
-        binding = self._alike.get(key)
-        if binding is None:
-            binding = self._alike[key] = self._bind(value, stored)
-        return binding
-
-    def _bind(self, value: Value, stored: bool) -> Binding:
         chosen: dict[str, tuple[int, Rule]] = {}
         for level, rule in self._applying(value, stored):
             old = chosen.get(rule.dim)
@@ -189,12 +173,14 @@ class Layout:
         splits = self._displace(value, chosen)
         return Binding(splits, {d: rule for d, (_, rule) in chosen.items()})
 
-    def demand(self, value: Value, returned: bool = False) -> Binding:
-        """The splits of `value` at its definition: as stored, if it is, else as computed.
+    def target(self, value: Value) -> Target:
+        """All that rules can tell of a value: those with equal targets are bound alike.
 
-        A gradient is stored as defined where it is `returned` or a `grads:` rule binds it.
+        Rules of functions and tensors (`_naming`) tell values apart, as soon as there is one.
         """
-        return self.bind(value, self.is_stored(value, returned))
+        if self._naming or value.pins or (value.follows is not None and value.follows.pins):
+            return value
+        return value.type.names, value.role
 
     def summed(self, value: Value, op: NamedOp) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Splits that rules naming a result of `op` demand of dims that `op` has reduced.
@@ -220,7 +206,10 @@ class Layout:
         return tuple(demanded.items())
 
     def is_stored(self, value: Value, returned: bool) -> bool:
-        """Whether rules for stored values bind a value at its definition."""
+        """Whether rules for stored values bind a value at its definition.
+
+        A gradient is stored as defined where it is `returned` or a `grads:` rule binds it.
+        """
         if value.role == "grad":
             return returned or self._has_rule("grads", value)
         return value.role == "state" or (value.role == "param" and value.follows is None)

@@ -24,7 +24,7 @@ from meshdsl.named.ir import NamedProgram, Pin, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.pipelined import check_layers, is_forward
-from meshdsl.placed.request import loops
+from meshdsl.placed.request import Request, loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
@@ -291,11 +291,10 @@ def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> Non
 
 def lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once."""
-    returned = {o.value for o in program.outputs}
-    reported = set()
+    request, reported = Request(program, layout), set()
     for value in values_of(program):
         try:
-            layout.demand(value, value in returned)
+            request.asked(value)
         except DiagnosticError as error:
             (conflict,) = error.diagnostics
             rules = (conflict.code, *(related.span for related in conflict.related))

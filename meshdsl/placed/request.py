@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NoReturn, Self
+from typing import Literal, NoReturn, Self
 
 from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.ir import program as ir
@@ -18,7 +18,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
-from meshdsl.placed.layout import Binding, Layout
+from meshdsl.placed.layout import Binding, Layout, Target
 from meshdsl.placed.pipelined import Piped, is_leaving, makes_of, of_batch, reads_of
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
@@ -34,15 +34,28 @@ Pins = tuple[Placement | None, ...]
 class Constraint:
     """The placement requested of a value; per split dim the text that requests it, and where.
 
-    `want` is the demand on an operator that makes it, where rules say nothing of what it reduces.
+    Dims that a rule to `none` is for are `unsplit`. `want` is the demand on an operator that makes
+    the value, where rules say nothing of what it reduces.
     """
 
     placement: Placement
     causes: dict[str, tuple[str, Span]]
+    unsplit: frozenset[str] = frozenset()
     want: Want = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "want", Want(self.placement))
+
+
+How = Literal["used", "stored", "sum", "parts", "block"]
+"""As what a value is placed: as rules say of what is computed, of what is stored, or of the sum of
+a gradient over batches; as `Request.parts` say; or as an `sbp` block says."""
+
+Where = Literal["everywhere", "passes", "stack"]
+"""Whether the passes of a micro-batch make a value, and it is collected by the loop on stages."""
+
+Key = tuple[Target, How, Where]
+"""All that a constraint depends on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +73,7 @@ class Request:
     pipe: Piped | None = None
     parts: Mapping[Value, Placement] = field(default_factory=dict, kw_only=True)
     whole: frozenset[Value] = field(default=frozenset(), kw_only=True)
+    _constraints: dict[Key, Constraint] = field(default_factory=dict, kw_only=True, repr=False)
 
     def on(
         self, program: named.NamedProgram, left: Mapping[Value, Placement] | None = None
@@ -69,7 +83,7 @@ class Request:
 
     def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> Self:
         """The same request with a rule for a dim that the compiler made up."""
-        return replace(self, layout=self.layout.also(dim, axes, span))
+        return replace(self, layout=self.layout.also(dim, axes, span), _constraints={})
 
     def with_whole(self, value: Value) -> Self:
         """The same request with one more value that passes make of whole operands."""
@@ -95,30 +109,48 @@ class Request:
 
     def asked(self, value: Value) -> Constraint:
         """The placement requested of a value at its definition, and why; other axes are free."""
-        asked = self._asked.get(value)
-        if asked is None:
-            part = self.parts.get(value)
-            asked = self._asked[value] = self._ask(value) if part is None else Constraint(part, {})
-        return asked
+        return self._constraint(self._key(value), value)
 
-    @cached_property
-    def _asked(self) -> dict[Value, Constraint]:
-        return {}
+    def _constraint(self, key: Key, value: Value) -> Constraint:
+        """The constraint of a key, of which `value` is one."""
+        constraint = self._constraints.get(key)
+        if constraint is None:
+            constraint = self._constraints[key] = self._constrain(key, value)
+        return constraint
 
-    def _ask(self, value: Value) -> Constraint:
-        binding = self.layout.demand(value, value in self.returned)
+    def _bound(self, value: Value, how: How) -> Constraint:
+        """What rules request of a value, wherever in the program it is."""
+        return self._constraint((self.layout.target(value), how, "everywhere"), value)
+
+    def _key(self, value: Value) -> Key:
+        """The key of what is requested of a value at its definition."""
+        if value in self.parts:
+            return value, "parts", "everywhere"
+        layout = self.layout
+        if self.pipe is None:
+            stored = layout.is_stored(value, value in self.returned)
+            return layout.target(value), "stored" if stored else "used", "everywhere"
+        where: Where = "everywhere"
+        if value in self._in_passes:
+            where = "stack" if value in self._stacks else "passes"
         if self._waits_for_all(value):
-            binding = self.layout.bind(value)
-        elif value in self._sums:
-            binding = self.layout.demand(replace(value, role="grad"))
-        # Values that are bound alike share their binding; it is kept, so no other one has its id.
-        key = id(binding), value in self._in_passes, value in self._stacks
-        if key not in self._by_binding:
-            asked = Constraint(binding.placement(self.mesh), binding.known(binding.splits))
-            if key[1]:
-                asked = self._on_stages(value, binding)
-            self._by_binding[key] = binding, asked
-        return self._by_binding[key][1]
+            return layout.target(value), "used", where
+        if value in self._sums:
+            return value, "sum", where
+        stored = layout.is_stored(value, value in self.returned)
+        return layout.target(value), "stored" if stored else "used", where
+
+    def _constrain(self, key: Key, value: Value) -> Constraint:
+        """The constraint of a value, of all that have the key."""
+        _, how, where = key
+        if how == "parts":
+            return Constraint(self.parts[value], {})
+        bound = replace(value, role="grad") if how == "sum" else value
+        binding = self.layout.bind(bound, how != "used")
+        if where != "everywhere":
+            return self._on_stages(binding, where)
+        causes = binding.known(binding.splits)
+        return Constraint(binding.placement(self.mesh), causes, binding.unsplit)
 
     def _waits_for_all(self, value: Value) -> bool:
         """Whether a gradient is placed as `grads` rules say only once all passes are done."""
@@ -186,7 +218,7 @@ class Request:
         grads = (v for v in self._in_passes if v.role == "grad" and v.type.has(pipe.dim))
         return frozenset((*(c.outer for loop in piped for c in loop.collected), *grads, *sums))
 
-    def _on_stages(self, value: Value, found: Binding) -> Constraint:
+    def _on_stages(self, found: Binding, where: Where) -> Constraint:
         """What is requested of what the passes make: a stage has it, or all of its iterations.
 
         The axis of the stages may split it otherwise once it has left the passes.
@@ -198,7 +230,7 @@ class Request:
             for dim, axes in found.splits.items()
         }
         causes = found.known(splits)
-        if value in self._stacks and splits.get(pipe.dim, ())[:1] != (pipe.axis,):
+        if where == "stack" and splits.get(pipe.dim, ())[:1] != (pipe.axis,):
             splits[pipe.dim] = (pipe.axis,)
             causes[pipe.dim] = f"{pipe.dim} -> {pipe.axis}", pipe.span
         return Constraint(placement(self.mesh, splits), causes)
@@ -216,17 +248,14 @@ class Request:
                 sums.update((carry.init, carry.inside, carry.next, carry.result))
         return frozenset(sums)
 
-    @cached_property
-    def _by_binding(self) -> dict[tuple[int, bool, bool], tuple[Binding, Constraint]]:
-        return {}
-
     def ruled(self, value: Value) -> Placement:
         """The placement requested of a value."""
         return self.asked(value).placement
 
     def demanded(self, value: Value) -> Placement:
         """The placement requested of a value that is not returned."""
-        return self.layout.demand(value).placement(self.mesh)
+        stored = self.layout.is_stored(value, False)
+        return self._bound(value, "stored" if stored else "used").placement
 
     def stored(self, value: Value) -> Placement:
         """The placement a parameter or a state is stored in; one that is read in parts is whole."""
@@ -235,7 +264,7 @@ class Request:
     def output(self, value: Value) -> Placement | None:
         """The placement a value is returned in; None where it is as it settles, reduced."""
         if value.role == "param":
-            return self.layout.bind(value).placement(self.mesh)
+            return self._bound(value, "used").placement
         return self.ruled(value)
 
     def carried(self, carry: ir.Carry[Value]) -> Value | None:
@@ -341,8 +370,8 @@ class Request:
 
     def may_split(self, value: Value) -> tuple[str, ...]:
         """The dims that may be split on axes without a rule; a rule to `none` fixes all."""
-        causes = self.layout.bind(value).causes
-        return tuple(d for d in value.type.names if d not in causes or causes[d].axes)
+        unsplit = self._bound(value, "used").unsplit
+        return tuple(d for d in value.type.names if d not in unsplit)
 
     def waits(self, value: Value) -> bool:
         """Whether a value is a gradient that keeps its placement until the update reads it."""
@@ -377,18 +406,21 @@ class BlockRequest(Request):
     def _annotated(self, value: Value) -> Annotation | None:
         return None if value in self._slices else self.annotations.of(value)
 
-    def _ask(self, value: Value) -> Constraint:
+    def _key(self, value: Value) -> Key:
+        """Annotations tell all values apart."""
+        return value, "parts" if value in self.parts else "block", "everywhere"
+
+    def _constrain(self, key: Key, value: Value) -> Constraint:
         """A slice is placed as its stack is: positions count the dims of the stack."""
-        if value in self._slices:
+        if key[1] == "block" and value in self._slices:
             stack, loop = self._slices[value]
-            stack_asked = self.asked(stack)
-            return Constraint(stack_asked.placement.without_dim(loop), stack_asked.causes)
-        if (annotation := self._annotated(value)) is None:
-            return super()._ask(value)
-        span = annotation.entry.span
-        return Constraint(
-            annotation.placement, {d: (span.text, span) for d, _ in annotation.placement.splits}
-        )
+            of_stack = self.asked(stack)
+            return Constraint(of_stack.placement.without_dim(loop), of_stack.causes)
+        annotation = self.annotations.of(value) if key[1] == "block" else None
+        if annotation is None:
+            return super()._constrain(super()._key(value), value)
+        span, placed = annotation.entry.span, annotation.placement
+        return Constraint(placed, {d: (span.text, span) for d, _ in placed.splits})
 
     def demanded(self, value: Value) -> Placement:
         """As annotated, returned or not."""

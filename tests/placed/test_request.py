@@ -8,7 +8,7 @@ from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedOp, Value, walk
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
+from meshdsl.placed.layout import Binding, Layout, resolve_layout, resolve_mesh
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.sbp_block import resolve_sbp
@@ -107,3 +107,39 @@ def test_outputs_of_a_block_lie_where_a_walk_has_left_them() -> None:
     y = request.program.outputs[0].value
     assert request.output(y) is None
     assert request.on(request.program, {y: split("m")}).output(y) == split("m")
+
+
+MANY_ALIKE = """
+dim m = 8, n = 8
+mesh two = { x: 2 }
+layout rules { m -> x RULE }
+program p(u[m, n]) {
+  a = exp(u)
+  b = tanh(a)
+  c = relu(b)
+  return c * a
+}
+"""
+
+
+@pytest.mark.parametrize(("rule", "binds"), [("", 2), (", c: n -> none", 5)])
+def test_rules_are_applied_once_to_all_values_that_they_cannot_tell_apart(
+    rule: str, binds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compile_source(
+        Source("case.mdsl", MANY_ALIKE.replace(" RULE", rule)), Options(), Diagnostics(), "named"
+    )
+    layout = resolve_layout(made.declarations, "rules", resolve_mesh(made.declarations, "two"))
+    bound: list[Value] = []
+    bind = Layout.bind
+
+    def noted(self: Layout, value: Value, stored: bool = False) -> Binding:
+        bound.append(value)
+        return bind(self, value, stored)
+
+    monkeypatch.setattr(Layout, "bind", noted)
+    request = Request(made.named, layout)
+    values = [*made.named.inputs, *(v for op in walk(made.named.body) for v in op.outs)]
+    for each in (request, request.on(made.named)):
+        assert {each.ruled(v) for v in values} == {split("m")}
+    assert len(bound) == binds  # an input is not computed; a rule for a tensor tells all apart
