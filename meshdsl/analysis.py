@@ -24,21 +24,12 @@ from meshdsl.placed.expect import lint_expect
 from meshdsl.placed.layout import (
     collect_axes,
     collect_cuts,
-    collect_layout,
-    collect_mesh,
     collect_rules,
     collect_schedule,
     collect_settings,
 )
-from meshdsl.placed.lint import (
-    lint,
-    lint_annotations,
-    lint_demands,
-    lint_names,
-    lint_sbp,
-    lint_sbp_names,
-)
-from meshdsl.placed.sbp_block import resolve_sbp
+from meshdsl.placed.lint import lint
+from meshdsl.placed.request import resolve
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
@@ -258,21 +249,9 @@ def _lint(
 ) -> None:
     """Report what is wrong with the chosen layout or block in one program."""
     of_layout = Diagnostics()  # of the mesh and the layout by themselves
-    mesh = collect_mesh(declarations, options.mesh, options.layout, options.sbp, of_layout)
-    if options.sbp is not None:
-        annotations = resolve_sbp(declarations, options.sbp, mesh)
-        if program is None:
-            lint_sbp_names(annotations, declarations, diagnostics)
-        else:
-            lint_sbp(program, annotations, diagnostics)
-            lint_annotations(program, annotations, diagnostics)
-        return
-    layout = collect_layout(declarations, options.layout, mesh, of_layout, options.schedule)
-    if program is None:
-        lint_names(layout, declarations, diagnostics)
-        return
-    lint(program, layout, diagnostics)
-    lint_demands(program, layout, diagnostics)
+    names = (options.mesh, options.layout, options.sbp, options.schedule)
+    asked = resolve(declarations, *names, of_layout)
+    diagnostics.add(*lint(program, asked, declarations))
 
 
 # --- texts that were not parsed whole ------------------------------------------------------------

@@ -386,31 +386,27 @@ def place_named(
 
     `schedule` is taken in the place of the layout's.
     """
-    from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
-    from meshdsl.placed.lint import lint, lint_sbp
+    from meshdsl.placed.layout import Layout
+    from meshdsl.placed.lint import lint
     from meshdsl.placed.pipelined import stored
     from meshdsl.placed.place import place
-    from meshdsl.placed.sbp_block import Annotations, resolve_sbp
+    from meshdsl.placed.request import resolve
     from meshdsl.placed.verify import verify
 
     check_policy(options.reduce)
-    mesh = resolve_mesh(declarations, options.mesh, options.layout, options.sbp)
-    asked: Layout | Annotations
     problems = Diagnostics()
-    if options.sbp is not None:
-        asked = resolve_sbp(declarations, options.sbp, mesh)
-        lint_sbp(program, asked, problems)
-    else:
-        asked = resolve_layout(declarations, options.layout, mesh, options.schedule)
-        asked = replace(asked, schedule=schedule or asked.schedule)
-        lint(program, asked, problems)
+    names = (options.mesh, options.layout, options.sbp, options.schedule)
+    asked = resolve(declarations, *names, problems)
+    problems.raise_errors()
+    if schedule is not None and isinstance(asked, Layout):
+        asked = replace(asked, schedule=schedule)
+    problems = lint(program, asked, declarations)
     diagnostics.add(*problems)
     problems.raise_errors()
-    timing = timing_of(declarations, options, mesh)
-    result = place(program, asked, options.reduce, options.search_on(timing))
-    if isinstance(asked, Layout) and _needs_whole_batch(result):
-        whole = stored(program, asked)
-        result = place(program, whole, options.reduce, options.search_on(timing))
+    search = options.search_on(timing_of(declarations, options, asked.mesh))
+    result = place(program, asked, options.reduce, search)
+    if isinstance(asked, Layout) and result.pipe is not None and _needs_whole_batch(result):
+        result = place(program, stored(program, asked), options.reduce, search)
     verify(result)
     return result
 

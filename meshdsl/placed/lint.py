@@ -1,4 +1,9 @@
-"""Rules that bind nothing, and axes the mesh lacks: reported, in a file never as an error."""
+"""The lint of a layout or an `sbp` block under a program, before anything is placed.
+
+Rules that bind nothing, and axes that the mesh lacks, are reported, in a file never as an error;
+rules and annotations that cannot be followed are errors. Placing needs none of it: it raises the
+first of what cannot be followed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from meshdsl.named.ir import NamedProgram, Pin, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.pipelined import check_layers, is_forward
-from meshdsl.placed.request import Request, loops
+from meshdsl.placed.request import Asked, Request, loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
@@ -45,9 +50,47 @@ def values_of(program: NamedProgram) -> Iterator[Value]:
         yield from (c.outer for c in loop.collected)
 
 
-def lint(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
-    """Warn of rules that cannot have an effect, each with a way out."""
+def lint(program: NamedProgram | None, asked: Asked, declarations: Declarations) -> Diagnostics:
+    """What is wrong with a layout or a block under a program, and what has no effect.
+
+    Of a program that could not be built (None) the names in the file tell a part of that.
+    """
+    diagnostics = Diagnostics()
+    if isinstance(asked, Annotations):
+        if program is None:
+            _lint_names_in_block(asked, declarations, diagnostics)
+        else:
+            _lint_block(program, asked, diagnostics)
+    elif program is None:
+        _lint_names(asked, declarations, diagnostics)
+    else:
+        _lint_layout(program, asked, diagnostics)
+        _lint_demands(program, asked, diagnostics)
+    return diagnostics
+
+
+def _lint_layout(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
+    """Report rules that cannot have an effect, and schedules and stages that do not fit."""
     values = tuple(values_of(program))
+    _lint_rules(program, values, layout, diagnostics)
+    _lint_blocks(program, values, layout, diagnostics)
+    if layout.cuts:
+        _lint_stages(program, values, layout, diagnostics)
+    if layout.schedule is not None:
+        _lint_schedule(program, layout, layout.schedule, diagnostics)
+    diagnostics.add(*_lint_windows(program, layout))
+    # The backward pass copies the pins of a tensor.
+    for pin in dict.fromkeys(pin for value in values for pin in value.pins):
+        for axis in pin.axes:
+            if axis not in layout.mesh.names:
+                rule = Rule((), pin.dim, pin.axes, False, pin.span)
+                diagnostics.add(_no_axis(rule, axis, layout))
+
+
+def _lint_rules(
+    program: NamedProgram, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
+) -> None:
+    """Warn of axes that the mesh lacks, and of rules that bind nothing."""
     # Rules for the dims of a `repeat` are reported elsewhere.
     dims = {d for v in values for d in v.type.names} | {n.dim.name for n in loops(program)}
     for rule in layout.rules:
@@ -60,16 +103,6 @@ def lint(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> Non
                 diagnostics.add(_selects_nothing(rule, values))
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
-    _lint_blocks(program, values, layout, diagnostics)
-    _lint_stages(program, values, layout, diagnostics)
-    lint_schedule(program, layout, diagnostics)
-    diagnostics.add(*_lint_windows(program, layout))
-    # The backward pass copies the pins of a tensor.
-    for pin in dict.fromkeys(pin for value in values for pin in value.pins):
-        for axis in pin.axes:
-            if axis not in layout.mesh.names:
-                rule = Rule((), pin.dim, pin.axes, False, pin.span)
-                diagnostics.add(_no_axis(rule, axis, layout))
 
 
 def _lint_blocks(
@@ -99,7 +132,7 @@ def _lint_windows(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]
         try:
             image, *others, result = (layout.bind(v) for v in (*op.ins, *op.outs))
         except DiagnosticError:
-            continue  # `lint_demands` reports it
+            continue  # `_lint_demands` reports it
         for dim in attrs.get("window", ()):
             kernel = others[0]
             if (
@@ -133,16 +166,15 @@ def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
 # --- schedules -----------------------------------------------------------------------------------
 
 
-def lint_schedule(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
+def _lint_schedule(
+    program: NamedProgram, layout: Layout, use: ScheduleUse, diagnostics: Diagnostics
+) -> None:
     """Report a schedule that does not fit the program or the mesh, or has nothing to do there.
 
     Where stages are run through, micro-batches divide the dims that they cut (MD0534); without dims
     there are batches that are accumulated (MD0535); its table can be made for the devices of the
     axis (MD0529, MD0536), and `layers=` has a number for each stage (MD0538).
     """
-    use = layout.schedule
-    if use is None:
-        return
     sizes = {n.dim.name: n.dim.size for n in loops(program)}
     rules = [r for r in layout.rules if r.dim in sizes and r.selector[:1] not in STORAGE]
     rules = [r for r in rules if not r.selector] or rules
@@ -289,7 +321,7 @@ def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> Non
 # --- rules, by themselves ------------------------------------------------------------------------
 
 
-def lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
+def _lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once."""
     request, reported = Request(program, layout), set()
     for value in values_of(program):
@@ -303,7 +335,7 @@ def lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics
             reported.add(rules)
 
 
-def lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnostics) -> None:
+def _lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnostics) -> None:
     """Warn of names in rules that nothing in a file has, whose programs could not be built."""
     names = declared_names(declarations)
     for rule in layout.rules:
@@ -413,40 +445,37 @@ def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
     return Diagnostic("MD0306", message, rule.span, "warning", help=help, fixes=fixes)
 
 
-def lint_sbp(program: NamedProgram, annotations: Annotations, diagnostics: Diagnostics) -> None:
-    """Warn of entries that name no tensor."""
+# --- blocks --------------------------------------------------------------------------------------
+
+
+def _lint_block(program: NamedProgram, block: Annotations, diagnostics: Diagnostics) -> None:
+    """Warn of entries that name no tensor; report annotations that theirs cannot have (MD0308)."""
     values = tuple(values_of(program))
     labels = sorted({v.label for v in values if v.name})
-    for entry in annotations.entries:
+    for entry in block.entries:
         for path in (entry.tensor, entry.at):
             if path and not any(means(path, v) for v in values):
                 diagnostics.add(_names_nothing(entry, path, labels))
+    _lint_components(block, diagnostics)
+    for value in values:
+        diagnostics.of(partial(block.of, value))
 
 
-def lint_annotations(
-    program: NamedProgram, annotations: Annotations, diagnostics: Diagnostics
-) -> None:
-    """Report annotations that their tensor cannot have (MD0308)."""
-    _lint_components(annotations, diagnostics)
-    for value in values_of(program):
-        diagnostics.of(partial(annotations.of, value))
-
-
-def _lint_components(annotations: Annotations, diagnostics: Diagnostics) -> None:
-    for component in (c for entry in annotations.entries for c in entry.components):
-        diagnostics.of(partial(check_component, component))
-
-
-def lint_sbp_names(
-    annotations: Annotations, declarations: Declarations, diagnostics: Diagnostics
+def _lint_names_in_block(
+    block: Annotations, declarations: Declarations, diagnostics: Diagnostics
 ) -> None:
     """Warn of names in entries that nothing in a file has, whose programs could not be built."""
-    _lint_components(annotations, diagnostics)
+    _lint_components(block, diagnostics)
     names = declared_names(declarations)
-    for entry in annotations.entries:
+    for entry in block.entries:
         for path in (entry.tensor, entry.at):
             if path and _declared(path[0].text) not in names:
                 diagnostics.add(_names_nothing(entry, path, sorted(names)))
+
+
+def _lint_components(block: Annotations, diagnostics: Diagnostics) -> None:
+    for component in (c for entry in block.entries for c in entry.components):
+        diagnostics.of(partial(check_component, component))
 
 
 def _names_nothing(

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NoReturn, Self
 
-from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.diagnostics import Diagnostics, Related, Span, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
+from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
-from meshdsl.placed.layout import Binding, Layout, Target
+from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
 from meshdsl.placed.pipelined import Piped, is_leaving, makes_of, of_batch, reads_of
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
-from meshdsl.placed.sbp_block import Annotation, Annotations
+from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
 from meshdsl.placed.strategies import Want
@@ -46,6 +47,9 @@ class Constraint:
     def __post_init__(self) -> None:
         object.__setattr__(self, "want", Want(self.placement))
 
+
+Asked = Layout | Annotations
+"""What a user asks for: a layout, or an `sbp` block."""
 
 How = Literal["used", "stored", "sum", "parts", "block"]
 """As what a value is placed: as rules say of what is computed, of what is stored, or of the sum of
@@ -526,6 +530,25 @@ class BlockRequest(Request):
     def may_split(self, value: Value) -> tuple[str, ...]:
         """Every dim."""
         return value.type.names
+
+
+def resolve(
+    declarations: Declarations,
+    mesh: str | None,
+    layout: str | None,
+    sbp: str | None,
+    schedule: str | None,
+    diagnostics: Diagnostics,
+) -> Asked:
+    """The layout, with its schedule, or the block of these names, on the mesh of this name.
+
+    What None stands for, and errors, are as those of `collect_mesh`, `collect_layout` and
+    `resolve_sbp`.
+    """
+    on = collect_mesh(declarations, mesh, layout, sbp, diagnostics)
+    if sbp is not None:
+        return resolve_sbp(declarations, sbp, on)
+    return collect_layout(declarations, layout, on, diagnostics, schedule)
 
 
 def loops(program: named.NamedProgram) -> Iterator[named.NamedLoop]:

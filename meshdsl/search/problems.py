@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.diagnostics import Diagnostics, counted, did_you_mean, fail
+from meshdsl.diagnostics import counted, did_you_mean, fail
 from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
-from meshdsl.placed.lint import lint, lint_demands
+from meshdsl.placed.lint import lint
 from meshdsl.placed.pipelined import piped
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import Rules, SearchRule
@@ -105,9 +105,7 @@ def _rules(request: SearchRequest, made: Compilation, mesh: Mesh, option: str, t
     if layout.schedule is not None or layout.cuts:
         help = "name a layout without a schedule; `--pipeline AXIS` searches for stages"
         fail("MD0601", f"`{option} {text}`: the layout is that of a pipeline", help=help)
-    diagnostics = Diagnostics()
-    lint(made.named, layout, diagnostics)
-    lint_demands(made.named, layout, diagnostics)
+    diagnostics = lint(made.named, layout, made.declarations)
     diagnostics.raise_errors()
     made.diagnostics.add(*diagnostics)
     if made.named.goal is not None:  # stages are asked for by `--pipeline` alone

@@ -165,9 +165,8 @@ def test_a_schedule_fits_the_program_and_the_mesh(asked: str, mesh: str) -> None
     axes = tuple((axis, int(size)) for axis, size in (a.split(":") for a in mesh.split(",")))
     layout = asked if asked in USES else "pp"
     schedule = None if asked in USES else asked
-    found = Diagnostics()
     resolved = resolve_layout(named.declarations, layout, Mesh("m", axes), schedule)
-    lint(named.named, resolved, found)
+    found = lint(named.named, resolved, named.declarations)
     assert [d.code for d in found if d.code.startswith("MD05")] == AGAINST[asked, mesh]
 
 
@@ -183,18 +182,18 @@ def test_a_schedule_fits_the_program_and_the_mesh(asked: str, mesh: str) -> None
 def test_a_schedule_without_a_pipeline_does_nothing(rules: str, codes: list[str]) -> None:
     text = f"{FILE}layout it {{ {rules} }} with gpipe[batch](8)\n"
     named = compile_source(Source("f.mdsl", text), Options(), Diagnostics(), "named")
-    found = Diagnostics()
     mesh = Mesh("m", (("pipe", 2), ("data", 2)))
-    lint(named.named, resolve_layout(named.declarations, "it", mesh), found)
+    layout = resolve_layout(named.declarations, "it", mesh)
+    found = lint(named.named, layout, named.declarations)
     assert [d.code for d in found] == codes
 
 
 def test_nothing_is_accumulated() -> None:
     text = FILE.replace(", accumulate=4", "")
     named = compile_source(Source("f.mdsl", text), Options(), Diagnostics(), "named")
-    found = Diagnostics()
     mesh = Mesh("m", (("pipe", 2),))
-    lint(named.named, resolve_layout(named.declarations, "accumulated", mesh), found)
+    layout = resolve_layout(named.declarations, "accumulated", mesh)
+    found = lint(named.named, layout, named.declarations)
     assert [d.code for d in found if d.severity == "error"] == ["MD0535"]
 
 
