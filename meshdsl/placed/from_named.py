@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -394,20 +394,19 @@ class Placer:
     # --- nodes -------------------------------------------------------------------------------
 
     def _node(self, node: named.Node) -> None:
-        merging = self.state.merging
+        """Place a node: a loop, or an operator that is not equal to one before it."""
+        merging = self.state.merging[-1] if self.state.merging else None
         if isinstance(node, named.NamedLoop):
-            self._repeat(merging[-1].now(node) if merging else node)
+            self._repeat(merging.now(node) if merging else node)
             return
-        merged: named.NamedOp | None = node
+        op: named.NamedOp | None = node
         if merging:
-            before = merging[-1].merged
-            merged = merging[-1].op(node)
-            if merging[-1].merged > before:
+            before = merging.merged
+            op = merging.op(node)
+            if merging.merged > before:
                 self.watch = None
-        if merged is not None:
-            self._place(merged)
-
-    def _place(self, op: named.NamedOp) -> None:
+        if op is None:
+            return
         if is_load(op):
             self._load(op)
         elif is_leaving(op):
@@ -415,17 +414,18 @@ class Placer:
         elif is_parts(op):
             self._parts(op)
         else:
-            self._operator(op)
+            for each in self._rewritten(op):
+                self._apply(each)
 
-    def _operator(self, op: named.NamedOp) -> None:
-        """Place an operator, or those that it is rewritten in."""
-        parts = self._rewritten(op)
+    def _rewritten(self, op: named.NamedOp) -> Iterator[named.NamedOp]:
+        """What an operator is rewritten in, itself for most; each is placed before the next."""
+        parts = self._rewrite(op)
         if parts[0] is op:
-            self._apply(op)
+            yield op
             return
         self._note_rewritten(op, parts)
         for part in self._merged(parts, op):
-            self._operator(part)
+            yield from self._rewritten(part)
 
     def _note_rewritten(self, op: named.NamedOp, parts: tuple[named.NamedOp, ...]) -> None:
         """What an operator of the passes is rewritten in is of the passes, and as whole."""
@@ -476,7 +476,7 @@ class Placer:
         blocks = self._enter(op.out, want, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (source,), (blocks,)))
 
-    def _rewritten(self, op: named.NamedOp) -> tuple[named.NamedOp, ...]:
+    def _rewrite(self, op: named.NamedOp) -> tuple[named.NamedOp, ...]:
         """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded.
 
         The program of a plan has been rewritten before.

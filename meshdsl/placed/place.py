@@ -7,7 +7,7 @@ decides what it leaves open; `from_named.Placer` carries out the decisions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
@@ -25,9 +25,7 @@ from meshdsl.placed.from_named import NeededWhole, Placer, Walk, WalkObserver
 from meshdsl.placed.ir import (
     EVERY,
     Apply,
-    Node,
     PlacedProgram,
-    PlacedTensor,
     PlanProvenance,
     Reshard,
     reduced_in,
@@ -37,7 +35,7 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import forward_only, of_batch, piped, with_leaving
-from meshdsl.placed.request import BlockRequest, Request
+from meshdsl.placed.request import Asked, BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
@@ -103,7 +101,7 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 def place(
     program: named.NamedProgram,
-    asked: Layout | Annotations,
+    asked: Asked,
     policy: str,
     search: PlanSearch = DEFAULT,
     watch: Callable[[], WalkObserver] | None = None,
@@ -114,51 +112,52 @@ def place(
     what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
-    program = with_states_away(program, asked) if isinstance(asked, Layout) else program
-    request = with_workers(_with_parts(_request(program, asked)))
-    if policy != "optimal":
-        return _in_stages(check_parts(_walked(request, policy, watch)[0]))
-    placed = _in_stages(check_parts(_least(request, search)))
+    request = _requested(program, asked)
+    if policy == "optimal":
+        placed = _least(request, search)
+    else:
+        placed, _ = _walked(request, policy, watch)
+    if is_per_worker(program):
+        check_parts(placed)
+    if placed.pipe is not None:
+        placed = replace(placed, pipe=with_homes(placed.rewritten, placed.pipe))
     # The search counts every tensor in its own dtype.
     if placed.plan is not None and reduced_in(placed):
         placed = replace(placed, plan=replace(placed.plan, least=False))
     return placed
 
 
-def _in_stages(program: PlacedProgram) -> PlacedProgram:
-    """The program with the stages of its values, where rules cut it into stages."""
-    pipe = program.pipe
-    return program if pipe is None else replace(program, pipe=with_homes(program.rewritten, pipe))
-
-
-def _request(program: named.NamedProgram, asked: Layout | Annotations) -> Request:
+def _requested(program: named.NamedProgram, asked: Asked) -> Request:
+    """The placements that are requested of a program, with its stages and loads."""
     if isinstance(asked, Annotations):
         layout = Layout(asked.name, (), asked.mesh)
-        return BlockRequest(program, layout, annotations=asked)
-    if all(node.phase != "update" for node in program.body):
-        asked = forward_only(program, asked)
-    pipe = piped(program, asked)
-    pipe = cut_apart(program, asked, pipe) or pipe
-    if pipe is not None:
-        program = terms_apart(in_stage_order(program, pipe), pipe)
-        program = with_leaving(program, pipe)
-        asked = replace(asked, mesh=pipe.on(asked.mesh))
-    return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
+        request: Request = BlockRequest(program, layout, annotations=asked)
+    else:
+        if asked.settings:
+            program = with_states_away(program, asked)
+        if all(node.phase != "update" for node in program.body):
+            asked = forward_only(program, asked)
+        pipe = piped(program, asked)
+        if asked.cuts:
+            pipe = cut_apart(program, asked, pipe) or pipe
+        if pipe is not None:
+            program = terms_apart(in_stage_order(program, pipe), pipe)
+            program = with_leaving(program, pipe)
+            asked = replace(asked, mesh=pipe.on(asked.mesh))
+        request = Request(with_loads(program, asked, pipe), asked, pipe=pipe)
+    in_parts = {s.value for s in request.program.states if s.parts}
+    return with_workers(_with_parts(request, in_parts)) if in_parts else request
 
 
-def _with_parts(request: Request) -> Request:
-    """The request with the placements of states kept in parts: those of what is added to them.
+def _with_parts(request: Request, states: Set[Value]) -> Request:
+    """The request with the placements of `states` kept in parts: those of what is added to them.
 
     A walk with these states whole tells them; what is added has not been reduced where it is made.
     Where workers add what they have (`named/workers.py`), it is that of which they have `parts`.
     """
-    states = {s.value for s in request.program.states if s.parts}
-    if not states:
-        return request
     placed, _ = _walked(request, WALKS[-1])
-    placements = {
-        t.value: t.placement for node in ir.every(placed.body) for t in reversed(_made(node))
-    }
+    results = (n for n in ir.every(placed.body) if not isinstance(n, Reshard))
+    placements = {t.value: t.placement for node in results for t in reversed(node.makes)}
     parts, owned = {}, dict[Value, Value]()
     for node, _ in walk(placed.body):
         if not isinstance(node, Apply):
@@ -172,11 +171,6 @@ def _with_parts(request: Request) -> Request:
                 if state in states and state not in parts:
                     parts[state] = placements[other]
     return replace(request, parts=parts)
-
-
-def _made(node: Node) -> tuple[PlacedTensor, ...]:
-    """The versions in which a node makes values; a reshard makes none."""
-    return () if isinstance(node, Reshard) else tuple(node.makes)
 
 
 def _walked(
@@ -229,7 +223,8 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
     if planned is not None and _has_uneven(last):
         assert planned.plan is not None
         planned = replace(planned, plan=replace(planned.plan, least=False))
-    if planned is not None and _is_proven(planned) and cost(planned, price) <= cost(last, price):
+    proven = planned is not None and planned.plan is not None and planned.plan.proven
+    if planned is not None and proven and cost(planned, price) <= cost(last, price):
         return planned
     walks = (*(_walked(request, policy)[0] for policy in WALKS[:-1]), last)
     best = min(walks, key=lambda walked: cost(walked, price))
@@ -285,10 +280,6 @@ def _has_uneven(program: PlacedProgram) -> bool:
     held = (*program.inputs, *(p.tensor for p in program.params), *program.states)
     every = itertools.chain(held, results)
     return any(t.placement.splits_unevenly(t.type, program.mesh) for t in every)
-
-
-def _is_proven(program: PlacedProgram) -> bool:
-    return program.plan is not None and program.plan.proven
 
 
 def cost(program: PlacedProgram, price: Price) -> tuple[int, int, int]:

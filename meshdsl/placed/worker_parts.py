@@ -65,14 +65,12 @@ def _need_whole_inputs(request: Request) -> None:
             _refuse(request.program, message)
 
 
-def check_parts(program: PlacedProgram) -> PlacedProgram:
-    """The program; MD0316 where a part that is compressed is not what the device has computed.
+def check_parts(program: PlacedProgram) -> None:
+    """Raise MD0316 where a part that is compressed is not what the device has computed.
 
     A gradient may have been split by a rule for `grads`, and is one part then. It, or a term of it,
     may have been reduced, or is whole on every device: of all parts but one, zeros were made.
     """
-    if not is_per_worker(program.named):
-        return program
     makers = dict(_makers(program.body))
     for node in ir.every(program.body):
         if not isinstance(node, Apply) or not is_parts(node):
@@ -84,7 +82,6 @@ def check_parts(program: PlacedProgram) -> PlacedProgram:
             name = f"`{whole_term.value.label}`" if whole_term.value.name else "a term"
             message = f"of the gradient of `{_param(node.outs[0].value)}`, {name} is already whole"
             _refuse(program.named, message)
-    return program
 
 
 def _makers(
