@@ -6,7 +6,7 @@ stages themselves, pure functions of what comes before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -463,11 +463,18 @@ def lower_placed(
     from meshdsl.device.sums import summed_in_place
     from meshdsl.device.verify import verify
 
+    passes: tuple[Callable[[DeviceProgram], DeviceProgram], ...] = (in_buckets, overlapped)
+    if program.pipe is not None:
+        owned = partial(on_one_device, stored=stored)
+        stages = (in_micro_batches, given_whole, summed_in_place, pipelined, owned)
+        passes = (*stages, *passes)
+    elif program.updates:
+        passes = (summed_in_place, *passes)
     result = lower(program, told=told)
-    owned = partial(on_one_device, stored=stored)
-    steps = (in_micro_batches, given_whole, summed_in_place, pipelined, owned)
-    for step in (None, *steps, in_buckets, overlapped):
-        result = step(result) if step else result
-        if told:
+    if told:
+        verify(result)
+    for step in passes:
+        before, result = result, step(result)
+        if told and result is not before:
             verify(result)
     return result
