@@ -21,13 +21,7 @@ from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build_partly, choose_program, finish_named
 from meshdsl.named.unreached_functions import check_uncalled
 from meshdsl.placed.expect import lint_expect
-from meshdsl.placed.layout import (
-    collect_axes,
-    collect_cuts,
-    collect_rules,
-    collect_schedule,
-    collect_settings,
-)
+from meshdsl.placed.layout import collect_axes, collect_declared
 from meshdsl.placed.lint import lint
 from meshdsl.placed.request import resolve
 from meshdsl.schedule.declared import table_of
@@ -155,10 +149,7 @@ def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> Non
     for mesh in declarations.meshes.values():
         collect_axes(mesh, declarations, diagnostics)
     for layout in declarations.layouts.values():
-        collect_rules(layout, declarations, diagnostics)
-        collect_settings(layout, declarations, diagnostics)
-        collect_cuts(layout, declarations, diagnostics)
-        collect_schedule(layout, declarations, diagnostics)
+        collect_declared(layout, declarations, diagnostics)
     for schedule in declarations.schedules.values():
         diagnostics.of(partial(table_of, schedule))
 

@@ -15,10 +15,7 @@ from meshdsl.ir.program import every
 from meshdsl.named.ir import NamedLoop, NamedProgram, Value
 from meshdsl.placed.layout import (
     collect_axes,
-    collect_cuts,
-    collect_rules,
-    collect_schedule,
-    collect_settings,
+    collect_declared,
 )
 from meshdsl.report.document import counted, human, mesh_text
 from meshdsl.report.explanation import type_text
@@ -198,14 +195,12 @@ def _layout(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> It
     node = known.declarations.layouts.get(symbol.name)
     if node is None:
         return
-    rules = collect_rules(node, known.declarations, Diagnostics())
-    settings = collect_settings(node, known.declarations, Diagnostics())
-    schedule = collect_schedule(node, known.declarations, Diagnostics())
+    layout = collect_declared(node, known.declarations, Diagnostics())
     base = f" extends {node.base.text}" if node.base else ""
-    used = f" with {schedule.span.text}" if schedule else ""
-    lines = [f"  {rule}{' keep' if rule.keep else ''}" for rule in rules]
-    lines += [f"  {setting}" for setting in settings]
-    lines += [f"  {cut}" for cut in collect_cuts(node, known.declarations, Diagnostics())]
+    used = f" with {layout.schedule.span.text}" if layout.schedule else ""
+    lines = [f"  {rule}{' keep' if rule.keep else ''}" for rule in layout.rules]
+    lines += [f"  {setting}" for setting in layout.settings]
+    lines += [f"  {cut}" for cut in layout.cuts]
     yield code("\n".join([f"layout {symbol.name}{base} {{", *lines, f"}}{used}"]))
     yield from _chosen(placing, symbol.name)
 

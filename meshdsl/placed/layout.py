@@ -387,6 +387,9 @@ def _resized(declared: Related | None, sizes: tuple[int, ...]) -> tuple[Fix, ...
 
 # --- from syntax -----------------------------------------------------------------------------
 
+NO_MESH = Mesh("none", ())
+"""The mesh of a layout that is looked at by itself."""
+
 
 def resolve_mesh(
     declarations: Declarations, mesh: str | None, layout: str | None = None, sbp: str | None = None
@@ -444,7 +447,7 @@ def _asked_rules(declarations: Declarations, layout: str | None) -> Iterable[Rul
     if layout is None:
         layout = next(iter(declarations.layouts), "")
     if layout in declarations.layouts:
-        return collect_rules(declarations.layouts[layout], declarations, Diagnostics())
+        return collect_declared(declarations.layouts[layout], declarations, Diagnostics()).rules
     return _rules_of_text(layout, "--layout") if ":" in layout else ()
 
 
@@ -547,34 +550,24 @@ def collect_layout(
 
     That is reported in `diagnostics`. Raises a diagnostic when there is no such layout.
     """
-    declared = _rules_and_schedule(declarations, layout, mesh, diagnostics, option)
-    if schedule is None:
-        return declared
-    use = diagnostics.of(partial(used_of_text, schedule, declarations))
-    return replace(declared, schedule=use)
-
-
-def _rules_and_schedule(
-    declarations: Declarations,
-    layout: str | None,
-    mesh: Mesh,
-    diagnostics: Diagnostics,
-    option: str,
-) -> Layout:
-    places = _places(declarations, mesh)
     if layout is None:
-        layout = next(iter(declarations.layouts), None)
-    if not layout:
-        return Layout("none", (), mesh, places)
+        layout = next(iter(declarations.layouts), "")
     if layout in declarations.layouts:
         node = declarations.layouts[layout]
-        rules = collect_rules(node, declarations, diagnostics)
-        settings = collect_settings(node, declarations, diagnostics)
-        schedule = collect_schedule(node, declarations, diagnostics)
-        cuts = collect_cuts(node, declarations, diagnostics)
-        return Layout(layout, rules, mesh, places, schedule, settings, cuts)
+        resolved = collect_declared(node, declarations, diagnostics, mesh)
+    else:
+        rules = _written_out(declarations, layout, option) if layout else ()
+        resolved = Layout(layout or "none", tuple(rules), mesh, _places(declarations, mesh))
+    if schedule is None:
+        return resolved
+    use = diagnostics.of(partial(used_of_text, schedule, declarations))
+    return replace(resolved, schedule=use)
+
+
+def _written_out(declarations: Declarations, layout: str, option: str) -> Iterable[Rule]:
+    """The rules of a layout that is written out. Raises a diagnostic for the name of none."""
     if ":" in layout:
-        return Layout(layout, tuple(_rules_of_text(layout, option)), mesh, places)
+        return _rules_of_text(layout, option)
     span = Span(Source(option, layout), 0, len(layout))
     if layout in declarations.sbps:
         message = f"`{layout}` is an `sbp` block, not a layout"
@@ -625,44 +618,24 @@ def _rules_of_text(text: str, option: str) -> Iterable[Rule]:
     return by_dim.values()
 
 
-def collect_rules(
-    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
-) -> tuple[Rule, ...]:
-    """The rules of a layout over those it extends: the same selector and dim displace.
+def collect_declared(
+    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics, mesh: Mesh = NO_MESH
+) -> Layout:
+    """A declared layout on a mesh: what it says, over what the layouts say that it extends.
 
-    Wrong ones are left out; errors go to `diagnostics`.
+    A rule displaces one of the same selector and dim. The schedule is that of the nearest layout
+    which has one. What is wrong is left out; errors go to `diagnostics`.
     """
-    by_target: dict[tuple[tuple[str, ...], str], Rule] = {}
-    for layout in _chain(node, declarations, diagnostics):
-        by_target.update(_own_rules(layout, diagnostics))
-    return tuple(by_target.values())
-
-
-def collect_settings(
-    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
-) -> tuple[Setting, ...]:
-    """The settings of a layout over those it extends; what is wrong with them is reported."""
-    return settings_of(_chain(node, declarations, Diagnostics()), diagnostics)
-
-
-def collect_cuts(
-    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
-) -> tuple[StageRule, ...]:
-    """The stages that a layout gives by name, over those of the layouts it extends."""
-    return stage_rules_of(_chain(node, declarations, Diagnostics()), diagnostics)
-
-
-def collect_schedule(
-    node: ast.LayoutDecl, declarations: Declarations, diagnostics: Diagnostics
-) -> ScheduleUse | None:
-    """The schedule of a layout, or that of the nearest layout it extends which has one.
-
-    None for none, and for one that is wrong: errors go to `diagnostics`.
-    """
-    for layout in reversed(_chain(node, declarations, Diagnostics())):
-        if layout.schedule is not None:
-            return diagnostics.of(partial(used, layout.schedule, declarations))
-    return None
+    chain = _chain(node, declarations, diagnostics)
+    rules: dict[tuple[tuple[str, ...], str], Rule] = {}
+    for layout in chain:
+        rules.update(_own_rules(layout, diagnostics))
+    settings, cuts = settings_of(chain, diagnostics), stage_rules_of(chain, diagnostics)
+    calls = (layout.schedule for layout in reversed(chain) if layout.schedule is not None)
+    call = next(calls, None)
+    schedule = None if call is None else diagnostics.of(partial(used, call, declarations))
+    places = _places(declarations, mesh)
+    return Layout(node.name.text, tuple(rules.values()), mesh, places, schedule, settings, cuts)
 
 
 def _chain(

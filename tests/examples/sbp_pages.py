@@ -103,9 +103,9 @@ def _written(name: str, block: str) -> str:
     declarations = declared(name)
     if block in declarations.sbps:
         return _counted(len(declarations.sbps[block].entries), "signature")
-    from meshdsl.placed.layout import collect_rules
+    from meshdsl.placed.layout import collect_declared
 
-    rules = collect_rules(declarations.layouts[block], declarations, Diagnostics())
+    rules = collect_declared(declarations.layouts[block], declarations, Diagnostics()).rules
     return _counted(len(rules), "rule")
 
 

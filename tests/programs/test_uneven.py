@@ -15,7 +15,7 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import front
-from meshdsl.placed.layout import collect_schedule
+from meshdsl.placed.layout import collect_declared
 from tests.programs.harness import Case, run_case
 from tests.project import ROOT, matching
 
@@ -73,7 +73,7 @@ def example_cases(name: str) -> Iterator[Case]:
     layouts = [
         layout
         for layout, node in declared.layouts.items()
-        if collect_schedule(node, declared, Diagnostics()) is None
+        if collect_declared(node, declared, Diagnostics()).schedule is None
     ]
     mesh = "data:2,tp:2" if name == "transformer" else None
     for layout, policy, turn in itertools.product(layouts, POLICIES, turns):
