@@ -199,7 +199,6 @@ def lead(
 
 
 if __name__ == "__main__":
-    import meshdsl.backends.generate.decoder_process
-    import meshdsl.backends.train.worker  # noqa: F401  # once for all
+    import meshdsl.backends.worker  # noqa: F401  # once for all
 
     serve()

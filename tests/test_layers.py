@@ -26,7 +26,7 @@ LAYERS = (
     ("pipeline",),
     ("columns",),
     ("search",),
-    ("report", "backends.engines", "backends.train", "backends.generate"),
+    ("report", "backends.engines", "backends.train", "backends.generate", "backends.worker"),
     ("editor",),
     ("api", "notebook", "play", "cli", "backends.module"),
     ("__main__",),

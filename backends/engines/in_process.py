@@ -7,17 +7,21 @@ import math
 import os
 import sys
 import tempfile
+import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from meshdsl.backends.engines.local_devices import DeviceThreads, LocalRunError
+from meshdsl.backends.engines.local_devices import DeviceThreads, LocalRunError, Worker
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, SentCollective
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.reference import block_values
 from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
@@ -31,6 +35,7 @@ from meshdsl.backends.runtime.values import (
     shape_of,
     spec_of,
 )
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.torch.preamble import RUNTIME
 
 if TYPE_CHECKING:
@@ -38,8 +43,226 @@ if TYPE_CHECKING:
 
     from meshdsl.backends.runtime.offloading import Store
 
+T = TypeVar("T")
+Tensors = dict[str, "torch.Tensor"]
+"""Local blocks of one device, by name."""
+
 MOST_DEVICES = 1024
 """The most threads of one process; a bigger mesh is refused."""
+
+
+# --- texts, as modules ---------------------------------------------------------------------------
+
+
+class LoadedProgram(ModuleType):
+    """An emitted text, executed as a module."""
+
+    MESH: dict[str, int]
+    GROUPS: tuple[tuple[str, ...], ...]
+    INPUTS: dict[str, Spec]
+    PARAMS: dict[str, Spec]
+    STATES: dict[str, Spec]
+    OUTPUTS: dict[str, Spec]
+    LOSS: str
+    NORM: str
+    dist: Any
+    device: Any
+
+    @property
+    def updated(self) -> dict[str, Spec]:
+        """The parameters and states that a step gives new values; none of a forward pass."""
+        states = getattr(self, "STATES", None)
+        return {} if states is None else {**self.PARAMS, **states}
+
+
+def load(text: str, above: int = 0) -> LoadedProgram:
+    """Execute an emitted text as a module, not as the main program; its tables contain `Spec`s.
+
+    Its lines are numbered as if `above` others preceded it.
+    """
+    from meshdsl.backends.runtime.vector_math import choose_vector_kernels
+
+    choose_vector_kernels()  # devices that are threads all call them first in the same statement
+    program = LoadedProgram("meshdsl_device_program")
+    program_text, _, library = text.partition(RUNTIME)
+    with _LOADING:
+        sys.modules[program.__name__] = program  # some decorators look their module up
+        try:
+            exec(_code("\n" * above + program_text), program.__dict__)
+            for part in library.split(APART):
+                exec(_compiled(part), program.__dict__)
+        finally:
+            del sys.modules[program.__name__]
+    for name, table in program.__dict__.items():
+        if name in TABLES:
+            program.__dict__[name] = {key: spec_of(value) for key, value in table.items()}
+    return program
+
+
+TABLES = ("INPUTS", "PARAMS", "STATES", "OUTPUTS", "COTANGENTS", "PARAM_GRADS", "INPUT_GRADS")
+APART = "\n\n\n"
+"""The separator of definitions."""
+_LOADING = threading.Lock()
+"""Lock around executing a text as a module, which all threads see meanwhile."""
+
+
+def _code(text: str) -> CodeType:
+    return compile(text, FILE, "exec", dont_inherit=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(part: str) -> CodeType:
+    """The code of a definition of the support library; cached, for many programs share it."""
+    return _code(part)
+
+
+FILES = ("program.py", "evaluation.py")
+"""The files of the texts that processes run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """The text of a program and, of a training run, the one that evaluates (None: not wanted).
+
+    Their lines are numbered as if the second followed the first.
+    """
+
+    program: ProgramText
+    evaluation: ProgramText | None = None
+
+    @property
+    def text(self) -> str:
+        """Both texts."""
+        return self.program.text + (self.evaluation.text if self.evaluation else "")
+
+    @property
+    def places(self) -> dict[int, str]:
+        """The source places of the lines of both."""
+        places = dict(self.program.places)
+        if self.evaluation is not None:
+            below = self.program.text.count("\n")
+            places |= {line + below: place for line, place in self.evaluation.places.items()}
+        return places
+
+    def load(self) -> Programs:
+        """Both texts as modules."""
+        program, evaluation = load(self.program.text), None
+        if self.evaluation is not None:
+            evaluation = load(self.evaluation.text, self.program.text.count("\n"))
+        return Programs(self, program, evaluation)
+
+    def write(self, folder: Path) -> None:
+        """Write the texts for other processes."""
+        for name, each in zip(FILES, (self.program, self.evaluation), strict=True):
+            if each is not None:
+                (folder / name).write_text(each.text, encoding="utf-8")
+
+
+def emitted_in(folder: Path) -> Emitted:
+    """The texts that `Emitted.write` wrote, without places."""
+    paths = [folder / name for name in FILES if (folder / name).exists()]
+    return Emitted(*(ProgramText(path.read_text(encoding="utf-8"), {}) for path in paths))
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Texts as modules, which have one mesh."""
+
+    emitted: Emitted
+    program: LoadedProgram
+    evaluation: LoadedProgram | None = None
+
+    @property
+    def every(self) -> tuple[LoadedProgram, ...]:
+        """One or both of them."""
+        return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes with their sizes."""
+        return self.program.MESH
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The sets of axes that either program's collectives run over, and all axes."""
+        axis_sets = {axes for program in self.every for axes in program.GROUPS}
+        return tuple(sorted(axis_sets | {tuple(self.mesh)}))
+
+
+# --- devices, as threads -------------------------------------------------------------------------
+
+
+class Session:
+    """The devices of loaded programs, each a thread of this process. Runs one at a time.
+
+    Threads that are `lasting` serve one run after another; those of a run that failed are
+    abandoned. `sent` are the collectives of each device in the last run.
+    """
+
+    def __init__(self, programs: Programs, lasting: bool = False) -> None:
+        devices = programs.devices
+        if devices > MOST_DEVICES:
+            message = f"the local engine runs at most {MOST_DEVICES} devices, not {devices}"
+            raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
+        self.programs, self.lasting = programs, lasting
+        self.sent: list[Counter[SentCollective]] = []
+        self.forget_threads()
+        _SESSIONS.add(self)
+
+    def forget_threads(self) -> None:
+        """Let the next run begin with threads of its own."""
+        self._workers: list[Worker] = []
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[Ranks], T]) -> list[T]:
+        """What `work` returns on each device, in rank order.
+
+        Raises LocalRunError for the first failure in program order, or what refused the run; a
+        KeyboardInterrupt passes through once all devices are released.
+        """
+        programs, mesh = self.programs, self.programs.mesh
+        with self._lock:
+            workers, self._workers = self._workers, []
+            if self.lasting and not workers:
+                workers = [Worker(f"device {rank}") for rank in range(programs.devices)]
+            dist = LocalDist(mesh, programs.groups, programs.emitted.places)
+            for program in programs.every:
+                program.dist = dist
+
+            def call(rank: int) -> T:
+                return work(Ranks(mesh, rank, dist, dist.groups(rank)))
+
+            text = programs.emitted.text
+            self._threads = DeviceThreads(programs.devices, dist, call, text, workers or None)
+            self._threads.run().check()
+            self._workers, self.sent = workers, dist.sent
+            return self._threads.outputs
+
+    def mark(self, rank: int) -> None:
+        """Record that a device of the current run begins anew, as a step of a training run."""
+        self._threads.mark(rank)
+
+
+_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _forget_threads() -> None:
+    """In a process that was forked, begin with new threads and free locks: no thread came along."""
+    global _LOADING
+    _LOADING = threading.Lock()
+    for session in list(_SESSIONS):
+        session.forget_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
+# --- one run -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +306,6 @@ class LocalRun:
         return sentences
 
 
-class LoadedProgram(ModuleType):
-    """An emitted text, executed as a module."""
-
-    MESH: dict[str, int]
-    GROUPS: tuple[tuple[str, ...], ...]
-    INPUTS: dict[str, Spec]
-    PARAMS: dict[str, Spec]
-    STATES: dict[str, Spec]
-    OUTPUTS: dict[str, Spec]
-    LOSS: str
-    NORM: str
-    dist: Any
-    device: Any
-
-
 def run_local(
     text: str,
     inputs: Mapping[str, Any] | None = None,
@@ -111,92 +319,54 @@ def run_local(
     ones are drawn from the seed. `lines` maps lines of the text to places of the source.
     Raises LocalRunError; a KeyboardInterrupt passes through once all devices are released.
     """
-    program = load(text)
-    devices = math.prod(program.MESH.values())
-    if devices > MOST_DEVICES:
-        message = f"the local engine runs at most {MOST_DEVICES} devices, not {devices}"
-        raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
-    check_given(inputs or {}, program.INPUTS, "inputs")
-    check_given(params or {}, program.PARAMS, "parameters")
-    local_inputs = local_tensors(program.MESH, program.INPUTS, inputs or {}, seed, range(devices))
-    learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
-    states = getattr(program, "STATES", None)
-    local_states = local_tensors(program.MESH, states or {}, params or {}, seed, range(devices))
-    stores = moved_away(states or {}, local_states)
-    dist = LocalDist(program.MESH, program.GROUPS, lines)
-    program.dist = dist
+    session = Session(Emitted(ProgramText(text, dict(lines or {}))).load())
+    program, mesh = session.programs.program, session.programs.mesh
+    every = range(session.programs.devices)
+    tables, stores = given_tables(program, inputs or {}, params or {}, seed, every)
     started = time.monotonic()
-
-    def call(rank: int) -> dict[str, torch.Tensor]:
-        values = (
-            local_inputs[rank],
-            learned[rank],
-            *(() if states is None else (local_states[rank],)),
-        )
-        outputs: dict[str, torch.Tensor] = program.device(rank, dist.groups(rank), *values)
-        return outputs
-
-    results = DeviceThreads(devices, dist, call, text).run()
-    results.check()
-    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in results.outputs)
-    outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
+    results = session.run(lambda ranks: call_device(ranks, program, tables[ranks.rank]))
+    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in results)
+    outputs = {n: assemble(n, spec, mesh, held) for n, spec in program.OUTPUTS.items()}
     seconds = time.monotonic() - started
-    run = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
-    if states is None:
+    run = LocalRun(outputs, held, tuple(session.sent), program.OUTPUTS, mesh, seconds)
+    specs = program.updated
+    if not specs:
         return run
-    run = replace(run, away=tuple((store.read, store.written) for store in stores))
-    return _with_updates(run, {**program.PARAMS, **states}, learned, local_states)
+    held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for _, p, s in tables)
+    return replace(
+        run,
+        updated={n: assemble(n, spec, mesh, held) for n, spec in specs.items()},
+        device_updated=held,
+        kept=specs,
+        away=tuple((store.read, store.written) for store in stores),
+    )
 
 
-def _with_updates(
-    run: LocalRun,
-    specs: dict[str, Spec],
-    params: list[dict[str, torch.Tensor]],
-    states: list[dict[str, torch.Tensor]],
-) -> LocalRun:
-    """The run of a training step, with the updated parameters and states, whole and as blocks."""
-    pairs = zip(params, states, strict=True)
-    held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for p, s in pairs)
-    updated = {n: assemble(n, spec, run.mesh, held) for n, spec in specs.items()}
-    return replace(run, updated=updated, device_updated=held, kept=specs)
+def call_device(ranks: Ranks, program: LoadedProgram, tables: Sequence[Tensors]) -> Tensors:
+    """The outputs of one device, of its inputs, its parameters and, if there are any, states."""
+    outputs: Tensors = program.device(ranks.rank, ranks.groups(program.GROUPS), *tables)
+    return outputs
 
 
-def load(text: str, above: int = 0) -> LoadedProgram:
-    """Execute an emitted text as a module, not as the main program; its tables contain `Spec`s.
+def given_tables(
+    program: LoadedProgram,
+    inputs: Mapping[str, Any],
+    params: Mapping[str, Any],
+    seed: int,
+    ranks: Sequence[int],
+) -> tuple[list[list[Tensors]], list[Store]]:
+    """Inputs, parameters and, of a step that has them, states of each of `ranks`; and their stores.
 
-    Its lines are numbered as if `above` others preceded it.
+    `params` are also whole arrays of states. Raises LocalRunError for arrays that do not fit.
     """
-    from meshdsl.backends.runtime.vector_math import choose_vector_kernels
-
-    choose_vector_kernels()  # devices that are threads all call them first in the same statement
-    program = LoadedProgram("meshdsl_device_program")
-    program_text, _, library = text.partition(RUNTIME)
-    sys.modules[program.__name__] = program  # some decorators look their module up
-    try:
-        exec(_code("\n" * above + program_text), program.__dict__)
-        for part in library.split(APART):
-            exec(_compiled(part), program.__dict__)
-    finally:
-        del sys.modules[program.__name__]
-    for name, table in program.__dict__.items():
-        if name in TABLES:
-            program.__dict__[name] = {key: spec_of(value) for key, value in table.items()}
-    return program
-
-
-TABLES = ("INPUTS", "PARAMS", "STATES", "OUTPUTS", "COTANGENTS", "PARAM_GRADS", "INPUT_GRADS")
-APART = "\n\n\n"
-"""The separator of definitions."""
-
-
-def _code(text: str) -> CodeType:
-    return compile(text, FILE, "exec", dont_inherit=True)
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(part: str) -> CodeType:
-    """The code of a definition of the support library; cached, for many programs share it."""
-    return _code(part)
+    check_given(inputs, program.INPUTS, "inputs")
+    check_given(params, program.PARAMS, "parameters")
+    sides = [(program.INPUTS, inputs), (program.PARAMS, params)]
+    states = getattr(program, "STATES", None)
+    sides += [] if states is None else [(states, params)]
+    blocks = [local_tensors(program.MESH, *side, seed, ranks) for side in sides]
+    stores = moved_away(states or {}, blocks[-1])
+    return [list(tables) for tables in zip(*blocks, strict=True)], stores
 
 
 def check_given(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from meshdsl.backends.engines.reports import timed_from_json
+from meshdsl.backends.engines.reports import Timed
+from meshdsl.disk_cache import from_json
 
 Device = Callable[..., dict[str, Any]]
 
@@ -86,4 +87,4 @@ def timer(device: Device, where: Any) -> Timer:
 def timed_in(folder: str) -> list[list[tuple[int, int, int]]]:
     """What the devices have timed, by rank; nothing where no step was timed."""
     files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
-    return [timed_from_json(path.read_text("utf-8")) for path in files]
+    return [from_json(path.read_text("utf-8"), Timed) for path in files]

@@ -30,6 +30,7 @@ from meshdsl.backends.engines.failures import (
 from meshdsl.backends.engines.local_dist import LocalDist, Released
 from meshdsl.backends.engines.stack_sampler import fingerprint, outside, place_in, stand
 from meshdsl.backends.engines.watchdog import Doing, Watchdog
+from meshdsl.diagnostics import DiagnosticError
 
 EVERY = 0.05
 """Seconds between two looks at the devices."""
@@ -136,7 +137,10 @@ class DeviceThreads:
         return self
 
     def check(self) -> None:
-        """Raise LocalRunError for the first failure in program order, if any."""
+        """Raise what refused the run, or LocalRunError for the first failure in program order."""
+        for _, error in sorted(self.errors.items()):
+            if isinstance(error, DiagnosticError | RunError):
+                raise error
         if not self.failures:
             return
         first = first_failure(self.text, self.failures)

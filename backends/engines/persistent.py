@@ -1,25 +1,20 @@
 """The local engine for a program that runs repeatedly: loaded once, its devices kept.
 
-Every device of the mesh has a thread that lasts. A run shards the inputs, wakes the threads, and
-assembles the outputs; after a run that failed the threads are replaced. Devices share the memory of
-inputs and parameters: the emitted text never writes to either.
+A run shards the inputs, wakes the threads of the devices, and assembles the outputs. Devices share
+the memory of inputs and parameters: the emitted text never writes to either.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.backends.engines.in_process import load, torch_dtype
-from meshdsl.backends.engines.local_devices import DeviceThreads, Worker
-from meshdsl.backends.engines.local_dist import LocalDist
+from meshdsl.backends.engines.in_process import Emitted, Session, Tensors, call_device, torch_dtype
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
 
     from meshdsl.backends.torch.emitter import ProgramText
 
-Blocks = list[dict[str, "torch.Tensor"]]
+Blocks = list[Tensors]
 """Per device, its block of every tensor."""
 
 
@@ -51,50 +46,22 @@ class Sharding:
     def of(cls, spec: Spec, mesh: dict[str, int]) -> Sharding:
         """The blocks of a declared tensor."""
         each = [local_part(spec, mesh, rank) for rank in range(math.prod(mesh.values()))]
-        texts = list(dict.fromkeys(map(str, each)))
-        first = {text: each[[str(p) for p in each].index(text)] for text in texts}
-        return cls(tuple(first.values()), tuple(texts.index(str(p)) for p in each))
-
-
-_LOADING = threading.Lock()
-"""Lock around executing a text as a module, which all threads see meanwhile."""
-
-
-_ENGINES: weakref.WeakSet[PersistentEngine] = weakref.WeakSet()
-
-
-def _forget_threads() -> None:
-    """In a process that was forked, begin with new threads and free locks: no thread came along."""
-    global _LOADING
-    _LOADING = threading.Lock()
-    for engine in list(_ENGINES):
-        engine.forget_threads()
-
-
-os.register_at_fork(after_in_child=_forget_threads)
+        parts = {str(part): part for part in each}
+        return cls(tuple(parts.values()), tuple([*parts].index(str(part)) for part in each))
 
 
 class PersistentEngine:
     """A loaded program with its devices. Runs one at a time."""
 
     def __init__(self, emitted: ProgramText) -> None:
-        self.text, self.lines = emitted.text, emitted.places
-        with _LOADING:
-            self.program = load(emitted.text)
+        self.session = Session(Emitted(emitted).load(), lasting=True)
+        self.program = self.session.programs.program
         mesh = self.program.MESH
-        self.devices = math.prod(mesh.values())
         self._inputs = {n: Sharding.of(s, mesh) for n, s in self.program.INPUTS.items()}
         self._states = getattr(self.program, "STATES", None)
         self._kept = {**self.program.PARAMS, **(self._states or {})}
         self._params = {n: Sharding.of(s, mesh) for n, s in self._kept.items()}
         self._outputs = {n: Sharding.of(s, mesh) for n, s in self.program.OUTPUTS.items()}
-        self.forget_threads()
-        _ENGINES.add(self)
-
-    def forget_threads(self) -> None:
-        """Let the next run begin with threads of its own."""
-        self._workers: list[Worker] = []
-        self._lock = threading.Lock()
 
     def parameters(self, arrays: Mapping[str, Any]) -> Blocks:
         """The local blocks of the parameters on each device; `arrays` are all of them, whole.
@@ -109,34 +76,22 @@ class PersistentEngine:
         Raises ArraysRefused where an input does not fit, LocalRunError where a device fails.
         """
         blocks = self._blocks(self.program.INPUTS, self._inputs, inputs)
-        with self._lock:
-            outputs = self._on_devices(blocks, params)
-        return {n: self._whole(n, cut, outputs) for n, cut in self._outputs.items()}
 
-    def _on_devices(self, inputs: Blocks, params: Blocks) -> Blocks:
-        """The outputs of all devices. Threads of a run that failed are abandoned."""
-        program, workers, self._workers = self.program, self._workers, []
-        dist = LocalDist(program.MESH, program.GROUPS, self.lines)
-        program.dist = dist
-
-        def call(rank: int) -> Any:
-            values = [inputs[rank], params[rank]]
+        def call(ranks: Ranks) -> Tensors:
+            tables = [blocks[ranks.rank], params[ranks.rank]]
             if self._states is not None:  # what is assigned to them is not kept
-                values.append({n: params[rank][n].clone() for n in self._states})
-            return program.device(rank, dist.groups(rank), *values)
+                tables.append({n: tables[1][n].clone() for n in self._states})
+            return call_device(ranks, self.program, tables)
 
-        workers = workers or [Worker(f"device {rank}") for rank in range(self.devices)]
-        results = DeviceThreads(self.devices, dist, call, self.text, workers).run()
-        results.check()
-        self._workers = workers
-        return results.outputs
+        outputs = self.session.run(call)
+        return {n: self._whole(n, cut, outputs) for n, cut in self._outputs.items()}
 
     def _blocks(
         self, specs: Mapping[str, Spec], cuts: Mapping[str, Sharding], arrays: Mapping[str, Any]
     ) -> Blocks:
         import torch
 
-        blocks: Blocks = [{} for _ in range(self.devices)]
+        blocks: Blocks = [{} for _ in range(self.session.programs.devices)]
         for name, cut in cuts.items():
             tensor = as_tensor(arrays[name], specs[name], name)
             parts = [tensor[part].contiguous() for part in cut.parts]
@@ -146,9 +101,7 @@ class PersistentEngine:
                 blocks[rank][name] = parts[index] if takes else torch.zeros_like(parts[index])
         return blocks
 
-    def _whole(
-        self, name: str, cut: Sharding, held: Sequence[dict[str, torch.Tensor]]
-    ) -> torch.Tensor:
+    def _whole(self, name: str, cut: Sharding, held: Sequence[Tensors]) -> torch.Tensor:
         import torch
 
         first = held[0][name]

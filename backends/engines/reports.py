@@ -1,15 +1,12 @@
-"""What the processes of a run tell the one that watches them, as it is read back.
+"""What the processes of a run tell the one that watches them.
 
 A report may be cut short, where its process was ended while it wrote. What is of another form than
-these is no report: ValueError.
+these is none.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any, NotRequired, TypedDict
-
-from meshdsl.disk_cache import checked
+from typing import Any, TypedDict
 
 
 class Told(TypedDict):
@@ -21,19 +18,21 @@ class Told(TypedDict):
 
 
 class Report(TypedDict):
-    """How a process failed; `exit` is its code, `code` that of the diagnostic of a refused run."""
+    """How a process failed: `code` is that of a diagnostic where it refused the run.
+
+    `collective` is the one it was in, where it is known.
+    """
 
     rank: int
-    exit: int
     kind: str
     message: str
+    code: str | None
     line: int | None
     loops: dict[str, int]
     position: Any
     in_collective: bool
-    code: NotRequired[str]
-    collective: NotRequired[str]
-    diagnostics: NotRequired[list[Told]]
+    collective: str
+    diagnostics: list[Told]
 
 
 class Activity(TypedDict):
@@ -50,25 +49,5 @@ class Activity(TypedDict):
 Timed = list[tuple[int, int, int]]
 """Lines that were timed: the line, the beginning and the end."""
 
-
-def report_from_json(text: str) -> Report:
-    """The report of a failure."""
-    report: Any = checked(json.loads(text), Report)
-    if report["exit"] == 2 and "code" not in report:
-        raise ValueError("a refused run without a code")
-    return report  # type: ignore[no-any-return]
-
-
-def activity_from_json(text: str) -> Activity:
-    """The report of an activity."""
-    return checked(json.loads(text), Activity)
-
-
-def timed_from_json(text: str) -> Timed:
-    """The lines that a process has timed."""
-    return checked(json.loads(text), Timed)
-
-
-def token_from_json(text: str) -> int:
-    """A token that a process has chosen."""
-    return checked(json.loads(text), int)
+TERMINATED = "Terminated"
+"""The kind of the failure of a process that torchrun has ended, since another one had failed."""

@@ -1,4 +1,4 @@
-"""The torchrun engine: the emitted text on real processes, under torch's own launcher.
+"""The torchrun engine: emitted texts on real processes, under torch's own launcher.
 
 Nothing outlives the parent: the launcher and the workers are tethered, each to the process that
 started it (Linux kills them with it, even after SIGKILL), and share one temporary folder.
@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -32,21 +33,28 @@ from meshdsl.backends.engines.failures import (
     first_failure,
     position_of,
 )
-from meshdsl.backends.engines.reports import Report, report_from_json
+from meshdsl.backends.engines.in_process import Emitted
+from meshdsl.backends.engines.reports import TERMINATED, Report
 from meshdsl.backends.engines.watchdog import Processes, Watchdog, is_gone
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.torch.emitter import ProgramText
+from meshdsl.diagnostics import Diagnostic, DiagnosticError
+from meshdsl.disk_cache import from_json
 
-PROCESS = ["-m", "meshdsl.backends.engines.process"]
+WORKER = ["-m", "meshdsl.backends.worker"]
 
 EVERY = 0.05
 """Seconds between two looks at the reports of the processes."""
 
-OVER = "over"
-"""The file that lets failed processes end."""
+JOB, TOLD, OVER = "job.json", "told", "over"
+"""The files of the job, of what device 0 tells while it works, and that lets failed processes end.
+"""
 
 PATIENCE = 3.0
 """Seconds that a launcher gets to end its workers before all are killed."""
+
+ROOT_CAUSE = "Root Cause (first observed failure)"
 
 TETHER = """\
 # Become the command in the arguments, and die with the process that started this one.
@@ -78,13 +86,12 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRun:
-    """The results of a run: whole outputs, the printed text, seconds to start and run.
+    """The results of a run: whole outputs, seconds to start and run.
 
     `updated` are parameters and states after a step that has new ones.
     """
 
     outputs: dict[str, Array]
-    log: str
     seconds: float
     updated: dict[str, Array] = field(default_factory=dict)
 
@@ -106,21 +113,19 @@ def run_torchrun(
     every case all processes are gone afterwards.
     """
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "prog.py").write_text(text, encoding="utf-8")
-        arrays = {"inputs": inputs, "params": params}
+
+    def look() -> None:
+        if time_limit is not None and time.monotonic() - started > time_limit:
+            message = f"the program did not end within {time_limit:g} seconds"
+            raise TorchrunError("MD0706", message)
+
+    with Launcher("run", Emitted(ProgramText(text, dict(lines or {})))) as launcher:
+        folder, arrays = launcher.folder, {"inputs": inputs, "params": params}
         files = {what: _file(folder / f"{what}.npz", values) for what, values in arrays.items()}
-        job = RunJob(**files, seed=seed, timed=timed)
-        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
-        processes = Processes(folder, devices_of(text), lines or {})
-        code = _launch(folder, processes, time_limit)
-        log = (folder / "log").read_text("utf-8", errors="replace")
-        if code != 0:
-            raise told(text, reports_in(folder), log, lines)
-        outputs = _arrays(folder / "out.npz")
-        updated = _arrays(folder / "updated.npz") if (folder / "updated.npz").exists() else {}
-    return TorchrunRun(outputs, log, time.monotonic() - started, updated)
+        if launcher.run(RunJob(**files, seed=seed, timed=timed), look=look) != 0:
+            raise launcher.error
+        outputs, updated = _arrays(folder / "out.npz"), _arrays(folder / "updated.npz")
+    return TorchrunRun(outputs, time.monotonic() - started, updated)
 
 
 def devices_of(text: str) -> int:
@@ -132,6 +137,9 @@ def devices_of(text: str) -> int:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a file; of none, none."""
+    if not path.exists():
+        return {}
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
@@ -143,33 +151,77 @@ def _file(path: Path, values: Mapping[str, Any] | str | None) -> str | None:
     return str(path)
 
 
-def _launch(folder: Path, processes: Processes, limit: float | None) -> int:
-    """Run the program in `folder` under torchrun; returns the exit code."""
-    began = time.monotonic()
-
-    def look() -> None:
-        if limit is not None and time.monotonic() - began > limit:
-            message = f"the program did not end within {limit:g} seconds"
-            raise TorchrunError("MD0706", message)
-
-    return launch(processes, [*PROCESS, str(folder)], look)
+# --- any job -------------------------------------------------------------------------------------
 
 
-def launch(
-    processes: Processes, arguments: list[str], look: Callable[[], None], **environment: str
-) -> int:
-    """`python ARGUMENTS…` under torchrun, a process per device, watched; returns the exit code.
+class Launcher:
+    """A job on a process for each device of the emitted texts, all of which share `folder`.
 
-    `look` is called often. Whatever happens, all processes are gone afterwards.
+    `kind` is the work that they do, of `worker.WORK`. It is a context: at its end the folder is
+    gone.
     """
-    watch, aftermath = Watchdog(processes.doing), Aftermath(processes)
-    with launched(processes.folder, processes.devices, arguments, **environment) as process:
-        while (code := process.poll()) is None:
-            look()
-            watch.look()
-            aftermath.look()
-            time.sleep(EVERY)
-    return code
+
+    def __init__(self, kind: str, emitted: Emitted) -> None:
+        self.kind, self.emitted = kind, emitted
+        self.devices, self.code = devices_of(emitted.program.text), 0
+
+    def __enter__(self) -> Launcher:
+        self._temporary = tempfile.TemporaryDirectory("", "meshdsl-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
+        self.emitted.write(self.folder)
+        (self.folder / TOLD).touch()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._temporary.cleanup()
+
+    def run(
+        self,
+        job: Any,
+        hear: Callable[[str], None] = lambda line: None,
+        look: Callable[[], None] = lambda: None,
+        **environment: str,
+    ) -> int:
+        """Do a job, a dataclass of plain data; returns the exit code, of which 0 is success.
+
+        `hear` gets every line that device 0 tells, `look` is called often. Whatever happens, all
+        processes are gone afterwards.
+        """
+        (self.folder / JOB).write_text(json.dumps(asdict(job)), encoding="utf-8")
+        processes = Processes(self.folder, self.devices, self.emitted.places)
+        watch, aftermath = Watchdog(processes.doing), Aftermath(processes)
+        arguments = [*WORKER, self.kind, str(self.folder)]
+        with (
+            open(self.folder / TOLD, encoding="utf-8", errors="replace") as told,
+            launched(self.folder, self.devices, arguments, **environment) as process,
+        ):
+            while (code := process.poll()) is None:
+                relay(told, hear)
+                look()
+                watch.look()
+                aftermath.look()
+                time.sleep(EVERY)
+            relay(told, hear)
+        self.code = code
+        return code
+
+    @property
+    def error(self) -> TorchrunError | DiagnosticError:
+        """The one error to report to the user."""
+        if self.code < 0:
+            message = f"torchrun was killed by signal {-self.code}, its processes with it"
+            return TorchrunError("MD0721", message)
+        log = (self.folder / "log").read_text("utf-8", errors="replace")
+        return error_of(self.emitted, self.devices, reports_in(self.folder), log)
+
+
+def relay(told: IO[str], hear: Callable[[str], None]) -> None:
+    """Pass on the lines that were written since the last time."""
+    start = told.tell()
+    while (line := told.readline()).endswith("\n"):
+        hear(line)
+        start = told.tell()
+    told.seek(start)  # the last line is being written just now
 
 
 class Aftermath:
@@ -253,23 +305,55 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+# --- failures ------------------------------------------------------------------------------------
+
+
 def reports_in(folder: Path) -> list[Report]:
     """The reports of failed processes, in rank order."""
     reports = []
     for path in folder.glob("report.rank*"):
         with contextlib.suppress(ValueError):  # cut short when its process was ended
-            reports.append(report_from_json(path.read_text("utf-8")))
+            reports.append(from_json(path.read_text("utf-8"), Report))
     return sorted(reports, key=lambda report: report["rank"])
 
 
-def told(
-    text: str, reports: list[Report], log: str, lines: Mapping[int, str] | None
-) -> TorchrunError:
-    """The one error to report to the user."""
+def error_of(
+    emitted: Emitted, devices: int, reports: list[Report], log: str
+) -> TorchrunError | DiagnosticError:
+    """The one error to report to the user, of what processes reported and torchrun's log."""
+    reporting = {report["rank"] for report in reports}
+    victim = _signalled(log)
+    if victim is not None and victim not in reporting:
+        return _killed(victim, reports, emitted.places)
     for report in reports:
-        if report["exit"] == 2:
+        if told := report["diagnostics"]:
+            return DiagnosticError(*(Diagnostic(**diagnostic) for diagnostic in told))
+        if report["code"] is not None:
             return TorchrunError(report["code"], report["message"])
-    return earliest_of(text, reports, lines) if reports else unexplained(log)
+    causes = [report for report in reports if not report["in_collective"]]
+    silent = sorted(set(range(devices)) - reporting)
+    if reports and silent and not causes:
+        return _killed(silent[0], reports, emitted.places)
+    failed = causes or [report for report in reports if report["kind"] != TERMINATED]
+    return earliest_of(emitted.text, failed, emitted.places) if failed else unexplained(log)
+
+
+def _signalled(log: str) -> int | None:
+    """The device whose process was the first to end, if a signal ended it, as torchrun logs it."""
+    found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*-\d", log.partition(ROOT_CAUSE)[2], re.S)
+    return int(found[1]) if found else None
+
+
+def _killed(device: int, reports: list[Report], places: Mapping[int, str]) -> TorchrunError:
+    """The error of a process that ended without a report, and where another waited for it."""
+    message = f"the process of device {device} was killed"
+    waiting = next((r for r in reports if r["line"] and r["collective"]), None)
+    if waiting is None:
+        return TorchrunError("MD0721", message, device=device)
+    place, collective = places.get(waiting["line"] or 0), waiting["collective"]
+    at = place or f"line {waiting['line']} of its program"
+    message += f"; device {waiting['rank']} was waiting for it in {collective} at {at}"
+    return TorchrunError("MD0721", message, device=device, place=place, collective=collective)
 
 
 def unexplained(log: str) -> TorchrunError:
@@ -278,7 +362,7 @@ def unexplained(log: str) -> TorchrunError:
     return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
 
 
-def earliest_of(text: str, reports: list[Report], lines: Mapping[int, str] | None) -> TorchrunError:
+def earliest_of(text: str, reports: list[Report], lines: Mapping[int, str]) -> TorchrunError:
     """The first reported failure in program order."""
     first = first_failure(text, [_failure(report) for report in reports])
     code, message, details = as_error(first, lines)

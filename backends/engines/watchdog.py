@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshdsl.backends.engines.reports import activity_from_json
+from meshdsl.backends.engines.reports import Activity
 from meshdsl.backends.engines.stack_sampler import EVERY, report_of
 from meshdsl.diagnostics import Diagnostic, fail
+from meshdsl.disk_cache import from_json
 
 SETTING = "MESHDSL_STALL_SECONDS"
 DEFAULT = 60.0
@@ -146,7 +147,7 @@ class Processes:
         """The last report of a process, and its age in seconds; None if there is none yet."""
         path = self.folder / report_of(rank)
         try:
-            activity = activity_from_json(path.read_text("utf-8"))
+            activity = from_json(path.read_text("utf-8"), Activity)
             return {**activity, "age": time.time() - path.stat().st_mtime}
         except (FileNotFoundError, ValueError):
             return None

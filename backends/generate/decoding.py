@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from meshdsl.backends.engines.in_process import LoadedProgram
 
 
-def groups_of(program: LoadedProgram) -> tuple[tuple[str, ...], ...]:
-    """The sets of axes that a device communicates over, all axes together among them."""
-    return tuple(sorted({*program.GROUPS, tuple(program.MESH)}))
-
-
 class Speaker:
     """One device. All devices make the same calls in the same order, and choose the same tokens."""
 

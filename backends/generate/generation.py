@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from meshdsl.backends.engines.execution import line_of, refuse_too_large
 from meshdsl.backends.engines.failures import RunError
-from meshdsl.backends.engines.reports import token_from_json
+from meshdsl.backends.engines.in_process import Emitted, Session
+from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.generate.task import Task, Tell
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
-from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
+from meshdsl.disk_cache import from_json
 from meshdsl.pipeline import Compilation
 
 ENGINES = ("local", "torchrun")
-WORKER = ["-m", "meshdsl.backends.generate.decoder_process"]
 
 
 def generate(made: Compilation, engine: str, task: Task, tell: Tell) -> None:
     """Run the one-step program; `tell` gets every new token. Raises DiagnosticError."""
     refuse_too_large(made, engine, None)
     try:
-        _ENGINES[engine](made.emitted, task, tell)
+        _ENGINES[engine](Emitted(made.emitted), task, tell)
     except RunError as error:
         diagnostic = replace(error.diagnostic, span=line_of(error.place, made.source))
         raise DiagnosticError(diagnostic) from error
@@ -51,50 +48,17 @@ def checked_params(made: Compilation, path: str, states: tuple[str, ...]) -> lis
     return [Diagnostic("MD0506", note, severity="note") for note in notes]
 
 
-def _local(emitted: ProgramText, task: Task, tell: Tell) -> None:
-    import torch
+def _local(emitted: Emitted, task: Task, tell: Tell) -> None:
+    from meshdsl.backends.generate.decoding import Speaker
 
-    from meshdsl.backends.engines.in_process import load
-    from meshdsl.backends.engines.local_devices import DeviceThreads
-    from meshdsl.backends.engines.local_dist import LocalDist
-    from meshdsl.backends.engines.ranks import Ranks
-    from meshdsl.backends.generate.decoding import Speaker, groups_of
-
-    program = load(emitted.text)
-    mesh = program.MESH
-    dist = program.dist = LocalDist(mesh, groups_of(program), emitted.places)
-
-    def call(rank: int) -> list[int]:
-        with torch.inference_mode():
-            return Speaker(Ranks(mesh, rank, dist, dist.groups(rank)), program, task, tell).run()
-
-    DeviceThreads(math.prod(mesh.values()), dist, call, emitted.text).run().check()
+    programs = emitted.load()
+    Session(programs).run(lambda ranks: Speaker(ranks, programs.program, task, tell).run())
 
 
-def _torchrun(emitted: ProgramText, task: Task, tell: Tell) -> None:
-    from meshdsl.backends.engines.torchrun import devices_of, launch, reports_in, told
-    from meshdsl.backends.engines.watchdog import Processes
-
-    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "prog.py").write_text(emitted.text, encoding="utf-8")
-        (folder / "job.json").write_text(task.to_json(), encoding="utf-8")
-        (folder / "tokens").touch()
-        processes = Processes(folder, devices_of(emitted.text), emitted.places)
-        with open(folder / "tokens", encoding="utf-8") as tokens:
-
-            def look() -> None:
-                start = tokens.tell()
-                while (line := tokens.readline()).endswith("\n"):
-                    tell(token_from_json(line))
-                    start = tokens.tell()
-                tokens.seek(start)  # the last line is being written just now
-
-            code = launch(processes, [*WORKER, str(folder)], look)
-            look()
-        if code != 0:
-            log = (folder / "log").read_text("utf-8", errors="replace")
-            raise told(emitted.text, reports_in(folder), log, emitted.places)
+def _torchrun(emitted: Emitted, task: Task, tell: Tell) -> None:
+    with Launcher("generate", emitted) as launcher:
+        if launcher.run(task, lambda line: tell(from_json(line, int))) != 0:
+            raise launcher.error
 
 
 _ENGINES = {"local": _local, "torchrun": _torchrun}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import counted, fail
-from meshdsl.disk_cache import checked
 
 Tell = Callable[[int], None]
 """Is called with every token, in order."""
@@ -37,10 +35,6 @@ class Task:
     temperature: float = 0.0
     seed: int = 0
 
-    def to_json(self) -> str:
-        """The task as text, for another process."""
-        return json.dumps(asdict(self))
-
     def next(self, logits: Array, position: int) -> int:
         """The token after `position`, of the logits over the vocabulary.
 
@@ -54,11 +48,6 @@ class Task:
             with np.errstate(divide="ignore"):
                 scores = scores / self.temperature - np.log(-np.log(chance))
         return int(np.argmax(scores))
-
-
-def task_from_json(text: str) -> Task:
-    """The task of `Task.to_json`. Raises ValueError where a field has another type."""
-    return checked(json.loads(text), Task)
 
 
 # --- text and tokens ---------------------------------------------------------------------------

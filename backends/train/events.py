@@ -14,11 +14,17 @@ from msgspec import Meta
 from meshdsl.backends.train.job import Event
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import Severity
-from meshdsl.disk_cache import checked
+from meshdsl.disk_cache import from_json
 
 Step = Annotated[int, Meta(ge=0, lt=10**18)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class Kind(TypedDict):
+    """What any event has."""
+
+    kind: str
 
 
 class StepMeasurements(TypedDict):
@@ -98,15 +104,11 @@ KINDS: Mapping[str, type] = {
 
 def event_from_line(line: str, loss: str) -> Event:
     """The event of a line, of a program with this loss. Raises ValueError for what is none."""
-    try:
-        found = json.loads(line)
-        json.dumps(found, ensure_ascii=False).encode("utf-8")  # half a surrogate is no text
-    except RecursionError as error:
-        raise ValueError("objects in objects without an end") from error
-    kind = found.get("kind") if isinstance(found, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
+    kind = from_json(line, Kind)["kind"]
+    if kind not in KINDS:
         raise ValueError("no event of a run")
-    event: Event = checked(found, KINDS[kind])
+    event: Event = from_json(line, KINDS[kind])
+    json.dumps(event, ensure_ascii=False).encode("utf-8")  # half a surrogate is no text
     if kind == "step" and loss not in event["values"]:
         raise ValueError("a step without its loss")
     if kind == "note" and event["code"] not in CODES:
@@ -114,12 +116,16 @@ def event_from_line(line: str, loss: str) -> Event:
     return event
 
 
-def damaged(line: str) -> Event:
-    """The note that a line was left out."""
-    return {
-        "kind": "note",
-        "code": "MD0724",
-        "text": f"a line in which device 0 reports its progress is damaged: {line[:60]!a}",
-        "severity": "warning",
-        "help": "the training goes on; see that the folder for temporary files has room (TMPDIR)",
-    }
+def heard(line: str, loss: str) -> Event:
+    """The event of a line or, where that is damaged, the note that it was left out."""
+    try:
+        return event_from_line(line, loss)
+    except ValueError:
+        return {
+            "kind": "note",
+            "code": "MD0724",
+            "text": f"a line in which device 0 reports its progress is damaged: {line[:60]!a}",
+            "severity": "warning",
+            "help": "the training goes on; see that the folder for temporary files has room "
+            "(TMPDIR)",
+        }

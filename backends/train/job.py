@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
-
-from meshdsl.disk_cache import checked
 
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 
@@ -59,15 +56,6 @@ class Job:
     predicted: int = 0
     timed: str | None = None
 
-    def to_json(self) -> str:
-        """The job as text."""
-        return json.dumps(asdict(self))
-
-
-def job_from_json(text: str) -> Job:
-    """The job in a text of `Job.to_json`. Raises ValueError where a field has another type."""
-    return checked(json.loads(text), Job)
-
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -109,11 +97,6 @@ class Ending:
     checkpoint: str | None = None
     trouble: Trouble | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
-
-
-def ending_from_dict(found: dict[str, Any]) -> Ending:
-    """The ending in a dict of `dataclasses.asdict`. Raises ValueError for any other."""
-    return checked(found, Ending)
 
 
 Event = Mapping[str, Any]

@@ -185,7 +185,7 @@ def _again(trainer: Trainer, seen: int, watched_from: int) -> tuple[int | None, 
     if ranks.rank == 0:
         event = {"kind": "watch", "first": held.step + 1, "last": seen}
         trainer.control.tell(event)
-    watch = NonFiniteWatch(trainer.program, trainer.texts.text)
+    watch = NonFiniteWatch(trainer.program, trainer.programs.emitted.program.text)
     for step in range(held.step, seen):
         trainer.control.begun()
         watched = step >= watched_from
@@ -213,5 +213,5 @@ def _earliest(trainer: Trainer, mine: Finding | None) -> dict[str, Any] | None:
     if not findings:
         return None
     failures = [Failure(f["at"], "", "", f["line"], f["loops"]) for f in findings]
-    first = first_failure(trainer.texts.text, failures)
+    first = first_failure(trainer.programs.emitted.program.text, failures)
     return next(finding for finding in findings if finding["at"] == first.device)

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdsl.backends.engines.asynchronous_reference import replay_of
-from meshdsl.backends.engines.in_process import as_array
+from meshdsl.backends.engines.in_process import Emitted, Programs, as_array
 from meshdsl.backends.engines.reference import reference_step, run_reference
 from meshdsl.backends.runtime.values import Array
-from meshdsl.backends.train.local import Emitted
-from meshdsl.backends.train.trainer import Texts
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Compilation
 
@@ -47,13 +45,12 @@ class Referred(Emitted):
     train: Device | None = None
     evaluate: Device | None = None
 
-    def load(self) -> Texts:
+    def load(self) -> Programs:
         """Both texts as modules."""
-        texts = Emitted.load(self)
-        texts.training.device = self.train
-        if texts.evaluation is not None:
-            texts.evaluation.device = self.evaluate
-        return texts
+        programs = Emitted.load(self)
+        for program, device in zip(programs.every, (self.train, self.evaluate), strict=False):
+            program.device = device
+        return programs
 
 
 def referred(made: Compilation, one: Compilation, evaluated: bool) -> Referred:

@@ -23,7 +23,7 @@ from meshdsl.diagnostics import Diagnostic
 if TYPE_CHECKING:
     import torch
 
-    from meshdsl.backends.engines.in_process import LoadedProgram
+    from meshdsl.backends.engines.in_process import LoadedProgram, Programs
 
 TIMED = 3
 """The step of a run that is timed: those before it connect the devices and fill caches."""
@@ -32,15 +32,6 @@ PACE = 0.25
 """Seconds between two checks whether the run is to stop."""
 
 Tensors = Mapping[str, "torch.Tensor"]
-
-
-@dataclass(frozen=True)
-class Texts:
-    """The program that trains, the one that evaluates, and the text of the first."""
-
-    training: LoadedProgram
-    evaluation: LoadedProgram | None
-    text: str
 
 
 @dataclass(frozen=True)
@@ -81,9 +72,11 @@ class Feed:
 class Trainer:
     """One device of a training run. All devices make the same calls in the same order."""
 
-    def __init__(self, ranks: Ranks, texts: Texts, job: Job, data: Data, control: Control) -> None:
-        self.ranks, self.texts, self.job, self.control = ranks, texts, job, control
-        self.program = texts.training
+    def __init__(
+        self, ranks: Ranks, programs: Programs, job: Job, data: Data, control: Control
+    ) -> None:
+        self.ranks, self.programs, self.job, self.control = ranks, programs, job, control
+        self.program = programs.program
         self.groups = ranks.groups(self.program.GROUPS)
         self.held = held = ShardedState(self.program, job, data, ranks)
         self.notes = (*data.notes, *held.begin())
@@ -246,7 +239,7 @@ class Trainer:
         return True
 
     def _averages(self) -> dict[str, float]:
-        program = self.texts.evaluation
+        program = self.programs.evaluation
         assert program is not None
         assert self.held_out is not None
         scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
@@ -308,6 +301,3 @@ def _note(note: Diagnostic) -> Event:
     """The event of a note."""
     known = {"code": note.code, "severity": note.severity, "help": note.help}
     return {"kind": "note", "text": note.message, **known}
-
-
-__all__ = ["Control", "Event", "Feed", "Texts", "Trainer"]

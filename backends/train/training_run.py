@@ -20,7 +20,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fa
 
 if TYPE_CHECKING:
     from meshdsl.backends.engines.failures import RunError
-    from meshdsl.backends.train.local import Emitted
+    from meshdsl.backends.engines.in_process import Emitted
     from meshdsl.pipeline import Compilation
 
 ENGINES = ("local", "torchrun", "reference")
@@ -187,7 +187,7 @@ def _resumed(job: Job, seed: int | None) -> Job:
 
 def emit_both(made: Compilation, evaluated: bool) -> Emitted:
     """The texts of the program that trains and, if wanted, of the one that evaluates."""
-    from meshdsl.backends.train.local import Emitted
+    from meshdsl.backends.engines.in_process import Emitted
 
     return Emitted(made.emitted, made.evaluation.emitted if evaluated else None)
 
@@ -216,17 +216,14 @@ def _placed(error: RunError, source: Source | None) -> Diagnostic:
     """The diagnostic of a failed run, with its source line and a help for training runs."""
     span = line_of(error.place, source) if source else None
     diagnostic = replace(error.diagnostic, span=span)
-    return replace(diagnostic, help=RESUME) if diagnostic.code == "MD0701" else diagnostic
+    is_late = diagnostic.code in ("MD0701", "MD0721")
+    return replace(diagnostic, help=RESUME) if is_late else diagnostic
 
 
 def _engine(name: str) -> Callable[..., Ending]:
-    if name in ("local", "reference"):
-        from meshdsl.backends.train.local import train_local
+    from meshdsl.backends.train.devices import train_local, train_torchrun
 
-        return train_local
-    from meshdsl.backends.train.processes import train_torchrun
-
-    return train_torchrun
+    return train_torchrun if name == "torchrun" else train_local
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def test_a_plan_is_emitted_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> N
     plan = mlp.compile(line, {"hidden": "d"})
     plan(X)
     before = set(threading.enumerate())
-    monkeypatch.setattr("meshdsl.backends.engines.persistent.load", None)
+    monkeypatch.setattr("meshdsl.backends.engines.in_process.load", None)
     monkeypatch.setattr("meshdsl.backends.torch.emitter.emit", None)
     results = [plan(X).y for _ in range(20)]
     assert set(threading.enumerate()) <= before

@@ -29,7 +29,7 @@ def test_a_forked_process_runs() -> None:
     inputs, held = {"u": values["u"]}, engine.parameters({"v": values["v"]})
     (name,) = engine.run(inputs, held)
     run_local(made.text)
-    engine._lock.acquire()  # as of a thread that runs just now
+    engine.session._lock.acquire()  # as of a thread that runs just now
     child = os.fork()
     if child == 0:
         signal.alarm(60)
@@ -39,6 +39,6 @@ def test_a_forked_process_runs() -> None:
             code = 0 if name in engine.run(inputs, held) else 2
         finally:
             os._exit(code)
-    engine._lock.release()
+    engine.session._lock.release()
     assert os.waitpid(child, 0)[1] == 0
     assert engine.run(inputs, held)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines.in_process import load
+from meshdsl.backends.engines.in_process import Emitted, load
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import draw_part
 from meshdsl.backends.train import log as loop_log
 from meshdsl.backends.train.data import Shuffled
+from meshdsl.backends.train.devices import train_local
 from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
-from meshdsl.backends.train.local import Emitted, train_local
 from meshdsl.backends.train.training_run import train, troubled
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.training_text import (
@@ -394,5 +394,5 @@ def test_the_evaluated_text_is_told_by_its_own_lines(data):
     tables = LINE_TABLES.replace('    "largest": Spec("f32", {}, {}),\n', "")
     evaluated = training_text(body, tables, groups=[("d",)], states=False)
     with pytest.raises(LocalRunError) as caught:
-        run(Emitted(line().training, evaluated), data, 4, fraction=0.5, eval_every=2)
+        run(Emitted(line().program, evaluated), data, 4, fraction=0.5, eval_every=2)
     assert caught.value.place == "line.mdsl:4"

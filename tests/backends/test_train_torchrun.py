@@ -16,10 +16,10 @@ import pytest
 
 from meshdsl.backends.engines import watchdog
 from meshdsl.backends.engines.failures import RunError
+from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.train.checkpoint import Checkpoints
+from meshdsl.backends.train.devices import train_local, train_torchrun
 from meshdsl.backends.train.job import DataFiles, Event, Job
-from meshdsl.backends.train.local import Emitted, train_local
-from meshdsl.backends.train.processes import train_torchrun
 from meshdsl.backends.train.training_run import train, troubled
 from tests.backends.training_text import LINE, LINE_TABLES, line, training_text
 from tests.waiting import ended, started, until, until_gone

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from meshdsl.backends.train.events import KINDS, event_from_line
+from meshdsl.backends.engines.torchrun import relay
+from meshdsl.backends.train.devices import ending_in, train_local
+from meshdsl.backends.train.events import KINDS, event_from_line, heard
 from meshdsl.backends.train.job import DataFiles, Event, Job
-from meshdsl.backends.train.local import train_local
-from meshdsl.backends.train.processes import _ending, _relay
 from meshdsl.report.training_progress import Bar, PlainLines
 from tests.backends.training_text import line
 
@@ -102,10 +102,10 @@ def test_a_damaged_line_is_told_and_the_others_are_passed_on(
     good = [json.dumps(event).encode() for event in events[:2]]
     path.write_bytes(good[0] + b"\n\xff\x00{\x1b\n" + good[1] + b"\n" + good[0][:9])
     with open(path, encoding="utf-8", errors="replace") as file:
-        _relay(file, "loss", told.append)
+        relay(file, lambda line: told.append(heard(line, "loss")))
         with open(path, "ab") as more:
             more.write(good[0][9:] + b"\n")
-        _relay(file, "loss", told.append)
+        relay(file, lambda line: told.append(heard(line, "loss")))
     first, note, second, last = told
     assert [first, second, last] == [events[0], events[1], events[0]]
     assert (note["kind"], note["code"], note["severity"]) == ("note", "MD0724", "warning")
@@ -114,7 +114,7 @@ def test_a_damaged_line_is_told_and_the_others_are_passed_on(
 
 def test_an_ending_that_was_cut_short_is_none(tmp_path: Path) -> None:
     path = tmp_path / "ending.json"
-    assert _ending(path) is None
+    assert ending_in(tmp_path) is None
     for text in ("", "{", '{"how": 3}', "[]", "\ud800"):
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        assert _ending(path) is None
+        assert ending_in(tmp_path) is None

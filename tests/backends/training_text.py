@@ -9,11 +9,11 @@ import ast
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.torch.inliner import paste
 from meshdsl.backends.torch.preamble import foot, spec_text
-from meshdsl.backends.train.local import Emitted
 
 FILE = "line.mdsl"
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.train.devices import train_local
 from meshdsl.backends.train.job import DataFiles, Event, Job
-from meshdsl.backends.train.local import Emitted, train_local
 from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.project import ROOT

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.in_process import Emitted, run_local
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.job import DataFiles, Job
-from meshdsl.backends.train.local import Emitted
 from meshdsl.backends.train.training_run import train
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options

@@ -201,7 +201,7 @@ def engine(
 
 def run(found: PersistentEngine, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The whole outputs, floats as float64."""
-    outputs = found.run(inputs, [{} for _ in range(found.devices)])
+    outputs = found.run(inputs, [{} for _ in range(found.session.programs.devices)])
     return {n: (t.double() if t.is_floating_point() else t).numpy() for n, t in outputs.items()}
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.train.devices import train_local
 from meshdsl.backends.train.job import DataFiles, Event, Job
-from meshdsl.backends.train.local import Emitted, train_local
 from meshdsl.placed.place import POLICIES
 from tests.covering import in_turn
 from tests.programs.harness import Case, compiled
