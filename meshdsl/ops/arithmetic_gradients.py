@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import contracted, number, product, zero_like
-from meshdsl.ops.opdef import Backward, Gradient
+from meshdsl.ops import kit
 
-Grads = Mapping[int, Value]
+Grads = kit.Grads
 
 
-def _both(call: Backward, rules: Mapping[int, Gradient]) -> Grads:
+def _both(call: kit.Backward, rules: Mapping[int, kit.Gradient]) -> Grads:
     """The gradients by the rules of the wanted operands."""
-    grads: dict[int, Value] = {}
+    grads: dict[int, kit.Value] = {}
     for index, rule in rules.items():
         if call.wanted(index):
             grads |= rule(call)
     return grads
 
 
-def add_gradient(call: Backward) -> Grads:
+def add_gradient(call: kit.Backward) -> Grads:
     """The cotangent itself, for each operand."""
     return {i: call.sized(call.grad, i) for i in (0, 1) if call.wanted(i)}
 
 
-def sub_gradient(call: Backward) -> Grads:
+def sub_gradient(call: kit.Backward) -> Grads:
     """The cotangent, and its negative: negated after the sum, when it is smallest."""
     return _both(
         call,
@@ -36,92 +34,94 @@ def sub_gradient(call: Backward) -> Grads:
     )
 
 
-def mul_gradient(call: Backward) -> Grads:
+def mul_gradient(call: kit.Backward) -> Grads:
     """The cotangent times the other operand."""
     return {
-        i: contracted(call, i, call.grad, call.operand(1 - i)) for i in (0, 1) if call.wanted(i)
+        i: kit.contracted(call, i, call.grad, call.operand(1 - i)) for i in (0, 1) if call.wanted(i)
     }
 
 
-def einsum_gradient(call: Backward) -> Grads:
+def einsum_gradient(call: kit.Backward) -> Grads:
     """The einsum of the cotangent and the other operands."""
 
-    def one(index: int) -> Value:
+    def one(index: int) -> kit.Value:
         others = [call.operand(i) for i in range(len(call.ins)) if i != index]
-        return contracted(call, index, call.grad, *others)
+        return kit.contracted(call, index, call.grad, *others)
 
     return {i: one(i) for i in range(len(call.ins)) if call.wanted(i)}
 
 
-def div_gradient(call: Backward) -> Grads:
+def div_gradient(call: kit.Backward) -> Grads:
     """Derivatives of x / y: 1 / y, and -(x / y) / y."""
 
-    def numerator(call: Backward) -> Grads:
+    def numerator(call: kit.Backward) -> Grads:
         x, y = call.ins
         if set(y.names) <= set(x.names):
             return {0: call.emit("div", call.sized(call.grad, 0), call.operand(1))}
-        one = number(call, 1.0, y.dtype)
-        return {0: contracted(call, 0, call.grad, call.emit("div", one, call.operand(1)))}
+        one = kit.number(call, 1.0, y.dtype)
+        return {0: kit.contracted(call, 0, call.grad, call.emit("div", one, call.operand(1)))}
 
-    def denominator(call: Backward) -> Grads:
-        total = contracted(call, 1, call.grad, call.result())
+    def denominator(call: kit.Backward) -> Grads:
+        total = kit.contracted(call, 1, call.grad, call.result())
         return {1: call.emit("neg", call.emit("div", total, call.operand(1)))}
 
     return _both(call, {0: numerator, 1: denominator})
 
 
-def pow_gradient(call: Backward) -> Grads:
+def pow_gradient(call: kit.Backward) -> Grads:
     """Derivatives of x ^ p: p * x^(p-1), which is 0 for p = 0, and x^p * log(x).
 
     The latter is 0 for x = 0, unless p is negative and the power infinite.
     """
 
-    def base(call: Backward) -> Grads:
+    def base(call: kit.Backward) -> Grads:
         x, p = call.operand(0), call.operand(1)
         # 0 * x^-1 would be NaN at x = 0.
-        one = number(call, 1.0, p.type.dtype)
+        one = kit.number(call, 1.0, p.type.dtype)
         safe = call.emit("where", call.emit("eq", p, 0.0), one, p)
         power = call.emit("pow", x, call.emit("sub", safe, 1.0))
-        return {0: contracted(call, 0, call.grad, p, power)}
+        return {0: kit.contracted(call, 0, call.grad, p, power)}
 
-    def exponent(call: Backward) -> Grads:
+    def exponent(call: kit.Backward) -> Grads:
         x, p = call.operand(0), call.operand(1)
         # 0 * log(0) would be NaN.
-        one = number(call, 1.0, x.type.dtype)
+        one = kit.number(call, 1.0, x.type.dtype)
         vanishes = call.emit("logical_and", call.emit("eq", x, 0.0), call.emit("ge", p, 0.0))
         safe = call.emit("where", vanishes, one, x)
         log = call.emit("log", safe)
-        return {1: contracted(call, 1, call.grad, call.result(), log)}
+        return {1: kit.contracted(call, 1, call.grad, call.result(), log)}
 
     return _both(call, {0: base, 1: exponent})
 
 
-def extreme_gradient(lost: str, not_won: str) -> Gradient:
+def extreme_gradient(lost: str, not_won: str) -> kit.Gradient:
     """The rule of `maximum` (`lt`, `le`) or `minimum` (`gt`, `ge`): to the winner; half at a tie.
 
     Where one is NaN, to both, as `torch.maximum`.
     """
 
-    def gradient(call: Backward) -> Grads:
+    def gradient(call: kit.Backward) -> Grads:
         grads = {}
         for index in (0, 1):
             if call.wanted(index):
-                grads[index] = contracted(call, index, call.grad, share(call, index))
+                grads[index] = kit.contracted(call, index, call.grad, share(call, index))
         return grads
 
-    def share(call: Backward, index: int) -> Value:
+    def share(call: kit.Backward, index: int) -> kit.Value:
         operand, other = call.operand(index), call.operand(1 - index)
         dtype = operand.type.dtype
         left_out, tied = call.emit(lost, operand, other), call.emit(not_won, operand, other)
-        winner_share = call.emit("where", tied, number(call, 0.5, dtype), number(call, 1.0, dtype))
-        return call.emit("where", left_out, number(call, 0.0, dtype), winner_share)
+        winner_share = call.emit(
+            "where", tied, kit.number(call, 0.5, dtype), kit.number(call, 1.0, dtype)
+        )
+        return call.emit("where", left_out, kit.number(call, 0.0, dtype), winner_share)
 
     return gradient
 
 
-def where_gradient(call: Backward) -> Grads:
+def where_gradient(call: kit.Backward) -> Grads:
     """The cotangent where the operand was taken, 0 elsewhere."""
-    condition, zero = call.operand(0), zero_like(call, call.grad)
+    condition, zero = call.operand(0), kit.zero_like(call, call.grad)
     grads = {}
     if call.wanted(1):
         grads[1] = call.sized(call.emit("where", condition, call.grad, zero), 1)
@@ -130,7 +130,7 @@ def where_gradient(call: Backward) -> Grads:
     return grads
 
 
-def cast_gradient(call: Backward) -> Grads:
+def cast_gradient(call: kit.Backward) -> Grads:
     """The cotangent cast back; integers have no gradient, and none is ever wanted."""
     old = call.ins[0].dtype
     return {
@@ -141,33 +141,33 @@ def cast_gradient(call: Backward) -> Grads:
 # --- slopes of one operand ---------------------------------------------------------------------
 
 
-def neg_gradient(call: Backward) -> Grads:
+def neg_gradient(call: kit.Backward) -> Grads:
     """The negative."""
     return {0: call.emit("neg", call.grad)}
 
 
-def square_gradient(call: Backward) -> Grads:
+def square_gradient(call: kit.Backward) -> Grads:
     """2 * x."""
-    return {0: product(call, call.emit("mul", call.grad, 2.0), call.operand(0))}
+    return {0: kit.product(call, call.emit("mul", call.grad, 2.0), call.operand(0))}
 
 
-def log_gradient(call: Backward) -> Grads:
+def log_gradient(call: kit.Backward) -> Grads:
     """1 / x."""
     return {0: call.emit("div", call.grad, call.operand(0))}
 
 
-def sqrt_gradient(call: Backward) -> Grads:
+def sqrt_gradient(call: kit.Backward) -> Grads:
     """1 / (2 * sqrt(x))."""
     return {0: call.emit("div", call.emit("mul", call.grad, 0.5), call.result())}
 
 
-def rsqrt_gradient(call: Backward) -> Grads:
+def rsqrt_gradient(call: kit.Backward) -> Grads:
     """-1/2 * x^(-3/2), from the result."""
     y = call.result()
     half = call.emit("mul", call.grad, -0.5)
-    return {0: product(call, half, call.emit("mul", call.emit("square", y), y))}
+    return {0: kit.product(call, half, call.emit("mul", call.emit("square", y), y))}
 
 
-def cos_gradient(call: Backward) -> Grads:
+def cos_gradient(call: kit.Backward) -> Grads:
     """-sin(x)."""
-    return {0: call.emit("neg", product(call, call.grad, call.emit("sin", call.operand(0))))}
+    return {0: call.emit("neg", kit.product(call, call.grad, call.emit("sin", call.operand(0))))}

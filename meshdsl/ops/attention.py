@@ -15,37 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.types import BOOL, F32, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factor,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    ReduceOp,
-    Sample,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    merged_dims,
-    need_dims,
-    need_kind,
-    need_one_dtype,
-    sample,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import Names, atom, permuted, tuple_text
+from meshdsl.ops import kit
 
 MASKED = -1e9
 """The score of a position that the mask hides."""
@@ -63,18 +33,18 @@ class Parts:
 
     key: str
     mem: str
-    rows: Names
-    batch: Names
-    query: Names
-    feature: Names
+    rows: kit.Names
+    batch: kit.Names
+    query: kit.Names
+    feature: kit.Names
 
 
-def operands(ins: Sequence[TensorType]) -> tuple[TensorType, ...]:
+def operands(ins: Sequence[kit.TensorType]) -> kit.Types:
     """The types of q, k, v and the mask, if there is one, among the operands of the gradient."""
     return (*ins[1:4], *ins[6:])
 
 
-def parts(ins: Sequence[TensorType], attrs: Attrs) -> Parts:
+def parts(ins: Sequence[kit.TensorType], attrs: kit.Attrs) -> Parts:
     """The parts of the dims of q, k, v and the mask, if there is one."""
     key, mem = (d.name for d in attrs["dims"])
     scored = {n for t in (*ins[:2], *ins[3:]) for n in t.names} - {key, mem}
@@ -85,7 +55,7 @@ def parts(ins: Sequence[TensorType], attrs: Attrs) -> Parts:
     return Parts(key, mem, rows, batch, query, tuple(n for n in out if n not in scored))
 
 
-def result_dims(ins: Sequence[TensorType], key: Dim, mem: Dim) -> tuple[Dim, ...]:
+def result_dims(ins: Sequence[kit.TensorType], key: kit.Dim, mem: kit.Dim) -> tuple[kit.Dim, ...]:
     """The dims of a result in the order of q: those that q lacks first, features for `key`."""
     scored = [d for t in (*ins[:2], *ins[3:]) for d in t.dims if d not in (key, mem)]
     feature = [d for d in ins[2].dims if d != mem and d not in scored]
@@ -98,11 +68,11 @@ def result_dims(ins: Sequence[TensorType], key: Dim, mem: Dim) -> tuple[Dim, ...
 # --- shape rules -------------------------------------------------------------------------------
 
 
-def _bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
+def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     """The attributes of a call: the result's dims, and the scale, by default 1 / sqrt(key)."""
     need = "write `attention[key, mem](q, k, v)`: first the dim that is contracted"
     if len(attrs["dims"]) != 2:
-        raise OpError("MD0252", "`attention` takes two dims in `[ ]`", need)
+        raise kit.OpError("MD0252", "`attention` takes two dims in `[ ]`", need)
     key, mem = attrs["dims"]
     _need(ins, key, mem)
     scale = attrs["scale"]
@@ -111,45 +81,45 @@ def _bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
     return {**bound, "causal": ()}
 
 
-def _need(ins: tuple[TensorType, ...], key: Dim, mem: Dim) -> None:
+def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim) -> None:
     """Raise an error unless q, k, v and the mask have the dims that they need, and no others."""
     q, k, v, *mask = ins
     said = "attention"
-    need_kind(said, "float", q, k, v)
-    need_one_dtype(said, q, k, v)
-    need_dims(said, q, (key,))
-    need_dims(said, k, (key, mem))
-    need_dims(said, v, (mem,))
+    kit.need_kind(said, "float", q, k, v)
+    kit.need_one_dtype(said, q, k, v)
+    kit.need_dims(said, q, (key,))
+    kit.need_dims(said, k, (key, mem))
+    kit.need_dims(said, v, (mem,))
     if q.has(mem.name):
-        raise OpError(
+        raise kit.OpError(
             "MD0242",
             f"`attention` looks along `{mem}`, which the queries {q} have themselves",
             f"rename it in keys and values: `k[{mem} -> other]`",
         )
     for type_ in mask:
-        if type_.dtype != BOOL or type_.has(key.name):
-            raise OpError(
+        if type_.dtype != kit.BOOL or type_.has(key.name):
+            raise kit.OpError(
                 "MD0243",
                 f"the mask of `attention` says by bools who may look where, and this is {type_}",
                 f"compare, `iota[seq] >= iota[{mem}]`; a bias is added to the scores by hand: "
                 f"`softmax[{mem}](scores + bias)`",
             )
-    merged_dims(said, *ins)
+    kit.merged_dims(said, *ins)
 
 
-def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     _need(ins, *attrs["dims"])
-    return (TensorType(attrs["out"], ins[0].dtype),)
+    return (kit.TensorType(attrs["out"], ins[0].dtype),)
 
 
-def _lse_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _lse_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     (out,) = _infer(ins, attrs)
     rows = parts(ins, attrs).rows
-    wide = max(out.dtype, F32, key=lambda d: d.bytes)
-    return out, TensorType(tuple(d for d in attrs["out"] if d.name in rows), wide)
+    wide = max(out.dtype, kit.F32, key=lambda d: d.bytes)
+    return out, kit.TensorType(tuple(d for d in attrs["out"] if d.name in rows), wide)
 
 
-def _grad_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _grad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     """The types of q, k and v; only generated, so that an error is our mistake."""
     do, q, k, v, o, lse, *mask = ins
     out, sums = _lse_infer((q, k, v, *mask), attrs)
@@ -162,72 +132,56 @@ def _grad_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, 
 # --- factors -----------------------------------------------------------------------------------
 
 
-def _loop(sig: Signature, name: str) -> Factor:
+def _loop(sig: kit.Signature, name: str) -> kit.Factor:
     """The loop over a dim; summed in results that lack it though a gradient has it."""
-    ins = tuple(name if t.has(name) else None for t in sig.ins)
-    outs = tuple(name if t.has(name) else None for t in sig.outs)
-    gradient = len(sig.outs) == 3 and None in outs
-    reduce: ReduceOp | None = "sum" if gradient else None
-    return Factor(name, ins, outs, reduce)
+    is_summed = len(sig.outs) == 3 and not all(t.has(name) for t in sig.outs)
+    return kit.loop(sig, name, "sum" if is_summed else None)
 
 
-def _factors(sig: Signature) -> Factors:
+def _factors(sig: kit.Signature) -> kit.Factors:
     """All dims but `key` and `mem` are loops."""
     undivided = {d.name for d in sig.attrs["dims"]}
     names = dict.fromkeys(n for t in sig.ins for n in t.names if n not in undivided)
     linear = {1: (frozenset({2}),), 2: (), 3: (frozenset({0}),)}[len(sig.outs)]
-    return Factors(tuple(_loop(sig, n) for n in names), linear)
+    return kit.Factors(tuple(_loop(sig, n) for n in names), linear)
 
 
 # --- numpy -------------------------------------------------------------------------------------
 
 
-def _contracted(a: Array, a_names: Names, b: Array, b_names: Names, out: Names) -> Array:
-    """The einsum of two arrays by the names of their dims."""
-    number = {n: i for i, n in enumerate(dict.fromkeys((*a_names, *b_names)))}
-    left, right = ([number[n] for n in names] for names in (a_names, b_names))
-    return np.asarray(np.einsum(a, left, b, right, [number[n] for n in out]))
-
-
-def _fitted(array: Array, names: Names, target: Names) -> Array:
-    """`array` transposed and widened by dims of size 1 to have the dims `target`."""
-    array = array.transpose([names.index(n) for n in target if n in names])
-    return np.expand_dims(array, tuple(i for i, n in enumerate(target) if n not in names))
-
-
-def _scores(call: NumpyCall, qkv: tuple[TensorType, ...], arrays: tuple[Array, ...]) -> Array:
+def _scores(call: kit.NumpyCall, qkv: kit.Types, arrays: tuple[kit.Array, ...]) -> kit.Array:
     """The scores over `rows` and `mem`."""
     q, k, _, *mask = arrays
     dims = parts(qkv, call.attrs)
     target = (*dims.rows, dims.mem)
     shared = tuple(n for n in target if qkv[0].has(n) or qkv[1].has(n))
-    product = _contracted(q, qkv[0].names, k, qkv[1].names, shared)
-    scores = _fitted(product * call.attrs["scale"], shared, target)
+    product = kit.einsum_by_name((q, qkv[0].names), (k, qkv[1].names), to=shared)
+    scores = kit.fitted(product * call.attrs["scale"], shared, target)
     for seen, type_ in zip(mask, qkv[3:], strict=True):
-        scores = np.where(_fitted(seen, type_.names, target), scores, MASKED)
+        scores = np.where(kit.fitted(seen, type_.names, target), scores, MASKED)
     for dim in call.attrs["causal"]:
         index = np.arange(call.extent(dim.name)) + call.offset(dim.name)
         allowed = index[:, None] >= np.arange(call.size(dims.mem))
-        scores = np.where(_fitted(allowed, (dim.name, dims.mem), target), scores, MASKED)
+        scores = np.where(kit.fitted(allowed, (dim.name, dims.mem), target), scores, MASKED)
     return scores
 
 
-def _lse_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, Array]:
+def _lse_numpy(call: kit.NumpyCall, *arrays: kit.Array) -> tuple[kit.Array, kit.Array]:
     dims = parts(call.ins, call.attrs)
     scores = _scores(call, call.ins, arrays)
     top = scores.max(-1, keepdims=True)
     e = np.exp(scores - top)
     total = e.sum(-1, keepdims=True)
-    out = call.outs[0].names
-    o = _contracted(e / total, (*dims.rows, dims.mem), arrays[2], call.ins[2].names, out)
+    shares, v = (e / total, (*dims.rows, dims.mem)), (arrays[2], call.ins[2].names)
+    o = kit.einsum_by_name(shares, v, to=call.outs[0].names)
     return o, np.asarray((top + np.log(total))[..., 0])
 
 
-def _numpy(call: NumpyCall, *arrays: Array) -> Array:
+def _numpy(call: kit.NumpyCall, *arrays: kit.Array) -> kit.Array:
     return _lse_numpy(call, *arrays)[0]
 
 
-def _grad_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
+def _grad_numpy(call: kit.NumpyCall, *arrays: kit.Array) -> tuple[kit.Array, ...]:
     do, q, k, v, o, lse, *mask = arrays
     types = operands(call.ins)
     dims = parts(types, call.attrs)
@@ -236,13 +190,13 @@ def _grad_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
     hidden = scores == MASKED
     sees = lse[..., None] > MASKED / 2
     p = np.where(sees, np.exp(scores - lse[..., None]), 1 / call.size(dims.mem))
-    dp = _contracted(do, out, v, types[2].names, all_)
-    along = _contracted(do, out, o, out, dims.rows)[..., None]
+    dp = kit.einsum_by_name((do, out), (v, types[2].names), to=all_)
+    along = kit.einsum_by_name((do, out), (o, out), to=dims.rows)[..., None]
     ds = np.where(hidden, 0.0, p * (dp - along)) * call.attrs["scale"]
     return (
-        _contracted(ds, all_, k, types[1].names, types[0].names),
-        _contracted(ds, all_, q, types[0].names, types[1].names),
-        _contracted(p, all_, do, out, types[2].names),
+        kit.einsum_by_name((ds, all_), (k, types[1].names), to=types[0].names),
+        kit.einsum_by_name((ds, all_), (q, types[0].names), to=types[1].names),
+        kit.einsum_by_name((p, all_), (do, out), to=types[2].names),
     )
 
 
@@ -255,16 +209,13 @@ class _AttentionText:
     Dims of `batch` that an operand lacks are expanded; several dims in one place are flattened.
     """
 
-    def __init__(self, call: TorchCall, first: int = 0) -> None:
+    def __init__(self, call: kit.TorchCall, first: int = 0) -> None:
         self.call = call
         self.types = operands(call.ins) if first else call.ins
         self.made = parts(self.types, call.attrs)
         self.first = first
         batch = self.made.batch
         self.batches = (batch[:-1], batch[-1:])
-
-    def sizes(self, names: Names) -> str:
-        return tuple_text([self.call.extent(n) for n in names])
 
     def q(self) -> str:
         groups = (*self.batches, self.made.query, (self.made.key,))
@@ -303,22 +254,24 @@ class _AttentionText:
         dim, mem = self.call.attrs["causal"][0].name, self.made.mem
         rows = f"torch.arange({self.call.extent(dim)})"
         if self.call.is_split(dim):
-            rows = f"({rows} + {atom(self.call.offset(dim))})"
+            rows = f"({rows} + {kit.atom(self.call.offset(dim))})"
         seen = f"{rows}[:, None] >= torch.arange({self.call.extent(mem)})"
         return self._mask(self.call.let("seen", seen), (dim, mem))
 
-    def _mask(self, text: str, names: Names) -> str:
+    def _mask(self, text: str, names: kit.Names) -> str:
         """A mask of dims `names`; where several dims are flattened it has all of them."""
         groups = (*self.batches, self.made.query, (self.made.mem,))
         fitted = _widened(text, names, tuple(n for g in groups for n in g))
         return self._flattened(fitted, groups, whole=False, names=names)
 
-    def _grouped(self, index: int, groups: Sequence[Names]) -> str:
+    def _grouped(self, index: int, groups: Sequence[kit.Names]) -> str:
         names, text = self.call.ins[index].names, self.call.tensor(index)
         fitted = _widened(text, names, tuple(n for g in groups for n in g))
         return self._flattened(fitted, groups, whole=True, names=names)
 
-    def _flattened(self, text: str, groups: Sequence[Names], *, whole: bool, names: Names) -> str:
+    def _flattened(
+        self, text: str, groups: Sequence[kit.Names], *, whole: bool, names: kit.Names
+    ) -> str:
         """`text` of one dim a group; dims not in `names` are expanded, if the whole is wanted."""
         every = [n for g in groups for n in g]
         needed = [whole or len(g) > 1 for g in groups for n in g]
@@ -326,23 +279,21 @@ class _AttentionText:
         if any(missing):
             pairs = zip(every, missing, strict=True)
             sizes = [self.call.extent(n) if m else -1 for n, m in pairs]
-            text = f"{text}.expand({tuple_text(sizes)})"
-        return text + _joined(groups)
+            text = f"{text}.expand({kit.tuple_text(sizes)})"
+        for at, group in enumerate(groups):
+            text = kit.joined(text, at, len(group))
+        return text
 
-    def result(self, text: str, groups: Sequence[Names], index: int) -> str:
+    def result(self, text: str, groups: Sequence[kit.Names], index: int) -> str:
         """A result of a kernel with the dims of output `index`, in their order."""
         names = tuple(n for g in groups for n in g)
-        for at, group in reversed(list(enumerate(groups))):
-            if len(group) > 1:
-                text = f"{text}.unflatten({at}, {self.sizes(group)})"
-            elif not group:
-                text = f"{text}.squeeze({at})"
+        text = kit.ungrouped(self.call, text, groups, names)
         out = self.call.outs[index].names
         extra = tuple(n for n in names if n not in out)
         if extra:
-            text = f"{text}.sum({tuple_text([names.index(n) for n in extra])})"
+            text = f"{text}.sum({kit.tuple_text([names.index(n) for n in extra])})"
             names = tuple(n for n in names if n in out)
-        return permuted(text, names, out)
+        return kit.permuted(text, names, out)
 
     def options(self, causal: str) -> str:
         """The keywords of the scale, where it is not torch's own, and of the triangle."""
@@ -352,27 +303,15 @@ class _AttentionText:
         return "".join(f", {o}" for o in [*keywords, *([] if usual else [f"scale={scale!r}"])])
 
 
-def _widened(text: str, names: Names, target: Names) -> str:
+def _widened(text: str, names: kit.Names, target: kit.Names) -> str:
     """`text` permuted to the order of `target`, with dims of size 1 where it lacks some."""
-    text = permuted(text, names, tuple(n for n in target if n in names))
+    text = kit.permuted(text, names, tuple(n for n in target if n in names))
     if all(n in names for n in target):
         return text
     return f"{text}[{', '.join(':' if n in names else 'None' for n in target)}]"
 
 
-def _joined(groups: Sequence[Names]) -> str:
-    """The calls that make one dim of each group."""
-    text, at = "", 0
-    for group in groups:
-        if len(group) > 1:
-            text += f".flatten({at}, {at + len(group) - 1})"
-        at += 1
-        if not group:
-            text += f".unsqueeze({at - 1})"
-    return text
-
-
-def _torch(call: TorchCall) -> str:
+def _torch(call: kit.TorchCall) -> str:
     """Torch's own function where no mask is made; a row that sees nothing is not uniform there."""
     text = _AttentionText(call)
     groups = (*text.batches, text.made.query, text.made.feature)
@@ -386,7 +325,7 @@ def _torch(call: TorchCall) -> str:
     return text.result(kernel, groups, 0)
 
 
-def _lse_torch(call: TorchCall) -> str:
+def _lse_torch(call: kit.TorchCall) -> str:
     text = _AttentionText(call)
     mask = text.masks()
     shown = "" if mask == "None" else f", {mask}"
@@ -397,7 +336,7 @@ def _lse_torch(call: TorchCall) -> str:
     )
 
 
-def _grad_torch(call: TorchCall) -> str:
+def _grad_torch(call: kit.TorchCall) -> str:
     text = _AttentionText(call, 1)
     mask = text.masks()
     shown = "" if mask == "None" else f", {mask}"
@@ -408,7 +347,7 @@ def _grad_torch(call: TorchCall) -> str:
     return _several(text, kernel, tuple((*text.batches, *end) for end in ends))
 
 
-def _several(text: _AttentionText, found: str, results: Sequence[Sequence[Names]]) -> str:
+def _several(text: _AttentionText, found: str, results: Sequence[Sequence[kit.Names]]) -> str:
     """The tuple of the results of a kernel, each with its dims; the call itself if it has them."""
     as_made = [text.result("", groups, i) for i, groups in enumerate(results)]
     if not any(as_made):
@@ -421,7 +360,7 @@ def _several(text: _AttentionText, found: str, results: Sequence[Sequence[Names]
 # --- records -----------------------------------------------------------------------------------
 
 
-def _flops(sig: Signature) -> int:
+def _flops(sig: kit.Signature) -> int:
     """Two products forward; five backward, one of them the scores once more. 5 for a softmax."""
     gradient = len(sig.outs) == 3
     types = operands(sig.ins) if gradient else sig.ins
@@ -434,150 +373,112 @@ def _flops(sig: Signature) -> int:
     return count * (2 * key + 2 * feature + 5)
 
 
-def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
+def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
     """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
     del numbers
     types = operands(sig.ins) if len(sig.outs) == 3 else sig.ins
-    masks = sum(3 * m.elements * F32.bytes for m in types[3:])
+    masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:])
     return masks + 2 * sum(t.bytes for t in types[:3])
 
 
-def _gradient(call: Backward) -> Mapping[int, Value]:
+def _gradient(call: kit.Backward) -> kit.Grads:
     """The gradients by q, k and v together, from o and the logarithm of the sums."""
-    grad = call.full(call.grad, call.outs[0].dims)
+    grad = kit.full_grad(call)
     qkv = [call.operand(i) for i in range(3)]
     masks = [call.operand(i) for i in range(3, len(call.ins))]
-    grads = call.emit_all(
-        "attention_grad",
-        grad,
-        *qkv,
-        call.result(),
-        call.result(1),
-        *masks,
-        **call.attrs,
-    )
-    return dict(enumerate(grads))
+    saved = [*qkv, call.result(), call.result(1), *masks]
+    return dict(enumerate(call.emit_all("attention_grad", grad, *saved, **call.attrs)))
 
 
-_D, _M = HIDDEN, VOCAB
-_W = Dim("w", 2)
-
-
-def _attrs(
-    out: tuple[Dim, ...], causal: tuple[Dim, ...] = (), scale: float = 0.5
-) -> dict[str, Any]:
-    return {"dims": (_D, _M), "out": out, "scale": scale, "causal": causal}
-
-
-_Q, _K, _V = tensor(BATCH, SEQ, _D), tensor(BATCH, _M, _D), tensor(BATCH, _M, _W)
-_CALLS: tuple[tuple[tuple[TensorType, ...], dict[str, Any]], ...] = (
-    ((_Q, _K, _K), _attrs((BATCH, SEQ, _D), scale=1 / math.sqrt(6))),
-    ((_Q, _K, _V), _attrs((BATCH, SEQ, _W), (SEQ,))),
-    (
-        (tensor(SEQ, _D, _W), tensor(_D, _M), tensor(_D, _M, BATCH), tensor(_W, _M, dtype=BOOL)),
-        _attrs((_D, _W, SEQ, BATCH)),
-    ),
+_SMALL = (
+    "s h; v h; v w=2 | dims=(h v) out=(s w) scale=0.5 causal=(s)",
+    "h; b h v; v b | dims=(h v) out=(b) scale=0.5 causal=()",
+    "h s; v h; v; s v: bool | dims=(h v) out=(s) scale=0.5 causal=()",
+)
+"""Fewer dims, since a gradient has so many operands that may be placed in so many ways."""
+_SAMPLES = kit.samples(
+    f"b s h; b v h; b v h | dims=(h v) out=(b s h) scale={1 / math.sqrt(6)} causal=()",
+    "b s h; b v h; b v w=2 | dims=(h v) out=(b s w) scale=0.5 causal=(s)",
+    "s h w=2; h v; h v b; w v: bool | dims=(h v) out=(h w s b) scale=0.5 causal=()",
+    *_SMALL,
+    values="unit unit int bool",
 )
 """Operands q, k, v and perhaps a mask: values with `key`, with a dim of their own, with both.
 
 The first is written in the language, which has no sign for the triangle: an example of it.
 """
-_SMALL: tuple[tuple[tuple[TensorType, ...], dict[str, Any]], ...] = (
-    ((tensor(SEQ, _D), tensor(_M, _D), tensor(_M, _W)), _attrs((SEQ, _W), (SEQ,))),
-    ((tensor(_D), tensor(BATCH, _D, _M), tensor(_M, BATCH)), _attrs((BATCH,))),
-    ((tensor(_D, SEQ), tensor(_M, _D), tensor(_M), tensor(SEQ, _M, dtype=BOOL)), _attrs((SEQ,))),
+
+
+def _grad_sample(text: str) -> kit.Sample:
+    sample = kit.sample(text)
+    q, k, v, *mask = sample.ins
+    o, lse = _lse_infer(sample.ins, dict(sample.attrs))
+    kinds = ("int", "unit", "unit", "int", "int", "positive", *("bool" for _ in mask))
+    return kit.Sample((o, q, k, v, o, lse, *mask), sample.attrs, kinds)
+
+
+kit.operator(
+    "attention",
+    kit.Surface("dims", (3, 4), (("scale", None),)),
+    _infer,
+    _factors,
+    _numpy,
+    _torch,
+    _SAMPLES,
+    exact=False,
+    composite=True,
+    flops=_flops,
+    bind=_bind,
+    gradient=_gradient,
+    saving="attention_lse",
+    scratch=_scratch,
+    precision="compute",
+    ordered="causal",
+    meaning=(
+        "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
+        "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default. The "
+        "result has the dims of q in their order, with those that only v has in the place of "
+        "`key`; those that q lacks come first."
+    ),
 )
-"""Fewer dims, since a gradient has so many operands that may be placed in so many ways."""
-
-
-def _samples() -> tuple[Sample, ...]:
-    kinds = ("unit", "unit", "int", "bool")
-    return tuple(
-        sample(*ins, values=kinds[: len(ins)], **attrs) for ins, attrs in (*_CALLS, *_SMALL)
-    )
-
-
-def _grad_samples() -> tuple[Sample, ...]:
-    samples = []
-    for ins, attrs in _SMALL:
-        o, lse = _lse_infer(ins, attrs)
-        kinds = ("int", "unit", "unit", "int", "int", "positive", "bool")
-        types = (o, *ins[:3], o, lse, *ins[3:])
-        samples.append(sample(*types, values=kinds[: len(types)], **attrs))
-    return tuple(samples)
-
-
-_SURFACE = Surface("dims", (3, 4), (("scale", None),))
-_INTERNAL = Surface("view", (3, 4))
-
-register(
-    OpDef(
-        "attention",
-        _SURFACE,
-        _infer,
-        _factors,
-        _numpy,
-        _torch,
-        _samples(),
-        exact=False,
-        composite=True,
-        flops=_flops,
-        bind=_bind,
-        gradient=_gradient,
-        saving="attention_lse",
-        scratch=_scratch,
-        precision="compute",
-        ordered="causal",
-        meaning=(
-            "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
-            "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default. The "
-            "result has the dims of q in their order, with those that only v has in the place of "
-            "`key`; those that q lacks come first."
-        ),
-    )
+kit.operator(
+    "attention_lse",
+    kit.Surface("view", (3, 4)),
+    _lse_infer,
+    _factors,
+    _lse_numpy,
+    _lse_torch,
+    _SAMPLES,
+    exact=False,
+    composite=True,
+    flops=_flops,
+    gradient=_gradient,
+    true_rows={
+        "B, B, P -> P, B": "a partial result comes with partial ones alone",
+        "B, B, P, B -> P, B": "a partial result comes with partial ones alone",
+    },
+    scratch=_scratch,
+    precision="compute",
+    ordered="causal",
+    meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
 )
-register(
-    OpDef(
-        "attention_lse",
-        _INTERNAL,
-        _lse_infer,
-        _factors,
-        _lse_numpy,
-        _lse_torch,
-        _samples(),
-        exact=False,
-        composite=True,
-        flops=_flops,
-        gradient=_gradient,
-        true_rows={
-            "B, B, P -> P, B": "a partial result comes with partial ones alone",
-            "B, B, P, B -> P, B": "a partial result comes with partial ones alone",
-        },
-        scratch=_scratch,
-        precision="compute",
-        ordered="causal",
-        meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
-    )
-)
-register(
-    OpDef(
-        "attention_grad",
-        Surface("view", (6, 7)),
-        _grad_infer,
-        _factors,
-        _grad_numpy,
-        _grad_torch,
-        _grad_samples(),
-        exact=False,
-        composite=True,
-        flops=_flops,
-        true_rows={
-            "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
-            "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",
-        },
-        scratch=_scratch,
-        precision="compute",
-        ordered="causal",
-        meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
-    )
+kit.operator(
+    "attention_grad",
+    kit.Surface("view", (6, 7)),
+    _grad_infer,
+    _factors,
+    _grad_numpy,
+    _grad_torch,
+    tuple(map(_grad_sample, _SMALL)),
+    exact=False,
+    composite=True,
+    flops=_flops,
+    true_rows={
+        "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
+        "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",
+    },
+    scratch=_scratch,
+    precision="compute",
+    ordered="causal",
+    meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
 )

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from meshdsl.ir.types import I32
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import number, with_dims, zero_like
-from meshdsl.ops.opdef import (
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.reduce import same_type
-from meshdsl.ops.requirements import BATCH, HIDDEN, SEQ, Array, loops, sample, tensor
+from meshdsl.ops import kit
 
 
-def _factors(sig: Signature) -> Factors:
-    return Factors(loops(sig, without=(sig.attrs["dim"].name,)))
+def _numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
+    return np.cumprod(x, axis=kit.axis(call), dtype=x.dtype)
 
 
-def _numpy(call: NumpyCall, x: Array) -> Array:
-    return np.cumprod(x, axis=call.ins[0].index(call.attrs["dim"].name), dtype=x.dtype)
+def _torch(call: kit.TorchCall) -> str:
+    dtype = ", dtype=torch.int32" if call.ins[0].dtype == kit.I32 else ""
+    return f"{call.tensor(0)}.cumprod({kit.axis(call)}{dtype})"
 
 
-def _torch(call: TorchCall) -> str:
-    dtype = ", dtype=torch.int32" if call.ins[0].dtype == I32 else ""
-    return f"{call.tensor(0)}.cumprod({call.ins[0].index(call.attrs['dim'].name)}{dtype})"
-
-
-def _gradient(call: Backward) -> Mapping[int, Value]:
+def _gradient(call: kit.Backward) -> kit.Grads:
     """The gradient by x[i]: sum over j >= i of dy[j] times the product up to j without x[i].
 
     In front of the first zero of its row that product is y[j] / x[i]. At the first zero it is the
@@ -45,16 +25,16 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
     """
     x, dim = call.operand(0), call.attrs["dim"]
     dtype, along = x.type.dtype, {"dim": dim, "exclusive": 0, "reverse": 0}
-    one, grad = number(call, 1.0, dtype), with_dims(call, dim)
+    one, grad = kit.number(call, 1.0, dtype), kit.with_dims(call, dim)
     is_zero = call.emit("eq", x, 0.0)
     zeros = call.emit("cumsum", call.emit("cast", is_zero, dtype=dtype), **along)
     is_before, is_one = call.emit("eq", zeros, 0.0), call.emit("eq", zeros, 1.0)
     is_first = call.emit("logical_and", is_zero, is_one)
     others = call.emit("cumprod", call.emit("where", is_first, one, x), dim=dim)
     sums = call.emit("mul", grad, others)
-    nothing = zero_like(call, sums)
+    nothing = kit.zero_like(call, sums)
 
-    def from_here_on(value: Value) -> Value:
+    def from_here_on(value: kit.Value) -> kit.Value:
         return call.emit("cumsum", value, **along | {"reverse": 1})
 
     before = from_here_on(call.emit("where", is_before, sums, nothing))
@@ -64,22 +44,16 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
     return {0: call.emit("where", is_before, before, beyond)}
 
 
-register(
-    OpDef(
-        "cumprod",
-        Surface("dim", (1, 1)),
-        same_type("cumprod", "number"),
-        _factors,
-        _numpy,
-        _torch,
-        (
-            sample(tensor(SEQ), dim=SEQ),
-            sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ),
-            sample(tensor(HIDDEN, SEQ, dtype=I32), dim=HIDDEN),
-        ),
-        exact=False,
-        gradient=_gradient,
-        precision="f32",
-        meaning="The running product along a dim: element i is the product of elements 0 to i.",
-    )
+kit.operator(
+    "cumprod",
+    kit.Surface("dim", (1, 1)),
+    kit.same_type("cumprod", "number"),
+    kit.plain(whole=True),
+    _numpy,
+    _torch,
+    kit.samples("s | dim=s", "b s h | dim=s", "h s: i32 | dim=h"),
+    exact=False,
+    gradient=_gradient,
+    precision="f32",
+    meaning="The running product along a dim: element i is the product of elements 0 to i.",
 )

@@ -6,75 +6,43 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from meshdsl.ir.types import I32, I64, Dim, TensorType
-from meshdsl.ops.arithmetic_gradients import einsum_gradient
+from meshdsl.ops import arithmetic_gradients, kit
 from meshdsl.ops.einsum_text import einsum_text
-from meshdsl.ops.opdef import (
-    Attrs,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Sample,
-    Signature,
-    Surface,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    loop,
-    merged_dims,
-    need_distinct,
-    need_kind,
-    need_one_dtype,
-    sample,
-    tensor,
-)
 
 
-def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    need_kind("einsum", "number", *ins)
-    dtype = need_one_dtype("einsum", *ins)
-    operand_dims = merged_dims("einsum", *ins)
-    need_distinct("einsum", attrs["dims"])
+def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+    kit.need_kind("einsum", "number", *ins)
+    dtype = kit.need_one_dtype("einsum", *ins)
+    operand_dims = kit.merged_dims("einsum", *ins)
+    kit.need_distinct("einsum", attrs["dims"])
     for dim in attrs["dims"]:
         if dim not in operand_dims:
-            raise OpError(
+            raise kit.OpError(
                 "MD0207",
                 f"`einsum` should yield the dim `{dim}`, which no operand has",
                 f"the operands are {', '.join(map(str, ins))}",
             )
-    return (TensorType(attrs["dims"], dtype),)
+    return (kit.TensorType(attrs["dims"], dtype),)
 
 
-def _factors(sig: Signature) -> Factors:
-    dims = merged_dims("einsum", *sig.ins)
+def _factors(sig: kit.Signature) -> kit.Factors:
+    dims = kit.merged_dims("einsum", *sig.ins)
     summed = [d for d in dims if not sig.outs[0].has(d.name)]
-    loops = tuple(loop(sig, d.name, "sum" if d in summed else None) for d in dims)
+    loops = tuple(kit.loop(sig, d.name, "sum" if d in summed else None) for d in dims)
     linear = tuple(frozenset({i}) for i in range(len(sig.ins)))
     # One operand with nothing summed is a transpose.
-    return Factors(loops, linear, (0,) if len(sig.ins) == 1 and not summed else ())
+    return kit.Factors(loops, linear, (0,) if len(sig.ins) == 1 and not summed else ())
 
 
-def _numpy(call: NumpyCall, *arrays: Array) -> Array:
-    numbers = {d.name: i for i, d in enumerate(merged_dims("einsum", *call.ins))}
-    spec: list[object] = []
-    for array, type_ in zip(arrays, call.ins, strict=True):
-        spec += [array, [numbers[n] for n in type_.names]]
-    target = [numbers[n] for n in call.outs[0].names]
+def _numpy(call: kit.NumpyCall, *arrays: kit.Array) -> kit.Array:
+    operands = [(a, t.names) for a, t in zip(arrays, call.ins, strict=True)]
     # `optimize` goes through BLAS; it gains nothing, and fails, on scalars.
-    product = np.einsum(*spec, target, optimize=len(arrays) > 1 and bool(numbers))  # type: ignore[call-overload]
-    return np.asarray(product, dtype=np.result_type(*arrays))
+    optimize = len(arrays) > 1 and any(t.dims for t in call.ins)
+    return kit.einsum_by_name(*operands, to=call.outs[0].names, optimize=optimize)
 
 
-def _flops(sig: Signature) -> int:
-    dims = merged_dims("einsum", *sig.ins)
+def _flops(sig: kit.Signature) -> int:
+    dims = kit.merged_dims("einsum", *sig.ins)
     loops = math.prod(d.size for d in dims)
     if len(sig.ins) > 1:
         summed = any(not sig.outs[0].has(d.name) for d in dims)
@@ -82,48 +50,42 @@ def _flops(sig: Signature) -> int:
     return loops if len(dims) > len(sig.outs[0].dims) else 0
 
 
-def _case(*dims: tuple[Dim, ...], to: tuple[Dim, ...]) -> Sample:
-    return sample(*(tensor(*d) for d in dims), dims=to)
-
-
-_B, _S, _H, _V = BATCH, SEQ, HIDDEN, VOCAB
-_INTS = (tensor(_S, _H, dtype=I32), tensor(_S, _V, dtype=I32))
-_SAMPLES = (
-    _case((_S, _H), (_H, _V), to=(_S, _V)),
-    _case((_S, _H), (_V, _H), to=(_S, _V)),
-    _case((_H, _S), (_H, _V), to=(_S, _V)),
-    _case((_S, _H), (_H, _V), to=(_V, _S)),
-    _case((_B, _S, _H), (_H, _V), to=(_B, _S, _V)),
-    _case((_B, _S), (_S, _H, _V), to=(_B, _H, _V)),
-    _case((_B, _S, _H), (_S, _H, _V), to=(_B, _V)),
-    _case((_B, _S, _H), (_H, _S, _V), to=(_B, _V)),
-    _case((_B, _S, _H), (_B, _V, _H), to=(_B, _S, _V)),
-    _case((_B, _S, _H), (_B, _H, _V), to=(_B, _V, _S)),
-    _case((_B, _S, _H), (_H, _V), to=(_B, _V, _S)),
-    _case((_B, _S, _V), (_V, _H), to=(_S, _H)),
-    _case((_S, _H), (_S, _H), to=(_S,)),
-    _case((_S, _H), (_H, _S), to=()),
-    _case((_H,), (_H,), to=()),
-    _case((_H,), (_H, _V), to=(_V,)),
-    _case((_S, _H), (_H,), to=(_S,)),
-    _case((_S,), (_H,), to=(_H, _S)),
-    _case((_S, _H), (_H,), to=(_H, _S)),
-    _case((_S, _H), (), to=(_H,)),
-    _case((_B, _S), (_S, _H), to=(_H,)),
-    _case((_S, _H), (_S, _V), to=(_V,)),
-    _case((_B, _S, _H), to=(_H, _B)),
-    _case((_S, _H), to=(_H, _S)),
-    _case((_S, _H), to=()),
-    _case((), to=()),
-    _case((_B, _S), (_S, _H), (_H, _V), to=(_V, _B)),
-    _case((_S, _H), (_S,), (_H,), to=(_S,)),
-    sample(*_INTS, dims=(_V, _H)),
-    sample(tensor(_S, _H, dtype=I32), dims=(_H,)),
-    sample(tensor(_S, _H, dtype=I64), tensor(_S, _H, dtype=I64), dims=()),
+_SAMPLES = kit.samples(
+    "s h; h v | dims=(s v)",
+    "s h; v h | dims=(s v)",
+    "h s; h v | dims=(s v)",
+    "s h; h v | dims=(v s)",
+    "b s h; h v | dims=(b s v)",
+    "b s; s h v | dims=(b h v)",
+    "b s h; s h v | dims=(b v)",
+    "b s h; h s v | dims=(b v)",
+    "b s h; b v h | dims=(b s v)",
+    "b s h; b h v | dims=(b v s)",
+    "b s h; h v | dims=(b v s)",
+    "b s v; v h | dims=(s h)",
+    "s h; s h | dims=(s)",
+    "s h; h s | dims=()",
+    "h; h | dims=()",
+    "h; h v | dims=(v)",
+    "s h; h | dims=(s)",
+    "s; h | dims=(h s)",
+    "s h; h | dims=(h s)",
+    "s h; () | dims=(h)",
+    "b s; s h | dims=(h)",
+    "s h; s v | dims=(v)",
+    "b s h | dims=(h b)",
+    "s h | dims=(h s)",
+    "s h | dims=()",
+    "() | dims=()",
+    "b s; s h; h v | dims=(v b)",
+    "s h; s; h | dims=(s)",
+    "s h: i32; s v: i32 | dims=(v h)",
+    "s h: i32 | dims=(h)",
+    "s h: i64; s h: i64 | dims=()",
 )
 
 
-def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
+def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
     """The bytes of a product of two operands that has all dims of the result and is summed."""
     del numbers
     if len(sig.ins) != 2:
@@ -134,20 +96,18 @@ def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
     return math.prod(shared) * sig.outs[0].dtype.bytes if remaining and summed else 0
 
 
-register(
-    OpDef(
-        "einsum",
-        Surface("out", (1, None)),
-        _infer,
-        _factors,
-        _numpy,
-        einsum_text,
-        _SAMPLES,
-        flops=_flops,
-        gradient=einsum_gradient,
-        precision="compute",
-        shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
-        scratch=_scratch,
-        meaning="The product of all operands, summed over the dims that the result lacks.",
-    )
+kit.operator(
+    "einsum",
+    kit.Surface("out", (1, None)),
+    _infer,
+    _factors,
+    _numpy,
+    einsum_text,
+    _SAMPLES,
+    flops=_flops,
+    gradient=arithmetic_gradients.einsum_gradient,
+    precision="compute",
+    shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
+    scratch=_scratch,
+    meaning="The product of all operands, summed over the dims that the result lacks.",
 )

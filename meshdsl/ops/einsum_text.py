@@ -12,9 +12,7 @@ import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshdsl.ir.types import I32
-from meshdsl.ops.opdef import TorchCall
-from meshdsl.ops.torch_expressions import Names, aligned, one_or_tuple, permuted, tuple_text
+from meshdsl.ops import kit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +20,10 @@ class Term:
     """The text of one operand and the names of its dims, in order."""
 
     text: str
-    dims: Names
+    dims: kit.Names
 
 
-def einsum_text(call: TorchCall, *, views: bool = False) -> str:
+def einsum_text(call: kit.TorchCall, *, views: bool = False) -> str:
     """The text of `einsum` for any number of operands.
 
     `views`: a product whose operands have to be permuted is left to `torch.einsum`.
@@ -40,7 +38,7 @@ def einsum_text(call: TorchCall, *, views: bool = False) -> str:
     return f"{text} if {has_terms} else {zeros}"
 
 
-def _emptied(call: TorchCall) -> list[str]:
+def _emptied(call: kit.TorchCall) -> list[str]:
     """The summed dims of which some devices have nothing, if factors may be taken out of the sum.
 
     A product of two operands that is summed over dims of both is zero on these devices by itself.
@@ -53,11 +51,11 @@ def _emptied(call: TorchCall) -> list[str]:
     return lone if len(call.ins) == 2 else empty
 
 
-def _any_text(call: TorchCall, views: bool) -> str:
+def _any_text(call: kit.TorchCall, views: bool) -> str:
     target = call.outs[0].names
     if len(call.ins) == 1:
         term = _without_lone(call, 0, target)
-        return permuted(term.text, term.dims, target)
+        return kit.permuted(term.text, term.dims, target)
     if len(call.ins) > 2:
         return _spelled(call, [_term(call, i) for i in range(len(call.ins))], target)
     shared = {n for n in call.ins[0].names if call.ins[1].has(n)}
@@ -71,31 +69,31 @@ def _any_text(call: TorchCall, views: bool) -> str:
     )
 
 
-def _term(call: TorchCall, index: int) -> Term:
+def _term(call: kit.TorchCall, index: int) -> Term:
     return Term(call.tensor(index), call.ins[index].names)
 
 
 def sum_text(text: str, axes: list[int], rank: int, is_i32: bool) -> str:
     """`text` summed over `axes`; torch would make i64 of an i32 sum."""
-    args = [] if len(axes) == rank else [one_or_tuple(axes)]
+    args = [] if len(axes) == rank else [kit.one_or_tuple(axes)]
     args += ["dtype=torch.int32"] if is_i32 else []
     return f"{text}.sum({', '.join(args)})"
 
 
-def _without_lone(call: TorchCall, index: int, kept: Names) -> Term:
+def _without_lone(call: kit.TorchCall, index: int, kept: kit.Names) -> Term:
     """Operand `index` summed over the dims that are not `kept`."""
     term = _term(call, index)
     axes = [i for i, n in enumerate(term.dims) if n not in kept]
     if not axes:
         return term
-    text = sum_text(term.text, axes, len(term.dims), call.outs[0].dtype == I32)
+    text = sum_text(term.text, axes, len(term.dims), call.outs[0].dtype == kit.I32)
     return Term(text, tuple(n for n in term.dims if n in kept))
 
 
 # --- products --------------------------------------------------------------------------------
 
 
-def _product(call: TorchCall, target: Names) -> str:
+def _product(call: kit.TorchCall, target: kit.Names) -> str:
     """The elementwise product of the operands' sums, where no dim of both is summed."""
     texts = [_factor(call, i, target) for i in range(2)]
     if call.is_constant(0) and call.is_constant(1):
@@ -103,15 +101,15 @@ def _product(call: TorchCall, target: Names) -> str:
     return f"{texts[0]} * {texts[1]}"
 
 
-def _factor(call: TorchCall, index: int, target: Names) -> str:
+def _factor(call: kit.TorchCall, index: int, target: kit.Names) -> str:
     """Operand `index`, lone dims summed, aligned to `target`."""
     if all(n in target for n in call.ins[index].names):
         return call.aligned(index, call.outs[0].dims)
     term = _without_lone(call, index, target)
-    return aligned(term.text, term.dims, target)
+    return kit.aligned(term.text, term.dims, target)
 
 
-def _product_sum(call: TorchCall, terms: list[Term], target: Names) -> str | None:
+def _product_sum(call: kit.TorchCall, terms: list[Term], target: kit.Names) -> str | None:
     """`(a * b).sum(…)` where one operand has all dims of the other and they keep some in common.
 
     A batched product of vectors is up to 60 times slower as `torch.einsum` (which copies, too).
@@ -120,9 +118,9 @@ def _product_sum(call: TorchCall, terms: list[Term], target: Names) -> str | Non
     if not set(small.dims) <= set(large.dims) or not set(small.dims) & set(target):
         return None
     axes = [i for i, n in enumerate(large.dims) if n not in target]
-    product = f"({large.text} * {aligned(small.text, small.dims, large.dims)})"
-    text = sum_text(product, axes, len(large.dims), call.outs[0].dtype == I32)
-    return permuted(text, tuple(n for n in large.dims if n in target), target)
+    product = f"({large.text} * {kit.aligned(small.text, small.dims, large.dims)})"
+    text = sum_text(product, axes, len(large.dims), call.outs[0].dtype == kit.I32)
+    return kit.permuted(text, tuple(n for n in large.dims if n in target), target)
 
 
 # --- matmul ----------------------------------------------------------------------------------
@@ -132,13 +130,13 @@ def _product_sum(call: TorchCall, terms: list[Term], target: Names) -> str | Non
 class _RoleGroups:
     """The dims of a contraction by role, in the order a matmul has them."""
 
-    batch: Names
-    rows: Names
-    cols: Names
-    k: Names
+    batch: kit.Names
+    rows: kit.Names
+    cols: kit.Names
+    k: kit.Names
 
     @property
-    def result(self) -> Names:
+    def result(self) -> kit.Names:
         """The dims of the product."""
         return self.batch + self.rows + self.cols
 
@@ -157,7 +155,7 @@ class _Matmul:
         return self.copied, not self.is_in_order, len(self.text)
 
 
-def _matmul(call: TorchCall, terms: list[Term], target: Names, views: bool) -> str | None:
+def _matmul(call: kit.TorchCall, terms: list[Term], target: kit.Names, views: bool) -> str | None:
     """`a @ b`, of either order; with `views`, only where it is `[batch…, rows…, cols…]` as it is.
 
     Otherwise operands and result are permuted, as `torch.einsum` does at more expense.
@@ -175,12 +173,12 @@ def _matmul(call: TorchCall, terms: list[Term], target: Names, views: bool) -> s
     return best.text if best else None
 
 
-def _groupings(left: Term, right: Term, target: Names) -> Iterator[_RoleGroups]:
+def _groupings(left: Term, right: Term, target: kit.Names) -> Iterator[_RoleGroups]:
     """The roles of the dims, each role in the orders that the result and the operands have."""
     both = set(left.dims) & set(right.dims)
     target_dims = set(target)
 
-    def orders(dims: set[str], *sources: Names) -> tuple[Names, ...]:
+    def orders(dims: set[str], *sources: kit.Names) -> tuple[kit.Names, ...]:
         return tuple(dict.fromkeys(tuple(n for n in s if n in dims) for s in sources))
 
     batches = orders(both & target_dims, target, left.dims, right.dims)
@@ -192,7 +190,7 @@ def _groupings(left: Term, right: Term, target: Names) -> Iterator[_RoleGroups]:
 
 
 def _written(
-    call: TorchCall, left: Term, right: Term, groups: _RoleGroups, target: Names
+    call: kit.TorchCall, left: Term, right: Term, groups: _RoleGroups, target: kit.Names
 ) -> _Matmul | None:
     is_matrix = bool(groups.rows and groups.cols)
     if groups.batch and not is_matrix:
@@ -210,12 +208,12 @@ def _written(
         right = _in_order(right, groups.batch, groups.k, groups.cols)
         second = _side(right, groups.batch, groups.k, groups.cols)
     rows_are_flat = _plain_left(left, groups) is None
-    suffix = _unflattened(call, groups, rows_are_flat) + permuted("", groups.result, target)
+    suffix = _unflattened(call, groups, rows_are_flat) + kit.permuted("", groups.result, target)
     text = f"({first} @ {second}){suffix}" if suffix else f"{first} @ {second}"
     return _Matmul(text, copied, is_in_order)
 
 
-def _elements(call: TorchCall, term: Term) -> int:
+def _elements(call: kit.TorchCall, term: Term) -> int:
     sizes = {d.name: d.size for type_ in call.ins for d in type_.dims}
     return math.prod(sizes[n] for n in term.dims)
 
@@ -228,15 +226,15 @@ def _plain_left(a: Term, groups: _RoleGroups) -> str | None:
     return a.text + flat
 
 
-def _in_order(term: Term, batch: Names, first: Names, second: Names) -> Term:
+def _in_order(term: Term, batch: kit.Names, first: kit.Names, second: kit.Names) -> Term:
     """The operand permuted for a matmul; dims adjacent in memory stay adjacent if possible."""
     order = batch + first + second
     if term.dims[-1] not in second:
         order = batch + second + first
-    return Term(permuted(term.text, term.dims, order), order)
+    return Term(kit.permuted(term.text, term.dims, order), order)
 
 
-def _side(term: Term, batch: Names, first: Names, second: Names) -> str | None:
+def _side(term: Term, batch: kit.Names, first: kit.Names, second: kit.Names) -> str | None:
     """An operand as a stack of matrices first × second, or None if that takes a permute."""
     if term.dims == batch + first + second:
         return _flattened(term.text, len(batch), first, second)
@@ -245,7 +243,7 @@ def _side(term: Term, batch: Names, first: Names, second: Names) -> str | None:
     return None
 
 
-def _flattened(text: str, start: int, first: Names, second: Names) -> str:
+def _flattened(text: str, start: int, first: kit.Names, second: kit.Names) -> str:
     """`text` with each group of dims made one; the later first, so that positions stay valid."""
     end = start + len(first)
     if len(second) > 1:
@@ -255,30 +253,30 @@ def _flattened(text: str, start: int, first: Names, second: Names) -> str:
     return text
 
 
-def _unflattened(call: TorchCall, groups: _RoleGroups, rows_are_flat: bool) -> str:
+def _unflattened(call: kit.TorchCall, groups: _RoleGroups, rows_are_flat: bool) -> str:
     """The text that restores the dims of the result where several were made one."""
     suffix = ""
     if len(groups.cols) > 1:
-        suffix += f".unflatten(-1, {tuple_text([call.extent(n) for n in groups.cols])})"
+        suffix += f".unflatten(-1, {kit.tuple_text([call.extent(n) for n in groups.cols])})"
     if len(groups.rows) > 1 and rows_are_flat:
         start, rows = len(groups.batch), [call.extent(n) for n in groups.rows]
-        suffix += f".unflatten({start}, {tuple_text(rows)})"
+        suffix += f".unflatten({start}, {kit.tuple_text(rows)})"
     return suffix
 
 
 # --- torch.einsum ----------------------------------------------------------------------------
 
 
-def _spelled(call: TorchCall, terms: list[Term], target: Names) -> str:
+def _spelled(call: kit.TorchCall, terms: list[Term], target: kit.Names) -> str:
     """`torch.einsum("bsm,mhk->bhsk", x, w)`; sizes have been checked, since torch would not."""
     letters = letters_for(tuple(dict.fromkeys(n for t in terms for n in t.dims)))
     ins = ",".join("".join(letters[n] for n in t.dims) for t in terms)
     out = "".join(letters[n] for n in target)
     text = f'torch.einsum("{ins}->{out}", {", ".join(t.text for t in terms)})'
-    return f"{text}.to(torch.int32)" if call.outs[0].dtype == I32 else text  # it may yield i64
+    return f"{text}.to(torch.int32)" if call.outs[0].dtype == kit.I32 else text  # it may yield i64
 
 
-def letters_for(names: Names) -> dict[str, str]:
+def letters_for(names: kit.Names) -> dict[str, str]:
     """A letter for each dim: one of its own where it is free, else any."""
     letters: dict[str, str] = {}
     for name in names:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from meshdsl.ir.types import Dim, DType
 from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import Backward, Gradient
+from meshdsl.ops.opdef import Backward, Gradient, Grads
 
 Slope = Callable[[Backward], Value]
 
@@ -50,6 +50,16 @@ def zero_like(call: Backward, value: Value) -> Value:
     return number(call, 0.0, value.type.dtype)
 
 
+def by_operand(call: Backward, *rules: Callable[[], Value]) -> Grads:
+    """The gradients of the first operands by a rule each, of which only the wanted are computed."""
+    return {i: rule() for i, rule in enumerate(rules) if call.wanted(i)}
+
+
+def full_grad(call: Backward) -> Value:
+    """The cotangent with all dims of the result."""
+    return call.full(call.grad, call.outs[0].dims)
+
+
 def with_dims(call: Backward, *dims: Dim) -> Value:
     """The cotangent with all of `dims`, which the result has; others may still be missing."""
     grad = call.grad
@@ -59,12 +69,12 @@ def with_dims(call: Backward, *dims: Dim) -> Value:
     return call.full(grad, tuple(d for d in call.outs[0].dims if d.name in names))
 
 
-def passed(call: Backward) -> Mapping[int, Value]:
+def passed(call: Backward) -> Grads:
     """The cotangent unchanged: along the dims that it lacks, the gradient is constant."""
     return {0: call.grad}
 
 
-def summed(call: Backward) -> Mapping[int, Value]:
+def summed(call: Backward) -> Grads:
     """The gradient of the only operand: the cotangent, summed over the dims that it lacks."""
     return {0: call.sized(call.grad, 0)}
 
@@ -80,7 +90,7 @@ def applied(name: str, *, to_result: bool = False) -> Gradient:
     It takes the attributes of the call.
     """
 
-    def gradient(call: Backward) -> Mapping[int, Value]:
+    def gradient(call: Backward) -> Grads:
         saved = call.result() if to_result else call.operand(0)
         return {0: call.emit(name, call.grad, saved, **dict(call.attrs))}
 

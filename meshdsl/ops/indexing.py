@@ -7,119 +7,96 @@ Indices are checked against the global size first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from meshdsl.backends.runtime.indices import check_index
-from meshdsl.ir.types import BOOL, F32, I32, I64, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import with_dims
-from meshdsl.ops.makers import range_text
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    align,
-    loop,
-    loops,
-    need_dims,
-    no_flops,
-    numpy_dtype,
-    plain,
-    sample,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import aligned, atom, indexed, permuted, tuple_text
+from meshdsl.ops import kit
 
 # --- indices ---------------------------------------------------------------------------------
 
 
-def need_indices(said: str, type_: TensorType, dim: Dim) -> None:
+def need_indices(said: str, type_: kit.TensorType, dim: kit.Dim) -> None:
     """MD0211 unless `type_` is of integers, MD0205 if it has the dim that it indexes."""
     if type_.dtype.kind != "int":
-        raise OpError(
+        raise kit.OpError(
             "MD0211",
             f"`{said}` needs integer indices of `{dim}`, not {type_}",
             "declare them as `: i32`, or `cast(ids, i32)`",
         )
     if type_.has(dim.name):
-        raise OpError(
+        raise kit.OpError(
             "MD0205",
             f"the indices of `{dim}` have that dim themselves: {type_}",
             f"rename it first: `ids[{dim} -> other]`",
         )
 
 
-def checked_numpy(call: NumpyCall, index: int, array: Array, dim: str) -> Array:
+def checked_numpy(call: kit.NumpyCall, index: int, array: kit.Array, dim: str) -> kit.Array:
     """Operand `index` as i64 indices of `dim`, checked against its global size."""
     names = call.ins[index].names
     offsets = tuple(call.offset(n) for n in names)
     return np.asarray(check_index(array, dim, call.size(dim), call.place, names, offsets), np.int64)
 
 
-def checked_text(call: TorchCall, index: int, dim: str) -> str:
+def checked_text(call: kit.TorchCall, index: int, dim: str) -> str:
     """A variable with operand `index` as i64 indices of `dim`, checked at run time."""
-    names, is_long = call.ins[index].names, call.ins[index].dtype == I64
+    names, is_long = call.ins[index].names, call.ins[index].dtype == kit.I64
     if call.seen(index, dim):
         return call.args[index] if is_long else call.let("index", f"{call.tensor(index)}.long()")
-    offsets = tuple_text([call.offset(n) for n in names])
-    args = [call.tensor(index), repr(dim), call.size(dim), call.place, tuple_names(names), offsets]
+    offsets = kit.tuple_text([call.offset(n) for n in names])
+    shown = kit.tuple_text([repr(n) for n in names])
+    args = [call.tensor(index), repr(dim), call.size(dim), call.place, shown, offsets]
     text = f"{call.use('check_index')}({', '.join(map(str, args))})"
     return call.let("index", text if is_long else f"{text}.long()")
 
 
-def tuple_names(names: tuple[str, ...]) -> str:
-    """A Python tuple of string literals."""
-    return tuple_text([repr(n) for n in names])
+def local_text(call: kit.TorchCall, index: str, dim: str) -> tuple[str, str]:
+    """A variable with `index` counted from the first local element of `dim`, and what is inside."""
+    local = call.let("local", f"{index} - {kit.atom(call.offset(dim))}")
+    return local, f"({local} >= 0) & ({local} < {call.extent(dim)})"
+
+
+def local_numpy(
+    call: kit.NumpyCall, index: int, array: kit.Array, dim: str
+) -> tuple[kit.Array, kit.Array]:
+    """Operand `index` as `checked_numpy`, counted from the first local element; what is inside."""
+    local = checked_numpy(call, index, array, dim) - call.offset(dim)
+    return local, (local >= 0) & (local < call.extent(dim))
 
 
 # --- gather ----------------------------------------------------------------------------------
 
 
-def _gather_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _gather_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     table, ids = ins
     dim = attrs["dim"]
-    need_dims("gather", table, (dim,))
+    kit.need_dims("gather", table, (dim,))
     need_indices("gather", ids, dim)
     at = table.index(dim.name)
     new = tuple(d for d in ids.dims if not table.has(d.name))
-    return (TensorType((*table.dims[:at], *new, *table.dims[at + 1 :]), table.dtype),)
+    return (kit.TensorType((*table.dims[:at], *new, *table.dims[at + 1 :]), table.dtype),)
 
 
-def _gather_factors(sig: Signature) -> Factors:
+def _gather_factors(sig: kit.Signature) -> kit.Factors:
     # The parts of a boolean table do not add up, but "any" joins them.
-    own = loop(sig, sig.attrs["dim"].name, "max" if sig.ins[0].dtype == BOOL else "sum")
-    return Factors((*loops(sig), own), (frozenset({0}),), (0,))
+    own = kit.loop(sig, sig.attrs["dim"].name, "max" if sig.ins[0].dtype == kit.BOOL else "sum")
+    return kit.Factors((*kit.loops(sig), own), (frozenset({0}),), (0,))
 
 
-def _gather_numpy(call: NumpyCall, table: Array, ids: Array) -> Array:
+def _gather_numpy(call: kit.NumpyCall, table: kit.Array, ids: kit.Array) -> kit.Array:
     dim = call.attrs["dim"].name
-    index = checked_numpy(call, 1, ids, dim) - call.offset(dim)
-    inside = (index >= 0) & (index < call.extent(dim))
+    index, inside = local_numpy(call, 1, ids, dim)
     if not call.extent(dim):  # an index is looked up before it is found to be another's
         table = np.zeros([max(n, 1) for n in table.shape], table.dtype)
     rows = _take(call, table, np.where(inside, index, 0))
     if not call.is_split(dim):
         return rows
-    return np.where(align(inside, call.ins[1], call.outs[0].dims), rows, np.zeros((), table.dtype))
+    return np.where(
+        kit.align(inside, call.ins[1], call.outs[0].dims), rows, np.zeros((), table.dtype)
+    )
 
 
-def _take(call: NumpyCall, table: Array, index: Array) -> Array:
+def _take(call: kit.NumpyCall, table: kit.Array, index: kit.Array) -> kit.Array:
     """The elements of `table` at local indices, for any dims that both have."""
     dims = call.outs[0].dims
     sizes = {d.name: n for t, a in zip(call.ins, (table, index), strict=True)
@@ -127,14 +104,14 @@ def _take(call: NumpyCall, table: Array, index: Array) -> Array:
     key = []
     for name in call.ins[0].names:
         if name == call.attrs["dim"].name:
-            key.append(align(index, call.ins[1], dims))
+            key.append(kit.align(index, call.ins[1], dims))
         else:
-            grid = TensorType((Dim(name, sizes[name]),), I64)
-            key.append(align(np.arange(sizes[name]), grid, dims))
+            grid = kit.TensorType((kit.Dim(name, sizes[name]),), kit.I64)
+            key.append(kit.align(np.arange(sizes[name]), grid, dims))
     return np.asarray(table[tuple(np.broadcast_arrays(*key))])
 
 
-def _gather_text(call: TorchCall) -> str:
+def _gather_text(call: kit.TorchCall) -> str:
     dim = call.attrs["dim"].name
     index = checked_text(call, 1, dim)
     if not call.is_split(dim):
@@ -142,126 +119,118 @@ def _gather_text(call: TorchCall) -> str:
     table = call.tensor(0)
     if call.may_be_empty(dim):  # an index is looked up before it is found to be another device's
         table = call.let("table", f"{call.use('with_row')}({table}, {call.ins[0].index(dim)})")
-    local = call.let("local", f"{index} - {atom(call.offset(dim))}")
-    inside = call.let("inside", f"({local} >= 0) & ({local} < {call.extent(dim)})")
+    local, is_inside = local_text(call, index, dim)
+    inside = call.let("inside", is_inside)
     local_index = call.let("local", f"{local}.where({inside}, 0)")
     rows = call.let("found", _taken_text(call, table, local_index))
     # The rows of others are replaced, not multiplied by zero: they might be NaN.
-    zero = "False" if call.outs[0].dtype == BOOL else "0"
-    inside = aligned(inside, call.ins[1].names, call.outs[0].names)
+    zero = "False" if call.outs[0].dtype == kit.BOOL else "0"
+    inside = kit.aligned(inside, call.ins[1].names, call.outs[0].names)
     return f"torch.where({inside}, {rows}, {zero})"
 
 
-def _taken_text(call: TorchCall, text: str, index: str) -> str:
+def _taken_text(call: kit.TorchCall, text: str, index: str) -> str:
     """The elements of the table `text` at `index`, a variable with the dims of the index tensor."""
     table, ids = call.ins
     dim = call.attrs["dim"].name
     at = table.index(dim)
     new = tuple(n for n in ids.names if not table.has(n))
     if len(new) == len(ids.names):
-        return indexed(text, at, index)
+        return kit.indexed(text, at, index)
     if not new:
         return f"{_along(call, text, index, ids.names)}.squeeze({at})"
     if len(new) == 1:
         return _along(call, text, index, ids.names, new[0])
     shared = tuple(n for n in ids.names if n not in new)
-    flat = f"{permuted(index, ids.names, shared + new)}.flatten({len(shared)})"
-    sizes = tuple_text([call.extent(n) for n in new])
+    flat = f"{kit.permuted(index, ids.names, shared + new)}.flatten({len(shared)})"
+    sizes = kit.tuple_text([call.extent(n) for n in new])
     return f"{_along(call, text, flat, (*shared, new[0]), new[0])}.unflatten({at}, {sizes})"
 
 
-def _along(call: TorchCall, table: str, index: str, names: tuple[str, ...], new: str = "") -> str:
+def _along(
+    call: kit.TorchCall, table: str, index: str, names: tuple[str, ...], new: str = ""
+) -> str:
     """`take_along_dim`, which pairs dims that both have; `new` replaces the indexed dim."""
     dim = call.attrs["dim"].name
     target = tuple(new if n == dim else n for n in call.ins[0].names)
-    text = aligned(index, names, target, full=True)
+    text = kit.aligned(index, names, target, full=True)
     return f"torch.take_along_dim({table}, {text}, {call.ins[0].index(dim)})"
 
 
-def _gather_gradient(call: Backward) -> Mapping[int, Value]:
+def _gather_gradient(call: kit.Backward) -> kit.Grads:
     """The gradient by the table: a scatter-add; dims of it that the cotangent lacks stay out."""
     table, ids = call.ins
     dim = call.attrs["dim"]
-    grad = with_dims(call, *ids.dims)
+    grad = kit.with_dims(call, *ids.dims)
     dims = tuple(d for d in table.dims if d == dim or grad.type.has(d.name))
     return {0: call.emit("scatter_add", grad, call.operand(1), dim=dim, dims=dims)}
 
 
-_IDS = tensor(BATCH, SEQ, dtype=I32)
-_AT = ("int", "index:v")
-
-register(
-    OpDef(
-        "gather",
-        Surface("view", (2, 2)),
-        _gather_infer,
-        _gather_factors,
-        _gather_numpy,
-        _gather_text,
-        (
-            sample(tensor(VOCAB, HIDDEN), _IDS, values=_AT, dim=VOCAB),
-            sample(tensor(HIDDEN, VOCAB), tensor(SEQ, dtype=I64), values=_AT, dim=VOCAB),
-            sample(tensor(VOCAB), tensor(dtype=I32), values=_AT, dim=VOCAB),
-            sample(tensor(SEQ, VOCAB, BATCH), _IDS, values=_AT, dim=VOCAB),
-            sample(tensor(VOCAB, BATCH, HIDDEN), _IDS, values=_AT, dim=VOCAB),
-            sample(tensor(HIDDEN, VOCAB, SEQ), _IDS, values=_AT, dim=VOCAB),
-            sample(
-                tensor(HIDDEN, VOCAB),
-                tensor(BATCH, HIDDEN, SEQ, dtype=I32),
-                values=_AT,
-                dim=VOCAB,
-            ),
-            sample(tensor(VOCAB, SEQ, dtype=I32), tensor(SEQ, dtype=I32), values=_AT, dim=VOCAB),
-            sample(tensor(VOCAB, dtype=BOOL), _IDS, values=("bool", "index:v"), dim=VOCAB),
-        ),
-        flops=no_flops,
-        gradient=_gather_gradient,
-        relocates=True,
-        shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
-        ordered="dim",
-        meaning="The elements of a table at the given indices of one of its dims.",
-    )
+kit.operator(
+    "gather",
+    kit.Surface("view", (2, 2)),
+    _gather_infer,
+    _gather_factors,
+    _gather_numpy,
+    _gather_text,
+    kit.samples(
+        "v h; b s: i32 | dim=v",
+        "h v; s: i64 | dim=v",
+        "v; (): i32 | dim=v",
+        "s v b; b s: i32 | dim=v",
+        "v b h; b s: i32 | dim=v",
+        "h v s; b s: i32 | dim=v",
+        "h v; b h s: i32 | dim=v",
+        "v s: i32; s: i32 | dim=v",
+        "v: bool; b s: i32 | dim=v",
+        values="int index:v",
+    ),
+    flops=kit.no_flops,
+    gradient=_gather_gradient,
+    relocates=True,
+    shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
+    ordered="dim",
+    meaning="The elements of a table at the given indices of one of its dims.",
 )
 
 # --- one_hot ---------------------------------------------------------------------------------
 
 
-def _one_hot_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _one_hot_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     need_indices("one_hot", ins[0], attrs["dim"])
     if attrs["dtype"].kind == "bool":
-        raise OpError("MD0213", "`one_hot` yields numbers", "compare: `iota[v] == ids`")
-    return (TensorType((*ins[0].dims, attrs["dim"]), attrs["dtype"]),)
+        raise kit.OpError("MD0213", "`one_hot` yields numbers", "compare: `iota[v] == ids`")
+    return (kit.TensorType((*ins[0].dims, attrs["dim"]), attrs["dtype"]),)
 
 
-def _one_hot_numpy(call: NumpyCall, ids: Array) -> Array:
+def _one_hot_numpy(call: kit.NumpyCall, ids: kit.Array) -> kit.Array:
     dim = call.attrs["dim"].name
     index = checked_numpy(call, 0, ids, dim)
     positions = np.arange(call.extent(dim)) + call.offset(dim)
-    return np.asarray(index[..., None] == positions, dtype=numpy_dtype(call.outs[0].dtype))
+    return np.asarray(index[..., None] == positions, dtype=kit.numpy_dtype(call.outs[0].dtype))
 
 
-def _one_hot_text(call: TorchCall) -> str:
+def _one_hot_text(call: kit.TorchCall) -> str:
     dim = call.attrs["dim"].name
     index = checked_text(call, 0, dim)
-    positions = range_text(call, dim, "torch.int64")
+    positions = kit.range_text(call, dim, "torch.int64")
     return f"({index}[..., None] == {positions}).to({call.outs[0].dtype.torch})"
 
 
-register(
-    OpDef(
-        "one_hot",
-        Surface("dim", (1, 1), (("dtype", F32),)),
-        _one_hot_infer,
-        plain(),
-        _one_hot_numpy,
-        _one_hot_text,
-        (
-            sample(_IDS, values="index:v", dim=VOCAB, dtype=F32),
-            sample(tensor(dtype=I64), values="index:v", dim=VOCAB, dtype=F32),
-            sample(tensor(BATCH, SEQ, HIDDEN, dtype=I32), values="index:v", dim=VOCAB, dtype=I32),
-        ),
-        flops=no_flops,
-        ordered="dim",
-        meaning="1 at the index along a new dim, 0 elsewhere.",
-    )
+kit.operator(
+    "one_hot",
+    kit.Surface("dim", (1, 1), (("dtype", kit.F32),)),
+    _one_hot_infer,
+    kit.plain(),
+    _one_hot_numpy,
+    _one_hot_text,
+    kit.samples(
+        "b s: i32 | dim=v dtype=f32",
+        "(): i64 | dim=v dtype=f32",
+        "b s h: i32 | dim=v dtype=i32",
+        values="index:v",
+    ),
+    flops=kit.no_flops,
+    ordered="dim",
+    meaning="1 at the index along a new dim, 0 elsewhere.",
 )

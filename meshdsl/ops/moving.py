@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from meshdsl.diagnostics import counted
-from meshdsl.ir.types import BOOL, I32, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import with_dims
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Reads,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.reduce import same_type
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    align,
-    listed,
-    loops,
-    need_dims,
-    need_distinct,
-    need_one_dtype,
-    no_flops,
-    reader,
-    sample,
-    swapped,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import aligned_tensor, tuple_text
+from meshdsl.ops import kit
 
 # --- concat ----------------------------------------------------------------------------------
 
 
-def _concat_bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
+def _concat_bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     """The attributes of a join: `target`, and in `sources` the dim of each operand that it joins.
 
     `[(a, b) -> all]` names them, `[a -> all]` one for all operands; `[all]` infers them by name.
@@ -58,15 +23,15 @@ def _concat_bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
     sources, targets = attrs["source"], attrs["target"]
     if len(targets) != 1:
         message, help = "`concat` joins into one dim", "write `concat[(a, b) -> all](x, y)`"
-        raise OpError("MD0252", message, help)
+        raise kit.OpError("MD0252", message, help)
     if len(sources) not in (1, len(ins)):
         message = f"`concat` names {len(sources)} dims for {counted(len(ins), 'tensor')}"
         help = "name one dim for each tensor, or one for all: `concat[(a, b) -> all](x, y)`"
-        raise OpError("MD0252", message, help)
+        raise kit.OpError("MD0252", message, help)
     return {"target": targets[0], "sources": sources if len(sources) > 1 else sources * len(ins)}
 
 
-def sources_by_name(ins: Sequence[TensorType]) -> tuple[Dim, ...] | None:
+def sources_by_name(ins: Sequence[kit.TensorType]) -> tuple[kit.Dim, ...] | None:
     """The dims that `concat[all]` joins: of each operand the only one that not all have.
 
     Operands that all have one and the same dim, and no other, are joined along it. None where names
@@ -78,16 +43,18 @@ def sources_by_name(ins: Sequence[TensorType]) -> tuple[Dim, ...] | None:
     return tuple(dims[0] for dims in unshared) if all(len(dims) == 1 for dims in unshared) else None
 
 
-def _told_by_names(target: Dim, ins: tuple[TensorType, ...]) -> tuple[Dim, ...]:
+def _told_by_names(target: kit.Dim, ins: kit.Types) -> tuple[kit.Dim, ...]:
     sources = sources_by_name(ins)
     if sources is not None:
         return sources
-    shown = listed([str(t) for t in ins])
+    shown = kit.listed([str(t) for t in ins])
     message = f"`concat[{target}]` cannot tell which dim of {shown} to join"
-    raise OpError("MD0216", message, f"name the dim of each: `concat[{_arrow(target, ins)}](…)`")
+    raise kit.OpError(
+        "MD0216", message, f"name the dim of each: `concat[{_arrow(target, ins)}](…)`"
+    )
 
 
-def _arrow(target: Dim, ins: Sequence[TensorType]) -> str:
+def _arrow(target: kit.Dim, ins: Sequence[kit.TensorType]) -> str:
     """The bracket that was probably meant: a dim that not all have, or else one that fits."""
     shared = {n for n in ins[0].names if all(t.has(n) for t in ins)}
     fitting = [d for d in ins[0].dims if d.name in shared and d.size * len(ins) == target.size]
@@ -97,52 +64,53 @@ def _arrow(target: Dim, ins: Sequence[TensorType]) -> str:
     return f"({', '.join(names)}) -> {target}"
 
 
-def _concat_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _concat_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     target, sources = attrs["target"], attrs["sources"]
-    dtype = need_one_dtype("concat", *ins)
+    dtype = kit.need_one_dtype("concat", *ins)
     for type_, source in zip(ins, sources, strict=True):
-        need_dims("concat", type_, (source,))
+        kit.need_dims("concat", type_, (source,))
     total = sum(s.size for s in sources)
     if total != target.size:
         sizes = " + ".join(f"{s.size} (`{s}`)" for s in sources)
-        raise OpError(
+        raise kit.OpError(
             "MD0209",
             f"`concat` makes {sizes} = {total} elements, and `{target}` is of size {target.size}",
             f"declare `dim {target} = {' + '.join(s.name for s in sources)}`",
         )
     first = _joined(ins[0], sources[0], target)
-    need_distinct("concat", first)
+    kit.need_distinct("concat", first)
     for type_, source in zip(ins[1:], sources[1:], strict=True):
         _need_same(first, _joined(type_, source, target), ins[0], type_)
-    return (TensorType(first, dtype),)
+    return (kit.TensorType(first, dtype),)
 
 
-def _joined(type_: TensorType, source: Dim, target: Dim) -> tuple[Dim, ...]:
+def _joined(type_: kit.TensorType, source: kit.Dim, target: kit.Dim) -> tuple[kit.Dim, ...]:
     return tuple(target if d.name == source.name else d for d in type_.dims)
 
 
-def _need_same(first: Sequence[Dim], other: Sequence[Dim], a: TensorType, b: TensorType) -> None:
+def _need_same(
+    first: Sequence[kit.Dim], other: Sequence[kit.Dim], a: kit.TensorType, b: kit.TensorType
+) -> None:
     if set(first) != set(other):
-        raise OpError(
+        raise kit.OpError(
             "MD0214",
             f"`concat` of {a} and {b}: apart from the joined dim they must have the same dims",
             "rename the dims of one as the other's: `x[a -> b]`",
         )
 
 
-def _concat_factors(sig: Signature) -> Factors:
-    every, target, start = range(len(sig.ins)), sig.attrs["target"].name, 0
-    reads = []
-    for source in sig.attrs["sources"]:
-        # A block reads what there is of each operand: windows that end at the borders are joined.
-        reads.append(Reads(lo=-start, hi=-start, fill=None))
-        start += source.size
-    joined = reader(target, [s.name for s in sig.attrs["sources"]], *reads)
-    factors = (*loops(sig, without=(target,)), joined)
-    return Factors(factors, (frozenset(every),), tuple(every))
+def _concat_factors(sig: kit.Signature) -> kit.Factors:
+    sources = sig.attrs["sources"]
+    starts = itertools.accumulate((s.size for s in sources), initial=0)
+    # A block reads what there is of each operand: windows that end at the borders are joined.
+    reads = (
+        kit.Reads(lo=-start, hi=-start, fill=None)
+        for start, _ in zip(starts, sources, strict=False)
+    )
+    return kit.moving(sig, sig.attrs["target"], sources, *reads)
 
 
-def _orders(call: NumpyCall | TorchCall) -> list[tuple[Dim, ...]]:
+def _orders(call: kit.NumpyCall | kit.TorchCall) -> list[tuple[kit.Dim, ...]]:
     """The dims of each operand in the order of the result."""
     target, sources = call.attrs["target"], call.attrs["sources"]
     return [
@@ -151,18 +119,18 @@ def _orders(call: NumpyCall | TorchCall) -> list[tuple[Dim, ...]]:
     ]
 
 
-def _concat_numpy(call: NumpyCall, *arrays: Array) -> Array:
+def _concat_numpy(call: kit.NumpyCall, *arrays: kit.Array) -> kit.Array:
     parts = zip(arrays, call.ins, _orders(call), strict=True)
-    aligned = [align(a, t, dims) for a, t, dims in parts]
+    aligned = [kit.align(a, t, dims) for a, t, dims in parts]
     return np.concatenate(aligned, axis=call.outs[0].index(call.attrs["target"].name))
 
 
-def _concat_text(call: TorchCall) -> str:
-    parts = [aligned_tensor(call, i, dims) for i, dims in enumerate(_orders(call))]
-    return f"torch.cat({tuple_text(parts)}, {call.outs[0].index(call.attrs['target'].name)})"
+def _concat_text(call: kit.TorchCall) -> str:
+    parts = [kit.aligned_tensor(call, i, dims) for i, dims in enumerate(_orders(call))]
+    return f"torch.cat({kit.tuple_text(parts)}, {call.outs[0].index(call.attrs['target'].name)})"
 
 
-def _concat_gradient(call: Backward) -> Mapping[int, Value]:
+def _concat_gradient(call: kit.Backward) -> kit.Grads:
     """The slice of the cotangent for each operand."""
     target, start, grads = call.attrs["target"], 0, {}
     for i, source in enumerate(call.attrs["sources"]):
@@ -173,7 +141,7 @@ def _concat_gradient(call: Backward) -> Mapping[int, Value]:
     return grads
 
 
-def _part(call: Backward, target: Dim, start: int, stop: int, source: Dim) -> Value:
+def _part(call: kit.Backward, target: kit.Dim, start: int, stop: int, source: kit.Dim) -> kit.Value:
     """A slice of the cotangent; without the dim, all slices are equal."""
     if not call.grad.type.has(target.name):
         return call.grad
@@ -184,7 +152,7 @@ def _joint_extremes(most: int) -> list[str]:
     """Rows where two or more of up to `most` operands are partial maxima, or minima."""
     rows = []
     for count in range(2, most + 1):
-        groups = [g for n in range(2, count + 1) for g in combinations(range(count), n)]
+        groups = [g for n in range(2, count + 1) for g in itertools.combinations(range(count), n)]
         for op in ("max", "min"):
             for group in groups:
                 ins = ", ".join(f"P({op})" if i in group else "B" for i in range(count))
@@ -192,169 +160,133 @@ def _joint_extremes(most: int) -> list[str]:
     return rows
 
 
-_LEFT, _RIGHT = Dim("left", 2), Dim("right", 6)
-
-register(
-    OpDef(
-        "concat",
-        Surface("join", (1, None)),
-        _concat_infer,
-        _concat_factors,
-        _concat_numpy,
-        _concat_text,
-        (
-            sample(tensor(_LEFT), tensor(_RIGHT), target=VOCAB, sources=(_LEFT, _RIGHT)),
-            sample(
-                tensor(BATCH, _LEFT, HIDDEN),
-                tensor(HIDDEN, BATCH, _RIGHT),
-                target=VOCAB,
-                sources=(_LEFT, _RIGHT),
-            ),
-            sample(
-                tensor(BATCH, _LEFT, dtype=I32),
-                tensor(BATCH, SEQ, dtype=I32),
-                tensor(_LEFT, BATCH, dtype=I32),
-                target=VOCAB,
-                sources=(_LEFT, SEQ, _LEFT),
-            ),
-            sample(tensor(SEQ), tensor(SEQ), target=VOCAB, sources=(SEQ, SEQ)),
-        ),
-        flops=no_flops,
-        bind=_concat_bind,
-        true_rows=swapped(
-            "several partial operands come from as many reductions; one is enough",
-            *_joint_extremes(3),
-        ),
-        gradient=_concat_gradient,
-        meaning="The tensors one after the other along a dim.",
-    )
+kit.operator(
+    "concat",
+    kit.Surface("join", (1, None)),
+    _concat_infer,
+    _concat_factors,
+    _concat_numpy,
+    _concat_text,
+    kit.samples(
+        "left=2; right=6 | target=v sources=(left right)",
+        "b left=2 h; h b right=6 | target=v sources=(left right)",
+        "b left=2: i32; b s: i32; left b: i32 | target=v sources=(left s left)",
+        "s; s | target=v sources=(s s)",
+    ),
+    flops=kit.no_flops,
+    bind=_concat_bind,
+    true_rows=kit.swapped(
+        "several partial operands come from as many reductions; one is enough",
+        *_joint_extremes(3),
+    ),
+    gradient=_concat_gradient,
+    meaning="The tensors one after the other along a dim.",
 )
 
 # --- pad -------------------------------------------------------------------------------------
 
 
-def _pad_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     if len(attrs["source"]) != 1 or len(attrs["target"]) != 1:
-        raise OpError("MD0214", "`pad` takes one dim to another", "write `pad[h -> hp](x, 1, 1)`")
+        raise kit.OpError(
+            "MD0214", "`pad` takes one dim to another", "write `pad[h -> hp](x, 1, 1)`"
+        )
     (source,), (target,) = attrs["source"], attrs["target"]
     before, after = attrs["before"], attrs["after"]
-    need_dims("pad", ins[0], (source,))
+    kit.need_dims("pad", ins[0], (source,))
     for count in (before, after):
         if not isinstance(count, int) or count < 0:
-            raise OpError("MD0213", f"`pad` cannot add {count} elements", "give counts from 0 on")
+            raise kit.OpError(
+                "MD0213", f"`pad` cannot add {count} elements", "give counts from 0 on"
+            )
     _check_fill(ins[0], attrs["value"])
     total = before + source.size + after
     if total != target.size:
-        raise OpError(
+        raise kit.OpError(
             "MD0209",
             f"`pad` makes {before} + {source.size} + {after} = {total} elements, "
             f"and `{target}` is of size {target.size}",
             f"declare `dim {target} = {source} + {before + after}`",
         )
     dims = _joined(ins[0], source, target)
-    need_distinct("pad", dims)
-    return (TensorType(dims, ins[0].dtype),)
+    kit.need_distinct("pad", dims)
+    return (kit.TensorType(dims, ins[0].dtype),)
 
 
-def _check_fill(type_: TensorType, value: float) -> None:
+def _check_fill(type_: kit.TensorType, value: float) -> None:
     if type_.dtype.kind != "float" and value != int(value):
-        raise OpError("MD0213", f"{value} cannot fill {type_}", "give an integer")
+        raise kit.OpError("MD0213", f"{value} cannot fill {type_}", "give an integer")
 
 
-def _pad_factors(sig: Signature) -> Factors:
+def _pad_factors(sig: kit.Signature) -> kit.Factors:
     (source,), (target,), before = (sig.attrs[k] for k in ("source", "target", "before"))
-    reads = Reads(lo=-before, hi=-before, fill=sig.attrs["value"])
-    factors = (*loops(sig, without=(target.name,)), reader(target.name, [source.name], reads))
-    return Factors(factors, () if sig.attrs["value"] else (frozenset({0}),), (0,))
+    reads = kit.Reads(lo=-before, hi=-before, fill=sig.attrs["value"])
+    return kit.moving(sig, target, [source], reads, linear=not sig.attrs["value"])
 
 
-def _pad_numpy(call: NumpyCall, x: Array) -> Array:
+def _pad_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     if call.is_split(call.attrs["target"][0].name):
         return x  # a window: the fill is in it
     at = call.ins[0].index(call.attrs["source"][0].name)
-    widths = [(0, 0)] * x.ndim
-    widths[at] = (call.attrs["before"], call.attrs["after"])
-    return np.pad(x, widths, constant_values=call.attrs["value"])
+    before, after, value = (call.attrs[k] for k in ("before", "after", "value"))
+    return kit.numpy_padded(x, at, before, after, value)
 
 
-def _pad_text(call: TorchCall) -> str:
+def _pad_text(call: kit.TorchCall) -> str:
     if call.is_split(call.attrs["target"][0].name):
         return call.tensor(0)
     at = call.ins[0].index(call.attrs["source"][0].name)
     value = call.attrs["value"]
     fill = f", value={value!r}" if value else ""
-    return _padded(call, at, call.attrs["before"], call.attrs["after"], fill)
+    before, after = call.attrs["before"], call.attrs["after"]
+    return kit.padded_at(call.tensor(0), len(call.ins[0].dims), at, before, after, fill)
 
 
-def _padded(call: TorchCall, at: int, before: int, after: int, fill: str = "") -> str:
-    """Write a pad; torch lists the widths from the last dim backwards."""
-    widths = [0, 0] * (len(call.ins[0].dims) - 1 - at) + [before, after]
-    return f"torch.nn.functional.pad({call.tensor(0)}, {tuple_text(widths)}{fill})"
-
-
-def _pad_gradient(call: Backward) -> Mapping[int, Value]:
+def _pad_gradient(call: kit.Backward) -> kit.Grads:
     (source,), (target,) = call.attrs["source"], call.attrs["target"]
     before = call.attrs["before"]
     return {0: _part(call, target, before, before + source.size, source)}
 
 
 _OPTIONS = (("before", ...), ("after", ...), ("value", 0))
-_WIDE = Dim("wide", 7)
 
-register(
-    OpDef(
-        "pad",
-        Surface("arrow", (1, 1), _OPTIONS),
-        _pad_infer,
-        _pad_factors,
-        _pad_numpy,
-        _pad_text,
-        (
-            sample(tensor(SEQ), source=(SEQ,), target=(_WIDE,), before=1, after=2, value=0),
-            sample(
-                tensor(BATCH, SEQ, HIDDEN),
-                source=(SEQ,),
-                target=(VOCAB,),
-                before=4,
-                after=0,
-                value=-1.5,
-            ),
-            sample(
-                tensor(HIDDEN, BATCH, dtype=I32),
-                source=(HIDDEN,),
-                target=(VOCAB,),
-                before=0,
-                after=2,
-                value=0,
-            ),
-        ),
-        flops=no_flops,
-        passes=True,
-        gradient=_pad_gradient,
-        meaning="The tensor with `before` elements of `value` ahead of the others along a dim, and "
-        "`after` behind them: `pad[h -> hp](x, 1, 2)` for an `hp` that is larger by 3.",
-    )
+kit.operator(
+    "pad",
+    kit.Surface("arrow", (1, 1), _OPTIONS),
+    _pad_infer,
+    _pad_factors,
+    _pad_numpy,
+    _pad_text,
+    kit.samples(
+        "s | source=(s) target=(wide=7) before=1 after=2 value=0",
+        "b s h | source=(s) target=(v) before=4 after=0 value=-1.5",
+        "h b: i32 | source=(h) target=(v) before=0 after=2 value=0",
+    ),
+    flops=kit.no_flops,
+    passes=True,
+    gradient=_pad_gradient,
+    meaning="The tensor with `before` elements of `value` ahead of the others along a dim, and "
+    "`after` behind them: `pad[h -> hp](x, 1, 2)` for an `hp` that is larger by 3.",
 )
 
 # --- shift -----------------------------------------------------------------------------------
 
 
-def _shift_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _shift_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     if not isinstance(attrs["by"], int):
-        raise OpError("MD0213", f"`shift` by {attrs['by']} elements", "give an integer")
-    return same_type("shift", "any")(ins, attrs)
+        raise kit.OpError("MD0213", f"`shift` by {attrs['by']} elements", "give an integer")
+    return kit.same_type("shift", "any")(ins, attrs)
 
 
-def _shift_factors(sig: Signature) -> Factors:
-    dim, by = sig.attrs["dim"].name, sig.attrs["by"]
-    own = (*loops(sig, without=(dim,)), reader(dim, [dim], Reads(lo=-by, hi=-by)))
-    return Factors(own, (frozenset({0}),), (0,))
+def _shift_factors(sig: kit.Signature) -> kit.Factors:
+    dim, by = sig.attrs["dim"], sig.attrs["by"]
+    return kit.moving(sig, dim, [dim], kit.Reads(lo=-by, hi=-by))
 
 
-def _shift_numpy(call: NumpyCall, x: Array) -> Array:
+def _shift_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     if call.is_split(call.attrs["dim"].name):
         return x  # a window: moved already
-    at = call.ins[0].index(call.attrs["dim"].name)
+    at = kit.axis(call)
     size = x.shape[at]
     by = max(-size, min(size, call.attrs["by"]))
     out = np.zeros_like(x)
@@ -365,37 +297,33 @@ def _shift_numpy(call: NumpyCall, x: Array) -> Array:
     return out
 
 
-def _shift_text(call: TorchCall) -> str:
+def _shift_text(call: kit.TorchCall) -> str:
     dim = call.attrs["dim"]
     if call.is_split(dim.name):
         return call.tensor(0)
     by = max(-dim.size, min(dim.size, call.attrs["by"]))
-    return _padded(call, call.ins[0].index(dim.name), by, -by)
+    return kit.padded_at(call.tensor(0), len(call.ins[0].dims), kit.axis(call), by, -by)
 
 
-def _shift_gradient(call: Backward) -> Mapping[int, Value]:
+def _shift_gradient(call: kit.Backward) -> kit.Grads:
     dim = call.attrs["dim"]
-    return {0: call.emit("shift", with_dims(call, dim), dim=dim, by=-call.attrs["by"])}
+    return {0: call.emit("shift", kit.with_dims(call, dim), dim=dim, by=-call.attrs["by"])}
 
 
-register(
-    OpDef(
-        "shift",
-        Surface("dim", (1, 1), (("by", ...),)),
-        _shift_infer,
-        _shift_factors,
-        _shift_numpy,
-        _shift_text,
-        (
-            sample(tensor(SEQ), dim=SEQ, by=1),
-            sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ, by=-2),
-            sample(tensor(HIDDEN, BATCH, dtype=I32), dim=HIDDEN, by=5),
-            sample(tensor(BATCH, SEQ, dtype=BOOL), values="bool", dim=SEQ, by=2),
-        ),
-        flops=no_flops,
-        passes=True,
-        gradient=_shift_gradient,
-        relocates=True,
-        meaning="The tensor moved `by` places along a dim, towards higher indices; zeros come in.",
-    )
+kit.operator(
+    "shift",
+    kit.Surface("dim", (1, 1), (("by", ...),)),
+    _shift_infer,
+    _shift_factors,
+    _shift_numpy,
+    _shift_text,
+    (
+        *kit.samples("s | dim=s by=1", "b s h | dim=s by=-2", "h b: i32 | dim=h by=5"),
+        *kit.samples("b s: bool | dim=s by=2", values="bool"),
+    ),
+    flops=kit.no_flops,
+    passes=True,
+    gradient=_shift_gradient,
+    relocates=True,
+    meaning="The tensor moved `by` places along a dim, towards higher indices; zeros come in.",
 )

@@ -7,77 +7,36 @@ its definition of the same name in `prelude/` is used: primitives and a few smal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.types import F16, I32, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import contracted
-from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    FitsIn,
-    Gradient,
-    InPlace,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Sample,
-    Scratch,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.pointwise import NO_TRUE_ROWS
-from meshdsl.ops.reduce import same_type
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    Infer,
-    align,
-    listed,
-    loops,
-    need_dims,
-    need_kind,
-    need_one_dtype,
-    own_dims,
-    sample,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import aligned, permuted
+from meshdsl.ops import indexing, kit
 
 # --- constructors ----------------------------------------------------------------------------
 
-NEVER: Mapping[int, InPlace] = {}
+NEVER: Mapping[int, kit.InPlace] = {}
 
 
 def composite(
     name: str,
     arity: tuple[int, int],
-    infer: Infer,
-    numpy: Callable[..., Array],
-    torch: Callable[[TorchCall], str],
-    samples: tuple[Sample, ...],
+    infer: kit.Infer,
+    numpy: Callable[..., kit.Array],
+    torch: Callable[[kit.TorchCall], str],
+    samples: tuple[kit.Sample, ...],
     *,
     meaning: str,
-    linear: Callable[[Signature], Sequence[Sequence[int]]] = lambda sig: (),
+    linear: Callable[[kit.Signature], Sequence[Sequence[int]]] = lambda sig: (),
     exact: bool = False,
     cost: int = 5,
     internal: bool = False,
-    gradient: Gradient | None = None,
-    in_place: Mapping[int, InPlace] = NEVER,
-    fits_in: FitsIn | None = None,
-    true_rows: Mapping[str, str] = NO_TRUE_ROWS,
-    scratch: Scratch | None = None,
+    gradient: kit.Gradient | None = None,
+    in_place: Mapping[int, kit.InPlace] = NEVER,
+    fits_in: kit.FitsIn | None = None,
+    true_rows: Mapping[str, str] = kit.NO_TRUE_ROWS,
+    scratch: kit.Scratch | None = None,
     reduces: bool = False,
-) -> OpDef:
+) -> kit.OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
     One that `reduces` does so over `dims`, any number of them. An `internal` one cannot be called
@@ -85,81 +44,69 @@ def composite(
     prelude is used.
     """
 
-    def factors(sig: Signature) -> Factors:
-        groups = tuple(frozenset(g) for g in linear(sig))
-        return Factors(loops(sig, without=[d.name for d in own_dims(sig.attrs)]), groups)
+    def factors(sig: kit.Signature) -> kit.Factors:
+        return kit.plain(linear=linear(sig), whole=True)(sig)
 
-    return register(
-        OpDef(
-            name,
-            Surface("view" if internal else "dims?" if reduces else "dim", arity),
-            infer,
-            factors,
-            numpy,
-            torch,
-            samples,
-            exact=exact,
-            composite=True,
-            flops=lambda sig: cost * max(t.elements for t in sig.ins),
-            gradient=gradient,
-            in_place=in_place,
-            fits_in=fits_in,
-            true_rows=true_rows,
-            scratch=scratch,
-            precision="widest" if internal or exact else "f32",
-            meaning=meaning,
-        )
+    return kit.operator(
+        name,
+        kit.Surface("view" if internal else "dims?" if reduces else "dim", arity),
+        infer,
+        factors,
+        numpy,
+        torch,
+        samples,
+        exact=exact,
+        composite=True,
+        flops=lambda sig: cost * max(t.elements for t in sig.ins),
+        gradient=gradient,
+        in_place=in_place,
+        fits_in=fits_in,
+        true_rows=true_rows,
+        scratch=scratch,
+        precision="widest" if internal or exact else "f32",
+        meaning=meaning,
     )
 
 
-def _axis(call: NumpyCall | TorchCall) -> int:
-    """Position of the own dim in the first operand."""
-    return call.ins[0].index(call.attrs["dim"].name)
+def _along(function: str) -> Callable[[kit.TorchCall], str]:
+    return lambda call: f"{function}({call.tensor(0)}, {kit.axis(call)})"
 
 
-def _along(function: str) -> Callable[[TorchCall], str]:
-    return lambda call: f"{function}({call.tensor(0)}, {_axis(call)})"
+def _widely_along(function: str) -> Callable[[kit.TorchCall], str]:
+    return lambda call: f"{function}({wide(call)}, {kit.axis(call)}){narrow(call)}"
 
 
-def _widely_along(function: str) -> Callable[[TorchCall], str]:
-    return lambda call: f"{function}({wide(call)}, {_axis(call)}){narrow(call)}"
-
-
-def wide(call: TorchCall) -> str:
+def wide(call: kit.TorchCall) -> str:
     """The first operand; f16 as f32, since torch's CPU kernels sum exponentials in f16."""
-    return f"{call.tensor(0)}.float()" if call.ins[0].dtype == F16 else call.tensor(0)
+    return f"{call.tensor(0)}.float()" if call.ins[0].dtype == kit.F16 else call.tensor(0)
 
 
-def narrow(call: TorchCall) -> str:
+def narrow(call: kit.TorchCall) -> str:
     """The cast back where `wide` widened."""
-    return ".half()" if call.ins[0].dtype == F16 else ""
+    return ".half()" if call.ins[0].dtype == kit.F16 else ""
 
 
-_SAMPLES = (
-    sample(tensor(SEQ), dim=SEQ),
-    sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ),
-    sample(tensor(HIDDEN, VOCAB), dim=VOCAB),
-)
+_SAMPLES = kit.samples("s | dim=s", "b s h | dim=s", "h v | dim=v")
 
 # --- softmax and its kin ---------------------------------------------------------------------
 
 
-def _log_softmax(x: Array, axis: int) -> Array:
+def _log_softmax(x: kit.Array, axis: int) -> kit.Array:
     """log_softmax; an infinite maximum is subtracted, and makes all of a row NaN."""
     z = x - x.max(axis, keepdims=True)
     return np.asarray(z - np.log(np.exp(z).sum(axis, keepdims=True)))
 
 
-def softmax_numpy(x: Array, axis: int) -> Array:
+def softmax_numpy(x: kit.Array, axis: int) -> kit.Array:
     """Softmax of `x` along `axis`."""
     return np.exp(_log_softmax(x, axis))
 
 
-def _from_result(name: str) -> Gradient:
+def _from_result(name: str) -> kit.Gradient:
     """The gradient as composite `name` of the cotangent with all its dims, and the result."""
 
-    def gradient(call: Backward) -> Mapping[int, Value]:
-        grad = call.full(call.grad, call.outs[0].dims)
+    def gradient(call: kit.Backward) -> kit.Grads:
+        grad = kit.full_grad(call)
         return {0: call.emit(name, grad, call.result(), dim=call.attrs["dim"])}
 
     return gradient
@@ -168,8 +115,8 @@ def _from_result(name: str) -> Gradient:
 composite(
     "softmax",
     (1, 1),
-    same_type("softmax", "float"),
-    lambda call, x: softmax_numpy(x, _axis(call)),
+    kit.same_type("softmax", "float"),
+    lambda call, x: softmax_numpy(x, kit.axis(call)),
     _along("torch.softmax"),
     _SAMPLES,
     gradient=_from_result("softmax_grad"),
@@ -178,8 +125,8 @@ composite(
 composite(
     "log_softmax",
     (1, 1),
-    same_type("log_softmax", "float"),
-    lambda call, x: _log_softmax(x, _axis(call)),
+    kit.same_type("log_softmax", "float"),
+    lambda call, x: _log_softmax(x, kit.axis(call)),
     _widely_along("torch.log_softmax"),
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
@@ -191,15 +138,15 @@ LAYER_NORM_EPS = 1e-5
 RMS_NORM_EPS = 1e-6
 
 
-def _norm_infer(name: str) -> Infer:
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-        dim: Dim = attrs["dim"]
-        need_dims(name, ins[0], (dim,))
-        need_kind(name, "float", *ins)
-        need_one_dtype(name, *ins)
+def _norm_infer(name: str) -> kit.Infer:
+    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+        dim: kit.Dim = attrs["dim"]
+        kit.need_dims(name, ins[0], (dim,))
+        kit.need_kind(name, "float", *ins)
+        kit.need_one_dtype(name, *ins)
         for type_ in ins[1:]:
             if type_.names != (dim.name,):
-                raise OpError(
+                raise kit.OpError(
                     "MD0214",
                     f"`{name}[{dim}]` takes a scale and shift of the dims [{dim}], not {type_}",
                     f"rename its dim to `{dim}`, or multiply and add outside",
@@ -209,57 +156,57 @@ def _norm_infer(name: str) -> Infer:
     return infer
 
 
-def _layer_norm_numpy(call: NumpyCall, x: Array, *scales: Array) -> Array:
-    axis = _axis(call)
+def _layer_norm_numpy(call: kit.NumpyCall, x: kit.Array, *scales: kit.Array) -> kit.Array:
+    axis = kit.axis(call)
     centred = x - x.mean(axis, keepdims=True)
     variance = np.square(centred).mean(axis, keepdims=True)
     return _scaled(call, centred / np.sqrt(variance + LAYER_NORM_EPS), scales)
 
 
-def _rms_norm_numpy(call: NumpyCall, x: Array, *scales: Array) -> Array:
-    mean = np.square(x).mean(_axis(call), keepdims=True)
+def _rms_norm_numpy(call: kit.NumpyCall, x: kit.Array, *scales: kit.Array) -> kit.Array:
+    mean = np.square(x).mean(kit.axis(call), keepdims=True)
     return _scaled(call, x / np.sqrt(mean + RMS_NORM_EPS), scales)
 
 
-def _scaled(call: NumpyCall, x: Array, scales: Sequence[Array]) -> Array:
+def _scaled(call: kit.NumpyCall, x: kit.Array, scales: Sequence[kit.Array]) -> kit.Array:
     """`x * g + b`, with the operands that are given."""
-    parts = [align(s, t, call.ins[0].dims) for s, t in zip(scales, call.ins[1:], strict=True)]
+    parts = [kit.align(s, t, call.ins[0].dims) for s, t in zip(scales, call.ins[1:], strict=True)]
     x = x * parts[0] if parts else x
     return np.asarray(x + parts[1] if len(parts) > 1 else x)
 
 
-def _norm_text(function: str, eps: float) -> Callable[[TorchCall], str]:
+def _norm_text(function: str, eps: float) -> Callable[[kit.TorchCall], str]:
     """A kernel that normalises the last dim; another dim is permuted there and back as a view."""
 
-    def write(call: TorchCall) -> str:
+    def write(call: kit.TorchCall) -> str:
         dim, names = call.attrs["dim"], call.ins[0].names
         last = (*(n for n in names if n != dim.name), dim.name)
         scales = "".join(f", {call.tensor(i)}" for i in range(1, len(call.ins)))
-        x = permuted(call.tensor(0), names, last)
+        x = kit.permuted(call.tensor(0), names, last)
         text = f"torch.nn.functional.{function}({x}, ({dim.size},){scales}, eps={eps!r})"
-        return permuted(text, last, names)
+        return kit.permuted(text, last, names)
 
     return write
 
 
-def _norm_linear(sig: Signature) -> Sequence[Sequence[int]]:
+def _norm_linear(sig: kit.Signature) -> Sequence[Sequence[int]]:
     """Linear in scale and shift together; in the scale alone where there is no shift."""
     return (tuple(range(1, len(sig.ins))),) if len(sig.ins) > 1 else ()
 
 
-def _norm_gradient(name: str) -> Gradient:
+def _norm_gradient(name: str) -> kit.Gradient:
     """By x, one composite. By scale and shift, sums linear in a cotangent that may be partial."""
 
-    def gradient(call: Backward) -> Mapping[int, Value]:
+    def gradient(call: kit.Backward) -> kit.Grads:
         dim, scales = call.attrs["dim"], range(1, min(2, len(call.ins)))
         grads = {}
         if call.wanted(0):
-            grad = call.full(call.grad, call.outs[0].dims)
+            grad = kit.full_grad(call)
             saved = [call.operand(i) for i in (0, *scales)]
             grads[0] = call.emit(f"{name}_grad", grad, *saved, dim=dim)
         if len(call.ins) > 1 and call.wanted(1):
             plain = call.emit(name, call.operand(0), dim=dim)
-            grads[1] = contracted(call, 1, call.grad, plain)
+            grads[1] = kit.contracted(call, 1, call.grad, plain)
         if len(call.ins) > 2 and call.wanted(2):
             grads[2] = call.sized(call.grad, 2)
         return grads
@@ -267,17 +214,15 @@ def _norm_gradient(name: str) -> Gradient:
     return gradient
 
 
-def _norm_samples(most: int) -> tuple[Sample, ...]:
-    cases: tuple[tuple[tuple[Dim, ...], Dim], ...] = (
-        ((SEQ,), SEQ),
-        ((BATCH, SEQ, HIDDEN), SEQ),
-        ((BATCH, HIDDEN), HIDDEN),
-    )
-    return tuple(
-        sample(tensor(*dims), *(tensor(dim) for _ in range(count)), dim=dim)
+def norm_samples(same: int, scales: int, values: str = "int") -> tuple[kit.Sample, ...]:
+    """Calls of `same` operands of one type, and up to `scales` that have their own dim alone."""
+    cases = (("s", "s"), ("b s h", "s"), ("b h", "h"))
+    texts = (
+        "; ".join([dims] * same + [dim] * count) + f" | dim={dim}"
         for dims, dim in cases
-        for count in range(most)
+        for count in range(scales + 1)
     )
+    return kit.samples(*texts, values=values)
 
 
 composite(
@@ -286,7 +231,7 @@ composite(
     _norm_infer("layer_norm"),
     _layer_norm_numpy,
     _norm_text("layer_norm", LAYER_NORM_EPS),
-    _norm_samples(3),
+    norm_samples(1, 2),
     linear=_norm_linear,
     cost=8,
     true_rows={f"B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
@@ -299,7 +244,7 @@ composite(
     _norm_infer("rms_norm"),
     _rms_norm_numpy,
     _norm_text("rms_norm", RMS_NORM_EPS),
-    _norm_samples(2),
+    norm_samples(1, 1),
     linear=_norm_linear,
     gradient=_norm_gradient("rms_norm"),
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the squares, where torch has no kernel for it
@@ -309,13 +254,13 @@ composite(
 # --- cross-entropy ---------------------------------------------------------------------------
 
 
-def _cross_entropy_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    dim: Dim = attrs["dim"]
-    out = same_type("cross_entropy", "float")(ins[:1], attrs)[0].without(attrs["dim"].name)
-    need_indices("cross_entropy", ins[1], dim)
+def _cross_entropy_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+    dim: kit.Dim = attrs["dim"]
+    out = kit.same_type("cross_entropy", "float")(ins[:1], attrs)[0].without(attrs["dim"].name)
+    indexing.need_indices("cross_entropy", ins[1], dim)
     if set(ins[1].names) != set(out.names):
-        wanted = listed(out.names) if out.dims else "none"
-        raise OpError(
+        wanted = kit.listed(out.names) if out.dims else "none"
+        raise kit.OpError(
             "MD0214",
             f"`cross_entropy[{dim}]` of {ins[0]} takes targets for each position, not {ins[1]}",
             f"the dims of the targets are those of the logits without `{dim}`: {wanted}",
@@ -323,32 +268,28 @@ def _cross_entropy_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[Ten
     return (out,)
 
 
-def _cross_entropy_numpy(call: NumpyCall, logits: Array, targets: Array) -> Array:
+def _cross_entropy_numpy(call: kit.NumpyCall, logits: kit.Array, targets: kit.Array) -> kit.Array:
     dim = call.attrs["dim"]
-    axis = _axis(call)
-    index = checked_numpy(call, 1, targets, dim.name)
-    at = np.expand_dims(align(index, call.ins[1], call.outs[0].dims), axis)
+    axis = kit.axis(call)
+    index = indexing.checked_numpy(call, 1, targets, dim.name)
+    at = np.expand_dims(kit.align(index, call.ins[1], call.outs[0].dims), axis)
     return -np.take_along_axis(_log_softmax(logits, axis), at, axis).squeeze(axis)
 
 
-def _cross_entropy_text(call: TorchCall) -> str:
+def _cross_entropy_text(call: kit.TorchCall) -> str:
     """Torch's kernel is fast on positions × classes; flattening to that is usually a view."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
-    index = aligned(checked_text(call, 1, dim), call.ins[1].names, out)
-    logits, suffix = permuted(wide(call), call.ins[0].names, (*out, dim)), narrow(call)
+    index = kit.aligned(indexing.checked_text(call, 1, dim), call.ins[1].names, out)
+    logits, suffix = kit.permuted(wide(call), call.ins[0].names, (*out, dim)), narrow(call)
     if len(out) > 1:
         logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
         suffix = f".unflatten(0, {call.shape(0)}){suffix}"
     return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
 
 
-def _cross_entropy_gradient(call: Backward) -> Mapping[int, Value]:
+def _cross_entropy_gradient(call: kit.Backward) -> kit.Grads:
     kept = call.operand(0), call.operand(1)
     return {0: call.emit("cross_entropy_grad", call.grad, *kept, dim=call.attrs["dim"])}
-
-
-def _targets(*dims: Dim, dtype: Any = I32) -> TensorType:
-    return tensor(*dims, dtype=dtype)
 
 
 composite(
@@ -357,13 +298,12 @@ composite(
     _cross_entropy_infer,
     _cross_entropy_numpy,
     _cross_entropy_text,
-    (
-        sample(tensor(VOCAB), _targets(), values=("int", "index:v"), dim=VOCAB),
-        sample(tensor(BATCH, VOCAB), _targets(BATCH), values=("int", "index:v"), dim=VOCAB),
-        sample(
-            tensor(BATCH, SEQ, VOCAB), _targets(SEQ, BATCH), values=("int", "index:v"), dim=VOCAB
-        ),
-        sample(tensor(VOCAB, SEQ), _targets(SEQ), values=("int", "index:v"), dim=VOCAB),
+    kit.samples(
+        "v; (): i32 | dim=v",
+        "b v; b: i32 | dim=v",
+        "b s v; s b: i32 | dim=v",
+        "v s; s: i32 | dim=v",
+        values="int index:v",
     ),
     cost=6,
     gradient=_cross_entropy_gradient,

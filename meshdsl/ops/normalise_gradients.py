@@ -9,37 +9,18 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.ir.types import BF16, F16, I32, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
-from meshdsl.ops.normalise import LAYER_NORM_EPS, RMS_NORM_EPS, composite, softmax_numpy
-from meshdsl.ops.opdef import Attrs, Backward, NumpyCall, Sample, Signature, TorchCall
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    VOCAB,
-    Array,
-    Infer,
-    align,
-    need_dims,
-    need_kind,
-    need_one_dtype,
-    sample,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import aligned, permuted, tuple_text
+from meshdsl.ops import indexing, kit, normalise
 
 # --- constructors ----------------------------------------------------------------------------
 
 
-def _infer(name: str) -> Infer:
+def _infer(name: str) -> kit.Infer:
     """The type of `dy`; a second operand has it as well, a third is a scale along `dim`."""
 
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-        need_dims(name, ins[0], (attrs["dim"],))
-        need_kind(name, "float", *ins)
-        need_one_dtype(name, *ins)
+    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+        kit.need_dims(name, ins[0], (attrs["dim"],))
+        kit.need_kind(name, "float", *ins)
+        kit.need_one_dtype(name, *ins)
         assert all(t.dims == ins[0].dims for t in ins[1:2]), f"{name} of {ins}"
         assert all(t.names == (attrs["dim"].name,) for t in ins[2:]), f"{name} of {ins}"
         return (ins[0],)
@@ -47,62 +28,38 @@ def _infer(name: str) -> Infer:
     return infer
 
 
-def _samples(same: int, most: int, second: str = "int") -> tuple[Sample, ...]:
-    """Calls with `same` operands of one type, and up to `most` with the scale."""
-    kinds = ("int", second, "int")
-    cases: tuple[tuple[tuple[Dim, ...], Dim], ...] = (
-        ((SEQ,), SEQ),
-        ((BATCH, SEQ, HIDDEN), SEQ),
-        ((BATCH, HIDDEN), HIDDEN),
-    )
-    return tuple(
-        sample(
-            *(tensor(*dims),) * same,
-            *(tensor(dim),) * count,
-            values=kinds[: same + count],
-            dim=dim,
-        )
-        for dims, dim in cases
-        for count in range(most - same + 1)
-    )
-
-
-def _axis(call: NumpyCall | TorchCall) -> int:
-    return call.ins[0].index(call.attrs["dim"].name)
-
-
 # --- softmax, log_softmax ----------------------------------------------------------------------
 
 
-def _softmax_numpy(call: NumpyCall, dy: Array, y: Array) -> Array:
-    return np.asarray(y * (dy - (dy * y).sum(_axis(call), keepdims=True)))
+def _softmax_numpy(call: kit.NumpyCall, dy: kit.Array, y: kit.Array) -> kit.Array:
+    return np.asarray(y * (dy - (dy * y).sum(kit.axis(call), keepdims=True)))
 
 
-def _log_softmax_numpy(call: NumpyCall, dy: Array, y: Array) -> Array:
-    return np.asarray(dy - np.exp(y) * dy.sum(_axis(call), keepdims=True))
+def _log_softmax_numpy(call: kit.NumpyCall, dy: kit.Array, y: kit.Array) -> kit.Array:
+    return np.asarray(dy - np.exp(y) * dy.sum(kit.axis(call), keepdims=True))
 
 
-def _kernel(name: str) -> Callable[[TorchCall], str]:
-    def write(call: TorchCall) -> str:
+def _kernel(name: str) -> Callable[[kit.TorchCall], str]:
+    def write(call: kit.TorchCall) -> str:
         dy, y = call.tensor(0), call.tensor(1)
-        return f"torch.ops.aten.{name}({dy}, {y}, {_axis(call)}, {call.outs[0].dtype.torch})"
+        return f"torch.ops.aten.{name}({dy}, {y}, {kit.axis(call)}, {call.outs[0].dtype.torch})"
 
     return write
 
 
-def _into_dy(function: str) -> Mapping[int, Callable[[TorchCall], str]]:
+def _into_dy(function: str) -> Mapping[int, Callable[[kit.TorchCall], str]]:
     """The same kernel, called through a support function."""
 
-    def write(call: TorchCall) -> str:
-        return f"{call.use(function)}({call.tensor(0)}, {call.tensor(1)}, {_axis(call)})"
+    def write(call: kit.TorchCall) -> str:
+        return f"{call.use(function)}({call.tensor(0)}, {call.tensor(1)}, {kit.axis(call)})"
 
     return {0: write}
 
 
-def _softmax_gradient(call: Backward) -> Mapping[int, Value]:
+def _softmax_gradient(call: kit.Backward) -> kit.Grads:
     """The rule is symmetric in `dy`; by y it is linear in both, and again in each."""
     dim, dims = call.attrs["dim"], call.outs[0].dims
-    grad = call.full(call.grad, dims)
+    grad = kit.full_grad(call)
     grads = {}
     if call.wanted(0):
         grads[0] = call.emit("softmax_grad", grad, call.operand(1), dim=dim)
@@ -115,9 +72,9 @@ def _softmax_gradient(call: Backward) -> Mapping[int, Value]:
     return grads
 
 
-def _log_softmax_gradient(call: Backward) -> Mapping[int, Value]:
+def _log_softmax_gradient(call: kit.Backward) -> kit.Grads:
     dim, dims = call.attrs["dim"], call.outs[0].dims
-    grad = call.full(call.grad, dims)
+    grad = kit.full_grad(call)
     share = call.emit("exp", call.operand(1))
     grads = {}
     if call.wanted(0):
@@ -129,13 +86,13 @@ def _log_softmax_gradient(call: Backward) -> Mapping[int, Value]:
     return grads
 
 
-composite(
+normalise.composite(
     "softmax_grad",
     (2, 2),
     _infer("softmax_grad"),
     _softmax_numpy,
     _kernel("_softmax_backward_data"),
-    _samples(2, 2),
+    normalise.norm_samples(2, 0),
     linear=lambda sig: ((0,),),
     exact=True,
     internal=True,
@@ -143,13 +100,13 @@ composite(
     in_place=_into_dy("softmax_backward_"),
     meaning="The gradient of `softmax`, from its result y.",
 )
-composite(
+normalise.composite(
     "log_softmax_grad",
     (2, 2),
     _infer("log_softmax_grad"),
     _log_softmax_numpy,
     _kernel("_log_softmax_backward_data"),
-    _samples(2, 2, "unit"),  # exp of larger values overflows
+    normalise.norm_samples(2, 0, "int unit"),  # exp of larger values overflows
     linear=lambda sig: ((0,),),
     internal=True,
     gradient=_log_softmax_gradient,
@@ -160,60 +117,64 @@ composite(
 # --- norms -----------------------------------------------------------------------------------
 
 
-def _linear(sig: Signature) -> tuple[tuple[int, ...], ...]:
+def _linear(sig: kit.Signature) -> tuple[tuple[int, ...], ...]:
     """Linear in the cotangent, and in the scale."""
     return ((0,), (2,))[: len(sig.ins) - 1]
 
 
-def _scaled(call: NumpyCall, dy: Array, scales: tuple[Array, ...]) -> Array:
-    return dy * align(scales[0], call.ins[2], call.ins[0].dims) if scales else dy
+def _scaled(call: kit.NumpyCall, dy: kit.Array, scales: tuple[kit.Array, ...]) -> kit.Array:
+    return dy * kit.align(scales[0], call.ins[2], call.ins[0].dims) if scales else dy
 
 
-def _layer_norm_numpy(call: NumpyCall, dy: Array, x: Array, *scales: Array) -> Array:
-    axis = _axis(call)
+def _layer_norm_numpy(
+    call: kit.NumpyCall, dy: kit.Array, x: kit.Array, *scales: kit.Array
+) -> kit.Array:
+    axis = kit.axis(call)
     z = x - x.mean(axis, keepdims=True)
-    r = 1 / np.sqrt(np.square(z).mean(axis, keepdims=True) + LAYER_NORM_EPS)
+    r = 1 / np.sqrt(np.square(z).mean(axis, keepdims=True) + normalise.LAYER_NORM_EPS)
     t, h = _scaled(call, dy, scales), z * r
     means = t.mean(axis, keepdims=True) + h * (t * h).mean(axis, keepdims=True)
     return np.asarray(r * (t - means))
 
 
-def _rms_norm_numpy(call: NumpyCall, dy: Array, x: Array, *scales: Array) -> Array:
-    axis = _axis(call)
-    r = 1 / np.sqrt(np.square(x).mean(axis, keepdims=True) + RMS_NORM_EPS)
+def _rms_norm_numpy(
+    call: kit.NumpyCall, dy: kit.Array, x: kit.Array, *scales: kit.Array
+) -> kit.Array:
+    axis = kit.axis(call)
+    r = 1 / np.sqrt(np.square(x).mean(axis, keepdims=True) + normalise.RMS_NORM_EPS)
     t = _scaled(call, dy, scales)
     return np.asarray(r * (t - x * r * r * (t * x).mean(axis, keepdims=True)))
 
 
-def _layer_norm_text(call: TorchCall) -> str:
+def _layer_norm_text(call: kit.TorchCall) -> str:
     """Torch's kernel for the last dim, with the mean and deviation from the forward kernel."""
     dim, names = call.attrs["dim"], call.ins[0].names
     last = (*(n for n in names if n != dim.name), dim.name)
-    dy, x = (permuted(call.tensor(i), names, last) for i in (0, 1))
+    dy, x = (kit.permuted(call.tensor(i), names, last) for i in (0, 1))
     scale = call.tensor(2) if len(call.ins) > 2 else "None"
     shape = f"({dim.size},)"
-    forward = f"torch.native_layer_norm({x}, {shape}, None, None, {LAYER_NORM_EPS!r})[1:]"
+    forward = f"torch.native_layer_norm({x}, {shape}, None, None, {normalise.LAYER_NORM_EPS!r})[1:]"
     stats = call.let("stats", forward)
     args = f"{dy}, {x}, {shape}, *{stats}, {scale}, None, [True, False, False]"
-    return permuted(f"torch.ops.aten.native_layer_norm_backward({args})[0]", last, names)
+    return kit.permuted(f"torch.ops.aten.native_layer_norm_backward({args})[0]", last, names)
 
 
-def _rms_norm_text(call: TorchCall, *, into_dy: bool = False) -> str:
+def _rms_norm_text(call: kit.TorchCall, *, into_dy: bool = False) -> str:
     """With t = dy * g and r = 1 / rms(x): r * (t - x * r^2 * mean(t * x)), in four passes.
 
     In f32 for f16, in which the sum of products soon overflows.
     """
-    dim, axis = call.attrs["dim"], _axis(call)
+    dim, axis = call.attrs["dim"], kit.axis(call)
     x, t = call.tensor(1), call.tensor(0)
-    if call.ins[0].dtype == F16:
+    if call.ins[0].dtype == kit.F16:
         x, t, into_dy = call.let("x", f"{x}.float()"), call.let("dy", f"{t}.float()"), True
     if len(call.ins) > 2:
         scale = call.aligned(2, call.ins[0].dims)
         t = call.let("scaled", f"{t}.mul_({scale})" if into_dy else f"{t} * {scale}")
         into_dy = True
-    wide = ", dtype=torch.float32" if call.ins[0].dtype == BF16 else ""
+    wide = ", dtype=torch.float32" if call.ins[0].dtype == kit.BF16 else ""
     norm = f"torch.linalg.vector_norm({x}, dim={axis}, keepdim=True{wide})"
-    mean = f"{norm}.square_().div_({dim.size}).add_({RMS_NORM_EPS!r})"
+    mean = f"{norm}.square_().div_({dim.size}).add_({normalise.RMS_NORM_EPS!r})"
     r = call.let("scale", f"{mean}.rsqrt_()")
     dot = f"torch.linalg.vecdot({t}, {x}, dim={axis}).unsqueeze({axis})"
     along = call.let("along", f"{dot}.div_({dim.size}).mul_({r}.square())")
@@ -221,41 +182,37 @@ def _rms_norm_text(call: TorchCall, *, into_dy: bool = False) -> str:
         expression = f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
     else:
         expression = f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
-    return f"{expression}.half()" if call.ins[0].dtype == F16 else expression
+    return f"{expression}.half()" if call.ins[0].dtype == kit.F16 else expression
 
 
-def _rms_norm_into_dy(call: TorchCall) -> str:
-    return _rms_norm_text(call, into_dy=True)
-
-
-def _is_not_f16(index: int, ins: tuple[TensorType, ...], numbers: frozenset[int]) -> bool:
+def _is_not_f16(index: int, ins: kit.Types, numbers: frozenset[int]) -> bool:
     del numbers
-    return ins[index].dtype != F16
+    return ins[index].dtype != kit.F16
 
 
-composite(
+normalise.composite(
     "layer_norm_grad",
     (2, 3),
     _infer("layer_norm_grad"),
     _layer_norm_numpy,
     _layer_norm_text,
-    _samples(2, 3),
+    normalise.norm_samples(2, 1),
     linear=_linear,
     cost=14,
     internal=True,
     meaning="The gradient of `layer_norm` by the tensor that is normalised.",
 )
-composite(
+normalise.composite(
     "rms_norm_grad",
     (2, 3),
     _infer("rms_norm_grad"),
     _rms_norm_numpy,
     _rms_norm_text,
-    _samples(2, 3),
+    normalise.norm_samples(2, 1),
     linear=_linear,
     cost=10,
     internal=True,
-    in_place={0: _rms_norm_into_dy},
+    in_place={0: lambda call: _rms_norm_text(call, into_dy=True)},
     fits_in=_is_not_f16,
     meaning="The gradient of `rms_norm` by the tensor that is normalised.",
 )
@@ -263,70 +220,61 @@ composite(
 # --- cross-entropy ---------------------------------------------------------------------------
 
 
-def _cross_entropy_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _cross_entropy_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     """The type of the logits; the cotangent may lack dims."""
     dy, logits, targets = ins
-    need_dims("cross_entropy_grad", logits, (attrs["dim"],))
-    need_dims("cross_entropy_grad", targets, dy.dims)
-    need_one_dtype("cross_entropy_grad", dy, logits)
-    need_indices("cross_entropy_grad", targets, attrs["dim"])
+    kit.need_dims("cross_entropy_grad", logits, (attrs["dim"],))
+    kit.need_dims("cross_entropy_grad", targets, dy.dims)
+    kit.need_one_dtype("cross_entropy_grad", dy, logits)
+    indexing.need_indices("cross_entropy_grad", targets, attrs["dim"])
     return (logits,)
 
 
-def _cross_entropy_numpy(call: NumpyCall, dy: Array, logits: Array, targets: Array) -> Array:
+def _cross_entropy_numpy(
+    call: kit.NumpyCall, dy: kit.Array, logits: kit.Array, targets: kit.Array
+) -> kit.Array:
     dims, dim = call.outs[0].dims, call.attrs["dim"].name
     at = call.outs[0].index(dim)
-    share = softmax_numpy(logits, at)
+    share = normalise.softmax_numpy(logits, at)
     classes = np.arange(share.shape[at]).reshape(-1, *(1,) * (share.ndim - at - 1))
-    hit = align(checked_numpy(call, 2, targets, dim), call.ins[2], dims) == classes
-    return np.asarray(align(dy, call.ins[0], dims) * (share - hit))
+    hit = kit.align(indexing.checked_numpy(call, 2, targets, dim), call.ins[2], dims) == classes
+    return np.asarray(kit.align(dy, call.ins[0], dims) * (share - hit))
 
 
-def _cross_entropy_text(call: TorchCall) -> str:
+def _cross_entropy_text(call: kit.TorchCall) -> str:
     """The softmax times dy, computed in place; then dy is subtracted at the targets."""
     logits, dim = call.ins[1], call.attrs["dim"].name
     at = logits.index(dim)
     positions = tuple(n for n in logits.names if n != dim)
     where = logits.without(dim).dims
     dy = call.let("dy", call.tensor(0)) if call.is_constant(0) else call.args[0]
-    wide = aligned(dy, call.ins[0].names, logits.names)
+    wide = kit.aligned(dy, call.ins[0].names, logits.names)
     share = call.let("share", f"torch.softmax({call.tensor(1)}, {at}).mul_({wide})")
-    index = permuted(checked_text(call, 2, dim), call.ins[2].names, positions)
-    less = f"-{aligned(dy, call.ins[0].names, positions)}"
+    index = kit.permuted(indexing.checked_text(call, 2, dim), call.ins[2].names, positions)
+    less = f"-{kit.aligned(dy, call.ins[0].names, positions)}"
     if len(call.ins[0].names) < len(where):
-        less = f"({less}).expand({tuple_text([call.extent(d.name) for d in where])})"
+        less = f"({less}).expand({kit.tuple_text([call.extent(d.name) for d in where])})"
     else:
         less = f"({less})"
     return f"{share}.scatter_add_({at}, {index}.unsqueeze({at}), {less}.unsqueeze({at}))"
 
 
-_AT = ("int", "int", "index:v")
-
-
-def _targets(*dims: Dim) -> TensorType:
-    return tensor(*dims, dtype=I32)
-
-
-composite(
+normalise.composite(
     "cross_entropy_grad",
     (3, 3),
     _cross_entropy_infer,
     _cross_entropy_numpy,
     _cross_entropy_text,
-    (
-        sample(tensor(), tensor(VOCAB), _targets(), values=_AT, dim=VOCAB),
-        sample(tensor(BATCH), tensor(BATCH, VOCAB), _targets(BATCH), values=_AT, dim=VOCAB),
-        sample(tensor(), tensor(BATCH, VOCAB), _targets(BATCH), values=_AT, dim=VOCAB),
-        sample(
-            tensor(SEQ, BATCH), tensor(BATCH, SEQ, VOCAB), _targets(SEQ, BATCH), values=_AT,
-            dim=VOCAB,
-        ),
-        sample(
-            tensor(SEQ), tensor(BATCH, VOCAB, SEQ), _targets(BATCH, SEQ), values=_AT, dim=VOCAB
-        ),
+    kit.samples(
+        "(); v; (): i32 | dim=v",
+        "b; b v; b: i32 | dim=v",
+        "(); b v; b: i32 | dim=v",
+        "s b; b s v; s b: i32 | dim=v",
+        "s; b v s; b s: i32 | dim=v",
+        values="int int index:v",
     ),
     linear=lambda sig: ((0,),),
     cost=6,
     internal=True,
     meaning="The gradient of `cross_entropy` by the logits.",
-)  # fmt: skip
+)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, ParamSpec, Protocol
 
 from meshdsl.backends.runtime.values import span
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
 
 Attrs = Mapping[str, Any]
+Types = tuple[TensorType, ...]
+Grads = Mapping[int, Value]
+"""The gradients of operands, by index."""
 ReduceOp = Literal["sum", "max", "min", "prod"]
 
 
@@ -98,8 +101,8 @@ class Factors:
 class Signature:
     """The global types and attributes of one call."""
 
-    ins: tuple[TensorType, ...]
-    outs: tuple[TensorType, ...]
+    ins: Types
+    outs: Types
     attrs: Attrs
 
 
@@ -113,8 +116,8 @@ class NumpyCall:
     `place` names the source line for run-time errors.
     """
 
-    ins: tuple[TensorType, ...]
-    outs: tuple[TensorType, ...]
+    ins: Types
+    outs: Types
     attrs: Attrs
     extents: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, int] = field(default_factory=dict)
@@ -168,11 +171,11 @@ class TorchCall(Protocol):
         """
 
     @property
-    def ins(self) -> tuple[TensorType, ...]:
+    def ins(self) -> Types:
         """Local types of the operands."""
 
     @property
-    def outs(self) -> tuple[TensorType, ...]:
+    def outs(self) -> Types:
         """Local types of the outputs."""
 
     @property
@@ -244,11 +247,11 @@ class Backward(Protocol):
     """
 
     @property
-    def ins(self) -> tuple[TensorType, ...]:
+    def ins(self) -> Types:
         """Global types of the operands."""
 
     @property
-    def outs(self) -> tuple[TensorType, ...]:
+    def outs(self) -> Types:
         """Global types of the results."""
 
     @property
@@ -288,9 +291,11 @@ class Backward(Protocol):
         """
 
 
-Gradient = Callable[[Backward], Mapping[int, Value]]
+Infer = Callable[[Types, Attrs], Types]
+Bind = Callable[[Attrs, Types], Attrs]
+Gradient = Callable[[Backward], Grads]
 InPlace = Callable[[TorchCall], str]
-FitsIn = Callable[[int, tuple[TensorType, ...], frozenset[int]], bool]
+FitsIn = Callable[[int, Types, frozenset[int]], bool]
 Scratch = Callable[[Signature, Mapping[int, Any]], int]
 
 
@@ -328,7 +333,7 @@ class Sample:
     `bool`, or `index:DIM` (valid indices of that dim).
     """
 
-    ins: tuple[TensorType, ...]
+    ins: Types
     attrs: tuple[tuple[str, Any], ...] = ()
     values: tuple[str, ...] = ()
 
@@ -412,20 +417,20 @@ class OpDef:
 
     name: str
     surface: Surface
-    infer: Callable[[tuple[TensorType, ...], Attrs], tuple[TensorType, ...]]
+    infer: Infer
     factors: Callable[[Signature], Factors]
     numpy: Callable[..., Any]
     torch: Callable[[TorchCall], str]
     samples: tuple[Sample, ...]
     exact: bool = True
     view: bool = False
-    shows: Callable[[tuple[TensorType, ...], Attrs], bool] | None = None
+    shows: Callable[[Types, Attrs], bool] | None = None
     passes: bool = False
     composite: bool = False
     flops: Callable[[Signature], int] | None = None
     legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None
     true_rows: Mapping[str, str] = field(default_factory=dict)
-    bind: Callable[[Attrs, tuple[TensorType, ...]], Attrs] | None = None
+    bind: Bind | None = None
     gradient: Gradient | None = None
     saving: str | None = None
     overwrites: tuple[int, ...] = ()
@@ -452,19 +457,18 @@ class OpDef:
         kinds = self.samples[0].values if "dim" in dict(self.samples[0].attrs) else ()
         return next((i for i, kind in enumerate(kinds) if kind.startswith("index:")), None)
 
-    def written_over(
-        self, ins: tuple[TensorType, ...], numbers: frozenset[int] = frozenset()
-    ) -> tuple[int, ...]:
+    def written_over(self, ins: Types, numbers: frozenset[int] = frozenset()) -> tuple[int, ...]:
         """The operands that have a text `in_place`, in a call where `numbers` are numbers."""
         fits = self.fits_in
         return tuple(i for i in self.in_place if fits is None or fits(i, ins, numbers))
 
-    def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
+    def shows_operand(self, ins: Types, attrs: Attrs) -> bool:
         """Whether the torch result of a call may share the memory of operand 0."""
         return self.view if self.shows is None else self.shows(ins, attrs)
 
 
 REGISTRY: dict[str, OpDef] = {}
+_Fields = ParamSpec("_Fields")
 
 
 def register(opdef: OpDef) -> OpDef:
@@ -472,6 +476,17 @@ def register(opdef: OpDef) -> OpDef:
     assert opdef.name not in REGISTRY, f"operator {opdef.name} is registered twice"
     REGISTRY[opdef.name] = opdef
     return opdef
+
+
+def _registering(record: Callable[_Fields, OpDef]) -> Callable[_Fields, OpDef]:
+    def operator(*args: _Fields.args, **kwargs: _Fields.kwargs) -> OpDef:
+        return register(record(*args, **kwargs))
+
+    return operator
+
+
+operator = _registering(OpDef)
+"""Put the record with these fields into the registry."""
 
 
 def lookup(name: str) -> OpDef:
@@ -503,7 +518,7 @@ def signs() -> dict[str, str]:
 _LOADED: list[bool] = []
 
 
-def _size(types: tuple[TensorType, ...], dim: str) -> int:
+def _size(types: Types, dim: str) -> int:
     for type_ in types:
         if type_.has(dim):
             return type_.size(dim)

@@ -17,24 +17,21 @@ from meshdsl.ops.opdef import (
     Spelling,
     Surface,
     TorchCall,
-    register,
+    Types,
+    operator,
 )
 from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
+    NO_TRUE_ROWS,
     Array,
     align,
     merged_dims,
     need_kind,
     need_one_dtype,
     plain,
-    sample,
-    tensor,
 )
+from meshdsl.ops.samples import samples
 
 Text = str | Callable[[TorchCall, list[str]], str]
-NO_TRUE_ROWS: Mapping[str, str] = {}
 NOT_SPELLED: Mapping[str, Spelling] = {}
 
 
@@ -47,13 +44,13 @@ def pointwise(
     meaning: str = "",
     said: str | None = None,
     accept: str = "number",
+    check: Callable[..., None] | None = None,
     result: DType | None = None,
     linear: Sequence[Sequence[int]] = (),
     monotone: Sequence[int] = (),
     exact: bool = True,
     view: bool = False,
-    values: str | tuple[str, ...] = "int",
-    samples: tuple[Sample, ...] = (),
+    values: str = "int",
     true_rows: Mapping[str, str] = NO_TRUE_ROWS,
     gradient: Gradient | None = None,
     internal: bool = False,
@@ -68,38 +65,76 @@ def pointwise(
 
     `numpy` takes aligned arrays. `torch` is a template over aligned texts, or a function of the
     call and those texts. `accept` is a key of `KINDS`; `result`, where given, the result's dtype.
+    `check` is called with the types of the operands before other checks.
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
     the result in its memory. `said` is its name in messages, `infix` its sign in the language.
     """
     said = said or infix or name
 
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    def infer(ins: Types, attrs: Attrs) -> Types:
         del attrs
+        if check is not None:
+            check(*ins)
         need_kind(said, accept, *ins)
         dtype = need_one_dtype(said, *ins)
         return (TensorType(merged_dims(said, *ins), result or dtype),)
 
-    return register(
-        OpDef(
-            name,
-            Surface("view" if internal else "none", (arity, arity)),
-            infer,
-            plain(linear=linear, monotone=monotone),
-            numpy_pointwise(numpy),
-            torch_pointwise(torch),
-            samples or pointwise_samples(arity, accept, values),
-            exact=exact,
-            view=view,
-            true_rows=true_rows,
-            gradient=gradient,
-            in_place={i: torch_pointwise(text) for i, text in enumerate(in_place)},
-            infix=infix,
-            fold=fold,
-            precision=precision,
-            lazy=lazy,
-            spelled=spelled,
-            meaning=meaning,
-        )
+    return operator(
+        name,
+        Surface("view" if internal else "none", (arity, arity)),
+        infer,
+        plain(linear=linear, monotone=monotone),
+        numpy_pointwise(numpy),
+        torch_pointwise(torch),
+        pointwise_samples(arity, accept, values),
+        exact=exact,
+        view=view,
+        true_rows=true_rows,
+        gradient=gradient,
+        in_place={i: torch_pointwise(text) for i, text in enumerate(in_place)},
+        infix=infix,
+        fold=fold,
+        precision=precision,
+        lazy=lazy,
+        spelled=spelled,
+        meaning=meaning,
+    )
+
+
+def smooth(
+    name: str,
+    numpy: Callable[[Array], Array],
+    torch: str,
+    gradient: Gradient,
+    *,
+    meaning: str,
+    rises: bool = True,
+    values: str = "int",
+    true_rows: Mapping[str, str] = NO_TRUE_ROWS,
+    in_place: bool = True,
+    fold: Callable[[float], float] | None = None,
+    precision: Literal["widest", "f32"] = "widest",
+) -> None:
+    """Register a function of floats that rounds.
+
+    One that `rises` is defined everywhere and never falls, so that partial extremes pass. Torch has
+    a form of it with `_` behind its name that works `in_place`.
+    """
+    pointwise(
+        name,
+        1,
+        numpy,
+        torch,
+        accept="float",
+        exact=False,
+        values=values,
+        monotone=[0] if rises else [],
+        gradient=gradient,
+        true_rows=true_rows,
+        in_place=[torch.replace("(", "_(")] if in_place else [],
+        fold=fold,
+        precision=precision,
+        meaning=meaning,
     )
 
 
@@ -129,24 +164,14 @@ def torch_pointwise(text: Text) -> Callable[[TorchCall], str]:
     return write
 
 
-def pointwise_samples(arity: int, accept: str, values: str | tuple[str, ...]) -> tuple[Sample, ...]:
+def pointwise_samples(arity: int, accept: str, values: str = "int") -> tuple[Sample, ...]:
     """Samples of one or two operands of the kind `accept`, drawn from the distribution `values`."""
     dtype = {"bool": BOOL, "float": F32, "number": F32, "any": I32}[accept]
-    kinds = "bool" if accept == "bool" else values
     shapes = {1: UNARY, 2: BINARY}[arity]
-    samples = [sample(*(tensor(*d, dtype=dtype) for d in dims), values=kinds) for dims in shapes]
     other = {"number": I32, "any": F32}.get(accept)
-    if other is not None:
-        samples.append(sample(*(tensor(*d, dtype=other) for d in shapes[0]), values=kinds))
-    return tuple(samples)
+    first = samples(*shapes, values=values, dtype=dtype)
+    return (*first, *samples(shapes[0], values=values, dtype=other)) if other else first
 
 
-UNARY = (((BATCH, HIDDEN),), ((),), ((SEQ, BATCH, HIDDEN),))
-BINARY = (
-    ((BATCH, HIDDEN), (HIDDEN,)),
-    ((HIDDEN, SEQ), (SEQ, BATCH, HIDDEN)),
-    ((BATCH,), (SEQ,)),
-    ((), (BATCH,)),
-    ((HIDDEN, BATCH), ()),
-    ((), ()),
-)
+UNARY = ("b h", "()", "s b h")
+BINARY = ("b h; h", "h s; s b h", "b; s", "(); b", "h b; ()", "(); ()")

@@ -8,91 +8,62 @@ indexed dim split, each device writes what falls on its own block; nothing is se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from meshdsl.ir.types import BOOL, I32, I64, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import zero_like
-from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
-from meshdsl.ops.makers import range_text
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    VOCAB,
-    Array,
-    align,
-    listed,
-    loops,
-    merged_dims,
-    need_dims,
-    need_one_dtype,
-    no_flops,
-    sample,
-    swapped,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import aligned, atom, permuted
+from meshdsl.ops import indexing, kit
 
 
-def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     x, new, ids = ins
     dim = attrs["dim"]
-    need_dims("put", x, (dim,))
-    need_indices("put", ids, dim)
-    need_one_dtype("put", x, new)
-    merged_dims("put", *ins)
+    kit.need_dims("put", x, (dim,))
+    indexing.need_indices("put", ids, dim)
+    kit.need_one_dtype("put", x, new)
+    kit.merged_dims("put", *ins)
     places = _places(ins)
     if len(places) > 1:
-        names = listed([d.name for d in places])
+        names = kit.listed([d.name for d in places])
         message = f"`put` writes along one dim of positions, and the indices have {names}"
-        raise OpError("MD0236", message, "merge them first: `ids[(a, b) -> c]`, and the new values")
+        raise kit.OpError(
+            "MD0236", message, "merge them first: `ids[(a, b) -> c]`, and the new values"
+        )
     extra = [d.name for d in new.dims if d == dim or not (x.has(d.name) or d in places)]
     if extra:
-        message = f"`put` writes {new} at indices of `{dim}` of {x}: no place for {listed(extra)}"
+        message = (
+            f"`put` writes {new} at indices of `{dim}` of {x}: no place for {kit.listed(extra)}"
+        )
         help = f"new values have dims of the tensor but `{dim}`, and that of several positions"
-        raise OpError("MD0237", message, help)
+        raise kit.OpError("MD0237", message, help)
     return (x,)
 
 
-def _places(ins: tuple[TensorType, ...]) -> tuple[Dim, ...]:
+def _places(ins: kit.Types) -> tuple[kit.Dim, ...]:
     """The dims of the indices that list positions: those that the tensor lacks."""
     return tuple(d for d in ins[2].dims if not ins[0].has(d.name))
 
 
-def _factors(sig: Signature) -> Factors:
-    return Factors(loops(sig), (frozenset({0, 1}),), (0, 1))
+def _factors(sig: kit.Signature) -> kit.Factors:
+    return kit.Factors(kit.loops(sig), (frozenset({0, 1}),), (0, 1))
 
 
 # --- numpy -----------------------------------------------------------------------------------
 
 
-def _numpy(call: NumpyCall, x: Array, new: Array, ids: Array) -> Array:
+def _numpy(call: kit.NumpyCall, x: kit.Array, new: kit.Array, ids: kit.Array) -> kit.Array:
     dim, out, places = call.attrs["dim"], call.outs[0].dims, _places(call.ins)
-    index = checked_numpy(call, 2, ids, dim.name) - call.offset(dim.name)
+    index = indexing.checked_numpy(call, 2, ids, dim.name) - call.offset(dim.name)
     hits = index[..., None] == np.arange(call.extent(dim.name))
     if not places:
-        mask = align(hits, TensorType((*call.ins[2].dims, dim), BOOL), out)
-        return np.where(mask, align(new, call.ins[1], out), x)
+        mask = kit.align(hits, kit.TensorType((*call.ins[2].dims, dim), kit.BOOL), out)
+        return np.where(mask, kit.align(new, call.ins[1], out), x)
     (place,) = places
     at = call.ins[2].index(place.name)
     order = np.arange(index.shape[at]).reshape(-1, *(1,) * (hits.ndim - at - 1))
     last = np.where(hits, order, -1).max(at)
-    last = align(last, TensorType((*call.ins[2].without(place.name).dims, dim), I64), out)
-    rows = align(new, call.ins[1], tuple(place if d == dim else d for d in out))
+    last = kit.align(
+        last, kit.TensorType((*call.ins[2].without(place.name).dims, dim), kit.I64), out
+    )
+    rows = kit.align(new, call.ins[1], tuple(place if d == dim else d for d in out))
     if call.ins[1].has(place.name):
         rows = np.take_along_axis(rows, last.clip(0), call.ins[0].index(dim.name))
     return np.where(last >= 0, rows, x)
@@ -101,21 +72,21 @@ def _numpy(call: NumpyCall, x: Array, new: Array, ids: Array) -> Array:
 # --- torch -----------------------------------------------------------------------------------
 
 
-def _text(call: TorchCall) -> str:
+def _text(call: kit.TorchCall) -> str:
     dim, out = call.attrs["dim"].name, call.outs[0]
     ids = call.ins[2]
-    index = call.args[2] if call.is_constant(2) else checked_text(call, 2, dim)
+    index = call.args[2] if call.is_constant(2) else indexing.checked_text(call, 2, dim)
     if _places(call.ins):
         return _several(call, index)
-    positions = aligned(f"({range_text(call, dim, 'torch.int64')})", (dim,), out.names)
-    mask = f"{positions} == {aligned(index, ids.names, out.names)}"
+    positions = kit.aligned(f"({kit.range_text(call, dim, 'torch.int64')})", (dim,), out.names)
+    mask = f"{positions} == {kit.aligned(index, ids.names, out.names)}"
     return f"torch.where({mask}, {call.aligned(1, out.dims)}, {call.tensor(0)})"
 
 
-def _over(call: TorchCall) -> str:
+def _over(call: kit.TorchCall) -> str:
     """Write at the indices alone; where several fall on a block, as on any other, in one pass."""
     dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
-    index = call.tensor(2) if call.is_constant(2) else checked_text(call, 2, dim)
+    index = call.tensor(2) if call.is_constant(2) else indexing.checked_text(call, 2, dim)
     places = [d.name for d in _places(call.ins)]
     if places and call.is_split(dim):
         if call.is_constant(1):  # `torch.where` writes no literal over a tensor
@@ -123,34 +94,33 @@ def _over(call: TorchCall) -> str:
             return f"{call.args[0]}.masked_fill_({mask}, {call.args[1]})"
         return f"{_several(call, index)[:-1]}, out={call.args[0]})"
     target = tuple((places[0] if places else n) if n == dim else n for n in out)
-    new = aligned(call.tensor(1), call.ins[1].names, target, full=True)
+    new = kit.aligned(call.tensor(1), call.ins[1].names, target, full=True)
     if places and call.ins[1].has(places[0]):
         shared = tuple(n for n in ids if n != places[0])
-        order = permuted(index, ids, (*shared, places[0]))
+        order = kit.permuted(index, ids, (*shared, places[0]))
         last = f"{call.use('last_at')}({order}, {call.extent(dim)}).gather(-1, {order})"
-        source = aligned(call.let("last", last), (*shared, places[0]), target, full=True)
+        source = kit.aligned(call.let("last", last), (*shared, places[0]), target, full=True)
         new = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
-    at = aligned(index, ids, target, full=True)
+    at = kit.aligned(index, ids, target, full=True)
     first = f", {call.offset(dim)}" if call.is_split(dim) else ""
     return f"{call.use('write_at')}({call.args[0]}, {out.index(dim)}, {at}, {new}{first})"
 
 
-def _last(call: TorchCall, index: str) -> tuple[str, str]:
+def _last(call: kit.TorchCall, index: str) -> tuple[str, str]:
     """The last position that names each row, -1 where there is none, and whether there is one."""
     dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
     (place,) = (d.name for d in _places(call.ins))
     shared = tuple(n for n in ids if n != place)
     rows = call.extent(dim)
     if call.is_split(dim):
-        index = call.let("local", f"{index} - {atom(call.offset(dim))}")
-        inside = f"({index} >= 0) & ({index} < {rows})"
+        index, inside = indexing.local_text(call, index, dim)
         index = call.let("local", f"{index}.where({inside}, {rows})")
-    text = f"{call.use('last_at')}({permuted(index, ids, (*shared, place))}, {rows})"
+    text = f"{call.use('last_at')}({kit.permuted(index, ids, (*shared, place))}, {rows})"
     last = call.let("last", text)
-    return last, aligned(f"({last} >= 0)", (*shared, dim), out)
+    return last, kit.aligned(f"({last} >= 0)", (*shared, dim), out)
 
 
-def _several(call: TorchCall, index: str) -> str:
+def _several(call: kit.TorchCall, index: str) -> str:
     """Each row from the last position that names it."""
     dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
     (place,) = (d.name for d in _places(call.ins))
@@ -159,8 +129,8 @@ def _several(call: TorchCall, index: str) -> str:
     if not call.ins[1].has(place):
         return f"torch.where({mask}, {call.aligned(1, call.outs[0].dims)}, {call.tensor(0)})"
     target = tuple(place if n == dim else n for n in out)
-    new = aligned(call.tensor(1), call.ins[1].names, target, full=True)
-    source = aligned(f"{last}.clamp(min=0)", (*shared, dim), out, full=True)
+    new = kit.aligned(call.tensor(1), call.ins[1].names, target, full=True)
+    source = kit.aligned(f"{last}.clamp(min=0)", (*shared, dim), out, full=True)
     rows = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
     return f"torch.where({mask}, {rows}, {call.tensor(0)})"
 
@@ -168,10 +138,10 @@ def _several(call: TorchCall, index: str) -> str:
 # --- gradient --------------------------------------------------------------------------------
 
 
-def _gradient(call: Backward) -> Mapping[int, Value]:
+def _gradient(call: kit.Backward) -> kit.Grads:
     """Of the tensor, zeros where it was written; of the new values, the rows that they became."""
-    dim, grads, ids = call.attrs["dim"], dict[int, Value](), call.operand(2)
-    grad = call.full(call.grad, call.outs[0].dims)
+    dim, grads, ids = call.attrs["dim"], dict[int, kit.Value](), call.operand(2)
+    grad = kit.full_grad(call)
     if call.wanted(0):
         grads[0] = call.emit("put", grad, 0.0, ids, dim=dim)
     if call.wanted(1):
@@ -179,78 +149,39 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
         for place in _places(call.ins):
             shared = tuple(d for d in ids.type.dims if d != place)
             order = call.emit("iota", dim=place)
-            nothing = call.emit("zeros", dims=(*shared, dim), dtype=I32)
+            nothing = call.emit("zeros", dims=(*shared, dim), dtype=kit.I32)
             last = call.emit("gather", call.emit("put", nothing, order, ids, dim=dim), ids, dim=dim)
-            rows = call.emit("where", call.emit("eq", last, order), rows, zero_like(call, grad))
+            rows = call.emit("where", call.emit("eq", last, order), rows, kit.zero_like(call, grad))
         gone = tuple(d for d in rows.type.dims if not call.ins[1].has(d.name))
         rows = call.emit("sum", rows, dims=gone) if gone else rows
         grads[1] = rows
     return grads
 
 
-_ROWS = Dim("r", 6)
-_AT = ("int", "int", "index:v")
 _BOTH = "two partial operands at once come from two different reductions; one is enough"
 
-register(
-    OpDef(
-        "put",
-        Surface("dim", (3, 3), indexed=True),
-        _infer,
-        _factors,
-        _numpy,
-        _text,
-        (
-            sample(
-                tensor(BATCH, VOCAB, HIDDEN),
-                tensor(BATCH, HIDDEN),
-                tensor(dtype=I32),
-                values=_AT,
-                dim=VOCAB,
-            ),
-            sample(
-                tensor(VOCAB, BATCH, HIDDEN),
-                tensor(HIDDEN, BATCH),
-                tensor(BATCH, dtype=I64),
-                values=_AT,
-                dim=VOCAB,
-            ),
-            sample(tensor(VOCAB), tensor(), tensor(dtype=I32), values=_AT, dim=VOCAB),
-            sample(
-                tensor(HIDDEN, VOCAB),
-                tensor(_ROWS, HIDDEN),
-                tensor(_ROWS, dtype=I32),
-                values=_AT,
-                dim=VOCAB,
-            ),
-            sample(
-                tensor(BATCH, VOCAB, HIDDEN),
-                tensor(_ROWS),
-                tensor(BATCH, _ROWS, dtype=I32),
-                values=_AT,
-                dim=VOCAB,
-            ),
-            sample(
-                tensor(BATCH, VOCAB),
-                tensor(BATCH),
-                tensor(_ROWS, BATCH, dtype=I32),
-                values=_AT,
-                dim=VOCAB,
-            ),
-            sample(
-                tensor(VOCAB, BATCH, dtype=BOOL),
-                tensor(BATCH, dtype=BOOL),
-                tensor(dtype=I32),
-                values=("bool", "bool", "index:v"),
-                dim=VOCAB,
-            ),
-        ),
-        flops=no_flops,
-        in_place={0: _over},
-        gradient=_gradient,
-        true_rows=swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
-        ordered="dim",
-        meaning="The tensor with new values at an index of one of its dims, or at several; of "
-        "equal indices the last is written.",
-    )
+kit.operator(
+    "put",
+    kit.Surface("dim", (3, 3), indexed=True),
+    _infer,
+    _factors,
+    _numpy,
+    _text,
+    kit.samples(
+        "b v h; b h; (): i32 | dim=v",
+        "v b h; h b; b: i64 | dim=v",
+        "v; (); (): i32 | dim=v",
+        "h v; r=6 h; r: i32 | dim=v",
+        "b v h; r=6; b r: i32 | dim=v",
+        "b v; b; r=6 b: i32 | dim=v",
+        "v b: bool; b: bool; (): i32 | dim=v",
+        values="int int index:v",
+    ),
+    flops=kit.no_flops,
+    in_place={0: _over},
+    gradient=_gradient,
+    true_rows=kit.swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
+    ordered="dim",
+    meaning="The tensor with new values at an index of one of its dims, or at several; of "
+    "equal indices the last is written.",
 )

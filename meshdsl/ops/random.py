@@ -10,41 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshdsl.backends.runtime.splitmix import keeping, normal_of, stream_key, uniform_of
 from meshdsl.backends.runtime.values import splitmix64
-from meshdsl.ir.types import F32, I32, I64, Dim, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.gradients import with_dims
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    NumpyCall,
-    OpDef,
-    OpError,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    align,
-    need_dims,
-    need_distinct,
-    need_kind,
-    plain,
-    sample,
-    swapped,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import aligned, tuple_text
+from meshdsl.ops import kit
 
 
 def stream_number(name: str) -> int:
@@ -53,9 +26,11 @@ def stream_number(name: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _drawn(call: NumpyCall, numbers: Sequence[Array], how: Callable[[Array], Array]) -> Array:
+def _drawn(
+    call: kit.NumpyCall, numbers: Sequence[kit.Array], how: Callable[[kit.Array], kit.Array]
+) -> kit.Array:
     """What `how` makes of the int32 words of this part; `numbers` are the seed and the indices."""
-    dims: tuple[Dim, ...] = call.attrs["dims"]
+    dims: tuple[kit.Dim, ...] = call.attrs["dims"]
     rows = np.zeros((), np.int64)
     for dim in dims[:-1]:
         indices = np.arange(call.extent(dim.name)) + call.offset(dim.name)
@@ -70,13 +45,13 @@ def _drawn(call: NumpyCall, numbers: Sequence[Array], how: Callable[[Array], Arr
     return np.asarray(drawn[..., first : first + call.extent(dims[-1].name)])
 
 
-def _block_text(call: TorchCall, numbers: Sequence[str]) -> str:
+def _block_text(call: kit.TorchCall, numbers: Sequence[str]) -> str:
     """The arguments that tell a function of the runtime which numbers to draw."""
-    dims: tuple[Dim, ...] = call.attrs["dims"]
+    dims: tuple[kit.Dim, ...] = call.attrs["dims"]
     stream = str(stream_number(call.attrs["stream"]))
     key = f"{call.use('stream_key')}({', '.join((stream, *numbers))})"
-    starts = tuple_text([call.offset(d.name) for d in dims])
-    return f"{key}, {tuple_text([d.size for d in dims])}, {starts}"
+    starts = kit.tuple_text([call.offset(d.name) for d in dims])
+    return f"{key}, {kit.tuple_text([d.size for d in dims])}, {starts}"
 
 
 # --- uniform and normal --------------------------------------------------------------------------
@@ -84,66 +59,63 @@ def _block_text(call: TorchCall, numbers: Sequence[str]) -> str:
 
 def _maker(
     name: str,
-    how: Callable[[Array, object], Array],
+    how: Callable[[kit.Array, object], kit.Array],
     options: tuple[tuple[str, Any], ...],
     meaning: str,
 ) -> None:
     """Register a maker of random numbers, which `how` of the runtime makes of words."""
 
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         del ins
-        need_distinct(name, attrs["dims"])
-        type_ = TensorType(attrs["dims"], attrs["dtype"])
+        kit.need_distinct(name, attrs["dims"])
+        type_ = kit.TensorType(attrs["dims"], attrs["dtype"])
         if type_.dtype.kind != "float":
             help = f"leave the dtype out, and convert: `cast({name}[…](), {type_.dtype})`"
-            raise OpError("MD0202", f"`{name}` makes floats, not {type_.dtype}", help)
+            raise kit.OpError("MD0202", f"`{name}` makes floats, not {type_.dtype}", help)
         std = attrs.get("std", 1.0)
         if not (isinstance(std, int | float) and 0 <= std < math.inf):
             message = f"the standard deviation of `{name}` cannot be {std}"
-            raise OpError("MD0213", message, "give a number from 0 on: `std=0.02`")
+            raise kit.OpError("MD0213", message, "give a number from 0 on: `std=0.02`")
         return (type_,)
 
-    def numpy(call: NumpyCall, *numbers: Array) -> Array:
+    def numpy(call: kit.NumpyCall, *numbers: kit.Array) -> kit.Array:
         deviates = _drawn(call, numbers, lambda words: how(words, np))
         return np.asarray(deviates * float(call.attrs.get("std", 1.0)))
 
-    def torch(call: TorchCall) -> str:
+    def torch(call: kit.TorchCall) -> str:
         numbers, out = _block_text(call, call.args), call.outs[0]
         drawn = (
             f"{call.use('random_numbers')}({call.use(how.__name__)}, {numbers}, {call.shape(0)})"
         )
         std = float(call.attrs.get("std", 1.0))
         scaled = drawn if std == 1 else f"{drawn} * {std!r}"
-        return scaled if out.dtype == F32 else f"({scaled}).to({out.dtype.torch})"
+        return scaled if out.dtype == kit.F32 else f"({scaled}).to({out.dtype.torch})"
 
-    seed, index = tensor(dtype=I64), tensor(dtype=I32)
     shapes = (
-        ((BATCH, HIDDEN), (seed,)),
-        ((SEQ, BATCH, HIDDEN), (seed, index)),
-        ((SEQ,), (index,)),
-        ((), (seed,)),
+        "(): i64 | dims=(b h)",
+        "(): i64; (): i32 | dims=(s b h)",
+        "(): i32 | dims=(s)",
+        "(): i64 | dims=()",
     )
-    attrs = {k: v for k, v in options if k != "seed"}
-    register(
-        OpDef(
-            name,
-            Surface("maker", (0, 1), options, seeded=True),
-            infer,
-            plain(),
-            numpy,
-            torch,
-            tuple(sample(*numbers, dims=dims, **attrs, stream=name) for dims, numbers in shapes),
-            exact=False,
-            ordered="dims",
-            meaning=meaning,
-        )
+    attrs = " ".join(f"{k}={v}" for k, v in options if k != "seed")
+    kit.operator(
+        name,
+        kit.Surface("maker", (0, 1), options, seeded=True),
+        infer,
+        kit.plain(),
+        numpy,
+        torch,
+        kit.samples(*(f'{shape} {attrs} stream="{name}"' for shape in shapes)),
+        exact=False,
+        ordered="dims",
+        meaning=meaning,
     )
 
 
 _maker(
     "uniform",
     uniform_of,
-    (("seed", None), ("dtype", F32)),
+    (("seed", None), ("dtype", kit.F32)),
     "Random numbers between 0 and 1, neither of them, with the dims in brackets. They depend on "
     "the seed, the call and the index, and on no layout; without a seed, on that of the run, in "
     "training also on the step.",
@@ -151,7 +123,7 @@ _maker(
 _maker(
     "normal",
     normal_of,
-    (("seed", None), ("std", 1.0), ("dtype", F32)),
+    (("seed", None), ("std", 1.0), ("dtype", kit.F32)),
     "Normal random numbers of mean 0 and standard deviation `std`, with the dims in brackets. They "
     "depend on the seed, the call and the index, as those of `uniform` do.",
 )
@@ -159,24 +131,24 @@ _maker(
 # --- dropout -------------------------------------------------------------------------------------
 
 
-def _dropout_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    need_kind("dropout", "float", ins[0])
-    need_dims("dropout", ins[0], attrs["dims"])
+def _dropout_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+    kit.need_kind("dropout", "float", ins[0])
+    kit.need_dims("dropout", ins[0], attrs["dims"])
     rate = attrs["rate"]
     if not (isinstance(rate, int | float) and 0 <= rate <= 1):
         help = "write the share that becomes 0: `dropout(x, 0.1)`"
-        raise OpError("MD0230", f"the rate of `dropout` is {rate}, and not from 0 to 1", help)
+        raise kit.OpError("MD0230", f"the rate of `dropout` is {rate}, and not from 0 to 1", help)
     return (ins[0],)
 
 
-def _dropout_numpy(call: NumpyCall, x: Array, *numbers: Array) -> Array:
+def _dropout_numpy(call: kit.NumpyCall, x: kit.Array, *numbers: kit.Array) -> kit.Array:
     last, factor = keeping(call.attrs["rate"])
     factors = _drawn(call, numbers, lambda words: np.where(words <= last, factor, 0.0))
-    type_ = TensorType(call.attrs["dims"], call.ins[0].dtype)
-    return np.asarray(x * align(factors, type_, call.ins[0].dims))
+    type_ = kit.TensorType(call.attrs["dims"], call.ins[0].dtype)
+    return np.asarray(x * kit.align(factors, type_, call.ins[0].dims))
 
 
-def _dropout_text(call: TorchCall) -> str:
+def _dropout_text(call: kit.TorchCall) -> str:
     """`dropped` on the operand; where its dims are others, on ones that it is multiplied by."""
     x, dims, dtype = call.ins[0], call.attrs["dims"], call.ins[0].dtype
     numbers, rate = _block_text(call, call.args[1:]), float(call.attrs["rate"])
@@ -184,57 +156,42 @@ def _dropout_text(call: TorchCall) -> str:
     dropped = call.use("dropped")
     if names == x.names:
         return f"{dropped}({call.tensor(0)}, {rate}, {numbers})"
-    wide = dtype if dtype.bytes > F32.bytes else F32
-    ones = f"torch.ones({tuple_text([call.extent(n) for n in names])}, dtype={wide.torch})"
+    wide = dtype if dtype.bytes > kit.F32.bytes else kit.F32
+    ones = f"torch.ones({kit.tuple_text([call.extent(n) for n in names])}, dtype={wide.torch})"
     factors = call.let("factors", f"{dropped}({ones}, {rate}, {numbers})")
-    product = f"{call.tensor(0)} * {aligned(factors, names, x.names)}"
+    product = f"{call.tensor(0)} * {kit.aligned(factors, names, x.names)}"
     return product if wide == dtype else f"({product}).to({dtype.torch})"
 
 
-def _dropout_gradient(call: Backward) -> Mapping[int, Value]:
+def _dropout_gradient(call: kit.Backward) -> kit.Grads:
     """The same elements of the cotangent, drawn again."""
     numbers = [call.operand(i) for i in range(1, len(call.ins))]
-    grad = with_dims(call, *call.attrs["dims"])
+    grad = kit.with_dims(call, *call.attrs["dims"])
     return {0: call.emit("dropout", grad, *numbers, **call.attrs)}
 
 
-register(
-    OpDef(
-        "dropout",
-        Surface("dims?", (1, 2), (("rate", ...), ("seed", None)), seeded=True),
-        _dropout_infer,
-        plain(linear=[[0]]),
-        _dropout_numpy,
-        _dropout_text,
-        (
-            sample(
-                tensor(BATCH, HIDDEN),
-                tensor(dtype=I64),
-                dims=(BATCH, HIDDEN),
-                rate=0.5,
-                stream="dropout",
-            ),
-            sample(
-                tensor(SEQ, BATCH, HIDDEN),
-                tensor(dtype=I64),
-                tensor(dtype=I32),
-                dims=(HIDDEN, SEQ),
-                rate=0.25,
-                stream="dropout",
-            ),
-            sample(tensor(SEQ), tensor(dtype=I32), dims=(SEQ,), rate=0.75, stream="dropout"),
-        ),
-        exact=False,
-        true_rows=swapped(
-            "so for numbers; an infinity that is dropped becomes NaN, of a part as of the whole",
-            *(f"P({op}), {seeds} -> P({op})" for op in ("max", "min") for seeds in ("B", "B, B")),
-        ),
-        gradient=_dropout_gradient,
-        ordered="dims",
-        meaning="Each element becomes 0 with probability `rate`, or else `1 / (1 - rate)` times "
-        "itself (Srivastava et al. 2014). With dims in brackets, one decision is taken for each of "
-        "their indices, for all of the others. Which become 0 depends on the seed, the call and "
-        "the index, as the numbers of `uniform` do. As in torch, an infinity that is dropped is "
-        "NaN.",
-    )
+kit.operator(
+    "dropout",
+    kit.Surface("dims?", (1, 2), (("rate", ...), ("seed", None)), seeded=True),
+    _dropout_infer,
+    kit.plain(linear=[[0]]),
+    _dropout_numpy,
+    _dropout_text,
+    kit.samples(
+        'b h; (): i64 | dims=(b h) rate=0.5 stream="dropout"',
+        's b h; (): i64; (): i32 | dims=(h s) rate=0.25 stream="dropout"',
+        's; (): i32 | dims=(s) rate=0.75 stream="dropout"',
+    ),
+    exact=False,
+    true_rows=kit.swapped(
+        "so for numbers; an infinity that is dropped becomes NaN, of a part as of the whole",
+        *(f"P({op}), {seeds} -> P({op})" for op in ("max", "min") for seeds in ("B", "B, B")),
+    ),
+    gradient=_dropout_gradient,
+    ordered="dims",
+    meaning="Each element becomes 0 with probability `rate`, or else `1 / (1 - rate)` times "
+    "itself (Srivastava et al. 2014). With dims in brackets, one decision is taken for each of "
+    "their indices, for all of the others. Which become 0 depends on the seed, the call and "
+    "the index, as the numbers of `uniform` do. As in torch, an infinity that is dropped is "
+    "NaN.",
 )

@@ -11,126 +11,75 @@ from typing import Literal
 
 import numpy as np
 
-from meshdsl.ir.types import BOOL, F32, F64, I32, TensorType
-from meshdsl.named.ir import Value
-from meshdsl.ops.einsum_text import sum_text
-from meshdsl.ops.gradients import number, passed, zero_like
-from meshdsl.ops.opdef import (
-    Attrs,
-    Backward,
-    Factors,
-    Gradient,
-    NumpyCall,
-    OpDef,
-    ReduceOp,
-    Sample,
-    Signature,
-    Spelling,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    Infer,
-    axes,
-    loop,
-    loops,
-    need_dims,
-    need_kind,
-    sample,
-    swapped,
-    tensor,
-)
-from meshdsl.ops.torch_expressions import one_or_tuple, tuple_text
+from meshdsl.ops import einsum_text, kit
 
 # --- constructors ----------------------------------------------------------------------------
 
 
 def reduction(
     name: str,
-    op: ReduceOp,
-    numpy: Callable[[NumpyCall, Array], Array],
-    torch: Callable[[TorchCall, list[int]], str],
+    op: kit.ReduceOp,
+    numpy: Callable[[kit.NumpyCall, kit.Array], kit.Array],
+    torch: Callable[[kit.TorchCall, list[int]], str],
     *,
     meaning: str,
     accept: str = "number",
     linear: bool = False,
     exact: bool = True,
     true_rows: Mapping[str, str] | None = None,
-    gradient: Gradient | None = None,
+    gradient: kit.Gradient | None = None,
     precision: Literal["widest", "f32"] = "widest",
-) -> OpDef:
+) -> kit.OpDef:
     """Register a reduction over `dims`; a part of a reduced dim yields a partial `op`.
 
     `torch` gets the positions of the reduced dims.
     """
 
-    def factors(sig: Signature) -> Factors:
+    def factors(sig: kit.Signature) -> kit.Factors:
         gone = [d.name for d in sig.ins[0].dims if not sig.outs[0].has(d.name)]
-        reduced = tuple(loop(sig, n, op) for n in gone)
-        return Factors((*loops(sig), *reduced), (frozenset({0}),) if linear else ())
+        reduced = tuple(kit.loop(sig, n, op) for n in gone)
+        return kit.Factors((*kit.loops(sig), *reduced), (frozenset({0}),) if linear else ())
 
-    return register(
-        OpDef(
-            name,
-            Surface("dims?", (1, 1)),
-            dropped(name, accept),
-            factors,
-            numpy,
-            lambda call: torch(call, list(axes(call.ins[0], call.attrs["dims"]))),
-            samples_over(accept),
-            exact=exact,
-            flops=lambda sig: sig.ins[0].elements,
-            true_rows=true_rows or {},
-            gradient=gradient,
-            precision=precision,
-            meaning=meaning,
-        )
+    return kit.operator(
+        name,
+        kit.Surface("dims?", (1, 1)),
+        kit.dropped(name, accept),
+        factors,
+        numpy,
+        lambda call: torch(call, list(kit.axes(call.ins[0], call.attrs["dims"]))),
+        samples_over(accept),
+        exact=exact,
+        flops=lambda sig: sig.ins[0].elements,
+        true_rows=true_rows or {},
+        gradient=gradient,
+        precision=precision,
+        meaning=meaning,
     )
 
 
-def dropped(name: str, accept: str) -> Infer:
-    """The shape rule of a reduction over `dims`."""
-
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-        need_dims(name, ins[0], attrs["dims"])
-        need_kind(name, accept, ins[0])
-        return (ins[0].without(*(d.name for d in attrs["dims"])),)
-
-    return infer
-
-
-def samples_over(accept: str) -> tuple[Sample, ...]:
+def samples_over(accept: str) -> tuple[kit.Sample, ...]:
     """Samples of a reduction: over one dim, over two that lie in another order, over all dims."""
-    kind = "bool" if accept == "bool" else "int"
-    shape = tensor(SEQ, BATCH, HIDDEN)
-    if accept == "bool":
-        shape = TensorType(shape.dims, BOOL)
-    cases = [((SEQ,),), ((HIDDEN, SEQ),), ((SEQ, BATCH, HIDDEN),)]
-    samples = [sample(shape, values=kind, dims=dims) for (dims,) in cases]
-    if accept == "number":
-        ints = tensor(HIDDEN, SEQ, dtype=I32)
-        samples += [sample(ints, dims=dims) for dims in ((SEQ,), (HIDDEN, SEQ))]
-    return tuple(samples)
+    dtype = kit.BOOL if accept == "bool" else kit.F32
+    over = kit.samples(*(f"s b h | dims=({dims})" for dims in ("s", "h s", "s b h")), dtype=dtype)
+    integers = kit.samples("h s: i32 | dims=(s)", "h s: i32 | dims=(h s)")
+    return (*over, *integers) if accept == "number" else over
 
 
-def _over(function: Callable[..., Array]) -> Callable[[NumpyCall, Array], Array]:
-    def run(call: NumpyCall, x: Array) -> Array:
-        return np.asarray(function(x, axis=axes(call.ins[0], call.attrs["dims"])), dtype=x.dtype)
+def _over(function: Callable[..., kit.Array]) -> Callable[[kit.NumpyCall, kit.Array], kit.Array]:
+    def run(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
+        return np.asarray(
+            function(x, axis=kit.axes(call.ins[0], call.attrs["dims"])), dtype=x.dtype
+        )
 
     return run
 
 
-def _extreme(which: str) -> Callable[[NumpyCall, Array], Array]:
+def _extreme(which: str) -> Callable[[kit.NumpyCall, kit.Array], kit.Array]:
     """The `max` or `min`; of no elements the least, or the most, of the dtype."""
     sign = 1 if which == "max" else -1
 
-    def run(call: NumpyCall, x: Array) -> Array:
-        over = axes(call.ins[0], call.attrs["dims"])
+    def run(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
+        over = kit.axes(call.ins[0], call.attrs["dims"])
         if x.dtype.kind == "f":
             none: float | int = -sign * np.inf
         else:
@@ -143,35 +92,35 @@ def _extreme(which: str) -> Callable[[NumpyCall, Array], Array]:
 # --- sums ------------------------------------------------------------------------------------
 
 
-def _sum_text(call: TorchCall, positions: list[int]) -> str:
-    is_i32 = call.ins[0].dtype == I32
-    return sum_text(call.tensor(0), positions, len(call.ins[0].dims), is_i32)
+def _sum_text(call: kit.TorchCall, positions: list[int]) -> str:
+    is_i32 = call.ins[0].dtype == kit.I32
+    return einsum_text.sum_text(call.tensor(0), positions, len(call.ins[0].dims), is_i32)
 
 
-def _mean_numpy(call: NumpyCall, x: Array) -> Array:
+def _mean_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     count = math.prod(d.size for d in call.attrs["dims"])
-    return np.asarray(x.sum(axis=axes(call.ins[0], call.attrs["dims"])) / count, dtype=x.dtype)
+    return np.asarray(x.sum(axis=kit.axes(call.ins[0], call.attrs["dims"])) / count, dtype=x.dtype)
 
 
-def _mean_text(call: TorchCall, positions: list[int]) -> str:
+def _mean_text(call: kit.TorchCall, positions: list[int]) -> str:
     dims = call.attrs["dims"]
     if any(call.is_split(d.name) for d in dims):
         return _mean_part_text(call, positions, math.prod(d.size for d in dims))
-    over = "" if len(positions) == len(call.ins[0].dims) else one_or_tuple(positions)
+    over = "" if len(positions) == len(call.ins[0].dims) else kit.one_or_tuple(positions)
     return f"{call.tensor(0)}.mean({over})"
 
 
-def _mean_part_text(call: TorchCall, positions: list[int], count: int) -> str:
+def _mean_part_text(call: kit.TorchCall, positions: list[int], count: int) -> str:
     """The part of a mean over a split dim, summed in f32 where two bytes may overflow."""
     dtype = call.ins[0].dtype
-    if dtype.kind == "float" and dtype.bytes < F32.bytes:
-        over = "" if len(positions) == len(call.ins[0].dims) else f"{one_or_tuple(positions)}, "
+    if dtype.kind == "float" and dtype.bytes < kit.F32.bytes:
+        over = "" if len(positions) == len(call.ins[0].dims) else f"{kit.one_or_tuple(positions)}, "
         total = f"{call.tensor(0)}.sum({over}dtype=torch.float32)"
         return f"({total} / {count}).to({dtype.torch})"
     return f"{_sum_text(call, positions)} / {count}"
 
 
-def _mean_gradient(call: Backward) -> Mapping[int, Value]:
+def _mean_gradient(call: kit.Backward) -> kit.Grads:
     count = math.prod(d.size for d in call.attrs["dims"])
     return {0: call.emit("div", call.grad, float(count))}
 
@@ -182,7 +131,7 @@ reduction(
     _over(np.sum),
     _sum_text,
     linear=True,
-    gradient=passed,
+    gradient=kit.passed,
     precision="f32",
     meaning="The sum over the dims in brackets, or over all of them.",
 )
@@ -197,35 +146,35 @@ reduction(
 _OUTER = "`monotone` stands for both extremes, and only one of them passes here"
 
 
-def _method(whole: str, over: str) -> Callable[[TorchCall, list[int]], str]:
+def _method(whole: str, over: str) -> Callable[[kit.TorchCall, list[int]], str]:
     """`x.whole()` where every dim goes, else `x.over(positions)`.
 
     Torch has no extreme of nothing: where a device may have none, that is the least (or most) of
     the dtype.
     """
 
-    def write(call: TorchCall, positions: list[int]) -> str:
+    def write(call: kit.TorchCall, positions: list[int]) -> str:
         extreme = over in ("amax", "amin")
         if extreme and any(call.may_be_empty(d.name) for d in call.attrs["dims"]):
             function = call.use("extreme")
-            return f'{function}({call.tensor(0)}, {tuple_text(positions)}, "{whole}")'
+            return f'{function}({call.tensor(0)}, {kit.tuple_text(positions)}, "{whole}")'
         if len(positions) == len(call.ins[0].dims):
             return f"{call.tensor(0)}.{whole}()"
-        return f"{call.tensor(0)}.{over}({one_or_tuple(positions)})"
+        return f"{call.tensor(0)}.{over}({kit.one_or_tuple(positions)})"
 
     return write
 
 
-def _prod_text(call: TorchCall, positions: list[int]) -> str:
+def _prod_text(call: kit.TorchCall, positions: list[int]) -> str:
     """One dim at a time, since torch reduces only one; the last first, so positions stay valid."""
-    dtype = "dtype=torch.int32" if call.ins[0].dtype == I32 else ""
+    dtype = "dtype=torch.int32" if call.ins[0].dtype == kit.I32 else ""
     if len(positions) == len(call.ins[0].dims):
         return f"{call.tensor(0)}.prod({dtype})"
     tail = f", {dtype}" if dtype else ""
     return call.tensor(0) + "".join(f".prod({i}{tail})" for i in reversed(positions))
 
 
-def _extreme_gradient(call: Backward) -> Mapping[int, Value]:
+def _extreme_gradient(call: kit.Backward) -> kit.Grads:
     """The cotangent in equal shares to the elements that attain the extreme; NaN to all if NaN.
 
     As `torch.amax`.
@@ -236,27 +185,27 @@ def _extreme_gradient(call: Backward) -> Mapping[int, Value]:
     return {0: call.emit("mul", ones, call.emit("div", call.grad, count))}
 
 
-def _prod_gradient(call: Backward) -> Mapping[int, Value]:
+def _prod_gradient(call: kit.Backward) -> kit.Grads:
     """The product of the others: the zeros are counted, and left out of the product."""
     x, dims = call.operand(0), call.attrs["dims"]
     dtype = x.type.dtype
     is_zero = call.emit("eq", x, 0.0)
-    safe = call.emit("where", is_zero, number(call, 1.0, dtype), x)
+    safe = call.emit("where", is_zero, kit.number(call, 1.0, dtype), x)
     zeros = call.emit("cast", is_zero, dtype=dtype)
     no_other = call.emit("eq", zeros, call.emit("sum", zeros, dims=dims))
     scaled = call.emit("mul", call.grad, call.emit("prod", safe, dims=dims))
     others = call.emit("div", scaled, safe)
-    return {0: call.emit("where", no_other, others, zero_like(call, others))}
+    return {0: call.emit("where", no_other, others, kit.zero_like(call, others))}
 
 
 reduction(
     "max", "max", _extreme("max"), _method("max", "amax"),
-    true_rows=swapped(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
+    true_rows=kit.swapped(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
     meaning="The largest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
     "min", "min", _extreme("min"), _method("min", "amin"),
-    true_rows=swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
+    true_rows=kit.swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
     meaning="The smallest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
@@ -266,58 +215,52 @@ reduction(
 )  # fmt: skip
 reduction(
     "any", "max", _over(np.any), _method("any", "any"), accept="bool",
-    true_rows=swapped(_OUTER, "P(max) -> P(max)"),
+    true_rows=kit.swapped(_OUTER, "P(max) -> P(max)"),
     meaning="Whether any element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 reduction(
     "all", "min", _over(np.all), _method("all", "all"), accept="bool",
-    true_rows=swapped(_OUTER, "P(min) -> P(min)"),
+    true_rows=kit.swapped(_OUTER, "P(min) -> P(min)"),
     meaning="Whether every element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 
 # --- sums of squares -------------------------------------------------------------------------
 
 
-def _squares(name: str, meaning: str, elsewhere: Mapping[str, Spelling], *, mean: bool) -> None:
+def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, mean: bool) -> None:
     """Register the sum of the squares of all elements, or their mean; `named/simplify.py` has it.
 
     A program says `sum(square(x))`: the squares are never stored.
     """
 
-    def count(call: NumpyCall | TorchCall | Backward) -> int:
+    def count(call: kit.NumpyCall | kit.TorchCall | kit.Backward) -> int:
         return math.prod(d.size for d in call.attrs["dims"]) if mean else 1
 
-    def text(call: TorchCall) -> str:
+    def text(call: kit.TorchCall) -> str:
         total = f"{call.use('squared_norm')}({call.tensor(0)})"
         return f"{total} / {count(call)}" if mean else total
 
-    def factors(sig: Signature) -> Factors:
-        return Factors(tuple(loop(sig, d.name, "sum") for d in sig.ins[0].dims))
+    def factors(sig: kit.Signature) -> kit.Factors:
+        return kit.Factors(tuple(kit.loop(sig, d.name, "sum") for d in sig.ins[0].dims))
 
-    def gradient(call: Backward) -> Mapping[int, Value]:
+    def gradient(call: kit.Backward) -> kit.Grads:
         slope = call.emit("mul", call.grad, 2.0 / count(call))
         return {0: call.emit("mul", call.operand(0), slope)}
 
-    shape = tensor(SEQ, BATCH, HIDDEN)
-    register(
-        OpDef(
-            name,
-            Surface("view", (1, 1)),
-            dropped(name, "float"),
-            factors,
-            lambda call, x: np.asarray(np.square(x).sum() / count(call), dtype=x.dtype),
-            text,
-            (
-                sample(shape, dims=shape.dims),
-                sample(tensor(HIDDEN, SEQ, dtype=F64), dims=(HIDDEN, SEQ)),
-            ),
-            exact=not mean,
-            flops=lambda sig: 2 * sig.ins[0].elements,
-            gradient=gradient,
-            precision="f32",
-            spelled=elsewhere,
-            meaning=meaning,
-        )
+    kit.operator(
+        name,
+        kit.Surface("view", (1, 1)),
+        kit.dropped(name, "float"),
+        factors,
+        lambda call, x: np.asarray(np.square(x).sum() / count(call), dtype=x.dtype),
+        text,
+        kit.samples("s b h | dims=(s b h)", "h s: f64 | dims=(h s)"),
+        exact=not mean,
+        flops=lambda sig: 2 * sig.ins[0].elements,
+        gradient=gradient,
+        precision="f32",
+        spelled=elsewhere,
+        meaning=meaning,
     )
 
 
@@ -325,9 +268,11 @@ _squares(
     "squared_norm",
     "The sum of the squares of all elements.",
     {
-        "dtensor": Spelling(becomes=True),
-        "jax": Spelling("jax.lax.reduce_sum(jnp.square({x}), {positions}, {where})", becomes=True),
-        "oneflow": Spelling("flow.sum(flow.square({x}), {dims})", becomes=True),
+        "dtensor": kit.Spelling(becomes=True),
+        "jax": kit.Spelling(
+            "jax.lax.reduce_sum(jnp.square({x}), {positions}, {where})", becomes=True
+        ),
+        "oneflow": kit.Spelling("flow.sum(flow.square({x}), {dims})", becomes=True),
     },
     mean=False,
 )
@@ -335,22 +280,9 @@ _squares(
     "mean_square",
     "The mean of the squares of all elements.",
     {
-        "dtensor": Spelling(becomes=True),
-        "jax": Spelling("jnp.mean(jnp.square({x}), {dims})"),
-        "oneflow": Spelling("flow.sum(flow.square({x}), {dims}) / {count}", becomes=True),
+        "dtensor": kit.Spelling(becomes=True),
+        "jax": kit.Spelling("jnp.mean(jnp.square({x}), {dims})"),
+        "oneflow": kit.Spelling("flow.sum(flow.square({x}), {dims}) / {count}", becomes=True),
     },
     mean=True,
 )
-
-# --- operators that keep the dims ---------------------------------------------------------------
-
-
-def same_type(name: str, accept: str) -> Infer:
-    """The shape rule of an operator along `dim` that keeps all dims of its only operand."""
-
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-        need_dims(name, ins[0], (attrs["dim"],))
-        need_kind(name, accept, ins[0])
-        return (ins[0],)
-
-    return infer

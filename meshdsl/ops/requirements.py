@@ -1,27 +1,29 @@
-"""Helpers of the operator files: checks with their messages, factors, numpy, samples."""
+"""Helpers of the operator files: checks with their messages, shape rules, factors, numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from meshdsl.ir.types import F32, Dim, DType, TensorType
+from meshdsl.ir.types import Dim, DType, TensorType
 from meshdsl.ops.opdef import (
     Attrs,
     Factor,
     Factors,
+    Infer,
+    NumpyCall,
     OpError,
     Reads,
     ReduceOp,
-    Sample,
     Signature,
+    TorchCall,
+    Types,
 )
 
 Array = npt.NDArray[Any]
-Infer = Callable[[tuple[TensorType, ...], Attrs], tuple[TensorType, ...]]
 
 KINDS: dict[str, frozenset[str]] = {
     "float": frozenset({"float"}),
@@ -78,8 +80,8 @@ def need_dims(said: str, type_: TensorType, dims: Sequence[Dim]) -> None:
 
 def own_dims(attrs: Attrs) -> tuple[Dim, ...]:
     """The dims that an operator works along: its attribute `dims`, or `dim` alone."""
-    found: tuple[Dim, ...] = attrs["dims"] if "dims" in attrs else (attrs["dim"],)
-    return found
+    dims: tuple[Dim, ...] = attrs["dims"] if "dims" in attrs else (attrs["dim"],)
+    return dims
 
 
 def need_distinct(said: str, dims: Sequence[Dim]) -> None:
@@ -111,6 +113,31 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
+# --- shape rules -----------------------------------------------------------------------------
+
+
+def same_type(name: str, accept: str) -> Infer:
+    """The shape rule of an operator along `dim` that keeps all dims of its only operand."""
+
+    def infer(ins: Types, attrs: Attrs) -> Types:
+        need_dims(name, ins[0], (attrs["dim"],))
+        need_kind(name, accept, ins[0])
+        return (ins[0],)
+
+    return infer
+
+
+def dropped(name: str, accept: str) -> Infer:
+    """The shape rule of a reduction over `dims`."""
+
+    def infer(ins: Types, attrs: Attrs) -> Types:
+        need_dims(name, ins[0], attrs["dims"])
+        need_kind(name, accept, ins[0])
+        return (ins[0].without(*(d.name for d in attrs["dims"])),)
+
+    return infer
+
+
 # --- factors ---------------------------------------------------------------------------------
 
 
@@ -127,31 +154,77 @@ def loops(sig: Signature, *, without: Sequence[str] = ()) -> tuple[Factor, ...]:
     return tuple(loop(sig, n) for n in names)
 
 
-def reader(target: str, sources: Sequence[str], *reads: Reads) -> Factor:
-    """A loop over dim `target` of the result, which reads a window of a dim of each operand."""
-    return Factor(target, tuple(sources), (target,), reads=reads)
+def plain(
+    *, linear: Sequence[Sequence[int]] = (), monotone: Sequence[int] = (), whole: bool = False
+) -> Callable[[Signature], Factors]:
+    """The factors of an operator that works element by element over the dims of its outputs.
 
-
-def plain(*, linear: Sequence[Sequence[int]] = (), monotone: Sequence[int] = ()) -> Any:
-    """The factors of an operator that works element by element over the dims of its outputs."""
+    With `whole`, its own dims (see `own_dims`) are in no loop.
+    """
     groups = tuple(frozenset(g) for g in linear)
 
     def factors(sig: Signature) -> Factors:
-        return Factors(loops(sig), groups, tuple(monotone))
+        without = [d.name for d in own_dims(sig.attrs)] if whole else ()
+        return Factors(loops(sig, without=without), groups, tuple(monotone))
 
     return factors
+
+
+def moving(
+    sig: Signature, target: Dim, sources: Sequence[Dim], *reads: Reads, linear: bool = True
+) -> Factors:
+    """The factors of an operator that moves elements along a dim, `target` in the result.
+
+    Every dim is a loop; that of `target` reads a window of a dim of each operand. Partial sums of
+    all operands pass if it is `linear`, partial extremes always.
+    """
+    every = range(len(sources))
+    own = Factor(target.name, tuple(s.name for s in sources), (target.name,), reads=reads)
+    groups = (frozenset(every),) if linear else ()
+    return Factors((*loops(sig, without=(target.name,)), own), groups, tuple(every))
 
 
 # --- numpy -----------------------------------------------------------------------------------
 
 
+def axis(call: NumpyCall | TorchCall) -> int:
+    """The position of the attribute `dim` in the first operand."""
+    return call.ins[0].index(call.attrs["dim"].name)
+
+
 def align(array: Array, type_: TensorType, dims: Sequence[Dim]) -> Array:
     """`array`, whose dims are those of `type_`, transposed and widened to broadcast over `dims`."""
-    wanted = [d.name for d in dims]
-    order = [type_.index(n) for n in wanted if type_.has(n)]
-    shape = array.transpose(order).shape
-    sizes = dict(zip([n for n in wanted if type_.has(n)], shape, strict=True))
-    return array.transpose(order).reshape([sizes.get(n, 1) for n in wanted])
+    return fitted(array, type_.names, [d.name for d in dims])
+
+
+def fitted(array: Array, names: Sequence[str], target: Sequence[str]) -> Array:
+    """`array` over dims `names`, transposed and with dims of size 1 where `target` has others."""
+    array = array.transpose([names.index(n) for n in target if n in names])
+    return np.expand_dims(array, tuple(i for i, n in enumerate(target) if n not in names))
+
+
+def einsum_by_name(
+    *operands: tuple[Array, Sequence[str]], to: Sequence[str], optimize: bool = False
+) -> Array:
+    """The einsum of arrays, each with the names of its dims, to the dims `to`."""
+    numbers = {n: i for i, n in enumerate(dict.fromkeys(n for _, names in operands for n in names))}
+    spec: list[object] = []
+    for array, names in operands:
+        spec += [array, [numbers[n] for n in names]]
+    product = np.einsum(*spec, [numbers[n] for n in to], optimize=optimize)  # type: ignore[call-overload]
+    return np.asarray(product, dtype=np.result_type(*(array for array, _ in operands)))
+
+
+def own_block(call: NumpyCall, array: Array, dim: str) -> Array:
+    """What this part has of `array`, whose last dim is all of `dim`."""
+    return array[..., call.offset(dim) :][..., : call.extent(dim)]
+
+
+def numpy_padded(array: Array, at: int, before: int, after: int, fill: float = 0.0) -> Array:
+    """`array` with margins of `fill` along dim `at`."""
+    widths = [(0, 0)] * array.ndim
+    widths[at] = (before, after)
+    return np.pad(array, widths, constant_values=fill)
 
 
 def numpy_dtype(dtype: DType) -> npt.DTypeLike:
@@ -164,29 +237,17 @@ def axes(type_: TensorType, dims: Sequence[Dim]) -> tuple[int, ...]:
     return tuple(sorted(type_.index(d.name) for d in dims))
 
 
-def no_flops(sig: Signature) -> int:
-    """The flops of operators that only move or relabel data: 0."""
-    del sig
-    return 0
+# --- rows and costs --------------------------------------------------------------------------
 
-
-# --- samples ---------------------------------------------------------------------------------
-
-BATCH, SEQ, HIDDEN, VOCAB = Dim("b", 2), Dim("s", 4), Dim("h", 6), Dim("v", 8)
-"""Dims of the samples; every size is even, so that two ranks can split each."""
-
-
-def tensor(*dims: Dim, dtype: DType = F32) -> TensorType:
-    """A type for a sample."""
-    return TensorType(dims, dtype)
-
-
-def sample(*ins: TensorType, values: str | tuple[str, ...] = "int", **attrs: Any) -> Sample:
-    """A sample call; a single value kind applies to all operands."""
-    kinds = (values,) * len(ins) if isinstance(values, str) else values
-    return Sample(ins, tuple(attrs.items()), kinds)
+NO_TRUE_ROWS: Mapping[str, str] = {}
 
 
 def swapped(why: str, *rows: str) -> dict[str, str]:
     """One reason for several undeclared rows."""
     return dict.fromkeys(rows, why)
+
+
+def no_flops(sig: Signature) -> int:
+    """The flops of operators that only move or relabel data: 0."""
+    del sig
+    return 0

@@ -8,16 +8,13 @@ position o is element o * stride - before + t * dilation. What lies outside is f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.types import Dim, TensorType
-from meshdsl.ops.opdef import Attrs, NumpyCall, OpError, Reads, TorchCall
-from meshdsl.ops.requirements import Array
-from meshdsl.ops.torch_expressions import Names, permuted, tuple_text
+from meshdsl.ops import kit
 
 MOST = 3
 """The most dims that windows slide along at once: torch has no more."""
@@ -29,8 +26,8 @@ Tap = tuple[int, ...]
 class Slide:
     """A window that slides along one dim."""
 
-    fine: Dim
-    coarse: Dim
+    fine: kit.Dim
+    coarse: kit.Dim
     size: int
     stride: int
     dilation: int
@@ -45,17 +42,17 @@ class Slide:
         """The elements from the first tap of the first of so many positions to the last tap."""
         return (positions - 1) * self.stride + self.reach + 1
 
-    def reads(self, fill: float = 0.0) -> Reads | None:
+    def reads(self, fill: float = 0.0) -> kit.Reads | None:
         """What positions read of the elements; None where each reads its own."""
         if self.is_identity:
             return None
-        return Reads(mul=self.stride, lo=-self.before, hi=self.reach - self.before, fill=fill)
+        return kit.Reads(mul=self.stride, lo=-self.before, hi=self.reach - self.before, fill=fill)
 
-    def read_back(self) -> Reads | None:
+    def read_back(self) -> kit.Reads | None:
         """The positions whose windows have the elements of a block."""
         if self.is_identity:
             return None
-        return Reads(div=self.stride, lo=self.before - self.reach, hi=self.before)
+        return kit.Reads(div=self.stride, lo=self.before - self.reach, hi=self.before)
 
     @property
     def is_identity(self) -> bool:
@@ -64,7 +61,7 @@ class Slide:
         return alone and self.fine.size == self.coarse.size
 
 
-def slides(attrs: Attrs, sizes: Sequence[int], *, back: bool = False) -> tuple[Slide, ...]:
+def slides(attrs: kit.Attrs, sizes: Sequence[int], *, back: bool = False) -> tuple[Slide, ...]:
     """The windows of a call. `back`: the source has the positions, the target the elements."""
     fine, coarse = ("target", "source") if back else ("source", "target")
     strides = attrs["stride"]
@@ -95,20 +92,20 @@ def positions(slide: Slide, pad: str | int) -> int:
 # --- checks ----------------------------------------------------------------------------------
 
 
-def check_options(said: str, attrs: Attrs) -> None:
+def check_options(said: str, attrs: kit.Attrs) -> None:
     """MD0220 for a stride or dilation that is no whole number from 1 on, MD0221 for a pad."""
     for option in ("stride", "dilation"):
         value = attrs.get(option, 1)
         numbers = value if isinstance(value, tuple) else (value,)
         if value is not None and not all(_is_whole(n, 1) for n in numbers):
-            raise OpError(
+            raise kit.OpError(
                 "MD0220",
                 f"`{said}` cannot have the {option} {value}",
                 "give a whole number of 1 or more",
             )
     pad = attrs["pad"]
     if pad not in ("same", "valid") and not _is_whole(pad, 0):
-        raise OpError(
+        raise kit.OpError(
             "MD0221",
             f"`{said}` cannot pad by {pad!r}"
             if isinstance(pad, str)
@@ -121,40 +118,42 @@ def _is_whole(found: object, least: int) -> bool:
     return isinstance(found, int) and not isinstance(found, bool) and found >= least
 
 
-def check_windows(said: str, attrs: Attrs, sizes: Sequence[object]) -> None:
+def check_windows(said: str, attrs: kit.Attrs, sizes: Sequence[object]) -> None:
     """The number of windows, their sizes and options; MD0220 to MD0222."""
     if len(sizes) > MOST:
         message = f"`{said}` slides along {len(sizes)} dims, and {MOST} are the most"
-        raise OpError("MD0252", message, "apply it to some of the dims, then to the others")
+        raise kit.OpError("MD0252", message, "apply it to some of the dims, then to the others")
     for source, size in zip(attrs["source"], sizes, strict=True):
         check_size(said, source, size)
     check_options(said, attrs)
 
 
-def check_size(said: str, source: Dim, size: object) -> None:
+def check_size(said: str, source: kit.Dim, size: object) -> None:
     """MD0222 for a window that is no whole number of elements from 1 on."""
     if not _is_whole(size, 1):
         message = f"the window of `{said}` along `{source}` cannot be of size {size}"
-        raise OpError("MD0222", message, "give a whole number of 1 or more")
+        raise kit.OpError("MD0222", message, "give a whole number of 1 or more")
 
 
-def check_sizes(said: str, found: Sequence[Slide], attrs: Attrs, *, back: bool = False) -> None:
+def check_sizes(said: str, found: Sequence[Slide], attrs: kit.Attrs, *, back: bool = False) -> None:
     """MD0222 for a window that is larger than its dim, MD0209 for a result of another size."""
     for slide in found:
         fine, size, number = slide.fine, slide.fine.size, positions(slide, attrs["pad"])
         if number < 1:
             padded = size + 2 * slide.before
             of = f"{padded} elements with its padding" if slide.before else f"{size} elements"
-            raise OpError(
+            raise kit.OpError(
                 "MD0222",
                 f"a window of `{said}` spans {slide.reach + 1} elements, and `{fine}` has {of}",
                 'make it smaller, or pad: `pad="same"`',
             )
         if number != slide.coarse.size:
-            raise OpError("MD0209", *_wrong_size(said, slide, number, attrs, back))
+            raise kit.OpError("MD0209", *_wrong_size(said, slide, number, attrs, back))
 
 
-def _wrong_size(said: str, slide: Slide, number: int, attrs: Attrs, back: bool) -> tuple[str, str]:
+def _wrong_size(
+    said: str, slide: Slide, number: int, attrs: kit.Attrs, back: bool
+) -> tuple[str, str]:
     fine, coarse = slide.fine, slide.coarse
     if back:
         message = (
@@ -176,7 +175,7 @@ def _wrong_size(said: str, slide: Slide, number: int, attrs: Attrs, back: bool) 
     return message, f"declare `dim {coarse} = {number}`"
 
 
-def replaced_dims(type_: TensorType, attrs: Attrs) -> tuple[Dim, ...]:
+def replaced_dims(type_: kit.TensorType, attrs: kit.Attrs) -> tuple[kit.Dim, ...]:
     """The dims of `type_`, with the targets of the windows for their sources."""
     new = {s.name: t for s, t in zip(attrs["source"], attrs["target"], strict=True)}
     return tuple(new.get(d.name, d) for d in type_.dims)
@@ -190,7 +189,9 @@ def taps(found: Sequence[Slide]) -> Iterator[Tap]:
     return itertools.product(*(range(s.size) for s in found))
 
 
-def widened(call: NumpyCall, x: Array, found: Sequence[Slide], fill: float = 0.0) -> Array:
+def widened(
+    call: kit.NumpyCall, x: kit.Array, found: Sequence[Slide], fill: float = 0.0
+) -> kit.Array:
     """Operand 0 from the first tap of the first local position to the last tap of the last."""
     for slide in found:
         name = slide.fine.name
@@ -198,15 +199,15 @@ def widened(call: NumpyCall, x: Array, found: Sequence[Slide], fill: float = 0.0
             continue
         at = call.ins[0].index(name)
         need = max(slide.covered(call.extent(slide.coarse.name)), 0)
-        after = need - x.shape[at] - slide.before
-        widths = [(0, 0)] * x.ndim
-        widths[at] = (slide.before, max(after, 0))
-        x = np.pad(x, widths, constant_values=fill)
+        after = max(need - x.shape[at] - slide.before, 0)
+        x = kit.numpy_padded(x, at, slide.before, after, fill)
         x = x[_along(x.ndim, {at: slice(0, need)})]
     return x
 
 
-def tapped(call: NumpyCall, tap: Tap, found: Sequence[Slide], dims: Names) -> tuple[slice, ...]:
+def tapped(
+    call: kit.NumpyCall, tap: Tap, found: Sequence[Slide], dims: kit.Names
+) -> tuple[slice, ...]:
     """The index of what a tap of every local position is in an array over `dims`, widened."""
     parts = {}
     for t, slide in zip(tap, found, strict=True):
@@ -222,8 +223,8 @@ def _along(ndim: int, parts: dict[int, slice]) -> tuple[slice, ...]:
 
 
 def spread_back(
-    call: NumpyCall, found: Sequence[Slide], parts: Iterator[tuple[Tap, Array]], dtype: Any
-) -> Array:
+    call: kit.NumpyCall, found: Sequence[Slide], parts: Iterator[tuple[Tap, kit.Array]], dtype: Any
+) -> kit.Array:
     """The local result, to whose elements the parts of the taps are added, by position."""
     names, shape = call.outs[0].names, call.local(call.outs[0]).shape
     out = np.zeros(shape, dtype)
@@ -243,30 +244,7 @@ def spread_back(
 # --- torch text --------------------------------------------------------------------------------
 
 
-def grouped(text: str, names: Names, groups: Sequence[Names]) -> str:
-    """`text` with one dim for each group of dims, in this order; an empty group is of size 1."""
-    text = permuted(text, names, tuple(n for group in groups for n in group))
-    at = sum(map(len, groups))
-    for group in reversed(groups):
-        at -= len(group)
-        if not group:
-            text = f"{text}.unsqueeze({at})"
-        elif len(group) > 1:
-            text = f"{text}.flatten({at}, {at + len(group) - 1})"
-    return text
-
-
-def ungrouped(call: TorchCall, text: str, groups: Sequence[Names], names: Names) -> str:
-    """The inverse of `grouped`, for the result."""
-    for at, group in reversed([*enumerate(groups)]):
-        if not group:
-            text = f"{text}.squeeze({at})"
-        elif len(group) > 1:
-            text = f"{text}.unflatten({at}, {tuple_text([call.extent(n) for n in group])})"
-    return permuted(text, tuple(n for group in groups for n in group), names)
-
-
-def number_of(call: TorchCall, names: Names) -> str:
+def number_of(call: kit.TorchCall, names: kit.Names) -> str:
     """The text of the number of local elements of dims."""
     sizes = [call.extent(n) for n in names]
     if all(s.isdigit() for s in sizes):
@@ -274,7 +252,7 @@ def number_of(call: TorchCall, names: Names) -> str:
     return " * ".join(sizes) or "1"
 
 
-def margins(call: TorchCall, slide: Slide) -> tuple[int, int]:
+def margins(call: kit.TorchCall, slide: Slide) -> tuple[int, int]:
     """The elements to be added before and after operand 0 along a dim; none to a window."""
     if call.is_window(0, slide.fine.name) or slide.is_identity:
         return 0, 0
@@ -282,19 +260,34 @@ def margins(call: TorchCall, slide: Slide) -> tuple[int, int]:
     return slide.before, max(after, 0)
 
 
+def own_padding(
+    call: kit.TorchCall, found: Sequence[Slide], most: Callable[[Slide], bool] = lambda slide: True
+) -> tuple[int, ...] | None:
+    """The padding on both sides that torch can add itself, and that makes all positions, or None.
+
+    `most` says whether torch can pad so much.
+    """
+    padded = [not (call.is_window(0, s.fine.name) or s.is_identity) for s in found]
+    pairs = list(zip(found, padded, strict=True))
+    fits = (positions(s, s.before) == s.coarse.size and most(s) for s, pads in pairs if pads)
+    return tuple(s.before if pads else 0 for s, pads in pairs) if all(fits) else None
+
+
 def padded(text: str, widths: Sequence[tuple[int, int]], fill: float = 0.0) -> str:
     """`text` with margins along its last dims; torch lists them from the last dim backwards."""
     listed = [n for pair in reversed(widths) for n in pair]
     value = f', value=float("{fill}")' if fill else ""
-    return f"torch.nn.functional.pad({text}, {tuple_text(listed)}{value})" if any(listed) else text
+    return (
+        f"torch.nn.functional.pad({text}, {kit.tuple_text(listed)}{value})" if any(listed) else text
+    )
 
 
-def is_part(call: TorchCall, slide: Slide) -> bool:
+def is_part(call: kit.TorchCall, slide: Slide) -> bool:
     """Whether operand 0 has some positions only: the first of them need not be that of a block."""
     return call.is_window(0, slide.coarse.name) or call.is_split(slide.coarse.name)
 
 
-def cut_out(call: TorchCall, text: str, found: Sequence[Slide]) -> str:
+def cut_out(call: kit.TorchCall, text: str, found: Sequence[Slide]) -> str:
     """The local elements of what windows of all given positions add up to.
 
     Zeros where no window has an element.
@@ -310,7 +303,7 @@ def cut_out(call: TorchCall, text: str, found: Sequence[Slide]) -> str:
         fine, coarse = slide.fine.name, slide.coarse.name
         starts.append(_gap(call.offset(fine), call.start(0, coarse), slide))
         sizes.append(call.extent(fine))
-    return f"{call.use('cut_out')}({text}, {tuple_text(starts)}, {tuple_text(sizes)})"
+    return f"{call.use('cut_out')}({text}, {kit.tuple_text(starts)}, {kit.tuple_text(sizes)})"
 
 
 def _gap(offset: str, position: str, slide: Slide) -> str:
@@ -321,7 +314,7 @@ def _gap(offset: str, position: str, slide: Slide) -> str:
     return f"{offset} - ({first} - {slide.before})" if slide.before else f"{offset} - ({first})"
 
 
-def guarded(call: TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
+def guarded(call: kit.TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
     """`text`, but zeros on a device that has none of some dim: torch refuses empty images.
 
     `found` are windows whose positions operand 0 has; a device may be given none of them.
@@ -341,4 +334,4 @@ def guarded(call: TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
 
 def equal_or_tuple(numbers: Sequence[int]) -> str:
     """The number where all are equal, else a tuple."""
-    return str(numbers[0]) if len(set(numbers)) == 1 else tuple_text(numbers)
+    return str(numbers[0]) if len(set(numbers)) == 1 else kit.tuple_text(numbers)

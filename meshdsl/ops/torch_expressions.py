@@ -75,13 +75,53 @@ def indexed(text: str, at: int, index: object) -> str:
     return f"{text}[{':, ' * at}{index}]"
 
 
-def shifted(text: str, rank: int, at: int, by: int) -> str:
-    """`text` of `rank` dims, moved `by` places along dim `at`; zeros come in.
+def padded_at(text: str, rank: int, at: int, before: int, after: int, fill: str = "") -> str:
+    """`text` of `rank` dims with margins along dim `at`; a negative one cuts elements off.
 
-    Torch lists the widths of a padding from the last dim backwards.
+    `fill` is the option that says with what. Torch lists the widths from the last dim backwards.
     """
-    widths = [0, 0] * (rank - 1 - at) + [by, -by]
-    return f"torch.nn.functional.pad({text}, {tuple_text(widths)})"
+    widths = [0, 0] * (rank - 1 - at) + [before, after]
+    return f"torch.nn.functional.pad({text}, {tuple_text(widths)}{fill})"
+
+
+def joined(text: str, at: int, count: int) -> str:
+    """`text` with its `count` dims from `at` on made one; of none, one of size 1."""
+    if count == 1:
+        return text
+    return f"{text}.flatten({at}, {at + count - 1})" if count else f"{text}.unsqueeze({at})"
+
+
+def grouped(text: str, names: Names, groups: Sequence[Names]) -> str:
+    """`text` with one dim for each group of dims, in this order; an empty group is of size 1."""
+    text = permuted(text, names, tuple(n for group in groups for n in group))
+    at = sum(map(len, groups))
+    for group in reversed(groups):
+        at -= len(group)
+        text = joined(text, at, len(group))
+    return text
+
+
+def ungrouped(call: TorchCall, text: str, groups: Sequence[Names], names: Names) -> str:
+    """The inverse of `grouped`, for the result."""
+    for at, group in reversed([*enumerate(groups)]):
+        if not group:
+            text = f"{text}.squeeze({at})"
+        elif len(group) > 1:
+            text = f"{text}.unflatten({at}, {tuple_text([call.extent(n) for n in group])})"
+    return permuted(text, tuple(n for group in groups for n in group), names)
+
+
+def range_text(call: TorchCall, dim: str, dtype: str) -> str:
+    """The global indices of the local elements of `dim`."""
+    text = f"torch.arange({call.extent(dim)}, dtype={dtype})"
+    return f"{text} + {atom(call.offset(dim))}" if call.is_split(dim) else text
+
+
+def block_text(call: TorchCall, text: str, dim: str, at: int = 0) -> str:
+    """What a device has of `text`, whose dim `at` is all of `dim`."""
+    if not call.is_split(dim):
+        return text
+    return f"{text}.narrow({at}, {call.offset(dim)}, {call.extent(dim)})"
 
 
 def expanded(call: TorchCall, index: int, dims: tuple[Dim, ...]) -> str:

@@ -14,30 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.types import BF16, F32, Dim, DType, TensorType
-from meshdsl.ops.opdef import (
-    Attrs,
-    NumpyCall,
-    OpDef,
-    Sample,
-    Scratch,
-    Signature,
-    Surface,
-    TorchCall,
-    register,
-)
-from meshdsl.ops.requirements import (
-    BATCH,
-    HIDDEN,
-    SEQ,
-    Array,
-    Infer,
-    align,
-    plain,
-    sample,
-    swapped,
-    tensor,
-)
+from meshdsl.ops import kit
+
+_Arrays = tuple[kit.Array, ...]
 
 _REDUCED = "parameters, states and scalars are never partial, and a gradient is reduced before"
 
@@ -47,15 +26,15 @@ _REDUCED = "parameters, states and scalars are never partial, and a gradient is 
 def update(
     name: str,
     operands: tuple[str, ...],
-    numpy: Callable[..., tuple[Array, ...]],
-    samples: tuple[Sample, ...],
+    numpy: Callable[..., _Arrays],
+    samples: tuple[kit.Sample, ...],
     *,
     meaning: str,
     flops: int,
     true_rows: Mapping[str, str],
-    short: Callable[[TorchCall], str | None] = lambda call: None,
+    short: Callable[[kit.TorchCall], str | None] = lambda call: None,
     fused: bool = False,
-) -> OpDef:
+) -> kit.OpDef:
     """Register an update of the `operands`; those called `w`, `m` and `v` get a new value each.
 
     `numpy` takes the attributes and the aligned arrays. The torch text calls the support function
@@ -65,35 +44,33 @@ def update(
     """
     new = tuple(i for i, o in enumerate(operands) if o in ("w", "m", "v"))
 
-    def run(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
+    def run(call: kit.NumpyCall, *arrays: kit.Array) -> _Arrays:
         dims = call.ins[0].dims
-        aligned = [align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
+        aligned = [kit.align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
         return numpy(call.attrs, *aligned)
 
     text = _text(name.removesuffix("update"), new, fused)
-    return register(
-        OpDef(
-            name,
-            Surface("view", (len(operands), len(operands))),
-            _infer(name, operands, new),
-            plain(),
-            run if len(new) > 1 else lambda call, *arrays: run(call, *arrays)[0],
-            lambda call: short(call) or text(call),
-            samples,
-            exact=False,
-            flops=lambda sig: flops * sig.ins[0].elements,
-            true_rows=true_rows,
-            overwrites=new,
-            scratch=_scratch(operands.index("scale")),
-            meaning=meaning,
-        )
+    return kit.operator(
+        name,
+        kit.Surface("view", (len(operands), len(operands))),
+        _infer(name, operands, new),
+        kit.plain(),
+        run if len(new) > 1 else lambda call, *arrays: run(call, *arrays)[0],
+        lambda call: short(call) or text(call),
+        samples,
+        exact=False,
+        flops=lambda sig: flops * sig.ins[0].elements,
+        true_rows=true_rows,
+        overwrites=new,
+        scratch=_scratch(operands.index("scale")),
+        meaning=meaning,
     )
 
 
-def _scratch(scale: int) -> Scratch:
+def _scratch(scale: int) -> kit.Scratch:
     """The bytes of a copy of the gradient, if it is widened, scaled, decayed or looked ahead of."""
 
-    def count(sig: Signature, numbers: Mapping[int, Any]) -> int:
+    def count(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
         w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
         decays = attrs.get("weight_decay") and "decoupled" not in attrs
         copied = decays or attrs.get("nesterov") or g.dtype != w.dtype or numbers.get(scale) != 1
@@ -102,10 +79,10 @@ def _scratch(scale: int) -> Scratch:
     return count
 
 
-def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> Infer:
+def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> kit.Infer:
     """The results have the type of `w`. These calls are only generated: an error is our mistake."""
 
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         del attrs
         w = ins[0]
         assert w.dtype.kind == "float", f"{name} of {w}"
@@ -122,10 +99,10 @@ def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> Infer:
     return infer
 
 
-def _text(function: str, new: tuple[int, ...], fused: bool) -> Callable[[TorchCall], str]:
+def _text(function: str, new: tuple[int, ...], fused: bool) -> Callable[[kit.TorchCall], str]:
     """`adam_(w, g, m, v, lr, scale, step, beta1=0.9, …)`."""
 
-    def write(call: TorchCall) -> str:
+    def write(call: kit.TorchCall) -> str:
         dims = call.ins[0].dims
         operands = [
             call.tensor(i) if i in (*new, 1) and call.is_constant(i) else call.aligned(i, dims)
@@ -138,29 +115,6 @@ def _text(function: str, new: tuple[int, ...], fused: bool) -> Callable[[TorchCa
     return write
 
 
-def _vector(states: str, scalars: int, **attrs: object) -> Sample:
-    """A vector in f32 with a gradient in bf16; `states`: the distribution of each one's values."""
-    return _sample(((SEQ,), (SEQ,)), BF16, states, scalars, attrs)
-
-
-def _matrix(states: str, scalars: int, **attrs: object) -> Sample:
-    """A matrix whose gradient is stored the other way round."""
-    return _sample(((BATCH, HIDDEN), (HIDDEN, BATCH)), F32, states, scalars, attrs)
-
-
-def _sample(
-    dims: tuple[tuple[Dim, ...], tuple[Dim, ...]],
-    narrow: DType,
-    states: str,
-    scalars: int,
-    attrs: Attrs,
-) -> Sample:
-    w, g = tensor(*dims[0]), tensor(*dims[1], dtype=narrow)
-    kinds = ("int", "int", *states.split(), *("positive",) * scalars)
-    types = (w, g, *(w for _ in states.split()), *(tensor() for _ in range(scalars)))
-    return sample(*types, values=kinds, **attrs)
-
-
 def _extremes(*rows: str) -> tuple[str, ...]:
     """Each row for maxima (`{0}`, with minima in `{1}`) and for minima."""
     return tuple(row.format(*pair) for row in rows for pair in (("max", "min"), ("min", "max")))
@@ -169,11 +123,11 @@ def _extremes(*rows: str) -> tuple[str, ...]:
 # --- gradient descent ------------------------------------------------------------------------
 
 
-def _sgd(attrs: Attrs, w: Array, g: Array, lr: Array, scale: Array) -> tuple[Array, ...]:
+def _sgd(attrs: kit.Attrs, w: kit.Array, g: kit.Array, lr: kit.Array, scale: kit.Array) -> _Arrays:
     return (np.asarray(w - lr * (scale * g + attrs["weight_decay"] * w)),)
 
 
-def _plain_sgd(call: TorchCall) -> str | None:
+def _plain_sgd(call: kit.TorchCall) -> str | None:
     """One call of torch, where the gradient is neither scaled nor widened, and nothing decays."""
     w, g = call.ins[:2]
     scale = call.args[3] if call.is_constant(3) else ""
@@ -186,8 +140,8 @@ def _plain_sgd(call: TorchCall) -> str | None:
 
 
 def _momentum(
-    attrs: Attrs, w: Array, g: Array, v: Array, lr: Array, scale: Array
-) -> tuple[Array, ...]:
+    attrs: kit.Attrs, w: kit.Array, g: kit.Array, v: kit.Array, lr: kit.Array, scale: kit.Array
+) -> _Arrays:
     g = scale * g + attrs["weight_decay"] * w
     v = attrs["beta"] * v + g
     direction = g + attrs["beta"] * v if attrs["nesterov"] else v
@@ -198,12 +152,13 @@ update(
     "sgd_update",
     ("w", "g", "lr", "scale"),
     _sgd,
-    (
-        _matrix("", 2, weight_decay=0.0),
-        _vector("", 2, weight_decay=0.25),
+    kit.samples(
+        "b h; h b; (); () | weight_decay=0.0",
+        "s; s: bf16; (); () | weight_decay=0.25",
+        values="int int positive positive",
     ),
     flops=3,
-    true_rows=swapped(
+    true_rows=kit.swapped(
         _REDUCED,
         "P, P, B, B -> P",
         "P, B, P, B -> P",
@@ -217,12 +172,13 @@ update(
     "momentum_update",
     ("w", "g", "v", "lr", "scale"),
     _momentum,
-    (
-        _matrix("int", 2, beta=0.5, nesterov=False, weight_decay=0.0),
-        _vector("int", 2, beta=0.75, nesterov=True, weight_decay=0.25),
+    kit.samples(
+        "b h; h b; b h; (); () | beta=0.5 nesterov=False weight_decay=0.0",
+        "s; s: bf16; s; (); () | beta=0.75 nesterov=True weight_decay=0.25",
+        values="int int int positive positive",
     ),
     flops=5,
-    true_rows=swapped(
+    true_rows=kit.swapped(
         _REDUCED,
         "P, P, P, B, B -> P, P",
         "P, B, P, B, P -> P, P",
@@ -240,8 +196,15 @@ update(
 
 
 def _adam(
-    attrs: Attrs, w: Array, g: Array, m: Array, v: Array, lr: Array, scale: Array, step: Array
-) -> tuple[Array, ...]:
+    attrs: kit.Attrs,
+    w: kit.Array,
+    g: kit.Array,
+    m: kit.Array,
+    v: kit.Array,
+    lr: kit.Array,
+    scale: kit.Array,
+    step: kit.Array,
+) -> _Arrays:
     """Kingma and Ba 2015; `decoupled`: with the weight decay of Loshchilov and Hutter 2019."""
     beta1, beta2, decay = attrs["beta1"], attrs["beta2"], attrs["weight_decay"]
     g = scale * g if attrs["decoupled"] else scale * g + decay * w
@@ -257,20 +220,14 @@ update(
     "adam_update",
     ("w", "g", "m", "v", "lr", "scale", "step"),
     _adam,
-    (
-        _matrix(
-            "int positive",
-            3,
-            beta1=0.75,
-            beta2=0.875,
-            eps=1e-8,
-            weight_decay=0.25,
-            decoupled=True,
-        ),
+    kit.samples(
+        "b h; h b; b h; b h; (); (); () | beta1=0.75 beta2=0.875 eps=1e-08 "
+        "weight_decay=0.25 decoupled=True",
+        values="int int int positive positive positive positive",
     ),
     flops=12,
     fused=True,
-    true_rows=swapped(
+    true_rows=kit.swapped(
         _REDUCED,
         *_extremes(
             "P({0}), B, B, B, B, B, B -> P({0}), B, B",

@@ -23,7 +23,7 @@ from meshdsl.ops.opdef import (
     load_all,
     lookup,
 )
-from meshdsl.ops.requirements import SEQ
+from meshdsl.ops.samples import SEQ
 from tests.ops.numpy_backward import NumpyBackward, spread
 from tests.ops.row_prover import draw, results, signature
 from tests.ops.torch_run import TORCH, call, evaluate, retyped, several

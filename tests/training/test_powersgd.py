@@ -11,7 +11,7 @@ import pytest
 from meshdsl.backends.runtime.values import local_part, spec_of
 from meshdsl.backends.torch.preamble import spec_text
 from meshdsl.named.compress import PRIME, halves
-from meshdsl.ops.requirements import BATCH, HIDDEN, SEQ
+from meshdsl.ops.samples import BATCH, HIDDEN, SEQ
 from meshdsl.placed.printer import print_program
 from meshdsl.report.explanation import compressed
 from tests.covering import in_turn
