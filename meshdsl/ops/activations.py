@@ -91,11 +91,6 @@ def _sigmoid(x: kit.Array) -> kit.Array:
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))  # exp(-x) would overflow
 
 
-def _sigmoid_curve(call: kit.Backward) -> kit.Value:
-    """The derivative of y * (1 - y): 1 - 2 * y."""
-    return call.emit("add", call.emit("mul", call.operand(1), -2.0), 1.0)
-
-
 kit.smooth(
     "tanh",
     np.tanh,
@@ -127,7 +122,7 @@ _slope(
     "sigmoid_grad",
     lambda dy, y: dy * (y * (1 - y)),
     "sigmoid_backward",
-    _sigmoid_curve,
+    lambda call: call.emit("add", call.emit("mul", call.operand(1), -2.0), 1.0),  # 1 - 2 * y
     exact=True,
     values="unit",
     meaning="The gradient of `sigmoid`, from its result y: dy * y * (1 - y).",
@@ -285,17 +280,14 @@ kit.operator(
 )
 
 
-def _gelu_grad_numpy(call: kit.NumpyCall, dy: kit.Array, x: kit.Array) -> kit.Array:
-    form = call.attrs["approximate"]
-    return kit.numpy_pointwise(lambda dy, x: dy * _gelu_slope(x, form))(call, dy, x)
-
-
 kit.operator(
     "gelu_grad",
     kit.Surface("view", (2, 2)),
     _gelu_infer,
     kit.plain(linear=[(0,)]),
-    _gelu_grad_numpy,
+    lambda call, dy, x: kit.numpy_pointwise(
+        lambda dy, x: dy * _gelu_slope(x, call.attrs["approximate"])
+    )(call, dy, x),
     _gelu_grad_text,
     _gelu_samples(kit.BINARY),
     exact=False,

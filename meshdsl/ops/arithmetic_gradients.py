@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from meshdsl.ops import kit
 
 Grads = kit.Grads
 
 
-def _both(call: kit.Backward, rules: Mapping[int, kit.Gradient]) -> Grads:
-    """The gradients by the rules of the wanted operands."""
-    grads: dict[int, kit.Value] = {}
-    for index, rule in rules.items():
-        if call.wanted(index):
-            grads |= rule(call)
-    return grads
-
-
 def add_gradient(call: kit.Backward) -> Grads:
     """The cotangent itself, for each operand."""
-    return {i: call.sized(call.grad, i) for i in (0, 1) if call.wanted(i)}
+    return kit.by_operand(call, lambda: call.sized(call.grad, 0), lambda: call.sized(call.grad, 1))
 
 
 def sub_gradient(call: kit.Backward) -> Grads:
     """The cotangent, and its negative: negated after the sum, when it is smallest."""
-    return _both(
+    return kit.by_operand(
         call,
-        {
-            0: lambda c: {0: c.sized(c.grad, 0)},
-            1: lambda c: {1: c.emit("neg", c.sized(c.grad, 1))},
-        },
+        lambda: call.sized(call.grad, 0),
+        lambda: call.emit("neg", call.sized(call.grad, 1)),
     )
 
 
-def mul_gradient(call: kit.Backward) -> Grads:
-    """The cotangent times the other operand."""
-    return {
-        i: kit.contracted(call, i, call.grad, call.operand(1 - i)) for i in (0, 1) if call.wanted(i)
-    }
+mul_gradient = kit.shared(lambda call, index: call.operand(1 - index))
+"""The cotangent times the other operand."""
 
 
 def einsum_gradient(call: kit.Backward) -> Grads:
@@ -54,18 +38,18 @@ def einsum_gradient(call: kit.Backward) -> Grads:
 def div_gradient(call: kit.Backward) -> Grads:
     """Derivatives of x / y: 1 / y, and -(x / y) / y."""
 
-    def numerator(call: kit.Backward) -> Grads:
+    def numerator() -> kit.Value:
         x, y = call.ins
         if set(y.names) <= set(x.names):
-            return {0: call.emit("div", call.sized(call.grad, 0), call.operand(1))}
+            return call.emit("div", call.sized(call.grad, 0), call.operand(1))
         one = kit.number(call, 1.0, y.dtype)
-        return {0: kit.contracted(call, 0, call.grad, call.emit("div", one, call.operand(1)))}
+        return kit.contracted(call, 0, call.grad, call.emit("div", one, call.operand(1)))
 
-    def denominator(call: kit.Backward) -> Grads:
+    def denominator() -> kit.Value:
         total = kit.contracted(call, 1, call.grad, call.result())
-        return {1: call.emit("neg", call.emit("div", total, call.operand(1)))}
+        return call.emit("neg", call.emit("div", total, call.operand(1)))
 
-    return _both(call, {0: numerator, 1: denominator})
+    return kit.by_operand(call, numerator, denominator)
 
 
 def pow_gradient(call: kit.Backward) -> Grads:
@@ -74,24 +58,24 @@ def pow_gradient(call: kit.Backward) -> Grads:
     The latter is 0 for x = 0, unless p is negative and the power infinite.
     """
 
-    def base(call: kit.Backward) -> Grads:
+    def base() -> kit.Value:
         x, p = call.operand(0), call.operand(1)
         # 0 * x^-1 would be NaN at x = 0.
         one = kit.number(call, 1.0, p.type.dtype)
         safe = call.emit("where", call.emit("eq", p, 0.0), one, p)
         power = call.emit("pow", x, call.emit("sub", safe, 1.0))
-        return {0: kit.contracted(call, 0, call.grad, p, power)}
+        return kit.contracted(call, 0, call.grad, p, power)
 
-    def exponent(call: kit.Backward) -> Grads:
+    def exponent() -> kit.Value:
         x, p = call.operand(0), call.operand(1)
         # 0 * log(0) would be NaN.
         one = kit.number(call, 1.0, x.type.dtype)
         vanishes = call.emit("logical_and", call.emit("eq", x, 0.0), call.emit("ge", p, 0.0))
         safe = call.emit("where", vanishes, one, x)
         log = call.emit("log", safe)
-        return {1: kit.contracted(call, 1, call.grad, call.result(), log)}
+        return kit.contracted(call, 1, call.grad, call.result(), log)
 
-    return _both(call, {0: base, 1: exponent})
+    return kit.by_operand(call, base, exponent)
 
 
 def extreme_gradient(lost: str, not_won: str) -> kit.Gradient:
@@ -99,13 +83,6 @@ def extreme_gradient(lost: str, not_won: str) -> kit.Gradient:
 
     Where one is NaN, to both, as `torch.maximum`.
     """
-
-    def gradient(call: kit.Backward) -> Grads:
-        grads = {}
-        for index in (0, 1):
-            if call.wanted(index):
-                grads[index] = kit.contracted(call, index, call.grad, share(call, index))
-        return grads
 
     def share(call: kit.Backward, index: int) -> kit.Value:
         operand, other = call.operand(index), call.operand(1 - index)
@@ -116,7 +93,7 @@ def extreme_gradient(lost: str, not_won: str) -> kit.Gradient:
         )
         return call.emit("where", left_out, kit.number(call, 0.0, dtype), winner_share)
 
-    return gradient
+    return kit.shared(share)
 
 
 def where_gradient(call: kit.Backward) -> Grads:

@@ -177,10 +177,6 @@ def _lse_numpy(call: kit.NumpyCall, *arrays: kit.Array) -> tuple[kit.Array, kit.
     return o, np.asarray((top + np.log(total))[..., 0])
 
 
-def _numpy(call: kit.NumpyCall, *arrays: kit.Array) -> kit.Array:
-    return _lse_numpy(call, *arrays)[0]
-
-
 def _grad_numpy(call: kit.NumpyCall, *arrays: kit.Array) -> tuple[kit.Array, ...]:
     do, q, k, v, o, lse, *mask = arrays
     types = operands(call.ins)
@@ -422,7 +418,7 @@ kit.operator(
     kit.Surface("dims", (3, 4), (("scale", None),)),
     _infer,
     _factors,
-    _numpy,
+    lambda call, *arrays: _lse_numpy(call, *arrays)[0],
     _torch,
     _SAMPLES,
     exact=False,

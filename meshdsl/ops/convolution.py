@@ -183,10 +183,6 @@ def _flops(sig: kit.Signature, *, back: bool = False) -> int:
     return _taps_flops(sig, positions_of, sig.ins[1], roles.made if back else roles.summed)
 
 
-def _kernel_flops(sig: kit.Signature) -> int:
-    return _taps_flops(sig, sig.ins[1], sig.ins[0], _kernel_roles(sig).summed)
-
-
 def _taps_flops(
     sig: kit.Signature, at: kit.TensorType, other: kit.TensorType, dims: kit.Names
 ) -> int:
@@ -495,7 +491,7 @@ kit.operator(
     _kernel_numpy,
     _kernel_torch,
     _samples("conv_kernel"),
-    flops=_kernel_flops,
+    flops=lambda sig: _taps_flops(sig, sig.ins[1], sig.ins[0], _kernel_roles(sig).summed),
     gradient=_kernel_gradient,
     precision="compute",
     meaning="The gradient of `conv` by its kernel: the products of image and cotangent, "

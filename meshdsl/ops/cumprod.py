@@ -7,10 +7,6 @@ import numpy as np
 from meshdsl.ops import kit
 
 
-def _numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
-    return np.cumprod(x, axis=kit.axis(call), dtype=x.dtype)
-
-
 def _torch(call: kit.TorchCall) -> str:
     dtype = ", dtype=torch.int32" if call.ins[0].dtype == kit.I32 else ""
     return f"{call.tensor(0)}.cumprod({kit.axis(call)}{dtype})"
@@ -49,7 +45,7 @@ kit.operator(
     kit.Surface("dim", (1, 1)),
     kit.same_type("cumprod", "number"),
     kit.plain(whole=True),
-    _numpy,
+    lambda call, x: np.cumprod(x, axis=kit.axis(call), dtype=x.dtype),
     _torch,
     kit.samples("s | dim=s", "b s h | dim=s", "h s: i32 | dim=h"),
     exact=False,

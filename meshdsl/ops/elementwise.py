@@ -266,12 +266,6 @@ def _where_torch(call: kit.TorchCall) -> str:
     return f"torch.where({', '.join(texts)})"
 
 
-def _where_fits(index: int, ins: kit.Types, numbers: frozenset[int]) -> bool:
-    """Values are written into where the others are a number, and the condition is none."""
-    del ins
-    return 3 - index in numbers and 0 not in numbers
-
-
 def _where_first(call: kit.TorchCall) -> str:
     """Write into the values where the condition is true."""
     mask = call.aligned(0, call.outs[0].dims)
@@ -295,7 +289,9 @@ kit.operator(
     true_rows=kit.swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
     gradient=grads.where_gradient,
     in_place={1: _where_first, 2: _where_second},
-    fits_in=_where_fits,
+    fits_in=lambda index, ins, numbers: (
+        3 - index in numbers and 0 not in numbers
+    ),  # beside a number,
     meaning="The element of x where the condition c is true, else that of y.",
 )
 

@@ -55,6 +55,13 @@ def by_operand(call: Backward, *rules: Callable[[], Value]) -> Grads:
     return {i: rule() for i, rule in enumerate(rules) if call.wanted(i)}
 
 
+def shared(share: Callable[[Backward, int], Value]) -> Gradient:
+    """The gradient of two operands as the cotangent times the `share` of each, by its index."""
+    return lambda call: {
+        i: contracted(call, i, call.grad, share(call, i)) for i in (0, 1) if call.wanted(i)
+    }
+
+
 def full_grad(call: Backward) -> Value:
     """The cotangent with all dims of the result."""
     return call.full(call.grad, call.outs[0].dims)

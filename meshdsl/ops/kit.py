@@ -23,6 +23,7 @@ from meshdsl.ops.gradients import full_grad as full_grad
 from meshdsl.ops.gradients import number as number
 from meshdsl.ops.gradients import passed as passed
 from meshdsl.ops.gradients import product as product
+from meshdsl.ops.gradients import shared as shared
 from meshdsl.ops.gradients import summed as summed
 from meshdsl.ops.gradients import with_dims as with_dims
 from meshdsl.ops.gradients import zero_like as zero_like
@@ -65,6 +66,7 @@ from meshdsl.ops.requirements import axis as axis
 from meshdsl.ops.requirements import dropped as dropped
 from meshdsl.ops.requirements import einsum_by_name as einsum_by_name
 from meshdsl.ops.requirements import fitted as fitted
+from meshdsl.ops.requirements import index_type as index_type
 from meshdsl.ops.requirements import listed as listed
 from meshdsl.ops.requirements import loop as loop
 from meshdsl.ops.requirements import loops as loops

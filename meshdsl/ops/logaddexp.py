@@ -13,14 +13,9 @@ def _torch(call: kit.TorchCall, texts: list[str]) -> str:
     return f"torch.logaddexp({', '.join(found)})"
 
 
-def _gradient(call: kit.Backward) -> kit.Grads:
-    """The share of each operand in the sum of exponentials: the sigmoid of the difference."""
-    grads = {}
-    for index in (0, 1):
-        if call.wanted(index):
-            larger = call.emit("sub", call.operand(index), call.operand(1 - index))
-            grads[index] = kit.contracted(call, index, call.grad, call.emit("sigmoid", larger))
-    return grads
+def _share(call: kit.Backward, index: int) -> kit.Value:
+    """The share of an operand in the sum of exponentials: the sigmoid of the difference."""
+    return call.emit("sigmoid", call.emit("sub", call.operand(index), call.operand(1 - index)))
 
 
 kit.pointwise(
@@ -32,7 +27,7 @@ kit.pointwise(
     exact=False,
     monotone=[0, 1],  # it never falls in either
     precision="f32",
-    gradient=_gradient,
+    gradient=kit.shared(_share),
     spelled={
         "dtensor": kit.Spelling(extremes=True),
         "jax": kit.Spelling("jnp.logaddexp({0}, {1})"),

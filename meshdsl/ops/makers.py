@@ -22,10 +22,6 @@ def _constant_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     return (kit.TensorType((), attrs["dtype"]),)
 
 
-def _constant_numpy(call: kit.NumpyCall) -> kit.Array:
-    return np.array(call.attrs["value"], dtype=kit.numpy_dtype(call.outs[0].dtype))
-
-
 def _constant_text(call: kit.TorchCall) -> str:
     """A Python literal, not a tensor: torch takes it in any dtype of the same kind."""
     value, kind = call.attrs["value"], call.outs[0].dtype.kind
@@ -39,7 +35,7 @@ kit.operator(
     kit.Surface("view", (0, 0)),
     _constant_infer,
     kit.plain(),
-    _constant_numpy,
+    lambda call: np.array(call.attrs["value"], dtype=kit.numpy_dtype(call.outs[0].dtype)),
     _constant_text,
     kit.samples(
         "| value=2.5 dtype=f32",
@@ -55,11 +51,6 @@ kit.operator(
 # --- iota ------------------------------------------------------------------------------------
 
 
-def _iota_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-    del ins
-    return (kit.TensorType((attrs["dim"],), kit.I32),)
-
-
 def _iota_numpy(call: kit.NumpyCall) -> kit.Array:
     dim = call.attrs["dim"].name
     return np.arange(call.extent(dim), dtype=np.int32) + np.int32(call.offset(dim))
@@ -68,7 +59,7 @@ def _iota_numpy(call: kit.NumpyCall) -> kit.Array:
 kit.operator(
     "iota",
     kit.Surface("dim", (0, 0)),
-    _iota_infer,
+    kit.index_type,
     kit.plain(),
     _iota_numpy,
     lambda call: kit.range_text(call, call.attrs["dim"].name, "torch.int32"),
@@ -107,7 +98,7 @@ def _index_text(call: kit.TorchCall) -> str:
 kit.operator(
     "stage_index",
     kit.Surface("view", (0, 0)),
-    _iota_infer,
+    kit.index_type,
     kit.plain(),
     _index_numpy,
     _index_text,

@@ -68,14 +68,6 @@ def composite(
     )
 
 
-def _along(function: str) -> Callable[[kit.TorchCall], str]:
-    return lambda call: f"{function}({call.tensor(0)}, {kit.axis(call)})"
-
-
-def _widely_along(function: str) -> Callable[[kit.TorchCall], str]:
-    return lambda call: f"{function}({wide(call)}, {kit.axis(call)}){narrow(call)}"
-
-
 def wide(call: kit.TorchCall) -> str:
     """The first operand; f16 as f32, since torch's CPU kernels sum exponentials in f16."""
     return f"{call.tensor(0)}.float()" if call.ins[0].dtype == kit.F16 else call.tensor(0)
@@ -117,7 +109,7 @@ composite(
     (1, 1),
     kit.same_type("softmax", "float"),
     lambda call, x: softmax_numpy(x, kit.axis(call)),
-    _along("torch.softmax"),
+    lambda call: f"torch.softmax({call.tensor(0)}, {kit.axis(call)})",
     _SAMPLES,
     gradient=_from_result("softmax_grad"),
     meaning="e^x over the sum of e^x along a dim.",
@@ -127,7 +119,7 @@ composite(
     (1, 1),
     kit.same_type("log_softmax", "float"),
     lambda call, x: _log_softmax(x, kit.axis(call)),
-    _widely_along("torch.log_softmax"),
+    lambda call: f"torch.log_softmax({wide(call)}, {kit.axis(call)}){narrow(call)}",
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
     meaning="The logarithm of `softmax` along a dim, computed without overflow.",

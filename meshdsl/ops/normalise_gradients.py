@@ -31,14 +31,6 @@ def _infer(name: str) -> kit.Infer:
 # --- softmax, log_softmax ----------------------------------------------------------------------
 
 
-def _softmax_numpy(call: kit.NumpyCall, dy: kit.Array, y: kit.Array) -> kit.Array:
-    return np.asarray(y * (dy - (dy * y).sum(kit.axis(call), keepdims=True)))
-
-
-def _log_softmax_numpy(call: kit.NumpyCall, dy: kit.Array, y: kit.Array) -> kit.Array:
-    return np.asarray(dy - np.exp(y) * dy.sum(kit.axis(call), keepdims=True))
-
-
 def _kernel(name: str) -> Callable[[kit.TorchCall], str]:
     def write(call: kit.TorchCall) -> str:
         dy, y = call.tensor(0), call.tensor(1)
@@ -90,7 +82,7 @@ normalise.composite(
     "softmax_grad",
     (2, 2),
     _infer("softmax_grad"),
-    _softmax_numpy,
+    lambda call, dy, y: y * (dy - (dy * y).sum(kit.axis(call), keepdims=True)),
     _kernel("_softmax_backward_data"),
     normalise.norm_samples(2, 0),
     linear=lambda sig: ((0,),),
@@ -104,7 +96,7 @@ normalise.composite(
     "log_softmax_grad",
     (2, 2),
     _infer("log_softmax_grad"),
-    _log_softmax_numpy,
+    lambda call, dy, y: dy - np.exp(y) * dy.sum(kit.axis(call), keepdims=True),
     _kernel("_log_softmax_backward_data"),
     normalise.norm_samples(2, 0, "int unit"),  # exp of larger values overflows
     linear=lambda sig: ((0,),),
@@ -185,11 +177,6 @@ def _rms_norm_text(call: kit.TorchCall, *, into_dy: bool = False) -> str:
     return f"{expression}.half()" if call.ins[0].dtype == kit.F16 else expression
 
 
-def _is_not_f16(index: int, ins: kit.Types, numbers: frozenset[int]) -> bool:
-    del numbers
-    return ins[index].dtype != kit.F16
-
-
 normalise.composite(
     "layer_norm_grad",
     (2, 3),
@@ -213,7 +200,7 @@ normalise.composite(
     cost=10,
     internal=True,
     in_place={0: lambda call: _rms_norm_text(call, into_dy=True)},
-    fits_in=_is_not_f16,
+    fits_in=lambda index, ins, numbers: ins[index].dtype != kit.F16,
     meaning="The gradient of `rms_norm` by the tensor that is normalised.",
 )
 

@@ -20,10 +20,6 @@ BITS = 32
 # --- parts -------------------------------------------------------------------------------------
 
 
-def _parts_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-    return (kit.TensorType((attrs["dim"], *ins[0].dims), ins[0].dtype),)
-
-
 def _parts_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     out = np.zeros((call.extent(call.attrs["dim"].name), *x.shape), x.dtype)
     out[0] = x
@@ -40,7 +36,7 @@ def _parts_text(call: kit.TorchCall) -> str:
 kit.operator(
     "parts",
     kit.Surface("view", (1, 1)),
-    _parts_infer,
+    lambda ins, attrs: (kit.TensorType((attrs["dim"], *ins[0].dims), ins[0].dtype),),
     # The loop over the parts is left out: `placed/from_named.py` places those of a partial sum.
     kit.plain(linear=[(0,)], monotone=[0], whole=True),
     _parts_numpy,
@@ -150,11 +146,6 @@ kit.operator(
 # --- block_index -------------------------------------------------------------------------------
 
 
-def _index_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-    del ins
-    return (kit.TensorType((attrs["dim"],), kit.I32),)
-
-
 def _block_sizes(attrs: kit.Attrs) -> list[int]:
     ways, size = attrs["ways"], attrs["dim"].size
     return [block(size, ways, at)[1] for at in itertools.product(*map(range, ways))]
@@ -176,7 +167,7 @@ def _index_text(call: kit.TorchCall) -> str:
 kit.operator(
     "block_index",
     kit.Surface("view", (0, 0)),
-    _index_infer,
+    kit.index_type,
     kit.plain(),
     _index_numpy,
     _index_text,

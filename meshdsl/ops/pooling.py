@@ -173,10 +173,6 @@ def _in_order(call: kit.TorchCall, text: str) -> str:
     )
 
 
-def _max_text(call: kit.TorchCall) -> str:
-    return _in_order(call, _pool_text(call, "max_pool", LEAST))
-
-
 def _mean_text(call: kit.TorchCall) -> str:
     """In f32 where torch has no kernel of a narrower dtype for CPUs."""
     dtype = call.ins[0].dtype
@@ -316,7 +312,7 @@ kit.operator(
     _infer("max_pool"),
     lambda sig: _factors(sig, LEAST, linear=False),
     _max_numpy,
-    _max_text,
+    lambda call: _in_order(call, _pool_text(call, "max_pool", LEAST)),
     _CASES,
     flops=_cost,
     true_rows=kit.swapped(

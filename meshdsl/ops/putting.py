@@ -42,10 +42,6 @@ def _places(ins: kit.Types) -> tuple[kit.Dim, ...]:
     return tuple(d for d in ins[2].dims if not ins[0].has(d.name))
 
 
-def _factors(sig: kit.Signature) -> kit.Factors:
-    return kit.Factors(kit.loops(sig), (frozenset({0, 1}),), (0, 1))
-
-
 # --- numpy -----------------------------------------------------------------------------------
 
 
@@ -164,7 +160,7 @@ kit.operator(
     "put",
     kit.Surface("dim", (3, 3), indexed=True),
     _infer,
-    _factors,
+    kit.plain(linear=[(0, 1)], monotone=[0, 1]),
     _numpy,
     _text,
     kit.samples(

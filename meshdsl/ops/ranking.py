@@ -32,24 +32,16 @@ def _top_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     return values, kit.TensorType(values.dims, kit.I32)
 
 
-def _top_factors(sig: kit.Signature) -> kit.Factors:
-    return kit.Factors(kit.loops(sig, without=(sig.attrs["target"][0].name,)))
-
-
 def _top_numpy(call: kit.NumpyCall, x: kit.Array) -> tuple[kit.Array, kit.Array]:
     """From the back, so that the last of equals in ascending order is the first there is."""
-    axis, n = _axis(call, call.attrs["source"][0]), call.attrs["target"][0].size
+    axis, n = call.ins[0].index(call.attrs["source"][0].name), call.attrs["target"][0].size
     order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
     index = x.shape[axis] - 1 - np.flip(order, axis).take(range(min(n, x.shape[axis])), axis)
     return np.take_along_axis(x, index, axis), index.astype(np.int32)
 
 
-def _axis(call: kit.NumpyCall | kit.TorchCall, dim: kit.Dim) -> int:
-    return call.ins[0].index(dim.name)
-
-
 def _top_torch(call: kit.TorchCall) -> str:
-    axis, target = _axis(call, call.attrs["source"][0]), call.attrs["target"][0]
+    axis, target = call.ins[0].index(call.attrs["source"][0].name), call.attrs["target"][0]
     return f"{call.use('top_k')}({call.tensor(0)}, {axis}, {target.size})"
 
 
@@ -76,7 +68,7 @@ kit.operator(
     "top_k",
     kit.Surface("arrow", (1, 1)),
     _top_infer,
-    _top_factors,
+    lambda sig: kit.Factors(kit.loops(sig, without=(sig.attrs["target"][0].name,))),
     _top_numpy,
     _top_torch,
     kit.samples(
@@ -103,18 +95,10 @@ def _sort_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     return ins[0], kit.TensorType(ins[0].dims, kit.I32)
 
 
-def _sort_factors(sig: kit.Signature) -> kit.Factors:
-    return kit.Factors(kit.loops(sig, without=(sig.attrs["dim"].name,)))
-
-
 def _sort_numpy(call: kit.NumpyCall, x: kit.Array) -> tuple[kit.Array, kit.Array]:
-    axis = _axis(call, call.attrs["dim"])
+    axis = kit.axis(call)
     index = np.argsort(x, axis=axis, kind="stable")
     return np.take_along_axis(x, index, axis), index.astype(np.int32)
-
-
-def _sort_torch(call: kit.TorchCall) -> str:
-    return f"{call.use('sort_along')}({call.tensor(0)}, {_axis(call, call.attrs['dim'])})"
 
 
 def _sort_gradient(call: kit.Backward) -> kit.Grads:
@@ -127,9 +111,9 @@ kit.operator(
     "sort",
     kit.Surface("dim", (1, 1)),
     _sort_infer,
-    _sort_factors,
+    kit.plain(whole=True),
     _sort_numpy,
-    _sort_torch,
+    lambda call: f"{call.use('sort_along')}({call.tensor(0)}, {kit.axis(call)})",
     kit.samples("b h | dim=h", "s | dim=s", "b s h | dim=s", "h b: i32 | dim=h"),
     flops=lambda sig: sig.ins[0].elements,
     gradient=_sort_gradient,

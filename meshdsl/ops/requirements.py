@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshdsl.ir.types import Dim, DType, TensorType
+from meshdsl.ir.types import I32, Dim, DType, TensorType
 from meshdsl.ops.opdef import (
     Attrs,
     Factor,
@@ -136,6 +136,12 @@ def dropped(name: str, accept: str) -> Infer:
         return (ins[0].without(*(d.name for d in attrs["dims"])),)
 
     return infer
+
+
+def index_type(ins: Types, attrs: Attrs) -> Types:
+    """The shape rule of a maker of indices along `dim`."""
+    del ins
+    return (TensorType((attrs["dim"],), I32),)
 
 
 # --- factors ---------------------------------------------------------------------------------

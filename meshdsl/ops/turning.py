@@ -73,10 +73,6 @@ def _reverse_factors(sig: kit.Signature) -> kit.Factors:
     return kit.moving(sig, dim, [dim], kit.Reads(flip=True, fill=None))
 
 
-def _reverse_gradient(call: kit.Backward) -> kit.Grads:
-    return {0: call.emit("reverse", kit.with_dims(call, call.attrs["dim"]), dim=call.attrs["dim"])}
-
-
 kit.operator(
     "reverse",
     kit.Surface("dim", (1, 1)),
@@ -89,7 +85,9 @@ kit.operator(
         *kit.samples("b s: bool | dim=s", values="bool"),
     ),
     flops=kit.no_flops,
-    gradient=_reverse_gradient,
+    gradient=lambda call: {
+        0: call.emit("reverse", kit.with_dims(call, call.attrs["dim"]), **call.attrs)
+    },
     spelled={
         "dtensor": kit.Spelling(),
         "jax": kit.Spelling("jnp.flip({x}, {at})"),

@@ -81,11 +81,6 @@ def _moved(sig: kit.Signature, renames: Mapping[str, str]) -> kit.Factors:
     return kit.Factors(loops, (frozenset({0}),), (0,))
 
 
-def _same(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
-    del call
-    return x
-
-
 def _local_shape(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     return x.reshape(call.local(call.outs[0]).shape)
 
@@ -113,7 +108,7 @@ view(
     "rename",
     _rename_infer,
     lambda sig: _moved(sig, {old.name: new.name for old, new in sig.attrs["pairs"]}),
-    _same,
+    lambda call, x: x,
     lambda call: call.tensor(0),
     kit.samples("b s | pairs=((s m=4))", "s b h: i32 | pairs=((s m=4) (b c=2))"),
     _rename_gradient,
@@ -170,11 +165,6 @@ def _parts_factors(
     return kit.Factors((*others, *part_loops), (frozenset({0}),), (0,))
 
 
-def _split_legal(sig: kit.Signature, ins: Splits, outs: Splits) -> bool:
-    dim, into = sig.attrs["dim"], sig.attrs["into"]
-    return _blocks(into, outs) == ins.get(dim.name, 1)
-
-
 def _split_text(call: kit.TorchCall) -> str:
     into = [call.extent(d.name) for d in call.attrs["into"]]
     at = kit.axis(call)
@@ -202,7 +192,7 @@ view(
         "s: i32 | dim=s into=(one=1 n=4)",
     ),
     _split_gradient,
-    _split_legal,
+    lambda sig, ins, outs: _blocks(sig.attrs["into"], outs) == ins.get(sig.attrs["dim"].name, 1),
     lazy=True,
     meaning="The tensor with one dim as several, the outer first.",
 )
@@ -230,11 +220,6 @@ def _merge_order(type_: kit.TensorType, dims: Sequence[kit.Dim]) -> tuple[kit.Di
 def _merge_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     order = _merge_order(call.ins[0], call.attrs["dims"])
     return _local_shape(call, x.transpose([call.ins[0].index(d.name) for d in order]))
-
-
-def _merge_legal(sig: kit.Signature, ins: Splits, outs: Splits) -> bool:
-    dims, into = sig.attrs["dims"], sig.attrs["into"]
-    return _blocks(dims, ins) == outs.get(into.name, 1)
 
 
 def _merge_text(call: kit.TorchCall) -> str:
@@ -265,7 +250,7 @@ view(
         "k=2 r=2 b: i32 | dims=(k r b) into=v",
     ),
     _merge_gradient,
-    _merge_legal,
+    lambda sig, ins, outs: _blocks(sig.attrs["dims"], ins) == outs.get(sig.attrs["into"].name, 1),
     lazy=True,
     meaning="The tensor with several dims as one, the first outermost.",
 )

@@ -111,10 +111,6 @@ def _grad_text(call: kit.TorchCall) -> str:
     return kit.permuted(sliding.cut_out(call, total, [slide]), (*others, fine), call.outs[0].names)
 
 
-def _gradient(call: kit.Backward) -> kit.Grads:
-    return {0: call.emit("window_grad", kit.full_grad(call), **call.attrs)}
-
-
 def _grad_gradient(call: kit.Backward) -> kit.Grads:
     made = call.emit("window", kit.full_grad(call), **call.attrs)
     return {0: call.emit("transpose", made, dims=call.ins[0].dims)}
@@ -134,7 +130,7 @@ kit.operator(
         "s=6 b: i32 | source=(s) size=(2) target=(p=2) before=1",
     ),
     flops=kit.no_flops,
-    gradient=_gradient,
+    gradient=lambda call: {0: call.emit("window_grad", kit.full_grad(call), **call.attrs)},
     shows=lambda ins, attrs: True,
     scratch=_scratch,
     relocates=True,
