@@ -85,7 +85,7 @@ class NotationWriter(ABC):
 
     def carried(self, carry: Carry[Var]) -> None:
         """The first value of a carried variable that has a name of its own."""
-        self.out.statement(f"{self.name(carry.inside)} = {self.ref(carry.init)}")
+        self.out.assign((self.name(carry.inside),), self.ref(carry.init))
 
     def next_text(self, carry: Carry[Var]) -> str:
         """The text of the value that the next iteration begins with."""
@@ -152,18 +152,15 @@ class NotationWriter(ABC):
         """The `for` with its body, and before it the tensors that it collects."""
         for each in node.collected:
             self.begun(each, node)
-        self.header(node)
-        begun = len(self.out.lines)
-        self.out.depth += 1
-        for item in node.stacked:
-            self.stacked(item.outer, item.inside, node)
-        self.body(node)
-        for each in node.collected:
-            self.filled(each, node)
-        self.next(node)
-        if self.out.only_comments(begun):
-            self.out.add("pass")
-        self.out.depth -= 1
+        with self.out.under(self.header(node)) as before:
+            for item in node.stacked:
+                self.stacked(item.outer, item.inside, node)
+            self.body(node)
+            for each in node.collected:
+                self.filled(each, node)
+            self.next(node)
+            if not self.out.has_statements(before + 1):
+                self.out.add("pass")
         self.shown = NOWHERE
 
     def enter(self, node: DeviceLoop) -> None:
@@ -172,11 +169,11 @@ class NotationWriter(ABC):
             if carry.inside.name != carry.init.name:
                 self.carried(carry)
 
-    def header(self, node: DeviceLoop) -> None:
-        """The line of the `for`."""
+    def header(self, node: DeviceLoop) -> str:
+        """The line of the `for`; what has to stand before it is written."""
         indices = f"range({self.count(node)})"
         indices = f"reversed({indices})" if node.reverse else indices
-        self.out.add(f"for {self.counter(node)} in {indices}:")
+        return f"for {self.counter(node)} in {indices}:"
 
     def count(self, node: DeviceLoop) -> str:
         """Text of the number of iterations of a loop."""
@@ -196,7 +193,7 @@ class NotationWriter(ABC):
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
             names, values = zip(*pairs, strict=True)
-            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
+            self.out.assign(names, ", ".join(values))
 
     def literal(self, value: object) -> str:
         """A number as Python source; infinities have no literal."""
@@ -211,7 +208,7 @@ class NotationWriter(ABC):
         if place == self.shown:
             return
         self.shown = place
-        if not self.out.lines[-1].text.endswith(":"):
+        if not self.out.lines[-1].opens:
             self.out.add()
         text = inert(f"{self.out.place}  {span.source.excerpt(span.line).strip()}")
-        self.out.add(f"# {text}" + (f"  [{phase}]" if phase != "forward" else ""))
+        self.out.remark(text + (f"  [{phase}]" if phase != "forward" else ""))

@@ -29,7 +29,7 @@ from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
-    from meshdsl.backends.torch.emitter import ProgramText
+    from meshdsl.backends.torch.emitter import ProgramText, WrittenFunctions
     from meshdsl.device.stage_local import Stored
     from meshdsl.placed.placements import Mesh
     from meshdsl.report.schema import ReportFacts
@@ -240,10 +240,16 @@ class Compilation:
         return step
 
     @cached_property
+    def functions(self) -> WrittenFunctions:
+        """The functions of the torch program, before they have their tables and what they call."""
+        from meshdsl.backends.torch.emitter import write
+
+        return write(self.device)
+
+    @cached_property
     def emitted(self) -> ProgramText:
         """The torch program that every device runs, and the source lines of its statements."""
         from meshdsl.backends.draws import draws
-        from meshdsl.backends.torch.emitter import emit
 
         draw_of, device = draws(self.named), self.device
         if self.asynchronous:
@@ -255,7 +261,7 @@ class Compilation:
                 v.value: by_name[v.value.label] for v in device.inputs if v.value.label in by_name
             }
             draw_of = draws(device.placed.named) | of_step
-        return emit(device, draw_of)
+        return self.functions.text(draw_of)
 
     @property
     def text(self) -> str:
@@ -265,16 +271,18 @@ class Compilation:
     @property
     def bare(self) -> str:
         """The function of one device alone, for reading."""
-        from meshdsl.backends.torch.emitter import emit
-
-        return emit(self.device, {}, bare=True).text
+        return self.functions.bare().text
 
     @cached_property
     def report(self) -> ReportFacts:
         """The memory and communication of each line, their reasons, and their cost."""
         from meshdsl.report.explanation import explain
 
-        return explain(self.device, self.diagnostics, self.timing)
+        return explain(self.device, self.diagnostics, self.timing, self.identifiers)
+
+    def identifiers(self) -> Mapping[str, str]:
+        """The variables of the text, by their names in the device program."""
+        return self.functions.identifiers
 
     @property
     def forward(self) -> Compilation:

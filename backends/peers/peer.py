@@ -203,7 +203,7 @@ class Peer(Notation):
         if p != var.placement:
             held, ours = (q.show(var.type) for q in (p, var.placement))
             about = f"{MARK}: held as {held}, ours {ours}"
-        self.out.statement(f"{name} = {text}", "; ".join(filter(None, (about, note))))
+        self.out.assign((name,), text, "; ".join(filter(None, (about, note))))
 
     def at(self, var: Var) -> Placement:
         """The placement of a value there; constants are whole."""
@@ -231,7 +231,7 @@ class Peer(Notation):
         text = self.operator(node, args, plan)
         if len(node.outs) > 1:
             both = self.names.fresh(node.name)
-            self.out.statement(f"{both} = {text}")
+            self.out.assign((both,), text)
             text = both
         for out, one in results(node, text):
             self.assign(out, one, plan.yields)
@@ -318,7 +318,7 @@ class Peer(Notation):
     def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """The list that becomes one tensor after the loop."""
         self.lists[made] = self.names.fresh(f"{made.outer.name}_list")
-        self.out.statement(f"{self.lists[made]} = []")
+        self.out.assign((self.lists[made],), "[]")
 
     def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """An item appended to the list; none is partial there."""

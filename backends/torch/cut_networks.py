@@ -7,148 +7,138 @@ gradients of the stage's parameters, for which nobody waits.
 from __future__ import annotations
 
 from meshdsl.backends.torch.line_breaks import quoted
-from meshdsl.backends.torch.move_text import typed
-from meshdsl.backends.torch.passes import Passes
+from meshdsl.backends.torch.passes import PassText
 from meshdsl.backends.torch.preamble import messages
-from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, Node, Pipeline, StagePhase, Var
-from meshdsl.device.liveness import is_constant, reads, sums, totals
+from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, Node, StagePhase, Var
+from meshdsl.device.liveness import is_constant, reads, totals
 
 
-class CutNetworks(Passes):
-    """Writes networks in stages; a subclass writes their statements."""
+class CutNetworkText:
+    """Writes the pipeline of a network in stages. `lines` are the names of those of messages."""
 
-    def cut_network(self, node: Pipeline) -> None:
+    def __init__(self, passes: PassText) -> None:
+        self.passes, self.node, self.writer = passes, passes.node, passes.writer
+        self.state, self.out = passes.state, passes.out
+        self.lines: dict[Move, str] = {}
+
+    def write(self) -> None:
         """Write the passes of all stages, and the loop over the actions of the device."""
-        one_each = tuple((stage,) for stage in range(len(node.rows)))
-        micro = self.begin(node, node.known.held != one_each)
-        outside, self.fresh = self.fresh, set()
-        self.nodes(node.of(StagePhase.EVERY))
-        lines = self._cut_lines(node)
-        halves = "I" in node.passes
-        if any(self._kept_on(node, stage) for stage in range(node.last + 1)):
-            self.out.statement("kept = {}")
-        if halves and any(self._left_on(node, stage) for stage in range(node.last + 1)):
-            self.out.statement("kept_weights = {}")
-        with self._function("F"):
-            self._branches(node, "F", lines)
-        if not node.is_forward:
-            action = "I" if halves else "B"
-            with self._function(action):
-                self._branches(node, action, lines)
-        if halves:
-            with self._function("W"):
-                self._branches(node, "W", lines)
-        self.end(node, micro, lines.values())
-        self.fresh = outside | sums(node)
+        node, passes = self.node, self.passes
+        stages = range(node.last + 1)
+        with passes.step():
+            self.writer.nodes(node.of(StagePhase.EVERY))
+            self._cut_lines()
+            halves = "I" in node.passes
+            if any(map(self._kept_on, stages)):
+                self.out.assign(("kept",), "{}")
+            if halves and any(map(self._left_on, stages)):
+                self.out.assign(("kept_weights",), "{}")
+            for kind in [kind for kind in "FBIW" if kind in node.passes]:
+                with passes.function(kind):
+                    self._branches(kind)
+            passes.end(self.lines.values())
 
-    def _cut_lines(self, node: Pipeline) -> dict[Move, str]:
-        """Write a line for each message; their names."""
-        lines = {}
-        for move, ends, names in messages(node):
+    def _cut_lines(self) -> None:
+        """Write a line for each message."""
+        device = self.passes.blocks.device(self.node.axis)
+        for move, ends, names in messages(self.node):
             kind = "F" if move.phase == "forward" else "B"
             local = move.target.local
-            name = self.variables.names.fresh(f"{move.source.hint or move.source.name}_line")
-            what = f"{self.shape(move.target)}, {local.dtype.torch}, ends={ends}"
-            way = f'SCHEDULE, "{kind}", {self.at[node.axis]}'
+            hint = move.source.hint or move.source.name
+            name = self.lines[move] = self.state.variables.names.fresh(f"{hint}_line")
             group, *back = (f"groups[{quoted(name)}]" for name in names)
-            what += "".join(f", back={name}" for name in back)
+            shape = self.passes.blocks.shape(move.target)
+            what = f'{group}, SCHEDULE, "{kind}", {device}, {shape}, {local.dtype.torch}'
+            backs = "".join(f", back={name}" for name in back)
             self.out.place = f"{move.span.file}:{move.span.line}"
-            self.out.statement(f"{name} = Line({group}, {way}, {what})")
-            lines[move] = name
-        return lines
+            self.out.assign((name,), f"Line({what}, ends={ends}{backs})")
 
     # --- passes ----------------------------------------------------------------------------------
 
-    def _branches(self, node: Pipeline, kind: str, lines: dict[Move, str]) -> None:
+    def _branches(self, kind: str) -> None:
         """Write a pass, with a branch for each stage that does something in it."""
         word = "if"
-        stages = range(node.last + 1)
+        stages = range(self.node.last + 1)
         for stage in stages if kind == "F" else reversed(stages):
-            with self._under(f"{word} {self.stage} == {stage}:", optional=True) as begun:
+            test = f"{self.passes.stage()} == {stage}"
+            with self.passes.under(f"{word} {test}:", optional=True) as begun:
                 if kind == "F":
-                    self._forward_of(node, stage, lines)
+                    self._forward_of(stage)
                 if kind in "IB":
-                    self._inputs_of(node, stage, lines, kind == "B")
+                    self._inputs_of(stage, kind == "B")
                 if kind == "W":
-                    self._taken_from("kept_weights", self._left_on(node, stage))
-                    self._stage_nodes(node, stage, WEIGHTS)
+                    self.passes.take_from("kept_weights", self._left_on(stage))
+                    self._stage_nodes(stage, WEIGHTS)
             if len(self.out.lines) > begun:
                 word = "elif"
 
-    def _forward_of(self, node: Pipeline, stage: int, lines: dict[Move, str]) -> None:
-        self._receive(node, stage, lines, forward=True)
-        self._stage_nodes(node, stage, FORWARD)
-        self._put_in("kept", self._kept_on(node, stage))
-        self._send_on(node, stage, lines, forward=True)
+    def _forward_of(self, stage: int) -> None:
+        self._receive(stage, forward=True)
+        self._stage_nodes(stage, FORWARD)
+        self.passes.put_in("kept", self._kept_on(stage))
+        self._send_on(stage, forward=True)
 
-    def _inputs_of(self, node: Pipeline, stage: int, lines: dict[Move, str], whole: bool) -> None:
+    def _inputs_of(self, stage: int, whole: bool) -> None:
         """Write what other stages wait for, and if it is the `whole` pass the rest of it."""
-        self._taken_from("kept", self._kept_on(node, stage))
-        self._receive(node, stage, lines, forward=False)
+        self.passes.take_from("kept", self._kept_on(stage))
+        self._receive(stage, forward=False)
         parts = (*INPUTS, *WEIGHTS) if whole else INPUTS
-        self._slices_of(node, stage, parts)
-        self._stage_nodes(node, stage, INPUTS, sliced=True)
-        self._send_on(node, stage, lines, forward=False)
+        self._slices_of(stage, parts)
+        self._stage_nodes(stage, INPUTS, sliced=True)
+        self._send_on(stage, forward=False)
         if whole:
-            self._stage_nodes(node, stage, WEIGHTS, sliced=True)
+            self._stage_nodes(stage, WEIGHTS, sliced=True)
         else:
-            self._put_in("kept_weights", self._left_on(node, stage))
+            self.passes.put_in("kept_weights", self._left_on(stage))
 
-    def _stage_nodes(
-        self, node: Pipeline, stage: int, parts: tuple[StagePhase, ...], sliced: bool = False
-    ) -> None:
+    def _stage_nodes(self, stage: int, parts: tuple[StagePhase, ...], sliced: bool = False) -> None:
         """Write the statements of a stage, under the slices of inputs that they read."""
         if not sliced:
-            self._slices_of(node, stage, parts)
+            self._slices_of(stage, parts)
         computed = tuple(part for part in parts if not part.sends and part is not StagePhase.EVERY)
-        self.nodes(node.of(*computed, stage=stage))
+        self.writer.nodes(self.node.of(*computed, stage=stage))
 
-    def _slices_of(self, node: Pipeline, stage: int, parts: tuple[StagePhase, ...]) -> None:
-        read = {v for n in node.of(*parts, stage=stage) for v in reads(n)}
-        for item in node.stacked:
+    def _slices_of(self, stage: int, parts: tuple[StagePhase, ...]) -> None:
+        read = {v for n in self.node.of(*parts, stage=stage) for v in reads(n)}
+        for item in self.node.stacked:
             if item.inside in read:
-                self.stacked(item.outer, item.inside, node)
+                self.writer.stacked(item.outer, item.inside, self.node)
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _receive(self, node: Pipeline, stage: int, lines: dict[Move, str], forward: bool) -> None:
-        place = f"{self.variables.word(node.index)}, {self.stage}"
-        for move in node.arriving(stage, forward):
+    def _receive(self, stage: int, forward: bool) -> None:
+        for move in self.node.arriving(stage, forward):
             self.out.place = f"{move.span.file}:{move.span.line}"
-            self.variables.reach(move)
-            name = self.variables.assign(move.target)
-            text = f"{name} = {lines[move]}.receive({place})"
-            self.out.statement(text, typed(move.target))
-            self.fresh.add(move.target)
+            self.state.variables.reach(move)
+            self.state.let(move.target, f"{self.lines[move]}.receive({self.passes.slot()})")
+            self.state.fresh.add(move.target)
 
-    def _send_on(self, node: Pipeline, stage: int, lines: dict[Move, str], forward: bool) -> None:
-        place = f"{self.variables.word(node.index)}, {self.stage}"
-        for move in node.leaving(stage, forward):
+    def _send_on(self, stage: int, forward: bool) -> None:
+        for move in self.node.leaving(stage, forward):
             self.out.place = ""
             self.out.comment(f"send, {move.wire:,} B: {move.why}")
             self.out.place = f"{move.span.file}:{move.span.line}"
-            self.variables.reach(move)
-            self.out.statement(f"{lines[move]}.send({self._tensor(move.source)}, {place})")
+            self.state.variables.reach(move)
+            sent = self.state.tensor(move.source)
+            self.out.statement(f"{self.lines[move]}.send({sent}, {self.passes.slot()})")
 
     # --- what is kept ----------------------------------------------------------------------------
 
-    def _kept_on(self, node: Pipeline, stage: int) -> list[Var]:
+    def _kept_on(self, stage: int) -> list[Var]:
         """What the backward pass of a stage reads of its forward pass."""
-        results = [m.target for m in node.arriving(stage, forward=True)]
-        results += [v for n in node.of(*FORWARD, stage=stage) for v in _made_by(n)]
-        return self._read_later(node, stage, results, (*INPUTS, *WEIGHTS))
+        results = [m.target for m in self.node.arriving(stage, forward=True)]
+        results += [v for n in self.node.of(*FORWARD, stage=stage) for v in _made_by(n)]
+        return self._read_later(stage, results, (*INPUTS, *WEIGHTS))
 
-    def _left_on(self, node: Pipeline, stage: int) -> list[Var]:
+    def _left_on(self, stage: int) -> list[Var]:
         """What the first half of a backward pass keeps for the second, which comes later."""
-        results = [m.target for m in node.arriving(stage, forward=False)]
-        results += [v for n in node.of(*INPUTS, stage=stage) for v in _made_by(n)]
-        return self._read_later(node, stage, [*self._kept_on(node, stage), *results], WEIGHTS)
+        results = [m.target for m in self.node.arriving(stage, forward=False)]
+        results += [v for n in self.node.of(*INPUTS, stage=stage) for v in _made_by(n)]
+        return self._read_later(stage, [*self._kept_on(stage), *results], WEIGHTS)
 
-    def _read_later(
-        self, node: Pipeline, stage: int, made: list[Var], parts: tuple[StagePhase, ...]
-    ) -> list[Var]:
-        read = {v for n in node.of(*parts, stage=stage) for v in reads(n)}
-        return [v for v in dict.fromkeys(made) if v in read and v.name not in totals(node)]
+    def _read_later(self, stage: int, made: list[Var], parts: tuple[StagePhase, ...]) -> list[Var]:
+        read = {v for n in self.node.of(*parts, stage=stage) for v in reads(n)}
+        return [v for v in dict.fromkeys(made) if v in read and v.name not in totals(self.node)]
 
 
 def _made_by(node: Node) -> tuple[Var, ...]:

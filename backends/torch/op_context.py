@@ -17,9 +17,9 @@ class TorchText:
     args:       one per operand: a variable, or a Python literal where it is in `constants`.
     ins, outs:  local types; `global_ins`, `global_outs` the global ones.
     place:      a Python string literal, quotes included.
-    offsets:    text of the global index of the first local element, for each dim in `splits`.
+    offsets:    what writes the global index of the first local element, for each dim in `splits`.
     starts:     what writes the same of a window, by operand and dim.
-    extents:    text of the local size of each dim whose blocks differ in size.
+    extents:    what writes the local size of each dim whose blocks differ in size.
     empty:      dims of which some devices have nothing; of a window, with its operand.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
@@ -39,9 +39,9 @@ class TorchText:
     fresh: Callable[[str], str]
     checked: Callable[[int, str], bool] = lambda index, dim: False
     place: str = "''"
-    offsets: Mapping[str, str] = field(default_factory=dict)
+    offsets: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     splits: frozenset[str] = frozenset()
-    extents: Mapping[str, str] = field(default_factory=dict)
+    extents: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     empty: frozenset[str | tuple[int, str]] = frozenset()
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
     whole: str = ""
@@ -75,7 +75,7 @@ class TorchText:
 
     def offset(self, dim: str) -> str:
         """Text of the global index of the first local element of `dim`; `0` when it is whole."""
-        return self.offsets[dim] if self.is_split(dim) else "0"
+        return self.offsets[dim]() if self.is_split(dim) else "0"
 
     def is_window(self, index: int, dim: str) -> bool:
         """Whether operand `index` is a window of `dim`, with the fill."""
@@ -89,7 +89,7 @@ class TorchText:
         """Text of the local size of `dim`, wherever it occurs."""
         sizes = [t.size(dim) for t in (*self.outs, *self.ins) if t.has(dim)]
         assert sizes, f"no dim {dim} in the call"
-        return self.extents.get(dim, str(sizes[0]))
+        return self.extents[dim]() if dim in self.extents else str(sizes[0])
 
     def may_be_empty(self, dim: str, index: int | None = None) -> bool:
         """Whether some device has nothing of `dim`; of a window of operand `index`, if given."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.line_breaks import INDENT
-from meshdsl.backends.torch.loop_text import LoopWriter
+from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.walk import NOWHERE
-from meshdsl.device.ir import Compute, DeviceProgram, Pipeline, Var
-from meshdsl.device.liveness import totals
+from meshdsl.device.ir import Pipeline, Var
+from meshdsl.device.liveness import sums, totals
 
 KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 """By stages, where they keep what a backward pass needs of its forward pass."""
@@ -32,118 +32,121 @@ OWN_NAMES = frozenset(
 """What is defined for a pipeline, under no name of the source."""
 
 
-class Passes(LoopWriter):
-    """Writes the functions of passes; a subclass writes what is in them."""
+class PassText:
+    """Writes the functions of the passes of one pipeline, by the means of a writer of statements.
 
-    def __init__(self, program: DeviceProgram, taken: frozenset[str] = frozenset()) -> None:
-        piped = any(isinstance(node, Pipeline) for node in program.body)
-        super().__init__(program, taken | OWN_NAMES if piped else taken)
+    Where a device has `several` stages, a pass names its own. `micro` is the word for a
+    micro-batch.
+    """
 
-    # The identifiers of the sums that passes add to: they belong to the function around them.
-    totals: frozenset[str] = frozenset()
-    # The words for the device and for the stage of a pass, and the arguments of a pass.
-    home, stage, arguments = "", "", ""
+    def __init__(self, writer: StatementWriter, node: Pipeline, several: bool) -> None:
+        self.writer, self.node, self.several = writer, node, several
+        self.state, self.blocks, self.out = writer.state, writer.blocks, writer.out
+        self.variables = writer.state.variables
+        self.micro = self.variables.word(node.index, "micro")
+        self.arguments = f"{self.micro}, {STAGE}" if several else self.micro
+        self.state.used.add("Line")
 
-    def begin(self, node: Pipeline, several: bool) -> str:
-        """Write what is before the passes; where a device has `several` stages, a pass names its.
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Write the step: what is before the passes, they, and the loop over the actions."""
+        node, state = self.node, self.state
+        self.writer.enter(node)
+        state.totals = frozenset(map(state.identifier, _summed(node)))
+        self.writer.loops.append(node)
+        outside, state.fresh = state.fresh, set()
+        yield
+        self.writer.loops.pop()
+        state.totals, self.writer.shown = frozenset(), NOWHERE
+        state.fresh = outside | sums(node)
 
-        The word for a micro-batch.
-        """
-        self.used.update(("Line", "actions"))
-        micro = self.variables.word(node.index, "micro")
-        self.home = self.at[node.axis]
-        self.stage = STAGE if several else self.home
-        self.arguments = f"{micro}, {STAGE}" if several else micro
-        self.enter(node)
-        self.totals = frozenset(self.name(v) for v in _summed(node))
-        self.loops.append(node)
-        return micro
-
-    def end(self, node: Pipeline, micro: str, lines: Iterable[str]) -> None:
+    def end(self, lines: Iterable[str]) -> None:
         """Write what is behind the passes: the loop over actions, and the ends of the lines."""
-        self._row(node, micro)
+        self._row()
         for name in lines:
             self.out.statement(f"{name}.close()")
-        self.loops.pop()
-        self.totals, self.shown = frozenset(), NOWHERE
 
-    def _key(self) -> str:
+    @property
+    def key(self) -> str:
         """The key of what is kept for a pass, between parentheses."""
-        return f"({self.arguments})" if "," in self.arguments else self.arguments
+        return f"({self.arguments})" if self.several else self.arguments
 
-    def _row(self, node: Pipeline, micro: str) -> None:
+    def stage(self) -> str:
+        """The word for the stage of a pass."""
+        return STAGE if self.several else self.blocks.device(self.node.axis)
+
+    def slot(self) -> str:
+        """The micro-batch and the stage, as a line takes them."""
+        return f"{self.micro}, {self.stage()}"
+
+    def _row(self) -> None:
         """Write the loop over the actions of the device."""
-        device, arguments = self.at[node.axis], self.arguments
-        stage = STAGE if "," in arguments else "_"
-        self.out.add()
+        node, device = self.node, self.blocks.device(self.node.axis)
         action = "_" if node.is_forward else "action"
-        self.out.add(f"for {action}, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
-        calls = {action: f"{FUNCTIONS[action]}({arguments})" for action in node.passes}
-        if node.is_forward:
-            self.out.add(f"{INDENT}{calls['F']}")
-            return
-        if [*calls] == ["F", "B"]:
-            self.out.add(f'{INDENT}{calls["F"]} if action == "F" else {calls["B"]}')
-            return
-        for action, call in calls.items():
-            test = f'in "B{action}"' if action in "IW" else f'== "{action}"'
-            self.out.add(f"{INDENT}if action {test}:")
-            self.out.add(f"{2 * INDENT}{call}")
-
-    @contextmanager
-    def _function(self, action: str) -> Iterator[None]:
-        """Write the function of a pass, by its action."""
+        names = ", ".join((action, self.micro, STAGE if self.several else "_"))
+        calls = {action: f"{FUNCTIONS[action]}({self.arguments})" for action in node.passes}
         self.out.add()
-        with self._under(f"def {FUNCTIONS[action]}({self.arguments}):"):
-            yield
+        actions = f"{self.state.call('actions')}(SCHEDULE[{device}], {device})"
+        with self.out.under(f"for {names} in {actions}:"):
+            if node.is_forward:
+                self.out.add(calls["F"])
+            elif [*calls] == ["F", "B"]:
+                self.out.add(f'{calls["F"]} if action == "F" else {calls["B"]}')
+            else:
+                for action, call in calls.items():
+                    test = f'in "B{action}"' if action in "IW" else f'== "{action}"'
+                    self.out.add(f"if action {test}:")
+                    self.out.add(f"{INDENT}{call}")
 
     @contextmanager
-    def _under(self, head: str, optional: bool = False) -> Iterator[int]:
+    def function(self, action: str) -> Iterator[None]:
+        """Write the function of a pass, with what it has to know of the device's stages."""
+        self.out.add()
+        axis, at = self.node.axis, self.blocks.at
+        with self.under(f"def {FUNCTIONS[action]}({self.arguments}):"):
+            begun, device = len(self.out.lines), at[axis]
+            if self.blocks.pipe.others:  # where another device's stage is, an index is that of it
+                at[axis] = STAGE if self.several else device
+            yield
+            self.out.lines[begun:begun] = self.blocks.stage_lines(begun)
+            at[axis] = device
+
+    @contextmanager
+    def under(self, head: str, optional: bool = False) -> Iterator[int]:
         """Write what stands under a line; where that is nothing, `pass`, or none of it if optional.
 
         Yields the number of lines before it.
         """
         self.out.place = ""
-        before = len(self.out.lines)
-        self.out.add(head)
-        self.out.depth += 1
-        self.shown = NOWHERE
-        yield before
-        if self.out.only_comments(before + 1):
-            if optional:
+        self.writer.shown = NOWHERE
+        with self.out.under(head) as before:
+            yield before
+            if self.out.has_statements(before + 1):
+                pass
+            elif optional:
                 del self.out.lines[before:]
             else:
                 self.out.add("pass")
-        self.out.depth -= 1
-        self.shown = NOWHERE
+        self.writer.shown = NOWHERE
 
     # --- what is kept ----------------------------------------------------------------------------
 
-    def _names(self, kept: list[Var]) -> list[str]:
-        return list(dict.fromkeys(self.variables.of(v) for v in kept))
+    def names(self, variables: Iterable[Var]) -> list[str]:
+        """The identifiers of variables, each once."""
+        return list(dict.fromkeys(self.state.identifier(v) for v in variables))
 
-    def _put_in(self, keeper: str, kept: list[Var]) -> None:
+    def put_in(self, keeper: str, kept: list[Var]) -> None:
+        """Write that a pass keeps variables for a later one."""
         if kept:
             self.out.place = ""
-            names = ", ".join(self._names(kept))
+            names = ", ".join(map(self.out.mention, self.names(kept)))
             self.out.statement(f"{keeper}[{self.arguments}] = {names}")
 
-    def _taken_from(self, keeper: str, kept: list[Var]) -> None:
+    def take_from(self, keeper: str, kept: list[Var]) -> None:
+        """Write that a pass takes what an earlier one has kept."""
         if kept:
             self.out.place = ""
-            names = ", ".join(self._names(kept))
-            self.out.statement(f"{names} = {keeper}.pop({self._key()})")
-
-    # --- statements ------------------------------------------------------------------------------
-
-    def _write_onto(self, node: Compute) -> None:
-        """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
-        name = self.name(node.outs[0])
-        if name in self.totals and self.name(node.ins[0]) == name:
-            self.out.statement(self._text_onto(node))
-            self.variables.assign(node.outs[0])
-        else:
-            super()._write_onto(node)
+            self.out.assign(self.names(kept), f"{keeper}.pop({self.key})")
 
 
 def _summed(node: Pipeline) -> Iterator[Var]:

@@ -530,7 +530,7 @@ def _is_sent_otherwise(move: Move) -> bool:
 
 
 class _Reuse:
-    """The results that the emitted text writes over an operand (`TextEmitter._in_place`)."""
+    """The results that the emitted text writes over an operand (`OperatorText._in_place`)."""
 
     def __init__(self, program: DeviceProgram) -> None:
         self.program, self.uses = program, uses(program)

@@ -136,7 +136,7 @@ def column_as_json(column: Column) -> ColumnFacts:
         }
         return broken
     device = column.made.device
-    report = explain(device, column.diagnostics, column.made.timing)
+    report = explain(device, column.diagnostics, column.made.timing, column.made.identifiers)
     for entry, tensor in zip(report["tensors"], device.placed.tensors, strict=True):
         entry["named"] = tensor.placement.show(tensor.value.type)
         entry["sbp"] = positional(entry)

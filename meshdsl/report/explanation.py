@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from meshdsl.backends.torch.emitter import identifiers
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import (
     Bucket,
@@ -91,17 +90,22 @@ LOOP_WORDS = {
 
 
 def explain(
-    program: DeviceProgram, warnings: Iterable[Diagnostic] = (), timing: Timing | None = None
+    program: DeviceProgram,
+    warnings: Iterable[Diagnostic] = (),
+    timing: Timing | None = None,
+    identifiers: Callable[[], Mapping[str, str]] = dict,
 ) -> ReportFacts:
     """The report of one program under one layout. Bytes and FLOPs are per device.
 
-    With a `timing` it has predicted times, too.
+    With a `timing` it has predicted times, too. `identifiers` gives the variables of the emitted
+    text by their names in the device program: it is called if a subexpression is sent, which has
+    no other name. Without it, one is called by its hint.
     """
     source = program.placed
     moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n in moves for m in n.moves)
-    names = identifiers(program) if unnamed else {}
+    names = identifiers() if unnamed else {}
     every_device = senders(program)
     collectives = [_collective(n, every_device, program, n in hidden, names) for n in moves]
     if timing is not None:
@@ -357,12 +361,12 @@ def _collective(
 def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
     """The part of one tensor in a collective; alone it would send `wire_bytes`.
 
-    A subexpression has its name in the emitted text, by `names`.
+    A subexpression has its name in the emitted text, by `names`; without one, the word of it.
     """
     return {
         # What is sent to another stage has no name there: it is what it was here.
         "tensor": node.target.value.name
-        or names.get(node.target.name, names.get(node.source.name, "")),
+        or names.get(node.target.name, names.get(node.source.name, node.target.hint)),
         "file": node.span.file,
         "line": node.span.line,
         "phase": node.phase,

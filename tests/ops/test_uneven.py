@@ -119,9 +119,11 @@ def text_call(sig: Signature, pieces: list[Piece]) -> TorchText:
         attrs=sig.attrs,
         fresh=lambda hint: f"{hint}_{next(numbers)}",
         place="'test.mdsl:1'",
-        offsets={d: f"at_{d}" for d in own},
+        offsets={d: functools.partial(str, f"at_{d}") for d in own},
         splits=frozenset(own),
-        extents={d: f"n_{d}" for d, sizes in own.items() if len(set(sizes)) > 1},
+        extents={
+            d: functools.partial(str, f"n_{d}") for d, sizes in own.items() if len(set(sizes)) > 1
+        },
         empty=frozenset((*(d for d, sizes in own.items() if not all(sizes)), *none_read)),
         starts={(i, d): functools.partial(str, f"at_{i}_{d}") for i, d in windows},
     )

@@ -58,7 +58,7 @@ def call(
         attrs=sig.attrs,
         fresh=lambda hint: f"{hint}_{next(numbers)}",
         place="'test.mdsl:1'",
-        offsets={d: f"rank * {n} + 0" for d, n in offsets.items()},
+        offsets={d: functools.partial(str, f"rank * {n} + 0") for d, n in offsets.items()},
         splits=frozenset(extents),
     )
 
@@ -68,7 +68,7 @@ def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchT
     made = call(Signature(local.ins, local.outs, local.attrs), extents=local.extents)
     sized = zip(local.ins, shapes, strict=True)
     made.ins = tuple(t.resized(dict(zip(t.names, shape, strict=True))) for t, shape in sized)
-    made.offsets = {d: str(n) for d, n in local.offsets.items()}
+    made.offsets = {d: functools.partial(str, n) for d, n in local.offsets.items()}
     windows = local.windows.items()
     made.starts = {of: functools.partial(str, start) for of, (start, _) in windows}
     made.empty |= {of for of, (start, stop) in windows if start == stop}

@@ -26,7 +26,8 @@ def report_text(case: Case, width: int) -> str:
     """The output of `explain` on a screen that is not a terminal."""
     stages = made(case)
     out = io.StringIO()
-    document = explanation(explain(stages.device), {stages.source.name: stages.source})
+    facts = explain(stages.device, identifiers=stages.identifiers)
+    document = explanation(facts, {stages.source.name: stages.source})
     print_document(document, Console(file=out, width=width))
     return out.getvalue()
 

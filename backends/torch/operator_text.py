@@ -1,0 +1,250 @@
+"""The text of operators: in place where no other variable shares the memory, or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from meshdsl.backends.torch.block_text import BlockText
+from meshdsl.backends.torch.line_breaks import quoted
+from meshdsl.backends.torch.move_text import window_text
+from meshdsl.backends.torch.op_context import TorchText
+from meshdsl.backends.torch.text_state import LastAssignment, TextState, typed
+from meshdsl.device import offloaded_updates
+from meshdsl.device.aliases import copied_first
+from meshdsl.device.ir import Compute, Var
+from meshdsl.device.liveness import LARGE, overwrites, shows_operand
+from meshdsl.device.offloaded_updates import Streamed, streamed
+from meshdsl.ir.types import TensorType
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed.placements import Window
+
+
+class OperatorText:
+    """Writes operators."""
+
+    def __init__(self, state: TextState, blocks: BlockText) -> None:
+        self.state, self.blocks, self.out = state, blocks, state.out
+        self.away = state.program.away
+        self.copied_first = copied_first(state.program)
+        self.streamed = streamed(state.program)
+        self.rounded = {update.cast for update in self.streamed.values()}
+        self.checked: set[tuple[Var, str, int | None]] = set()
+
+    def write(self, node: Compute) -> None:
+        """Write an operator, in place where no other variable shares the memory."""
+        if node.onto is not None:
+            self._write_onto(node, node.onto)
+            self.state.fresh.update(node.outs if node.ins[node.onto] in self.state.fresh else ())
+            return
+        if node in self.streamed:
+            self._in_chunks(self.streamed[node])
+        if node in self.streamed or node in self.rounded:
+            self._has_memory(node)
+            return
+        opdef = lookup(node.name)
+        call = self._call(node)
+        text = self._in_place(node, call) or opdef.torch(call)
+        for line in call.lines:
+            self.out.statement(line)
+        self._assign(node, text)
+        # They may be twice as wide as their operands.
+        if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
+            self.state.helpers = call.helpers
+        self._has_memory(node)
+
+    def _write_onto(self, node: Compute, onto: int) -> None:
+        """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
+        name = self.state.identifier(node.outs[0])
+        call = self._call(node)
+        text = lookup(node.name).in_place[onto](call)
+        for line in call.lines:
+            self.out.statement(line)
+        if name in self.state.totals and self.state.identifier(node.ins[0]) == name:
+            self.out.statement(text)
+            self.state.variables.assign(node.outs[0])
+        else:
+            self.state.let(node.outs[0], text)
+
+    def _in_chunks(self, found: Streamed) -> None:
+        """Write an update of states that lie elsewhere as a loop over chunks of them."""
+        node, call = found.update, self._call(found.update)
+        first, dims = self._updated(found), call.ins[0].dims
+        gradient = call.tensor(1) if call.is_constant(1) else call.aligned(1, dims)
+        for var, index in zip(found.new, found.states, strict=True):
+            self.state.variables.follow(var, node.ins[index])
+        states = dict(zip(found.states, map(self.state.variables.assign, found.new), strict=True))
+        given = ", ".join(stored(node.ins[i]) for i in found.states)
+        hints = (first, "gradient" if call.is_constant(1) else call.args[1])
+        pieces = [self.state.variables.names.fresh(f"{hint}_chunk") for hint in hints]
+        self.state.helpers = [*pieces, *states.values()]
+        self.state.call(store(self.away))
+        of = f"[{first}, {gradient}], [{given}], {offloaded_updates.CHUNK:_}"
+        chunks = self.state.call("chunks")
+        self.out.statement(f"for {', '.join(self.state.helpers)} in {chunks}({of}):")
+        self.out.depth += 1
+        args = tuple(states.get(i, text) for i, text in enumerate((*pieces, *call.args[2:])))
+        chunk = replace(
+            call,
+            args=args,
+            constants=(False, False, *call.constants[2:]),
+            ins=(call.ins[0], TensorType(dims, call.ins[1].dtype), *call.ins[2:]),
+            whole="" if 0 in states else first,
+        )
+        opdef = lookup(node.name)
+        self.out.assign([args[i] for i in opdef.overwrites], opdef.torch(chunk))
+        if found.cast is not None:
+            self.out.statement(f"{pieces[0]}.copy_({states[0]})")
+        self.out.depth -= 1
+
+    def _updated(self, found: Streamed) -> str:
+        """The identifier of the parameter that an update writes, made anew where it is a cast's."""
+        node, cast = found.update, found.cast
+        if cast is not None:
+            dtype = cast.outs[0].local.dtype.torch
+            self.state.let(cast.outs[0], f"torch.empty({stored(node.ins[0])}.shape, dtype={dtype})")
+            return self.state.name(cast.outs[0])
+        self.state.variables.follow(node.outs[0], node.ins[0])
+        argument = self._argument(node.ins[0], 0, node)
+        if argument != self.state.variables.assign(node.outs[0]):
+            self.state.let(node.outs[0], argument)
+        return self.state.name(node.outs[0])
+
+    def _has_memory(self, node: Compute) -> None:
+        """Note whether the results of a statement have memory of their own or are views."""
+        if not shows_operand(node):
+            has_memory = not lookup(node.name).overwrites
+            self.state.fresh.update(node.outs if has_memory else ())
+            return
+        self.state.views.update(node.outs)
+        # A view is fresh, too, if its operand is and has no other use.
+        if self.state.may_overwrite(node.ins[0]):
+            self.state.fresh.update(node.outs)
+
+    def _in_place(self, node: Compute, call: TorchText) -> str | None:
+        """Text that writes over an operand that is dead and shares no memory, if there is one.
+
+        Only in a training step: torch's autograd may differentiate a forward pass.
+        """
+        if not self.state.program.updates:
+            return None
+        opdef = lookup(node.name)
+        numbers = frozenset(i for i, var in enumerate(node.ins) if var in self.state.constants)
+        for index in opdef.written_over(call.ins, numbers):
+            var = node.ins[index]
+            may_overwrite = self.state.may_overwrite(var) and var not in self.state.views
+            if may_overwrite and var.local == node.outs[0].local:
+                return opdef.in_place[index](call)
+        return None
+
+    def _assign(self, node: Compute, text: str) -> None:
+        """Write `name = text`; where that only renames the last result, that one gets the name."""
+        target, renamed = node.outs[0], self._renamed(node, text)
+        if renamed is not None:
+            text = renamed.text
+        elif len(node.outs) == 1 and self.state.variables.share(target, text):
+            return
+        start = len(self.out.lines)
+        for var, index in zip(node.outs, overwrites(node), strict=False):
+            self.state.variables.follow(var, node.ins[index])
+        names = [self.state.variables.assign(var) for var in node.outs]
+        if renamed is not None:
+            self.state.variables.known_as(renamed.var, names[0])
+        self.out.assign(names, text, typed(target))
+        end = len(self.out.lines)
+        self.state.last = LastAssignment(start, end, target, text) if len(names) == 1 else None
+
+    def _renamed(self, node: Compute, text: str) -> LastAssignment | None:
+        """Take the last assignment back, where `text` is no more than its variable."""
+        last, state = self.state.last, self.state
+        if last is None or not node.ins or last.var is not node.ins[0] or state.uses[last.var] != 1:
+            return None
+        if text != state.identifier(last.var) or last.end != len(self.out.lines):
+            return None
+        self.out.take_back(last.start)
+        state.renamed.add(last.var)
+        state.variables.forget(last.var)
+        return last
+
+    def _call(self, node: Compute) -> TorchText:
+        splits = {d: v for v in (*node.ins, *node.outs) for d, _ in v.placement.splits}
+        blocks = [d for d, v in splits.items() if self.blocks.block_of(v, d)]
+        starts = self._starts(node)
+        empty = (d for d in blocks if self.blocks.may_be_empty(splits[d], d))
+        none_read = ((i, d) for i, d in starts if self.blocks.may_read_nothing(node.ins[i], d))
+        return TorchText(
+            args=tuple(self._argument(v, i, node) for i, v in enumerate(node.ins)),
+            constants=tuple(v in self.state.constants for v in node.ins),
+            ins=tuple(v.local for v in node.ins),
+            outs=tuple(v.local for v in node.outs),
+            global_ins=tuple(v.value.type for v in node.ins),
+            global_outs=tuple(v.value.type for v in node.outs),
+            attrs=dict(node.attrs),
+            fresh=self.state.variables.names.fresh,
+            checked=lambda index, dim: self._seen(node.ins[index], dim),
+            place=repr(self.out.place),
+            offsets={d: partial(self.blocks.offset, d, v) for d, v in splits.items()},
+            starts=starts,
+            splits=frozenset(splits),
+            extents={d: partial(self.blocks.extent, splits[d], d) for d in blocks},
+            empty=frozenset((*empty, *none_read)),
+            used=self.state.used,
+        )
+
+    def _seen(self, var: Var, dim: str) -> bool:
+        """Whether a variable has been checked to be indices of a dim; from now on, it is.
+
+        What one device checks alone is known there alone.
+        """
+        here = (var, dim, self.state.device_alone)
+        is_checked = not self.checked.isdisjoint(((var, dim, None), here))
+        self.checked.add(here)
+        return is_checked
+
+    def _argument(self, var: Var, index: int, node: Compute) -> str:
+        """The text of an operand; one that is overwritten and shared is copied first."""
+        if index in lookup(node.name).overwrites and var in self.copied_first:
+            return f"{self.state.name(var)}.clone()"
+        return self.state.ref(var)
+
+    def _starts(self, node: Compute) -> dict[tuple[int, str], Callable[[], str]]:
+        """What writes the index that each window begins at, by operand and dim.
+
+        Also of one that is no more than the block, and so has not been made.
+        """
+        ins, outs = (tuple(v.type for v in vs) for vs in (node.ins, node.outs))
+        loops = lookup(node.name).factors(Signature(ins, outs, dict(node.attrs))).loops
+        starts: dict[tuple[int, str], Callable[[], str]] = {}
+        for index, dim in ((i, f.ins[i]) for f in loops for i, r in enumerate(f.reads) if r):
+            placed = node.ins[index].placement
+            if dim is None or not (axes := placed.axes_of(dim)):
+                continue
+            window = next((w for w in placed.windows if w.dim == dim), None)
+            starts[index, dim] = (
+                partial(self.blocks.offset, dim, node.ins[index])
+                if window is None
+                else partial(self._start, window, axes)
+            )
+        return starts
+
+    def _start(self, window: Window, axes: tuple[str, ...]) -> str:
+        """Text of the index that a window begins at: below 0 where that is fill."""
+        reads, ways = window.reads, self.state.mesh.size(*axes)
+        if reads.flip or reads.fill is None or window.loop % ways:
+            text = window_text(window, axes)
+            return f"{self.state.call('window_start')}({text}, {reads.fill is None}, rank, MESH)"
+        first = self.blocks.times(axes, window.loop // ways * reads.mul)
+        sign = "-" if reads.lo < 0 else "+"
+        text = f"{first} {sign} {abs(reads.lo)}" if reads.lo else first
+        return text if reads.div == 1 else f"-(-({text}) // {reads.div})"
+
+
+def store(away: Mapping[Var, str]) -> str:
+    """The class of the runtime that keeps the states that lie elsewhere."""
+    return next(iter(away.values())).title()
+
+
+def stored(state: Var) -> str:
+    """Text of a state as it is given."""
+    return f"states[{quoted(state.value.name or '')}]"

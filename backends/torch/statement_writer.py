@@ -1,0 +1,321 @@
+"""`StatementWriter`: the statements of a device program as torch text, with loops and deletions.
+
+Moves, operators and passes have writers of their own, which share one `TextState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from meshdsl.backends.torch.block_text import BlockText
+from meshdsl.backends.torch.line_breaks import INDENT, WIDTH, quoted
+from meshdsl.backends.torch.move_text import MoveText
+from meshdsl.backends.torch.operator_text import OperatorText
+from meshdsl.backends.torch.text_state import TextState, literal, typed
+from meshdsl.backends.walk import NOWHERE, NotationWriter
+from meshdsl.device.ir import (
+    Bucket,
+    Compute,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
+    Move,
+    Node,
+    Pipeline,
+    Start,
+    Var,
+    Wait,
+    only_on,
+)
+from meshdsl.device.liveness import (
+    collected,
+    deaths,
+    entered,
+    given_up,
+    is_constant,
+    kept_inside,
+    left_over,
+    overwrites,
+    shows_operand,
+    sums,
+    used_up,
+)
+from meshdsl.ir.program import Carry, Stacked
+
+WritePipeline = Callable[["StatementWriter", Pipeline], None]
+
+
+class StatementWriter(NotationWriter):
+    """Writes statements; `write_pipeline` those of a pipeline, by this writer's means.
+
+    `taken` are names that the text uses for itself.
+    """
+
+    def __init__(
+        self, program: DeviceProgram, write_pipeline: WritePipeline, taken: frozenset[str]
+    ) -> None:
+        super().__init__(program)
+        self.write_pipeline = write_pipeline
+        self.state = TextState(program, self.out, self.constants, taken)
+        self.blocks = BlockText(self.state)
+        self.moves = MoveText(self.state, self.blocks)
+        self.operators = OperatorText(self.state, self.blocks)
+        # The variables to delete after each statement.
+        self.dead: dict[Node, tuple[Var, ...]] = {}
+        # The stacks that loops collect, and whether from the last to the first.
+        self.backwards: dict[Var, bool] = {}
+        self.loops: list[DeviceLoop] = []
+        self.collected, self.used_up = collected(program), used_up(program)
+
+    # --- statements ------------------------------------------------------------------------------
+
+    def entry(self, var: Var, kind: str) -> None:
+        """Write the line of a given tensor, if it is read."""
+        key = var.value.label if kind == "inputs" else var.value.name or ""
+        if self.state.uses[var] and var not in self.program.away:
+            alone = ""
+            if var.on is not None:
+                alone = f" where {self.blocks.at[self.blocks.pipe.axis]} == {var.on}"
+            name = self.state.variables.assign(var)
+            self.out.assign((name,), f"{kind}[{quoted(key)}]", typed(var) + alone)
+
+    def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
+        """Write the statements of a function; `kept` are read after them."""
+        self._mark(nodes, kept, frozenset())
+        for device, group in _by_device(nodes):
+            with self.alone(device):
+                self.nodes(group)
+
+    @contextmanager
+    def alone(self, device: int | None) -> Iterator[None]:
+        """Write what a device along the axis of the stages does alone; None: what all do."""
+        if device is None:
+            yield
+            return
+        self.state.last, self.state.device_alone = None, device
+        coordinate = self.blocks.coordinate(self.blocks.pipe.axis)
+        with self.out.under(f"if {coordinate} == {device}:") as before:
+            yield
+        self.state.last = self.state.device_alone = None
+        if not self.out.has_statements(before + 1):
+            del self.out.lines[before:]
+            self.shown = NOWHERE
+
+    def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:
+        """Note which large tensors are deleted after each statement, and in loops."""
+        for node, dead in zip(nodes, deaths(nodes, kept, own), strict=True):
+            self.dead[node] = dead
+            if isinstance(node, DeviceLoop):
+                self._mark(node.body, kept_inside(node), entered(node, self.collected))
+
+    def headed(self, node: Node) -> bool:
+        """Whether a node has its source line above it; a constant has, too."""
+        return super().headed(node) or isinstance(node, Compute)
+
+    def node(self, node: Node) -> None:
+        """Write one statement; large tensors are deleted after their last use."""
+        self.state.variables.reach(node)
+        outside, self.out.node = self.out.node, None if isinstance(node, DeviceLoop) else node
+        with self.blocks.elsewhere(node):
+            super().node(node)
+        self.out.node = outside
+        dead = self.dead[node]
+        gone = given_up(node, dead) if isinstance(node, DeviceLoop) else ()
+        self.let_go(tuple(v for v in dead if v not in gone))
+
+    def let_go(self, dead: tuple[Var, ...]) -> None:
+        """Delete variables, in as many statements as fit a line; each where there is one."""
+        state, alone = self.state, self.state.device_alone
+        for device in dict.fromkeys(v.on for v in dead if v.on not in (None, alone)):
+            with self.alone(device):
+                self.let_go(tuple(v for v in dead if v.on == device))
+        dead = tuple(v for v in dead if v.on in (None, self.state.device_alone))
+        gone = (state.variables.let_go(v) for v in dead if v not in state.renamed)
+        names = [*state.helpers, *(name for name in gone if name)]
+        state.helpers = []
+        room = WIDTH - len(INDENT) * self.out.depth - len("del ")
+        while names:
+            count = len(names)
+            while count > 1 and len(", ".join(names[:count])) > room:
+                count -= 1
+            self.out.statement(f"del {', '.join(names[:count])}")
+            names = names[count:]
+
+    def compute(self, node: Compute) -> None:
+        """Write an operator."""
+        self.operators.write(node)
+
+    def move(self, node: Move) -> None:
+        """Write a blocking move."""
+        self.moves.collective(node)
+
+    def bucket(self, node: Bucket) -> None:
+        """Write a bucket: one call for all targets."""
+        self.moves.collective(node)
+
+    def wait(self, node: Wait) -> None:
+        """Write the end of a collective issued before."""
+        self.moves.wait(node)
+
+    def name(self, var: Var) -> str:
+        """The identifier of a variable, or the text of a prefetched slice."""
+        return self.state.name(var)
+
+    def literal(self, value: object) -> str:
+        """A number as Python source."""
+        return literal(value)
+
+    # --- loops -----------------------------------------------------------------------------------
+
+    def loop(self, node: DeviceLoop) -> None:
+        """Write a loop, or a pipeline."""
+        if isinstance(node, Pipeline):
+            self.write_pipeline(self, node)
+        else:
+            super().loop(node)
+
+    def enter(self, node: DeviceLoop) -> None:
+        """Write the initial values, and delete those of their operands that the loop takes over."""
+        for carry in node.carries:
+            text = self.state.tensor(carry.init)
+            if self.state.variables.assign(carry.inside) != text:
+                self.state.let(carry.inside, text)
+        self.let_go(given_up(node, self.dead[node]))
+
+    def header(self, node: DeviceLoop) -> str:
+        """The `for`; collectives that the first iteration waits for are issued before it."""
+        first = self.blocks.last(node) if node.reverse else "0"
+        for ahead in node.ahead:
+            with self._reading_ahead(ahead.slices, node, first):
+                self.start(Start(ahead.collective, ahead.work))
+        return super().header(node)
+
+    def count(self, node: DeviceLoop) -> str:
+        """Text of the number of iterations of a loop."""
+        return self.blocks.count(node)
+
+    def counter(self, node: DeviceLoop) -> str:
+        """The counter of a loop: that of an earlier loop, where that one does not enclose it."""
+        around = {n.index for n in self.loops}
+        return self.state.variables.counter(node.index, node.dim.name, around)
+
+    def body(self, node: DeviceLoop) -> None:
+        """Write the statements of an iteration."""
+        # Values from outside are needed again in the next iteration: not to be overwritten inside.
+        outside, self.state.fresh = self.state.fresh, set(self._own(node))
+        self.loops.append(node)
+        super().body(node)
+        self.loops.pop()
+        stacks = {c.outer for c in node.collected if not c.is_list}
+        self.state.fresh = outside | stacks | sums(node)
+
+    def next(self, node: DeviceLoop) -> None:
+        """Write the next values, delete large tensors of this iteration, and write the results."""
+        super().next(node)
+        # The next value of a carry may have been computed under the identifier of the last one.
+        carried = {self.state.identifier(c.inside) for c in node.carries}
+        left = left_over(node, self.collected)
+        self.let_go(tuple(v for v in left if self.state.identifier(v) not in carried))
+        for var in node.makes:
+            self.state.variables.assign(var)
+
+    def _own(self, node: DeviceLoop) -> Iterator[Var]:
+        """The carried variables in memory of their own: each iteration makes the next ones anew."""
+        makers = {var: maker for maker in node.body for var in maker.makes}
+        for carry in node.carries:
+            begun = carry.init in self.state.fresh - self.state.views
+            alone = self.state.uses[carry.init] == self.state.uses[carry.next] == 1
+            maker = makers.get(carry.next)
+            if begun and alone and isinstance(maker, Compute):
+                if not shows_operand(maker) and not overwrites(maker):
+                    yield carry.inside
+
+    # --- prefetch --------------------------------------------------------------------------------
+
+    def start(self, node: Start) -> None:
+        """Write the issue of a collective; one for the next iteration is conditional."""
+        if node.ahead:
+            self._ahead(node)
+        else:
+            self.moves.start(node)
+
+    def _ahead(self, start: Start) -> None:
+        """Issue the collective that the next iteration waits for, if there is one."""
+        node = self.loops[-1]
+        (ahead,) = (a for a in node.ahead if a.collective is start.collective)
+        test, step = ("> 0", "- 1") if node.reverse else (f"< {self.blocks.last(node)}", "+ 1")
+        counter = self.state.variables.word(node.index)
+        with (
+            self.out.under(f"if {counter} {test}:"),
+            self._reading_ahead(ahead.slices, node, f"{counter} {step}"),
+        ):
+            self.moves.start(start)
+
+    @contextmanager
+    def _reading_ahead(
+        self, slices: tuple[Stacked[Var], ...], node: DeviceLoop, index: str
+    ) -> Iterator[None]:
+        """Meanwhile, slices are those of another iteration: the one at `index`."""
+        for item in slices:
+            position = item.outer.local.index(node.dim.name)
+            picked = f".select({position}, {index})" if position else f"[{index}]"
+            self.state.prefetched[item.inside] = item.outer, picked
+        yield
+        for item in slices:
+            del self.state.prefetched[item.inside]
+
+    # --- sliced, collected and carried values ----------------------------------------------------
+
+    def _slice_of(self, stack: Var, inside: Var, node: DeviceLoop) -> str:
+        """The text of the current slice; a list that one loop reads from the end is popped."""
+        position = stack.local.index(node.dim.name)
+        name, counter = self.state.name(stack), self.state.variables.word(node.index)
+        if position:
+            return f"{name}.select({position}, {counter})"
+        if stack not in self.program.lists:
+            return f"{name}[{counter}]"
+        if inside in self.used_up:
+            return f"{name}.pop()"
+        return f"{name}[{'~' * self.backwards[stack]}{counter}]"
+
+    def stacked(self, stack: Var, inside: Var, node: DeviceLoop) -> None:
+        """Write the current slice of a stack."""
+        self.state.let(inside, self._slice_of(stack, inside, node))
+
+    def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
+        """Write the place of a collected stack: a list, in the order of the iterations."""
+        if made.stack is not None:
+            return
+        self.backwards[made.outer] = node.reverse
+        text = "[]"
+        if not made.is_list:
+            sizes = ", ".join(self.blocks.extent(made.outer, d) for d in made.outer.local.names)
+            text = f"torch.empty([{sizes}], dtype={made.outer.local.dtype.torch})"
+        self.state.let(made.outer, text)
+
+    def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
+        """Write the collected slice, unless it is written over its place already."""
+        if made.stack is not None:
+            return
+        name, item = self.state.name(made.outer), self.state.tensor(made.inside)
+        text = f"{name}[{self.state.variables.word(node.index)}] = {item}"
+        if made.is_list:
+            text = f"{name}.append({item})"
+        self.out.statement(text)
+
+    def next_text(self, carry: Carry[Var]) -> str:
+        """The text of the next value, as a tensor."""
+        return self.state.tensor(carry.next)
+
+
+def _by_device(nodes: tuple[Node, ...]) -> Iterator[tuple[int | None, tuple[Node, ...]]]:
+    """Statements that follow each other on one device; constants, which have no text, join any."""
+    group: list[Node] = []
+    device: int | None = None
+    for node in nodes:
+        if not is_constant(node) and (alone := only_on(node)) != device:
+            yield device, tuple(group)
+            group, device = [], alone
+        group.append(node)
+    yield device, tuple(group)

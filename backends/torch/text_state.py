@@ -1,0 +1,111 @@
+"""`TextState`: the text that is being written, and what is known of its variables so far."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meshdsl.backends.torch.identifiers import Variables
+from meshdsl.backends.torch.preamble import type_text
+from meshdsl.backends.torch.text_lines import TextLines
+from meshdsl.device.ir import DeviceProgram, Var
+from meshdsl.device.liveness import uses
+from meshdsl.ops.torch_expressions import scalar
+
+
+class LastAssignment(NamedTuple):
+    """The last assignment: the first and last of its lines, the variable, the text."""
+
+    start: int
+    end: int
+    var: Var
+    text: str
+
+
+class TextState:
+    """What the writers of statements share.
+
+    out, constants: the lines, and the literals that are written where a constant is used.
+    variables:  the identifiers.
+    used:       the support functions that are called.
+    uses:       how often each variable is read.
+    fresh:      variables whose memory no other one shares.
+    views:      variables that may be views of another, perhaps with elements that share a location.
+    prefetched: slices that are not written by name: their stack, and the text of the index.
+    totals:     the identifiers of the sums that passes add to: they belong to the function around.
+    last:       the last assignment, where a renaming may still take it back.
+    renamed:    variables whose assignment was taken back so.
+    helpers:    the helper variables of the last statement, if they may be large.
+    device_alone: the device along the axis of the stages that alone does what is written, if one
+                does.
+    """
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        out: TextLines,
+        constants: dict[Var, str],
+        taken: frozenset[str],
+    ) -> None:
+        self.program, self.mesh = program, program.mesh
+        self.out, self.constants = out, constants
+        self.variables = Variables(program, taken)
+        self.used: set[str] = set()
+        self.uses = uses(program)
+        self.fresh: set[Var] = set()
+        self.views: set[Var] = set()
+        self.prefetched: dict[Var, tuple[Var, str]] = {}
+        self.totals: frozenset[str] = frozenset()
+        self.last: LastAssignment | None = None
+        self.renamed: set[Var] = set()
+        self.helpers: list[str] = []
+        self.device_alone: int | None = None
+
+    def identifier(self, var: Var) -> str:
+        """The identifier of a variable, to be compared; `name` is for what is written."""
+        return self.variables.of(var)
+
+    def name(self, var: Var) -> str:
+        """The identifier of a variable, or the text of a prefetched slice."""
+        stack, index = self.prefetched.get(var, (var, ""))
+        return self.out.mention(self.variables.of(stack)) + index
+
+    def ref(self, var: Var) -> str:
+        """The text of a value: its identifier, or the literal of a constant."""
+        return self.constants[var] if var in self.constants else self.name(var)
+
+    def tensor(self, var: Var) -> str:
+        """The text of a variable; of a constant that of a tensor."""
+        if var not in self.constants:
+            return self.name(var)
+        return scalar(self.constants[var], var.local.dtype)
+
+    def call(self, function: str) -> str:
+        """Request a support function; returns the name to call it by."""
+        self.used.add(function)
+        return function
+
+    def let(self, var: Var, text: str) -> None:
+        """Write `x = text`, with the type of `x` as its note."""
+        self.out.assign((self.variables.assign(var),), text, typed(var))
+
+    def may_overwrite(self, var: Var) -> bool:
+        """Whether a variable has memory of its own and is read once."""
+        return var in self.fresh and self.uses[var] == 1
+
+
+def typed(var: Var) -> str:
+    """The note of a statement: the type with its local shape."""
+    return type_text(var.value.type, var.placement)
+
+
+def literal(value: object) -> str:
+    """A number as Python source, `-1e9` where that is much shorter than its digits."""
+    text = repr(value)
+    if text.lstrip("-") in ("inf", "nan"):
+        return f'float("{text}")'
+    if not isinstance(value, float):
+        return text
+    mantissa, _, exponent = f"{value:.16e}".partition("e")
+    short = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    shorter = "e" in text or len(short) + 5 < len(text)
+    return short if shorter and float(short) == value and len(short) <= len(text) else text
