@@ -158,10 +158,11 @@ class _ReplayedStage:
 
         (Yang et al. 2021, section 3.1: the learning rate is.) Optimizers step in proportion to it.
         """
-        count = next(int(n) for v, n in self.states.items() if v.follows is None)
-        power = 1 - min(count / self.run.replay.anneal, 1)
+        counter = self.run.program.counter
+        assert counter is not None, "the optimizer counts its steps"
+        power = 1 - min(int(self.states[counter]) / self.run.replay.anneal, 1)
         factor = max(1, self.behind) ** -power
-        copies = {s.value for s in self.run.program.states if s.copies is not None}
+        copies = {s.value for s in self.run.program.states if s.is_copy}
         stepped = {v: new for v, new in made.items() if v.role == "param" or v in copies}
         return {v: old[v] + (new - old[v]) * factor for v, new in stepped.items()}
 

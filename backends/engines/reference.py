@@ -96,8 +96,9 @@ def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
     name = str(state.value.name)
     if name in states:
         return widened(states[name], state.value.type)
-    if state.copies is not None:
-        return values[state.copies]
+    if state.is_copy:
+        assert state.of is not None, "what is copied is a parameter"
+        return values[state.of]
     return widened(np.zeros(state.value.type.shape), state.value.type)
 
 
@@ -118,10 +119,10 @@ def copy_specs(program: NamedProgram, draws: Mapping[Value, tuple[Any, ...]]) ->
     """The states that begin as copies of parameters, in a dtype of their own."""
     specs = {}
     for state in program.states:
-        if state.copies is not None:
+        if state.is_copy and state.of is not None:
             dims = {dim.name: dim.size for dim in state.value.type.dims}
-            key, dtype = str(state.copies.name), state.value.type.dtype.name
-            specs[str(state.value.name)] = Spec(dtype, dims, {}, draws.get(state.copies), key)
+            key, dtype = str(state.of.name), state.value.type.dtype.name
+            specs[str(state.value.name)] = Spec(dtype, dims, {}, draws.get(state.of), key)
     return specs
 
 

@@ -259,11 +259,8 @@ class PipelineText:
                 new = state.tensor(carry.next)
                 self.out.statement(f"{state.name(carry.inside)}.copy_({new})")
         if params and rule == "corrected":
-            count = next(
-                c
-                for c in node.carries
-                if c.inside.value.role == "state" and not c.inside.value.follows
-            )
+            counter = state.program.placed.named.counter
+            count = next(c for c in node.carries if c.inside.value is counter)
             self.out.statement(f"{versions}.end(int({state.name(count.inside)}) - 1)")
 
     def _slices(self, *parts: StagePhase) -> None:

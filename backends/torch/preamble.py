@@ -201,7 +201,7 @@ def _states(program: DeviceProgram, draws: Draws) -> list[str]:
     """The table of optimizer states; a copy of a parameter is drawn under the parameter's name."""
     if not program.updates:
         return []
-    copies = {s.value: s.copies for s in program.placed.named.states}
+    copies = {s.value: s.of if s.is_copy else None for s in program.placed.named.states}
     rows = []
     for var in program.states:
         copied = copies[var.value]

@@ -314,7 +314,8 @@ class _Owners:
     ) -> None:
         self.up: dict[Var, Var] = {}
         self.homes: dict[Var, set[str]] = {}
-        stored = {old for old, _ in source.updates if old.value.follows or old in source.params}
+        counter = source.placed.named.counter
+        stored = {old for old, _ in source.updates if old.value is not counter}
         self.own = stored | {c.result for c in loop.carries}
         for node in nodes:
             read = [v for v in reads(node) if v in self.own]

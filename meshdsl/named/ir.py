@@ -129,13 +129,15 @@ class Output:
 class State:
     """A tensor that an optimizer keeps from step to step.
 
-    It begins with zeros, or `copies` its parameter: the same initial values, in its own dtype. Of
-    one kept in `parts` only the sum over devices counts: it is partial where what is added to it
-    is. Between steps one that is `away` lies on `disk` or on the `host`, where a layout says so.
+    `of` is its parameter; the counter of steps is of none. It begins with zeros, or with the values
+    of its parameter, of which it `is_copy` in its own dtype. Of one kept in `parts` only the sum
+    over devices counts: it is partial where what is added to it is. Between steps one that is
+    `away` lies on `disk` or on the `host`, where a layout says so.
     """
 
     value: Value
-    copies: Value | None = None
+    of: Value | None = None
+    is_copy: bool = False
     parts: bool = False
     away: str = ""
 
@@ -204,11 +206,16 @@ class NamedProgram:
             body=tuple(body),
             outputs=tuple(replace(o, value=of(o.value)) for o in self.outputs),
             states=tuple(
-                replace(s, value=of(s.value), copies=s.copies and of(s.copies)) for s in self.states
+                replace(s, value=of(s.value), of=s.of and of(s.of)) for s in self.states
             ),
             updates=tuple(Update(of(u.old), of(u.new)) for u in self.updates),
             goal=self.goal and replace(self.goal, loss=of(self.goal.loss)),
         )
+
+    @property
+    def counter(self) -> Value | None:
+        """The state that counts steps, where the optimizer keeps one."""
+        return next((s.value for s in self.states if s.of is None), None)
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[NamedOp]:

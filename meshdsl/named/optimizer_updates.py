@@ -137,7 +137,7 @@ class _Shared:
         do = Arithmetic(self.emitter, dtype)
         total: Value | None = None
         for param, grad in self.pairs:
-            near = dataclasses.replace(do, follows=param)
+            near = dataclasses.replace(do, of=param)
             square = near("square", widened(near, grad))
             if square.type.dims:
                 square = do("sum", square, dims=square.type.dims)
@@ -186,17 +186,17 @@ class _Parameter:
 
     def fused(self, name: str, *operands: Value, states: Sequence[Value], **attrs: Any) -> Value:
         """Emit an update operator, which yields the new `states` too; the new `w`."""
-        new, *new_states = self.shared.emitter.emit(name, *operands, follows=self.param, **attrs)
+        new, *new_states = self.shared.emitter.emit(name, *operands, of=self.param, **attrs)
         for old, value in zip(states, new_states, strict=True):
             self.shared.emitter.update(old, value)
         return new
 
 
 def _state(
-    shared: _Shared, param: Value, name: str, type_: TensorType, copies: Value | None = None
+    shared: _Shared, param: Value, name: str, type_: TensorType, is_copy: bool = False
 ) -> Value:
     assert param.name is not None, "a parameter has a name"
-    return shared.emitter.state(f"{param.name}.{name}", type_, param, copies)
+    return shared.emitter.state(f"{param.name}.{name}", type_, param, is_copy)
 
 
 def _update_parameter(shared: _Shared, param: Value, grad: Value, dims: tuple[str, ...]) -> None:
@@ -207,7 +207,7 @@ def _update_parameter(shared: _Shared, param: Value, grad: Value, dims: tuple[st
         shared.emitter.update(param, new)
         return
     type_ = dataclasses.replace(param.type, dtype=dtype)
-    master = _state(shared, param, "master", type_, copies=param)
+    master = _state(shared, param, "master", type_, is_copy=True)
     this = _Parameter(shared, param, master, grad, dims)
     new = rule(this)
     shared.emitter.update(master, new)

@@ -72,22 +72,24 @@ class UpdateEmitter(Protocol):
     """Writes an update at the end of a training step."""
 
     def emit(
-        self, name: str, *ins: Value, follows: Value | None, role: str = "state", **attrs: Any
+        self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
         """Apply operator `name` in phase `update`.
 
-        The results have the `role` and follow the parameter `follows`; None: no parameter.
+        The results have the `role` and the rules of the parameter `of`; None: no parameter.
         """
 
     def state(
         self,
         name: str,
         type: TensorType,
-        follows: Value | None,
-        copies: Value | None = None,
+        of: Value | None,
+        is_copy: bool = False,
         parts: bool = False,
     ) -> Value:
-        """Declare a state that is kept from step to step; at first zeros, or a copy of `copies`.
+        """Declare a state of a parameter that is kept from step to step; `of` is None: of no one.
+
+        It is zeros at first, or a copy of the parameter.
 
         With `parts` only the sum of what devices keep counts (`State.parts`).
         """
@@ -105,7 +107,7 @@ class Arithmetic:
 
     emitter: UpdateEmitter
     dtype: DType
-    follows: Value | None = None
+    of: Value | None = None
     role: str = "state"
 
     def __call__(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
@@ -116,7 +118,7 @@ class Arithmetic:
     def all(self, name: str, *operands: Value | float, **attrs: Any) -> tuple[Value, ...]:
         """All results of operator `name`."""
         ins = (x if isinstance(x, Value) else self.number(x) for x in operands)
-        return self.emitter.emit(name, *ins, follows=self.follows, role=self.role, **attrs)
+        return self.emitter.emit(name, *ins, of=self.of, role=self.role, **attrs)
 
     def number(self, number: float) -> Value:
         """A constant."""

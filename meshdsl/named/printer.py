@@ -44,7 +44,7 @@ class _NamedPrinter(Printer[Value]):
         for param in program.params:
             yield f"{INDENT}param  {self._param(param)}"
         for state in program.states:
-            begins = f"a copy of {self.numbers[state.copies]}" if state.copies else "zeros"
+            begins = f"a copy of {self.numbers[state.of]}" if state.is_copy else "zeros"
             begins += " in parts" if state.parts else ""
             yield f"{INDENT}state  {self.typed(state.value)} = {begins}"
         yield from self.nodes(program.body, 1)

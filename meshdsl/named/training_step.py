@@ -132,26 +132,26 @@ class _Emitter:
     updates: list[Update] = field(default_factory=list)
 
     def emit(
-        self, name: str, *ins: Value, follows: Value | None, role: str = "state", **attrs: Any
+        self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
-        scope = self._scope(follows)
-        fields = {"role": role, "follows": follows}
+        scope = self._scope(of)
+        fields = {"role": role, "follows": of}
         return self.builder.emit(name, ins, attrs, self.span, scope, fields=fields)
 
     def state(
         self,
         name: str,
         type: TensorType,
-        follows: Value | None,
-        copies: Value | None = None,
+        of: Value | None,
+        is_copy: bool = False,
         parts: bool = False,
     ) -> Value:
-        scope = self._scope(follows)
+        scope = self._scope(of)
         while name in self.taken:
             name += "_"
         self.taken.add(name)
-        value = self.builder.value(type, self.span, scope, name=name, role="state", follows=follows)
-        self.states.append(State(value, copies, parts))
+        value = self.builder.value(type, self.span, scope, name=name, role="state", follows=of)
+        self.states.append(State(value, of, is_copy, parts))
         return value
 
     def constant(self, number: float, dtype: DType) -> Value:
@@ -160,7 +160,7 @@ class _Emitter:
     def update(self, old: Value, new: Value) -> None:
         self.updates.append(Update(old, new))
 
-    def _scope(self, follows: Value | None) -> Scope:
-        if follows is None:
+    def _scope(self, of: Value | None) -> Scope:
+        if of is None:
             return Scope({}, {}, prelude())
-        return Scope({}, {}, prelude(), follows.path, follows.functions)
+        return Scope({}, {}, prelude(), of.path, of.functions)

@@ -87,7 +87,7 @@ def check_devices(part: NamedProgram, pipe: Piped, table: Verified) -> None:
         message = f"passes of `{use.name}` read several versions, and keep nothing of any"
         help = "leave `recompute=stage` out; `recompute { … }` blocks are of one version"
         fail("MD0335", message, use.span, help=help)
-    if table.schedule.weights == "corrected" and any(s.copies for s in part.states):
+    if table.schedule.weights == "corrected" and any(s.is_copy for s in part.states):
         message = "steps of parameters that have a copy in f32 are not corrected yet"
         fail("MD0335", message, use.span, help=f"leave `compute=` out; or {reference}")
     for output in part.outputs:

@@ -26,7 +26,7 @@ def with_states_away(program: NamedProgram, layout: Layout) -> NamedProgram:
     setting = layout.setting("state", "memory")
     if setting is None or not program.states:
         return program
-    away = [s.value for s in program.states if s.value.follows is not None]
+    away = [s.value for s in program.states if s.of is not None]
     if not away:
         _refuse(program, setting, "the optimizer keeps no state of a parameter")
     readers = {value: tuple(_readers(program, value)) for value in away}

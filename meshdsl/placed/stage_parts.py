@@ -65,6 +65,7 @@ class StageParts:
             fail("MD0334", message, pipe.span, help="take as many iterations on each stage")
         self.blocks = pipe.iterations(self.loop.dim.size, stages)
         self.trained = {u.old for u in program.updates if u.old.role == "param"}
+        self.param_of = {s.value: s.of for s in program.states}
         self.sections = self._sections()
         self._check_collected()
         self.stacked = {
@@ -178,9 +179,9 @@ class StageParts:
         return of in self.stacked and value.type.has(self.loop.dim.name)
 
     def _is_here(self, value: Value, stage: int) -> bool:
-        """Whether a parameter or a state is on a stage; what follows no parameter is on each."""
-        of = value.source
-        return of not in self.trained or of in self.stacked or self.owners[of] == stage
+        """Whether a parameter or a state is on a stage; a state of no parameter is on each."""
+        param = self.param_of.get(value, value)
+        return param not in self.trained or param in self.stacked or self.owners[param] == stage
 
     def _needed(self, wanted: Iterable[Value]) -> tuple[Node, ...]:
         """The nodes of the update that make the wanted values."""

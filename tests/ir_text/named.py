@@ -73,9 +73,10 @@ class _NamedParser(ir.Parser[Value]):
             value = self.entry(scan, line, "state")
             scan.expect("=")
             if scan.accept("zeros"):
-                return State(value, parts=scan.accept("in", "parts"))
+                return State(value, value.follows, parts=scan.accept("in", "parts"))
             scan.expect("a", "copy", "of")
-            return State(value, self.scope[scan.next()])
+            assert self.scope[scan.next()] is value.follows, "it copies another parameter"
+            return State(value, value.follows, is_copy=True)
 
     # --- values and nodes ---------------------------------------------------------------------
 

@@ -333,11 +333,11 @@ def test_states_of_each_optimizer(name: str, dtype: Any) -> None:
     engine.step(optimizer(f"{name}(clip=1.0)"), [w], [np.ones((4, 6))])
     master = F32 if dtype.bytes < 4 else dtype
     expected: dict[str, tuple[Any, ...]] = {
-        f"mlp.w.{s}": (TensorType((A, B), master), w, None) for s in STATES[name]
+        f"mlp.w.{s}": (TensorType((A, B), master), w, False) for s in STATES[name]
     }
     if master != dtype:
-        expected["mlp.w.master"] = TensorType((A, B), master), w, w
-    expected["step"] = TensorType((), I32), None, None
+        expected["mlp.w.master"] = TensorType((A, B), master), w, True
+    expected["step"] = TensorType((), I32), None, False
     assert {n: (v.type, v.follows, c) for n, (v, c) in engine.states.items()} == expected
 
 

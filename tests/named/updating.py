@@ -54,7 +54,7 @@ class Engine:
         self.in_torch = in_torch
         self.kept: dict[str, Any] = {}
         self.known: dict[Value, Any] = {}
-        self.states: dict[str, tuple[Value, Value | None]] = {}
+        self.states: dict[str, tuple[Value, bool]] = {}
         self.updates: dict[Value, Value] = {}
         self.emitted: list[tuple[str, tuple[Value, ...], Value | None]] = []
 
@@ -63,10 +63,10 @@ class Engine:
         self.known[value] = to_torch(array, value.type) if self.in_torch else array.copy()
 
     def emit(
-        self, name: str, *ins: Value, follows: Value | None, role: str = "state", **attrs: Any
+        self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
         types = lookup(name).infer(tuple(v.type for v in ins), attrs)
-        outs = tuple(Value(t, SPAN, role=role, follows=follows) for t in types)
+        outs = tuple(Value(t, SPAN, role=role, follows=of) for t in types)
         sig = Signature(tuple(v.type for v in ins), types, attrs)
         operands = [self.known[v] for v in ins]
         if self.in_torch:
@@ -74,26 +74,27 @@ class Engine:
         else:
             found = several(lookup(name).numpy(NumpyCall(sig.ins, types, attrs), *operands))
         self.known.update(zip(outs, found, strict=True))
-        self.emitted.append((name, outs, follows))
+        self.emitted.append((name, outs, of))
         return outs
 
     def state(
         self,
         name: str,
         type: TensorType,
-        follows: Value | None,
-        copies: Value | None = None,
+        of: Value | None,
+        is_copy: bool = False,
         parts: bool = False,
     ) -> Value:
-        value = Value(type, SPAN, name, role="state", follows=follows)
+        value = Value(type, SPAN, name, role="state", follows=of)
         if name not in self.kept:
             self.give(value, np.zeros(type.shape, np.float64))
-            if copies is not None:
-                self.give(value, np.asarray(self.known[copies].double() if self.in_torch
-                                            else self.known[copies]))  # fmt: skip
+            if is_copy:
+                assert of is not None, "a copy is that of a parameter"
+                known = self.known[of]
+                self.give(value, np.asarray(known.double() if self.in_torch else known))
             self.kept[name] = self.known[value]
         self.known[value] = self.kept[name]
-        self.states[name] = value, copies
+        self.states[name] = value, is_copy
         return value
 
     def constant(self, number: int | float, dtype: DType) -> Value:
