@@ -205,9 +205,7 @@ class NamedProgram:
             params=tuple(replace(p, value=of(p.value)) for p in self.params),
             body=tuple(body),
             outputs=tuple(replace(o, value=of(o.value)) for o in self.outputs),
-            states=tuple(
-                replace(s, value=of(s.value), of=s.of and of(s.of)) for s in self.states
-            ),
+            states=tuple(replace(s, value=of(s.value), of=s.of and of(s.of)) for s in self.states),
             updates=tuple(Update(of(u.old), of(u.new)) for u in self.updates),
             goal=self.goal and replace(self.goal, loss=of(self.goal.loss)),
         )
