@@ -432,7 +432,7 @@ def _needs_whole_batch(placed: PlacedProgram) -> bool:
     if use is None or not (use.forward and use.updates):
         return False
     try:
-        in_micro_batches(lower(placed, told=False))
+        in_micro_batches(lower(placed))
     except NotCut:
         return True
     return False
@@ -454,11 +454,11 @@ def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timin
 
 
 def lower_placed(
-    program: PlacedProgram, told: bool = True, stored: Stored | None = None
+    program: PlacedProgram, verified: bool = True, stored: Stored | None = None
 ) -> DeviceProgram:
     """The device program, verified: small collectives in buckets, others in flight early.
 
-    One of many that are only compared is not `told`: without causes of collectives, and as lowered.
+    One of many that are only compared is not `verified`.
     `stored` says which parameters single devices have, where another program decides that.
     """
     from meshdsl.device.async_updates import given_whole
@@ -478,11 +478,11 @@ def lower_placed(
         passes = (*stages, *passes)
     elif program.updates:
         passes = (summed_in_place, *passes)
-    result = lower(program, told=told)
-    if told:
+    result = lower(program)
+    if verified:
         verify(result)
     for step in passes:
         before, result = result, step(result)
-        if told and result is not before:
+        if verified and result is not before:
             verify(result)
     return result

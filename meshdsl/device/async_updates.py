@@ -25,6 +25,7 @@ from meshdsl.device.ir import (
     StagePhase,
     Var,
     renamed,
+    said,
     with_vars,
 )
 from meshdsl.device.liveness import reads
@@ -103,7 +104,7 @@ def _slice(given: Var, item: Stacked[Var], axis: str, dim: str, loop: DeviceLoop
     splits[dim] = (*splits.get(dim, ()), axis)
     after = replace(given.placement, splits=tuple(sorted(splits.items())))
     step = Step("slice", (axis,), given.placement, after, dim=dim)
-    return Move(step, given, item.inside, 0, 0, loop.span, "", "", "forward")
+    return Move(step, given, item.inside, 0, 0, loop.span, said(), "forward")
 
 
 # --- updates -------------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ class _Updates:
         target = replace(var, name=self.names.fresh(f"{var.name}_new"), placement=step.after)
         why = f"stage {stage} alone updates it"
         remedy = f"declare it inside of the loop over `{self.pipe.dim}`"
-        about = (0, 0, var.value.span, why, remedy, "update")
+        about = (0, 0, var.value.span, said(why, remedy), "update")
         for move in (Move(fill, var, part, *about), Move(step, part, target, *about)):
             ends.append(move.counted(mesh))
         return target

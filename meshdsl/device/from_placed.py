@@ -23,19 +23,14 @@ from meshdsl.placed.strategies import flops
 Pairs = tuple[tuple[placed.PlacedTensor, placed.PlacedTensor], ...]
 
 
-def lower(
-    program: placed.PlacedProgram, names: Giver | None = None, told: bool = True
-) -> DeviceProgram:
-    """The program of each device; a notation of it may have `names` of its own.
-
-    Unless it is to be `told`, the causes of collectives are left out: that is most of the work.
-    """
-    return _Lowering(program, names or Names(), told).program()
+def lower(program: placed.PlacedProgram, names: Giver | None = None) -> DeviceProgram:
+    """The program of each device; a notation of it may have `names` of its own."""
+    return _Lowering(program, names or Names()).program()
 
 
 class _Lowering:
-    def __init__(self, program: placed.PlacedProgram, names: Giver, told: bool) -> None:
-        self.source, self.told = program, told
+    def __init__(self, program: placed.PlacedProgram, names: Giver) -> None:
+        self.source = program
         self.mesh = program.mesh
         self.names = names
         self.results = _results(program)
@@ -154,12 +149,11 @@ class _Lowering:
     def _moves(self, node: placed.Reshard, value: Value, source: Var) -> list[Move]:
         """The steps of a route, on a version of a value."""
         moves: list[Move] = []
-        about = (*(node.words() if self.told else ("", "")), node.phase)
         for step in node.route.steps:
             version = partial(self._version, node.target, step.after, source)
             tensor = placed.PlacedTensor(value, step.after)
             target = self._var(tensor, step.after, version(source.name), version(source.hint))
-            move = Move(step, source, target, 0, 0, node.span, *about)
+            move = Move(step, source, target, 0, 0, node.span, node.words, node.phase)
             moves.append(move.counted(self.mesh))
             source = target
         return moves

@@ -65,12 +65,17 @@ class Compute(ir.Op[Var]):
         return Signature(ins, outs, dict(self.attrs))
 
 
+def said(cause: str = "", remedy: str = "") -> placed.Words:
+    """The words of a step whose cause is known where it is made."""
+    return lambda: (cause, remedy)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Move(ir.Leaf):
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
-    (`traffic.py`: those of each).
+    (`traffic.py`: those of each). `words` finds its cause and its remedy, when they are first read.
     """
 
     step: Step
@@ -79,9 +84,18 @@ class Move(ir.Leaf):
     payload: int
     wire: int
     span: Span
-    why: str
-    remedy: str
+    words: placed.Words
     phase: str
+
+    @property
+    def why(self) -> str:
+        """The cause of the step."""
+        return self.words()[0]
+
+    @property
+    def remedy(self) -> str:
+        """What would do without it."""
+        return self.words()[1]
 
     def counted(self, mesh: Mesh) -> Move:
         """The move with the bytes of its step on a mesh."""

@@ -17,7 +17,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NoReturn
 
-from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
+from meshdsl.device.ir import (
+    Compute,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
+    Move,
+    Node,
+    Var,
+    said,
+)
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
@@ -206,7 +215,7 @@ class _Cutting:
             step = Step(
                 "zero_fill", (self.cut.axis,), source.placement, target.placement, op=need.op
             )
-        self.made.append(Move(step, source, target, 0, 0, node.span, "", "", node.phase))
+        self.made.append(Move(step, source, target, 0, 0, node.span, said(), node.phase))
         return target
 
     # --- nodes -----------------------------------------------------------------------------------
@@ -426,7 +435,7 @@ class _Cutting:
         inside, block = replace(gathered), self.new[var]
         rows = replace(block, name=self.names.fresh(f"{var.name}_rows"))
         step = Step("slice", (self.cut.axis,), gathered.placement, rows.placement, dim=part.dim)
-        self.made.append(Move(step, inside, rows, 0, 0, node.span, "", "", node.phase))
+        self.made.append(Move(step, inside, rows, 0, 0, node.span, said(), node.phase))
         put = Compute("add", (rows, block), (replace(rows),), (), *about, onto=0)
         self.made.append(with_flops(put))
         return zeros, Carry(gathered, inside, inside, replace(gathered))

@@ -20,6 +20,7 @@ from meshdsl.device.ir import (
     StagePhase,
     Var,
     renamed,
+    said,
     with_vars,
 )
 from meshdsl.device.liveness import is_constant, reads, totals
@@ -266,7 +267,7 @@ class Cuts:
         remedy = f"another cut of `{self.pipe.axis}`, or a split of what is sent"
         phase = "forward" if position <= self.found.last else "backward"
         span = var.value.span
-        move = Move(step, var, arrived, held, sent, span, why, remedy, phase)
+        move = Move(step, var, arrived, held, sent, span, said(why, remedy), phase)
         return move, position, (source, target)
 
     # --- once more -------------------------------------------------------------------------------

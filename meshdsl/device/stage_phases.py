@@ -27,6 +27,7 @@ from meshdsl.device.ir import (
     StagePhase,
     Var,
     renamed,
+    said,
 )
 from meshdsl.device.liveness import blocks, is_constant, reads, totals
 from meshdsl.device.microbatching import with_flops
@@ -278,7 +279,8 @@ def _sends(
             held, sent = step.payload(source.type, mesh), step.wire(source.type, mesh)
             why = f"the {to} stage goes on with {name} of a micro-batch"
             remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
-            yield behind, Move(step, source, target, held, sent, node.span, why, remedy, node.phase)
+            about = node.span, said(why, remedy), node.phase
+            yield behind, Move(step, source, target, held, sent, *about)
 
 
 def _table(program: DeviceProgram, pipe: Piped, micro: int) -> Verified:

@@ -338,7 +338,7 @@ class Placer:
         target = PlacedTensor(value, need)
         reasons = self.state.partial_why.get(value, ())
         facts = why.TensorCauses(self.causes.get(value, {}), reasons)
-        words = functools.partial(why.explain, value, best, ask, facts)
+        words = functools.cache(functools.partial(why.explain, value, best, ask, facts))
         node = Reshard(source, target, best, ask.span, words, ask.phase)
         self._emit(self._in_its_dtype(node), self.state.depth[value])
         if best.reduces and not self.decider.foresees:
@@ -369,7 +369,7 @@ class Placer:
             or source_dtype.bytes > dtype.bytes == 4
         ):
             return node
-        words = functools.partial(why.in_dtype, node.words, setting)
+        words = functools.cache(functools.partial(why.in_dtype, node.words, setting))
         return replace(node, dtype=dtype, words=words)
 
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
@@ -384,7 +384,7 @@ class Placer:
         assert way is not None
         target = PlacedTensor(value, need)
         facts = why.TensorCauses(self.causes.get(value, {}), ())
-        words = functools.partial(why.explain, value, way, ask, facts)
+        words = functools.cache(functools.partial(why.explain, value, way, ask, facts))
         self._emit(
             Reshard(source, target, way, ask.span, words, ask.phase), self.state.depth[value]
         )

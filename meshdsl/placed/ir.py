@@ -34,21 +34,27 @@ class PlacedTensor:
         return self.placement.local(self.value.type, mesh)
 
 
+Words = Callable[[], tuple[str, str]]
+"""The cause of what is sent and the remedy, found when they are first read.
+
+That needs the next best route, and most programs that are placed are never shown.
+"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reshard(ir.Leaf):
     """`source` into `target` along `route`.
 
-    `span` is the place that requires it; `words` finds its cause and remedy lazily (that needs the
-    next best route, and most programs that are placed are never shown). `phase` is that of the
-    cause: `forward`, `backward`, `update`. With a `dtype` the route is taken in that one: the
-    tensor is cast to it before, and back behind.
+    `span` is the place that requires it. `phase` is that of the cause: `forward`, `backward`,
+    `update`. With a `dtype` the route is taken in that one: the tensor is cast to it before, and
+    back behind.
     """
 
     source: PlacedTensor
     target: PlacedTensor
     route: Route
     span: Span
-    words: Callable[[], tuple[str, str]]
+    words: Words
     phase: str = "forward"
     dtype: DType | None = None
 

@@ -141,7 +141,7 @@ class Candidate:
     @cached_property
     def device(self) -> DeviceProgram:
         """The program of each device, without the causes of its collectives."""
-        return lower_placed(self.placed, told=False)
+        return lower_placed(self.placed, verified=False)
 
     # --- figures -------------------------------------------------------------------------------
 
