@@ -520,7 +520,7 @@ class Placer:
     def read(self) -> set[Value]:
         """The values that the program reads, or keeps."""
         program = self.source
-        loops = (n for n in ir.every(program.body) if isinstance(n, named.NamedLoop))
+        loops = ir.loops(program.body, named.NamedLoop)
         ends = {v for loop in loops for v in (*loop.reads, *loop.ends)}
         results = {o.value for o in program.outputs} | {u.new for u in program.updates}
         return ends | results | {v for n in named.walk(program.body) for v in n.ins}

@@ -239,5 +239,5 @@ def reduced_in(program: PlacedProgram) -> frozenset[str]:
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Apply | Reshard, int]]:
     """Every operator and reshard in order, with how often it runs."""
     for node, trips in ir.counted(nodes):
-        if not isinstance(node, PlacedLoop):
+        if isinstance(node, Apply | Reshard):
             yield node, trips

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshdsl.diagnostics import Related, fail
 from meshdsl.ir.program import every
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.settings import Setting
@@ -40,7 +40,7 @@ def with_states_away(program: NamedProgram, layout: Layout) -> NamedProgram:
 
 
 def _readers(program: NamedProgram, value: Value) -> Iterator[NamedOp]:
-    return (n for n in every(program.body) if not isinstance(n, NamedLoop) and value in n.ins)
+    return (n for n in every(program.body) if isinstance(n, NamedOp) and value in n.ins)
 
 
 def _is_in_chunks(state: Value, readers: tuple[NamedOp, ...]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir import program as ir
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.placements import Mesh
@@ -455,21 +455,6 @@ def _ending(
         updates=tuple(replace(u, new=new.get(u.new, u.new)) for u in program.updates),
         goal=goal and replace(goal, loss=new.get(goal.loss, goal.loss)),
     )
-
-
-def reads_of(node: Node) -> Iterator[Value]:
-    """The values that a node reads, and the nodes inside of it."""
-    yield from node.reads
-    if isinstance(node, NamedLoop):
-        yield from (v for n in node.body for v in reads_of(n))
-        yield from node.ends
-
-
-def makes_of(node: Node) -> Iterator[Value]:
-    """The values that a node makes, and the nodes inside of it."""
-    yield from node.makes
-    if isinstance(node, NamedLoop):
-        yield from (v for n in node.body for v in makes_of(n))
 
 
 def _behind_loop(program: NamedProgram, pipe: Piped) -> NamedProgram:

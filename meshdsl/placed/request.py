@@ -14,13 +14,14 @@ from typing import Literal, NoReturn, Self
 
 from meshdsl.diagnostics import Diagnostics, Related, Span, fail
 from meshdsl.ir import program as ir
+from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
-from meshdsl.placed.pipelined import Piped, is_leaving, makes_of, of_batch, reads_of
+from meshdsl.placed.pipelined import Piped, is_leaving, of_batch
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
@@ -553,7 +554,7 @@ def resolve(
 
 def loops(program: named.NamedProgram) -> Iterator[named.NamedLoop]:
     """Every loop, those inside loops too."""
-    return (node for node in ir.every(program.body) if isinstance(node, named.NamedLoop))
+    return ir.loops(program.body, named.NamedLoop)
 
 
 def _fits(row: Row, parts: tuple[object, ...]) -> bool:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Span, fail
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import free, substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.placed.pipelined import Piped
@@ -295,19 +295,6 @@ def _refuse(message: str, span: Span, help: str) -> NoReturn:
     fail("MD0337", message, span, help=help)
 
 
-def free(node: Node) -> tuple[Value, ...]:
-    """The values from outside that a node reads, those of a loop's body included."""
-    return tuple(dict.fromkeys(_free(node)))
-
-
-def _free(node: Node) -> Iterator[Value]:
-    yield from node.reads
-    if isinstance(node, NamedLoop):
-        inside = {*node.enters, *(v for n in node.body for v in n.makes)}
-        yield from (v for n in node.body for v in _free(n) if v not in inside)
-        yield from (v for v in node.ends if v not in inside)
-
-
 def _of_weights(nodes: Sequence[Node], known: dict[Value, bool]) -> Iterator[Node]:
     """The nodes that read parameters and constants alone, and at least one parameter.
 
@@ -320,6 +307,3 @@ def _of_weights(nodes: Sequence[Node], known: dict[Value, bool]) -> Iterator[Nod
             known.update(dict.fromkeys(node.makes, of_weights))
             if of_weights:
                 yield node
-
-
-__all__ = ["PassSection", "StageParts", "StageUpdate", "free"]

@@ -8,11 +8,13 @@ that it is for: its origin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Related, counted, fail
+from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
 from meshdsl.placed.pipelined import (
@@ -20,8 +22,6 @@ from meshdsl.placed.pipelined import (
     check_axis,
     cut_of,
     is_leaving,
-    makes_of,
-    reads_of,
 )
 from meshdsl.placed.settings import StageRule
 
@@ -38,7 +38,7 @@ def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Pi
     would run backwards, MD0907 for what cannot be a pipeline.
     """
     rules, use = active_cuts(layout), layout.schedule
-    trains = any(node.phase == "backward" for node in _every(program.body))
+    trains = any(node.phase == "backward" for node in every(program.body))
     if not rules or not (trains or (use and use.forward)):
         return None
     first = rules[0]
@@ -90,13 +90,6 @@ def _batches(program: NamedProgram) -> NamedLoop | None:
     """The loop over the batches that the optimizer accumulates."""
     loops = (n for n in program.body if isinstance(n, NamedLoop))
     return next((n for n in loops if any(m.phase == "backward" for m in n.body)), None)
-
-
-def _every(nodes: Iterable[Node]) -> Iterator[Node]:
-    for node in nodes:
-        yield node
-        if isinstance(node, NamedLoop):
-            yield from _every(node.body)
 
 
 class _Stages:

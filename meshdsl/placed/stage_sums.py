@@ -15,9 +15,10 @@ from functools import reduce
 
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import lookup
-from meshdsl.placed.pipelined import Piped, reads_of
+from meshdsl.placed.pipelined import Piped
 
 STAGES, END = "stages", "end"
 """Where a term is: on every stage its own part, or on the first or the last stage all of it."""

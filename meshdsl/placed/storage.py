@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.ir.program import Stacked, every
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import Piped
@@ -46,7 +46,7 @@ def _is_kept(value: Value, layout: Layout) -> bool:
     return any(rule.keep for rule in causes if rule.selector == ("params",))
 
 
-class _StorageRewrite:
+class _StorageRewrite(Visitor):
     """Rewrites one block. `moved` are the parameters, or slices of them, that need a load.
 
     `slices` are those of what is loaded whole, with their replacements, in all blocks.
@@ -62,10 +62,11 @@ class _StorageRewrite:
     def nodes(self, nodes: tuple[Node, ...]) -> list[Node]:
         """The block with its loads, each before its first use."""
         for node in nodes:
-            self.made.append(self._loop(node) if isinstance(node, NamedLoop) else self._op(node))
+            self.made.append(self.visit(node))
         return self.made
 
-    def _op(self, op: NamedOp) -> NamedOp:
+    def op(self, op: NamedOp) -> NamedOp:
+        """The operator with the loads of what it reads."""
         if op.phase == "update":
             return op
         read = [v for v in op.ins if v in self.moved]
@@ -115,13 +116,13 @@ class _StorageRewrite:
         """Whether a stack is loaded before a loop rather than slice by slice."""
         return _is_kept(stack, self.layout) or self._is_over_stages(stack)
 
-    def _loop(self, loop: NamedLoop) -> NamedLoop:
+    def loop(self, loop: NamedLoop) -> NamedLoop:
         """The loop, its stacks read slice by slice as stored, and each slice loaded inside."""
         if loop.phase == "update":
             return loop
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
-        inner_loops = (n for n in every(loop.body) if isinstance(n, NamedLoop))
-        outside.update(s.outer for n in inner_loops for s in n.stacked if self._is_whole(s.outer))
+        stacks = (s.outer for n in every(loop.body) for s in n.stacked)
+        outside.update(stack for stack in stacks if self._is_whole(stack))
         new = {v: self._load(v, loop) for v in outside & self.moved}
         stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
@@ -138,6 +139,5 @@ class _StorageRewrite:
             outer = self._whole_along(item.outer, loop)
             stacked.append(Stacked(outer, item.inside))
         (substituted,) = substitute([replace(loop, stacked=tuple(stacked))], new)
-        assert isinstance(substituted, NamedLoop)
         block = _StorageRewrite(self.layout, inner, self.pipe, self.slices)
         return replace(substituted, body=tuple(block.nodes(substituted.body)))

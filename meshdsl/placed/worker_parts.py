@@ -14,7 +14,7 @@ from meshdsl.diagnostics import fail
 from meshdsl.ir import program as ir
 from meshdsl.named.ir import Goal, NamedProgram, Value
 from meshdsl.named.workers import Dims, for_workers, is_parts, is_per_worker
-from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
+from meshdsl.placed.ir import Apply, Node, PlacedProgram, PlacedTensor, Reshard
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
 
@@ -88,16 +88,14 @@ def _makers(
     nodes: tuple[Node, ...],
 ) -> Iterator[tuple[PlacedTensor, tuple[Node | PlacedTensor, ...]]]:
     """What each version is made by: a node, or another version."""
-    for node in nodes:
-        if not isinstance(node, PlacedLoop):
+    for node in ir.every(nodes):
+        if isinstance(node, ir.Leaf):
             yield from ((tensor, (node,)) for tensor in node.makes)
-            continue
         for carry in node.carries:
             yield carry.inside, (carry.init, carry.next)
             yield carry.result, (carry.init, carry.next)
         yield from ((s.inside, (s.outer,)) for s in node.stacked)
         yield from ((c.outer, (c.inside,)) for c in node.collected)
-        yield from _makers(node.body)
 
 
 def _made_up(

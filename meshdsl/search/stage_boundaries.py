@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.ir.program import Loop, counted
+from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
-from meshdsl.placed.pipelined import makes_of, reads_of
 from meshdsl.placed.sharding_rules import call_of
 from meshdsl.search.candidate import StageStart
 from meshdsl.search.space import Weigh
