@@ -299,8 +299,8 @@ class Placer:
             missing = [p for p in decided if p not in here and self._is_free(value, p, need)]
             # Of a wider window nothing more is sent; of blocks a halo.
             if missing:
-                self._made(value, max(missing, key=lambda p: len(p.windows)), ask)
-        return self._made(value, need, ask)
+                self._reshard(value, max(missing, key=lambda p: len(p.windows)), ask)
+        return self._reshard(value, need, ask)
 
     def _there(self, value: Value, need: Placement) -> PlacedTensor | None:
         """The version placed as `need`, if it has been made."""
@@ -316,7 +316,7 @@ class Placer:
         way = route(value.type, source, need, self.mesh, self.price)
         return way is not None and not way.wire_bytes
 
-    def _made(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
+    def _reshard(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
         """The version of `value` placed as `need`, made by the cheapest reshard if there is none.
 
         It is made where the value is defined: one from outside a loop is resharded before the loop.
@@ -379,7 +379,7 @@ class Placer:
         best = cheapest(value.type, versions, need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
         first = next(i for i, step in enumerate(best.steps) if step.after.windows)
-        source = self._made(value, best.steps[first].before, ask)
+        source = self._reshard(value, best.steps[first].before, ask)
         way = route(value.type, source.placement, need, self.mesh, self.price)
         assert way is not None
         target = PlacedTensor(value, need)
@@ -627,7 +627,7 @@ class Placer:
 
     def _settle(self, value: Value, target: Placement, ask: why.Ask) -> None:
         """Reshard a result to where it settles; its first version is dropped."""
-        self._made(value, target, ask)
+        self._reshard(value, target, ask)
         self._keep_only(value, target)
 
     def _keep_only(self, value: Value, target: Placement) -> None:
