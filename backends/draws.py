@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from meshdsl.ir.rewrite import Visitor
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Param, Value
 from meshdsl.ops.opdef import lookup
 
@@ -44,39 +45,47 @@ def _of_param(param: Param) -> Draw:
 
 def index_bounds(program: NamedProgram) -> dict[Value, int]:
     """For integer tensors: the size of the smallest dim they are used to index."""
-    bounds: dict[Value, int] = {}
-    _bound_block(program.body, bounds)
-    return bounds
+    bounds = _IndexBounds()
+    bounds.block(program.body)
+    return bounds.of
 
 
-def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
-    """Add the bounds of indices in `nodes`, from the last to the first, back to their sources."""
-    for node in reversed(nodes):
-        if isinstance(node, NamedLoop):
-            _bound_loop(node, bounds)
-            continue
-        for value, size in _indexed(node):
-            _bound(bounds, value, size)
-        if len(node.outs) == 1 and node.out in bounds and _moves(node):
-            _bound(bounds, node.ins[0], bounds[node.out])
+class _IndexBounds(Visitor):
+    """The bounds of indices in nodes, from the last to the first, back to their sources."""
 
+    def __init__(self) -> None:
+        self.of: dict[Value, int] = {}
 
-def _bound_loop(loop: NamedLoop, bounds: dict[Value, int]) -> None:
-    for _ in range(2):  # the bound of a carry in one iteration binds its value in the one before
+    def block(self, nodes: tuple[Node, ...]) -> None:
+        """Add the bounds in the nodes of a block."""
+        for node in reversed(nodes):
+            self.visit(node)
+
+    def op(self, op: NamedOp) -> None:
+        for value, size in _indexed(op):
+            self.bind(value, size)
+        if len(op.outs) == 1 and op.out in self.of and _moves(op):
+            self.bind(op.ins[0], self.of[op.out])
+
+    def loop(self, loop: NamedLoop) -> None:
+        for _ in range(2):  # the bound of a carry binds its value in the iteration before
+            for carry in loop.carries:
+                self.pass_on(carry.result, carry.next)
+                self.pass_on(carry.inside, carry.next)
+            self.block(loop.body)
         for carry in loop.carries:
-            for later in (carry.result, carry.inside):
-                if later in bounds:
-                    _bound(bounds, carry.next, bounds[later])
-        _bound_block(loop.body, bounds)
-    inner = [(c.inside, c.init) for c in loop.carries]
-    inner += [(s.inside, s.outer) for s in loop.stacked]
-    for inside, outer in inner:
-        if inside in bounds:
-            _bound(bounds, outer, bounds[inside])
+            self.pass_on(carry.inside, carry.init)
+        for item in loop.stacked:
+            self.pass_on(item.inside, item.outer)
 
+    def pass_on(self, value: Value, source: Value) -> None:
+        """Bind what a value is made of by its own bound."""
+        if value in self.of:
+            self.bind(source, self.of[value])
 
-def _bound(bounds: dict[Value, int], value: Value, size: int) -> None:
-    bounds[value] = min(size, bounds.get(value, size))
+    def bind(self, value: Value, size: int) -> None:
+        """Add a bound of a value."""
+        self.of[value] = min(size, self.of.get(value, size))
 
 
 def _moves(op: NamedOp) -> bool:

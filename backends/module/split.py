@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshdsl.device.buckets import in_buckets
-from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Start, Var, Wait
+from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Start, Var, Wait
 from meshdsl.device.liveness import reads
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
@@ -127,9 +127,7 @@ def _again(forward: list[Node], backward: list[Node], numbers: set[Var]) -> list
     wanted = {v for node in backward for v in reads(node)}
     repeated: list[Node] = []
     for node in reversed(forward):
-        if isinstance(node, DeviceLoop) or not numbers.issuperset(node.makes):
-            continue
-        if not wanted.isdisjoint(node.makes):
+        if numbers.issuperset(node.makes) and not wanted.isdisjoint(node.makes):
             wanted.update(reads(node))
             repeated.append(node)
     return repeated[::-1]

@@ -14,7 +14,7 @@ from meshdsl.backends.torch.identifiers import Identifiers
 from meshdsl.backends.torch.preamble import type_text
 from meshdsl.backends.walk import NotationWriter
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Compute, DeviceLoop, Move, Var
+from meshdsl.device.ir import Compute, Move, Var
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.program import every
 from meshdsl.ir.types import Dim, TensorType
@@ -118,7 +118,7 @@ class Notation(NotationWriter):
         """Inputs, parameters, states, and variables of statements and iterations, in order."""
         variables = [*self.program.inputs, *self.program.params, *self.program.states]
         for node in every(self.program.body):
-            variables += [*(node.enters if isinstance(node, DeviceLoop) else ()), *node.makes]
+            variables += [*node.enters, *node.makes]
         return variables
 
 

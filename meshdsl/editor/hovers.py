@@ -12,7 +12,7 @@ from meshdsl.editor.call_forms import meaning
 from meshdsl.editor.facts import DocumentFacts, Placing
 from meshdsl.editor.line_costs import explained, tensors
 from meshdsl.ir.program import every
-from meshdsl.named.ir import NamedLoop, NamedProgram, Value
+from meshdsl.named.ir import NamedProgram, Value
 from meshdsl.placed.layout import (
     collect_axes,
     collect_declared,
@@ -127,8 +127,7 @@ def _all(program: NamedProgram) -> Iterator[Value]:
     yield from program.inputs
     yield from (param.value for param in program.params)
     for node in every(program.body):
-        if isinstance(node, NamedLoop):
-            yield from (s.inside for s in node.stacked)
+        yield from (s.inside for s in node.stacked)
         yield from node.makes
 
 

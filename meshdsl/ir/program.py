@@ -261,6 +261,11 @@ def loops(nodes: Iterable[Any], kind: type[L]) -> Iterator[L]:
     return (node for node in every(nodes) if isinstance(node, kind))
 
 
+def block_loops(nodes: Iterable[Any], kind: type[L]) -> Iterator[L]:
+    """The loops of a block, without those inside them; `kind` is the loop of the stage."""
+    return (node for node in nodes if isinstance(node, kind))
+
+
 def counted(nodes: Iterable[N], times: int = 1) -> Iterator[tuple[N, int]]:
     """Every node in program order, a loop before its body, with the number of times it runs."""
     for node in nodes:

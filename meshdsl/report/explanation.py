@@ -25,7 +25,7 @@ from meshdsl.device.memory import memory, walks
 from meshdsl.device.offloaded_updates import traffic
 from meshdsl.device.traffic import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic, Source
-from meshdsl.ir.program import every
+from meshdsl.ir.program import every, loops
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
@@ -247,9 +247,7 @@ def _loop_values(program: placed.PlacedProgram) -> dict[Value, LoopFacts]:
     facts: dict[Value, LoopFacts] = {}
     read = {tensor.value for node in every(program.body) for tensor in _reads(node)}
     read.update(o.value for o in program.named.outputs)
-    for node in every(program.body):
-        if not isinstance(node, placed.PlacedLoop):
-            continue
+    for node in loops(program.body, placed.PlacedLoop):
         collected = [c.outer.value for c in node.collected if c.outer.value.role == "activation"]
         stacked = {v for v in collected if v in read and node.phase == "forward"}
         words = {s.inside.value: "slice" for s in node.stacked}

@@ -170,8 +170,8 @@ class Sent:
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""
         for node in nodes:
-            if isinstance(node, PlacedLoop):
-                self.replay(node.body, depth + 1, times * node.dim.size)
+            if node.body:
+                self.replay(node.body, depth + 1, times * node.repeats)
             self.passes(node, depth, times)
 
     # --- time --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source, Span, counted, fail
-from meshdsl.ir.program import Loop
+from meshdsl.ir.program import block_loops
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.placed.lint import values_of
@@ -116,9 +116,8 @@ def check(program: named.NamedProgram, axis: str, meshes: Sequence[Mesh]) -> Non
 
 def _loops(program: named.NamedProgram) -> Iterator[Dim]:
     """The dims of the loops that a pipeline may cut."""
-    for node in passes(program):
-        if isinstance(node, Loop) and node.phase == "forward":
-            yield node.dim
+    forward = (n for n in block_loops(passes(program), named.NamedLoop) if n.phase == "forward")
+    return (loop.dim for loop in forward)
 
 
 def _beginnings(program: named.NamedProgram, timing: Timing | None) -> Beginnings:

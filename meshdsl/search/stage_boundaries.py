@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from meshdsl.ir.program import Loop, counted
+from meshdsl.ir.program import counted
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
@@ -132,7 +132,7 @@ def passes(program: named.NamedProgram) -> tuple[named.Node, ...]:
     """The passes of a step: those of one batch, where the optimizer accumulates several."""
     if program.goal is None or program.goal.optimizer.accumulate == 1:
         return program.body
-    return tuple(n for loop in program.body if isinstance(loop, Loop) for n in loop.body)
+    return tuple(n for loop in program.body for n in loop.body)
 
 
 def _work(node: named.Node, weigh: Weigh) -> float:

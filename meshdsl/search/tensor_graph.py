@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from meshdsl.ir.rewrite import Visitor
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
@@ -106,7 +107,7 @@ class _ValueReader:
     at: object = None
 
 
-class _Builder:
+class _Builder(Visitor):
     """Nodes by the walk over a program; then an edge per tensor and reader."""
 
     def __init__(self, problem: Problem, most: float) -> None:
@@ -160,12 +161,10 @@ class _Builder:
 
     def _block(self, nodes: Sequence[named.Node], trips: int) -> None:
         for node in nodes:
-            if isinstance(node, named.NamedLoop):
-                self._loop(node, trips)
-            else:
-                self._op(node, trips)
+            self.visit(node, trips)
 
-    def _op(self, op: named.NamedOp, trips: int) -> None:
+    def op(self, op: named.NamedOp, trips: int) -> None:
+        """A node for an operator that runs so often, with a choice for each of its rows."""
         call = call_of(op)
         if call not in self.picks:
             self.picks[call] = _Rows(call, self.moves, self._weigh).pick()
@@ -183,8 +182,9 @@ class _Builder:
         assert self.problem.timing is not None
         return seconds(self.problem.timing)(call, local)
 
-    def _loop(self, loop: named.NamedLoop, trips: int) -> None:
-        inside = trips * loop.dim.size
+    def loop(self, loop: named.NamedLoop, trips: int) -> None:
+        """Nodes for what a loop carries, takes slices of and collects, and for its body."""
+        inside = trips * loop.repeats
         for carry in loop.carries:
             self._free(carry.inside, inside)
             self._read(carry.init, *self.made[carry.inside])
@@ -237,15 +237,17 @@ def _followers(nodes: Sequence[named.Node]) -> Iterator[tuple[Value, named.Named
     """The first result of an operator, and its first reader if nothing computes in between."""
     last: named.NamedOp | None = None
     for node in nodes:
-        if isinstance(node, named.NamedLoop):
-            yield from _followers(node.body)
-            last = None
-            continue
-        if last is not None and node.ins and last.outs[0] is node.ins[0]:
-            yield last.outs[0], node
-        elif last is not None and last.outs[0] in node.ins and not call_of(node).opdef.composite:
-            yield last.outs[0], node
-        last = node
+        yield from _followers(node.body)
+        op = node if isinstance(node, named.NamedOp) else None
+        if last is not None and op is not None and _reads_at_once(op, last.outs[0]):
+            yield last.outs[0], op
+        last = op
+
+
+def _reads_at_once(op: named.NamedOp, value: Value) -> bool:
+    """Whether an operator reads a value before it computes anything of others."""
+    is_first = bool(op.ins) and op.ins[0] is value
+    return is_first or (value in op.ins and not call_of(op).opdef.composite)
 
 
 def _arising(program: named.NamedProgram) -> tuple[ReduceOp, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from meshdsl.api import programs as traces
 from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import Rebuild
 from meshdsl.named import ir
 from meshdsl.named.grad_operators import with_gradients
 from meshdsl.named.printer import print_program
@@ -67,7 +68,7 @@ def check(traced: traces.Traced, built: ir.NamedProgram) -> None:
 
 def lines(program: ir.NamedProgram) -> list[str]:
     """The printed program without the source lines."""
-    ordered = replace(program, body=tuple(map(_in_order, program.body)))
+    ordered = replace(program, body=_InOrder().nodes(program.body))
     text = print_program(ordered)
     if program.name == "a_parameter_that_is_read_after_its_loop":
         # The tree declares it before the loop, with the loop's dim: its positions are others.
@@ -75,12 +76,15 @@ def lines(program: ir.NamedProgram) -> list[str]:
     return [line for line in text.splitlines() if not line.strip().startswith("# ")]
 
 
-def _in_order(node: ir.Node) -> ir.Node:
-    """A loop with what it carries in the order of the source: it is all carried at once."""
-    if not isinstance(node, ir.NamedLoop):
-        return node
-    carries = tuple(sorted(node.carries, key=lambda c: str(c.init.type) + str(c.init.name)))
-    return replace(node, carries=carries, body=tuple(map(_in_order, node.body)))
+class _InOrder(Rebuild):
+    """Loops with what they carry in the order of the source: it is all carried at once."""
+
+    def op(self, op: ir.NamedOp) -> tuple[ir.NamedOp]:
+        return (op,)
+
+    def loop(self, loop: ir.NamedLoop) -> tuple[ir.NamedLoop]:
+        carries = tuple(sorted(loop.carries, key=lambda c: str(c.init.type) + str(c.init.name)))
+        return (replace(loop, carries=carries, body=self.nodes(loop.body)),)
 
 
 def plain(program: ir.NamedProgram) -> ir.NamedProgram:
@@ -89,24 +93,27 @@ def plain(program: ir.NamedProgram) -> ir.NamedProgram:
     A text has a variable for everything, and one name for one tensor: it lacks some names, and
     has others.
     """
-    new: dict[ir.Value, ir.Value] = {}
-    body = _without_names(program.body, new)
-    outputs = tuple(replace(o, value=new.get(o.value, o.value)) for o in program.outputs)
-    goal = program.goal and replace(program.goal, loss=new[program.goal.loss])
+    nameless = _WithoutNames()
+    body = nameless.nodes(program.body)
+    outputs = tuple(replace(o, value=nameless.value(o.value)) for o in program.outputs)
+    goal = program.goal and replace(program.goal, loss=nameless.new[program.goal.loss])
     return drop_unused(replace(program, body=body, outputs=outputs, goal=goal))
 
 
-def _without_names(
-    nodes: tuple[ir.Node, ...], new: dict[ir.Value, ir.Value]
-) -> tuple[ir.Node, ...]:
-    found: list[ir.Node] = []
-    for node in nodes:
-        if isinstance(node, ir.NamedOp) and node.name == "identity" and not node.out.pins:
-            new[node.out] = new.get(node.ins[0], node.ins[0])
-            continue
-        made = (*node.makes, *(node.enters if isinstance(node, ir.NamedLoop) else ()))
-        new.update((v, replace(v, name=None, declared=None)) for v in made)
-        if isinstance(node, ir.NamedLoop):
-            node = replace(node, body=_without_names(node.body, new))
-        found.append(node)
-    return substitute(found, new)
+class _WithoutNames(Rebuild):
+    def op(self, op: ir.NamedOp) -> tuple[ir.NamedOp, ...]:
+        if op.name == "identity" and not op.out.pins:
+            self.new[op.out] = self.value(op.ins[0])
+            return ()
+        self.unnamed(op.outs)
+        return (self.on_new(op),)
+
+    def enter(self, loop: ir.NamedLoop) -> None:
+        self.unnamed(loop.enters)
+
+    def leave(self, loop: ir.NamedLoop) -> tuple[()]:
+        self.unnamed(loop.makes)
+        return ()
+
+    def unnamed(self, values: Iterable[ir.Value]) -> None:
+        self.new.update((v, replace(v, name=None, declared=None)) for v in values)

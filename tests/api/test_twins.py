@@ -12,6 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.ir.rewrite import Rebuild
 from meshdsl.named import ir
 from meshdsl.named.printer import print_program
 from meshdsl.pipeline import Options, compile_source
@@ -26,17 +27,20 @@ SCRIPTS = ("mlp", "matmul", "transformer")
 
 def printed(program: ir.NamedProgram) -> str:
     """The text of a program without its source lines."""
-    ordered = replace(program, body=tuple(map(_in_order, program.body)))
+    ordered = replace(program, body=_InOrder().nodes(program.body))
     lines = print_program(ordered).split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
 
 
-def _in_order(node: ir.Node) -> ir.Node:
-    """A loop whose slices are sorted: they have no order of their own, and are all cut at once."""
-    if not isinstance(node, ir.NamedLoop):
-        return node
-    stacked = tuple(sorted(node.stacked, key=lambda s: (s.outer.span.start, str(s.outer.name))))
-    return replace(node, stacked=stacked, body=tuple(map(_in_order, node.body)))
+class _InOrder(Rebuild):
+    """Loops whose slices are sorted: they have no order of their own, and are all cut at once."""
+
+    def op(self, op: ir.NamedOp) -> tuple[ir.NamedOp]:
+        return (op,)
+
+    def loop(self, loop: ir.NamedLoop) -> tuple[ir.NamedLoop]:
+        stacked = tuple(sorted(loop.stacked, key=lambda s: (s.outer.span.start, str(s.outer.name))))
+        return (replace(loop, stacked=stacked, body=self.nodes(loop.body)),)
 
 
 def test_every_example_has_a_twin() -> None:

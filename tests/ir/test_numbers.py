@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshdsl.ir.rewrite import Visitor
 from meshdsl.ir.types import F64, TensorType
 from meshdsl.named.dtype_override import retype
-from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
 from tests.ir.test_passes import CASES, Case
 from tests.ir_text.named import parse_program
@@ -50,39 +51,43 @@ def drawn(name: str, type_: TensorType) -> Array:
 def results(program: NamedProgram, given: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs by name."""
     known = {value: given[name] for name, value in entries(program).items()}
-    run(program.body, known)
+    Run(known).block(program.body)
     return {output.name: known[output.value] for output in program.outputs}
 
 
-def run(nodes: Iterable[Node], known: dict[Value, Array]) -> None:
-    """Compute the nodes of a block; `known` has the values."""
-    for node in nodes:
-        if isinstance(node, NamedLoop):
-            run_loop(node, known)
-            continue
-        types = (tuple(v.type for v in node.ins), tuple(v.type for v in node.outs))
-        call = NumpyCall(*types, dict(node.attrs))
-        made = lookup(node.name).numpy(call, *(known[v] for v in node.ins))
-        known.update(zip(node.outs, made if isinstance(made, tuple) else (made,), strict=True))
+class Run(Visitor):
+    """Computes nodes; `known` has the values."""
 
+    def __init__(self, known: dict[Value, Array]) -> None:
+        self.known = known
 
-def run_loop(loop: NamedLoop, known: dict[Value, Array]) -> None:
-    """Compute a loop."""
-    carried = [known[c.init] for c in loop.carries]
-    kept: list[list[Array]] = [[] for _ in loop.collected]
-    indices = range(loop.dim.size)
-    for index in reversed(indices) if loop.reverse else indices:
-        known.update(zip((c.inside for c in loop.carries), carried, strict=True))
-        for item in loop.stacked:
-            axis = item.outer.type.index(loop.dim.name)
-            known[item.inside] = np.take(known[item.outer], index, axis)
-        run(loop.body, known)
-        carried = [known[c.next] for c in loop.carries]
+    def block(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    def op(self, op: NamedOp) -> None:
+        types = (tuple(v.type for v in op.ins), tuple(v.type for v in op.outs))
+        call = NumpyCall(*types, dict(op.attrs))
+        made = lookup(op.name).numpy(call, *(self.known[v] for v in op.ins))
+        self.known.update(zip(op.outs, made if isinstance(made, tuple) else (made,), strict=True))
+
+    def loop(self, loop: NamedLoop) -> None:
+        known = self.known
+        carried = [known[c.init] for c in loop.carries]
+        kept: list[list[Array]] = [[] for _ in loop.collected]
+        indices = range(loop.dim.size)
+        for index in reversed(indices) if loop.reverse else indices:
+            known.update(zip((c.inside for c in loop.carries), carried, strict=True))
+            for item in loop.stacked:
+                axis = item.outer.type.index(loop.dim.name)
+                known[item.inside] = np.take(known[item.outer], index, axis)
+            self.block(loop.body)
+            carried = [known[c.next] for c in loop.carries]
+            for made, one in zip(kept, loop.collected, strict=True):
+                made.append(known[one.inside])
+        known.update(zip((c.result for c in loop.carries), carried, strict=True))
         for made, one in zip(kept, loop.collected, strict=True):
-            made.append(known[one.inside])
-    known.update(zip((c.result for c in loop.carries), carried, strict=True))
-    for made, one in zip(kept, loop.collected, strict=True):
-        known[one.outer] = np.stack(made[::-1] if loop.reverse else made)
+            known[one.outer] = np.stack(made[::-1] if loop.reverse else made)
 
 
 def difference(program: NamedProgram, given: dict[str, Array], wrt: str) -> Array:

@@ -33,6 +33,7 @@ from meshdsl.device.overlap import overlapped
 from meshdsl.device.sums import summed_in_place
 from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.ir.rewrite import rewritten
 from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
 from meshdsl.named import printer as named_printer
@@ -117,17 +118,15 @@ def place(program: named.NamedProgram, layout: str) -> Any:
 def routed(program: placed.PlacedProgram, _: str) -> placed.PlacedProgram:
     """Every reshard of the program along its cheapest route."""
 
-    def of(node: placed.Node) -> placed.Node:
-        if isinstance(node, placed.PlacedLoop):
-            return replace(node, body=tuple(map(of, node.body)))
+    def rule(node: placed.Node) -> tuple[placed.Node]:
         if not isinstance(node, placed.Reshard):
-            return node
+            return (node,)
         ends = (node.source.placement, node.target.placement)
         found = route(node.target.type, *ends, program.mesh)
         assert found is not None, "there is no route"
-        return replace(node, route=found)
+        return (replace(node, route=found),)
 
-    return replace(program, body=tuple(map(of, program.body)))
+    return replace(program, body=rewritten(program.body, rule))
 
 
 PASSES: dict[str, Pass] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshdsl.ir import rewrite
-from meshdsl.ir.program import Origin, counted, every, loops, uses
+from meshdsl.ir.program import Origin, block_loops, counted, every, loops, uses
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.printer import print_program
 from tests.ir_text import named as named_parser
@@ -74,6 +74,14 @@ def test_every_node_is_met_once_and_counted_with_its_iterations() -> None:
     times = {names(node.makes): times for node, times in counted(parsed.body)}
     assert times == {"s": 1, "hs gs all": 1, "m": 3, "n": 3, "y": 1, "z": 1}
     assert [node for node, _ in counted(parsed.body)] == list(every(parsed.body))
+
+
+def test_loops_of_a_block_are_not_those_inside_them() -> None:
+    parsed, _ = program()
+    inner = loop_of(parsed.body)
+    outer = replace(inner, body=(inner, *inner.body))
+    assert list(loops((parsed.body[0], outer), NamedLoop)) == [outer, inner]
+    assert list(block_loops((parsed.body[0], outer), NamedLoop)) == [outer]
 
 
 def test_uses_count_what_a_loop_carries_and_collects() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshdsl.ir.program import loops
 from meshdsl.named.ir import NamedLoop, walk
 from tests.compiling import named
 
@@ -29,7 +30,7 @@ def test_a_repeat_stays_one_loop_and_stacks_parameters():
         HEAD + "program p(x[a, b]) {\n repeat n {\n  param w[b]\n  x2 = x * w\n  x = x2\n"
         " }\n return x\n}"
     )
-    (loop,) = (node for node in program.body if isinstance(node, NamedLoop))
+    (loop,) = loops(program.body, NamedLoop)
     assert program.params[0].value.type.names == ("n", "b")
     assert [s.inside.type.names for s in loop.stacked] == [("b",)]
     assert len(loop.carries) == 1
@@ -45,7 +46,7 @@ def test_nested_loops_stack_outer_first():
 
 def test_a_tensor_with_the_loops_dim_is_read_at_the_index():
     program = named(HEAD + "program p(x[a], s[n, a]) {\n repeat n {\n  x = x * s\n }\n return x\n}")
-    (loop,) = (node for node in program.body if isinstance(node, NamedLoop))
+    (loop,) = loops(program.body, NamedLoop)
     assert [(s.outer.label, s.inside.type.names) for s in loop.stacked] == [("s", ("a",))]
 
 

@@ -13,7 +13,7 @@ import pytest
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source, front
 from meshdsl.placed import ilp_candidates, optimal, place, reshard
-from meshdsl.placed.ir import EVERY, PlacedLoop, Reshard, walk
+from meshdsl.placed.ir import EVERY, Reshard, walk
 from meshdsl.placed.optimal import PlacementPlan
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.reshard import Price
@@ -393,8 +393,8 @@ program p(x[b, m]) {
 def test_what_is_gathered_is_not_kept_so_for_the_backward_pass() -> None:
     """That would spare a gather, for twice the memory."""
     placed = compile_text(GATHERED, layout="l", mesh="tp:2", message_bytes=0).placed
-    loops = (node for node in placed.body if isinstance(node, PlacedLoop))
-    kept = [c.inside.placement for n in loops for c in n.collected if c.inside.value.name == "x"]
+    collected = (c.inside for node in placed.body for c in node.collected)
+    kept = [tensor.placement for tensor in collected if tensor.value.name == "x"]
     assert kept == [Placement((("b", ("tp",)),))]
     found = report(GATHERED, "l", "tp:2", message_bytes=0)
     for phase in ("forward", "backward"):
