@@ -206,13 +206,12 @@ def _run_local(made: Compilation, given: InputSource, arrays: tuple[Any, Any]) -
 
 
 def _run_torchrun(made: Compilation, given: InputSource, arrays: tuple[Any, Any]) -> Result:
-    from meshdsl.backends.engines.torchrun import run_torchrun
+    from meshdsl.backends.engines.torchrun import RunJob, run_torchrun
 
     emitted = made.emitted
-    files = (given.inputs, given.params)
-    done = run_torchrun(
-        emitted.text, *files, seed=given.seed, lines=emitted.places, timed=given.timed
-    )
+    inputs, params = (path and os.path.abspath(path) for path in (given.inputs, given.params))
+    job = RunJob(inputs, params, given.seed, given.timed)
+    done = run_torchrun(emitted.text, job, emitted.places)
     return Result(done.outputs, done.seconds, updated=done.updated)
 
 

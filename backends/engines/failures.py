@@ -20,7 +20,6 @@ HELP = {
     "MD0701": "`--engine reference` runs the program itself, without devices",
     "MD0702": "this is a mistake of the compiler, not of the program; please report it",
     "MD0705": "the end of its log stands above; `--engine local` runs without torchrun",
-    "MD0706": "smaller dims (`--set`) or a smaller mesh make it faster",
     "MD0721": "where memory ran out, smaller dims (`--set`) or another mesh take less",
     "MD0801": "check the tensor that the indices come from",
     "MD0802": "divide by `maximum(n, 1)` where the result at 0 is not used",

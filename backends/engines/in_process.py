@@ -21,13 +21,12 @@ import numpy as np
 
 from meshdsl.backends.engines.local_devices import DeviceThreads, LocalRunError, Worker
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, SentCollective
-from meshdsl.backends.engines.ranks import Ranks
+from meshdsl.backends.engines.ranks import Ranks, assembled
 from meshdsl.backends.engines.reference import block_values
 from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,
-    Part,
     Spec,
     first_replicas,
     has_sum,
@@ -197,7 +196,7 @@ class Programs:
 # --- devices, as threads -------------------------------------------------------------------------
 
 
-class Session:
+class LocalSession:
     """The devices of loaded programs, each a thread of this process. Runs one at a time.
 
     Threads that are `lasting` serve one run after another; those of a run that failed are
@@ -248,7 +247,7 @@ class Session:
         self._threads.mark(rank)
 
 
-_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
+_SESSIONS: weakref.WeakSet[LocalSession] = weakref.WeakSet()
 
 
 def _forget_threads() -> None:
@@ -319,27 +318,40 @@ def run_local(
     ones are drawn from the seed. `lines` maps lines of the text to places of the source.
     Raises LocalRunError; a KeyboardInterrupt passes through once all devices are released.
     """
-    session = Session(Emitted(ProgramText(text, dict(lines or {}))).load())
+    session = LocalSession(Emitted(ProgramText(text, dict(lines or {}))).load())
     program, mesh = session.programs.program, session.programs.mesh
     every = range(session.programs.devices)
     tables, stores = given_tables(program, inputs or {}, params or {}, seed, every)
     started = time.monotonic()
     results = session.run(lambda ranks: call_device(ranks, program, tables[ranks.rank]))
-    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in results)
-    outputs = {n: assemble(n, spec, mesh, held) for n, spec in program.OUTPUTS.items()}
+    outputs = whole_arrays(program.OUTPUTS, mesh, results)
     seconds = time.monotonic() - started
-    run = LocalRun(outputs, held, tuple(session.sent), program.OUTPUTS, mesh, seconds)
+    run = LocalRun(
+        outputs, _as_arrays(results), tuple(session.sent), program.OUTPUTS, mesh, seconds
+    )
     specs = program.updated
     if not specs:
         return run
-    held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for _, p, s in tables)
-    return replace(
-        run,
-        updated={n: assemble(n, spec, mesh, held) for n, spec in specs.items()},
-        device_updated=held,
-        kept=specs,
-        away=tuple((store.read, store.written) for store in stores),
-    )
+    away = tuple((store.read, store.written) for store in stores)
+    held = [{n: t.cpu() for n, t in {**params, **states}.items()} for _, params, states in tables]
+    updated, blocks = whole_arrays(specs, mesh, held), _as_arrays(held)
+    return replace(run, updated=updated, device_updated=blocks, kept=specs, away=away)
+
+
+def whole_arrays(
+    specs: Mapping[str, Spec], mesh: dict[str, int], held: Sequence[Tensors]
+) -> dict[str, Array]:
+    """Whole tensors from the blocks of all devices, bf16 as float32."""
+
+    def whole(name: str, spec: Spec) -> Array:
+        blocks = ((rank, held[rank][name].cpu()) for rank in first_replicas(spec, mesh))
+        return as_array(assembled(spec, mesh, blocks))
+
+    return {name: whole(name, spec) for name, spec in specs.items()}
+
+
+def _as_arrays(held: Sequence[Tensors]) -> tuple[dict[str, Array], ...]:
+    return tuple({n: as_array(t) for n, t in tensors.items()} for tensors in held)
 
 
 def call_device(ranks: Ranks, program: LoadedProgram, tables: Sequence[Tensors]) -> Tensors:
@@ -385,13 +397,15 @@ def local_tensors(
     ranks: Sequence[int],
 ) -> list[dict[str, torch.Tensor]]:
     """The local blocks of the tensors in `specs` on each device of `ranks`, in own memory."""
-    by_rank: list[dict[str, torch.Tensor]] = [{} for _ in ranks]
+    import torch
+
+    by_rank: list[Tensors] = [{} for _ in ranks]
     for name, spec in specs.items():
         blocks: dict[str, torch.Tensor] = {}
         for rank, held in zip(ranks, by_rank, strict=True):
             part = local_part(spec, mesh, rank)
             if not has_sum(spec, mesh, rank):
-                held[name] = _zeros(spec, part)
+                held[name] = torch.zeros(shape_of(part), dtype=torch_dtype(spec.dtype))
                 continue
             if str(part) in blocks:
                 held[name] = blocks[str(part)].clone()
@@ -432,13 +446,6 @@ def full_disk(error: OSError) -> str:
     return f"the states cannot be kept in a file in {folder}: {error.strerror or error}"
 
 
-def _zeros(spec: Spec, part: Part) -> torch.Tensor:
-    """What a device begins with that has no part of a sum."""
-    import torch
-
-    return torch.zeros(shape_of(part), dtype=torch_dtype(spec.dtype))
-
-
 def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
     """A block of a tensor, in memory of its own."""
     import torch
@@ -462,22 +469,3 @@ def as_array(tensor: torch.Tensor) -> Array:
     tensor = tensor.cpu()
     array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
-
-
-def assemble(
-    name: str, spec: Spec, mesh: dict[str, int], held: tuple[dict[str, Array], ...]
-) -> Array:
-    """The whole of output `name` from the blocks of the devices."""
-    blocks: dict[str, tuple[Part, Array]] = {}
-    firsts = first_replicas(spec, mesh) if spec.parts else []
-    for rank, outputs in enumerate(held):
-        part, block = local_part(spec, mesh, rank), outputs[name]
-        shape = tuple(shape_of(part))
-        assert block.shape == shape, f"device {rank} holds {block.shape} of {name}, not {shape}"
-        if spec.parts and str(part) in blocks and rank in firsts:
-            block = blocks.pop(str(part))[1] + block
-        blocks.setdefault(str(part), (part, block))
-    assembled = np.empty(tuple(spec.dims.values()), held[0][name].dtype)
-    for part, block in blocks.values():
-        assembled[part] = block
-    return assembled

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.backends.engines.in_process import Emitted, Session, Tensors, call_device, torch_dtype
+from meshdsl.backends.engines.in_process import (
+    Emitted,
+    LocalSession,
+    Tensors,
+    call_device,
+    torch_dtype,
+)
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
@@ -54,7 +60,7 @@ class PersistentEngine:
     """A loaded program with its devices. Runs one at a time."""
 
     def __init__(self, emitted: ProgramText) -> None:
-        self.session = Session(Emitted(emitted).load(), lasting=True)
+        self.session = LocalSession(Emitted(emitted).load(), lasting=True)
         self.program = self.session.programs.program
         mesh = self.program.MESH
         self._inputs = {n: Sharding.of(s, mesh) for n, s in self.program.INPUTS.items()}

@@ -5,12 +5,18 @@ For threads and processes alike. Every device makes the same calls in the same o
 
 from __future__ import annotations
 
-import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshdsl.backends.runtime.values import Part, Spec, group_members, local_part, shape_of
+from meshdsl.backends.runtime.values import (
+    Part,
+    Spec,
+    first_replicas,
+    group_members,
+    local_part,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -133,38 +139,36 @@ class Ranks:
         group = self.group(axes)
         if group is None:
             axes, group = tuple(self.mesh), self.world
-        gathered = block.new_empty(tuple(spec.dims.values()))
         parts = [local_part(spec, self.mesh, rank) for rank in self.members(axes)]
         # Blocks may differ in size; they are sent as large as the largest.
         largest = [max(shape_of(p)[i] for p in parts) for i in range(block.dim())]
         padded = block.new_zeros(largest)
         padded[tuple(slice(n) for n in block.shape)] = block
-        for part, padded_block in zip(parts, self._gather(padded, group), strict=True):
-            gathered[part] = padded_block[tuple(slice(n) for n in shape_of(part))]
-        return gathered
+        sized = zip(self._gather(padded, group), map(shape_of, parts), strict=True)
+        blocks = (each[tuple(slice(n) for n in shape)] for each, shape in sized)
+        return assembled(spec, self.mesh, zip(self.members(axes), blocks, strict=True))
 
     def whole_on_first(self, spec: Spec, block: torch.Tensor) -> torch.Tensor | None:
         """The whole of a tensor on the CPU of device 0, None on the others: processes only.
 
-        Each block is sent once, by the first device that stores it.
+        Each block is sent once, by the first device that stores it, and each part of a sum.
         """
-        import torch
-
         block = block.contiguous()
-        parts = [local_part(spec, self.mesh, r) for r in range(math.prod(self.mesh.values()))]
-        senders = sorted({parts.index(part) for part in parts})
+        senders = first_replicas(spec, self.mesh)
         if self.rank:
             if self.rank in senders and block.numel():
                 self.dist.send(_numbers(block), 0)
             return None
-        gathered = torch.empty([*spec.dims.values()], dtype=block.dtype, device="cpu")
-        gathered[parts[0]] = block.cpu()
-        for sender in senders[1:]:
-            received = block.new_empty(shape_of(parts[sender]))
-            if received.numel():
-                self.dist.recv(_numbers(received), sender)
-            gathered[parts[sender]] = received.cpu()
-        return gathered
+
+        def received(sender: int) -> torch.Tensor:
+            if not sender:
+                return block.cpu()
+            sent = block.new_empty(shape_of(local_part(spec, self.mesh, sender)))
+            if sent.numel():
+                self.dist.recv(_numbers(sent), sender)
+            return sent.cpu()
+
+        return assembled(spec, self.mesh, ((sender, received(sender)) for sender in senders))
 
     def _gather(self, block: torch.Tensor, group: Any) -> torch.Tensor:
         """The blocks of a group, all of one shape, stacked along a new first dim."""
@@ -172,6 +176,31 @@ class Ranks:
         gather = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor
         gather(_numbers(stacked), _numbers(block.contiguous()), group=group)
         return stacked
+
+
+def assembled(
+    spec: Spec, mesh: dict[str, int], blocks: Iterable[tuple[int, torch.Tensor]]
+) -> torch.Tensor:
+    """The whole of a tensor from blocks, each with the rank of its device.
+
+    Parts of a sum are added up, those in bf16 as float32: each is to be given once.
+    """
+    import torch
+
+    whole, filled = torch.empty(0), dict[str, int]()
+    for rank, given in blocks:
+        part = local_part(spec, mesh, rank)
+        shape, key = shape_of(part), str(part)
+        assert list(given.shape) == shape, f"device {rank} holds {list(given.shape)}, not {shape}"
+        is_narrow = spec.parts and given.dtype == torch.bfloat16
+        block = given.float() if is_narrow else given
+        if not filled:
+            whole = block.new_empty([*spec.dims.values()])
+        whole[part] = whole[part] + block if spec.parts and key in filled else block
+        filled[key] = block.numel()
+    count = sum(filled.values())
+    assert count == whole.numel(), f"the blocks hold {count} of {whole.numel()} elements"
+    return whole
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

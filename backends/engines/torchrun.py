@@ -36,7 +36,6 @@ from meshdsl.backends.engines.failures import (
 from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.engines.reports import TERMINATED, Report
 from meshdsl.backends.engines.watchdog import Processes, Watchdog, is_gone
-from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.backends.runtime.values import Array
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
@@ -76,12 +75,15 @@ class TorchrunError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """What the processes of a run read: files of values, the seed, the folder of their times."""
+    """A run: files of inputs and parameters, where there are, and the seed of other values.
 
-    inputs: str | None
-    params: str | None
-    seed: int
-    timed: str | None
+    In the folder `timed` each process writes how long its lines took (`line_profiler.timed_in`).
+    """
+
+    inputs: str | None = None
+    params: str | None = None
+    seed: int = 0
+    timed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +98,17 @@ class TorchrunRun:
     updated: dict[str, Array] = field(default_factory=dict)
 
 
-def run_torchrun(
-    text: str,
-    inputs: Mapping[str, Any] | str | None = None,
-    params: Mapping[str, Any] | str | None = None,
-    seed: int = 0,
-    lines: Mapping[int, str] | None = None,
-    time_limit: float | None = None,
-    timed: str | None = None,
-) -> TorchrunRun:
+def run_torchrun(text: str, job: RunJob, lines: Mapping[int, str] | None = None) -> TorchrunRun:
     """Run an emitted text on one process per device and return its outputs as whole arrays.
 
-    `inputs` and `params` are arrays or the name of a file; without, values are drawn from `seed`.
-    In the folder `timed` every process writes how long its lines took (`follow.timed_in`).
-    Raises TorchrunError, also after `time_limit` seconds; a KeyboardInterrupt passes through. In
-    every case all processes are gone afterwards.
+    `lines` maps lines of the text to places of the source. Raises TorchrunError; a
+    KeyboardInterrupt passes through. In every case all processes are gone afterwards.
     """
     started = time.monotonic()
-
-    def look() -> None:
-        if time_limit is not None and time.monotonic() - started > time_limit:
-            message = f"the program did not end within {time_limit:g} seconds"
-            raise TorchrunError("MD0706", message)
-
     with Launcher("run", Emitted(ProgramText(text, dict(lines or {})))) as launcher:
-        folder, arrays = launcher.folder, {"inputs": inputs, "params": params}
-        files = {what: _file(folder / f"{what}.npz", values) for what, values in arrays.items()}
-        if launcher.run(RunJob(**files, seed=seed, timed=timed), look=look) != 0:
+        if launcher.run(job) != 0:
             raise launcher.error
-        outputs, updated = _arrays(folder / "out.npz"), _arrays(folder / "updated.npz")
+        outputs, updated = (_arrays(launcher.folder / f"{n}.npz") for n in ("out", "updated"))
     return TorchrunRun(outputs, time.monotonic() - started, updated)
 
 
@@ -142,13 +126,6 @@ def _arrays(path: Path) -> dict[str, Array]:
         return {}
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
-
-
-def _file(path: Path, values: Mapping[str, Any] | str | None) -> str | None:
-    if values is None or isinstance(values, str):
-        return values and os.path.abspath(values)
-    write_npz(str(path), {name: np.asarray(array) for name, array in values.items()}, durable=False)
-    return str(path)
 
 
 # --- any job -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshdsl.backends.engines.execution import line_of, refuse_too_large
 from meshdsl.backends.engines.failures import RunError
-from meshdsl.backends.engines.in_process import Emitted, Session
+from meshdsl.backends.engines.in_process import Emitted, LocalSession
 from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.generate.task import Task, Tell
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
@@ -52,7 +52,7 @@ def _local(emitted: Emitted, task: Task, tell: Tell) -> None:
     from meshdsl.backends.generate.decoding import Speaker
 
     programs = emitted.load()
-    Session(programs).run(lambda ranks: Speaker(ranks, programs.program, task, tell).run())
+    LocalSession(programs).run(lambda ranks: Speaker(ranks, programs.program, task, tell).run())
 
 
 def _torchrun(emitted: Emitted, task: Task, tell: Tell) -> None:

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -177,34 +177,23 @@ class Checkpoints:
             fail("MD0501", f"{self.folder} cannot be read: {error.strerror}", help="see what it is")
 
     def load(
-        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
-    ) -> dict[int, dict[str, torch.Tensor]]:
-        """The tensors of each of `ranks` under `specs` and `mesh`, on the CPU.
+        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], rank: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of one device under `specs` and `mesh`, one after the other, on the CPU.
 
         They may have been saved under any other mesh and splits. Each tensor has memory of its own;
         every process reads for itself. Raises MD0541 for a checkpoint of another program, and
         MD0501 where it cannot be read.
         """
         check_same(found, specs)
-        return self._read(found, specs, mesh, ranks)
-
-    def each(
-        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], rank: int
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `load`, the tensors of one device one after the other."""
-        check_same(found, specs)
         for name, spec in specs.items():
-            yield from self._read(found, {name: spec}, mesh, [rank])[rank].items()
-
-    def _read(
-        self, found: Checkpoint, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
-    ) -> dict[int, dict[str, torch.Tensor]]:
-        try:
-            return read_blocks(found, specs, mesh, ranks)
-        except (OSError, Refused) as error:
-            help = "it was whole when it was looked at: see whether something else writes there"
-            message = f"the checkpoint `{found.path.name}` cannot be read: {describe(error)}"
-            fail("MD0501", message, help=help)
+            try:
+                block = read_block(found, name, spec, mesh, rank)
+            except (OSError, Refused) as error:
+                help = "it was whole when it was looked at: see whether something else writes there"
+                message = f"the checkpoint `{found.path.name}` cannot be read: {describe(error)}"
+                fail("MD0501", message, help=help)
+            yield name, block
 
 
 # --- the folder ----------------------------------------------------------------------------------
@@ -578,23 +567,19 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
-def read_blocks(
-    found: Checkpoint, specs: Mapping[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
-) -> dict[int, dict[str, torch.Tensor]]:
-    """The blocks of each of `ranks`, in memory of their own. Raises OSError and Refused."""
-    arrays = functools.cache(functools.partial(_arrays, found.path))
-
-    def block(rank: int, name: str) -> torch.Tensor:
-        spec, stored = specs[name], found.tensors[name]
-        part, held = local_part(spec, mesh, rank), [*_stored(found, name)]
-        read = functools.partial(_read, spec, part, lambda file: arrays(file)[name])
-        if not (stored.parts or spec.parts):
-            block, filled = read(held)
-            assert filled == block.numel(), f"{filled} of {block.numel()} elements"
-            return block
-        return read(_of_sum(spec, found, mesh, rank, name))[0]
-
-    return {rank: {name: block(rank, name) for name in specs} for rank in ranks}
+def read_block(
+    found: Checkpoint, name: str, spec: Spec, mesh: dict[str, int], rank: int
+) -> torch.Tensor:
+    """The block of one tensor on a device, in memory of its own. Raises OSError and Refused."""
+    is_sum = found.tensors[name].parts or spec.parts
+    stored = _of_sum(spec, found, mesh, rank, name) if is_sum else [*_stored(found, name)]
+    arrays, part = (
+        functools.cache(lambda file: _arrays(found.path, file)),
+        local_part(spec, mesh, rank),
+    )
+    block, filled = _read(spec, part, lambda file: arrays(file)[name], stored)
+    assert is_sum or filled == block.numel(), f"{filled} of {block.numel()} elements"
+    return block
 
 
 def _arrays(folder: Path, file: str) -> dict[str, StoredArray]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshdsl.backends.engines.execution import read_checked
-from meshdsl.backends.engines.in_process import Emitted, LoadedProgram, Session
+from meshdsl.backends.engines.in_process import Emitted, LoadedProgram, LocalSession
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.train.data import Data, open_data
@@ -25,7 +25,7 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
     are released.
     """
     programs = emitted.load()
-    session = Session(programs)
+    session = LocalSession(programs)
     data = _opened(job, programs.program)
     trainers: dict[int, Trainer] = {}
 

@@ -1,4 +1,4 @@
-"""Export of parameters to a .npz or .safetensors file, from a checkpoint or from local blocks.
+"""Export of parameters to a .npz or .safetensors file; parameters of a checkpoint for a run.
 
 `--params` reads these files. One tensor at a time is whole in memory.
 """
@@ -9,53 +9,48 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from meshdsl.backends.engines.in_process import torch_dtype
-from meshdsl.backends.runtime.array_files import Refused, safetensors_parts, write_npz
+from meshdsl.backends.engines.ranks import assembled
+from meshdsl.backends.runtime.array_files import safetensors_parts, write_npz
 from meshdsl.backends.runtime.user_files import replacing_for_good
-from meshdsl.backends.runtime.values import Array, Spec, local_part
+from meshdsl.backends.runtime.values import Array, Spec, first_replicas
 from meshdsl.backends.train.checkpoint import (
     Blocks,
     Checkpoint,
     Checkpoints,
     bytes_of,
-    check_same,
     one_at,
-    read_blocks,
+    read_block,
 )
 from meshdsl.diagnostics import fail
 
 
 def export_params(
-    source: Checkpoint | Blocks,
-    path: str,
-    specs: Mapping[str, Spec] | None = None,
-    mesh: Mapping[str, int] | None = None,
+    blocks: Blocks, path: str, specs: Mapping[str, Spec], mesh: dict[str, int]
 ) -> None:
-    """Write whole tensors to `path`, .npz or .safetensors by its suffix; whole or not at all.
+    """Write the tensors in `specs` to `path`, .npz or .safetensors by its suffix.
 
-    From a checkpoint: those in `specs`, or all. From blocks, which `specs` and `mesh` describe: all
-    of `specs`; together the blocks have to cover each tensor. In .npz, bf16 becomes float32,
-    without loss. Raises MD0541 (a checkpoint of another program), MD0602 (another
-    suffix), MD0501 (it cannot be written).
+    It is written whole or not at all, from the blocks of the devices of a mesh. In .npz, bf16
+    becomes float32, without loss. Raises MD0602 (another suffix), MD0501 (it cannot be written).
     """
     check_suffix(path)
-    tensors = (
-        _stored(source, specs) if isinstance(source, Checkpoint) else _held(source, specs, mesh)
-    )
+
+    def tensor(name: str) -> torch.Tensor:
+        spec = specs[name]
+        ranks = (rank for rank in first_replicas(spec, mesh) if rank in blocks)
+        return assembled(spec, mesh, ((r, blocks[r][name].detach().cpu()) for r in ranks))
+
     try:
-        _WRITERS[Path(path).suffix](path, tensors)
+        _WRITERS[Path(path).suffix](path, Whole(specs, tensor))
     except OSError as error:
         reason = error.strerror or str(error)
         fail(
             "MD0501", f"{path} cannot be written: {reason}", help="check its space and permissions"
         )
-    except Refused as refused:
-        fail("MD0501", f"the checkpoint cannot be read: {refused}", help="see what writes there")
 
 
 def check_suffix(path: str) -> None:
@@ -82,50 +77,6 @@ class Whole(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.specs)
-
-
-def _stored(found: Checkpoint, specs: Mapping[str, Spec] | None) -> Whole:
-    """The tensors of a checkpoint."""
-    chosen = {n: t for n, t in found.tensors.items() if specs is None or n in specs}
-    if specs is not None:
-        check_same(replace(found, tensors=chosen), specs)
-    undivided = {name: _undivided(spec) for name, spec in chosen.items()}
-
-    def tensor(name: str) -> torch.Tensor:
-        return read_blocks(found, {name: undivided[name]}, {}, (0,))[0][name]
-
-    return Whole(undivided, tensor)
-
-
-def _undivided(spec: Spec) -> Spec:
-    """A tensor as a device has it that has all of it, its blocks in their own order."""
-    return spec._replace(split={}, blocks=None)
-
-
-def _held(
-    blocks: Blocks, specs: Mapping[str, Spec] | None, mesh: Mapping[str, int] | None
-) -> Whole:
-    """The tensors assembled from the blocks of devices."""
-    assert specs is not None, "without specs and mesh nobody knows what the blocks are blocks of"
-    assert mesh is not None, "without specs and mesh nobody knows what the blocks are blocks of"
-
-    def tensor(name: str) -> torch.Tensor:
-        spec, by_part = specs[name], {}
-        for rank, held in blocks.items():
-            part = local_part(spec, dict(mesh), rank)
-            by_part[str(part)] = part, held[name]
-        assembled = torch.empty(
-            list(spec.dims.values()), dtype=torch_dtype(spec.dtype), device="cpu"
-        )
-        filled = sum(block.numel() for _, block in by_part.values())
-        assert filled == assembled.numel(), (
-            f"the blocks hold {filled} of {assembled.numel()} of {name}"
-        )
-        for part, block in by_part.values():
-            assembled[part] = block.detach().cpu()
-        return assembled
-
-    return Whole(specs, tensor)
 
 
 def write_safetensors(path: str, whole: Whole) -> None:
@@ -157,16 +108,18 @@ def as_params(path: str | None, names: Iterable[str]) -> Iterator[str | None]:
         return
     checkpoint = checkpoint_at(path)
     stored = {n: m if (m := f"{n}.master") in checkpoint.tensors else n for n in names}
-    chosen = {n: checkpoint.tensors[s] for n, s in stored.items() if s in checkpoint.tensors}
-    undivided = {name: _undivided(spec) for name, spec in chosen.items()}
+    specs = {
+        name: checkpoint.tensors[key]._replace(split={}, blocks=None)
+        for name, key in stored.items()
+        if key in checkpoint.tensors
+    }
 
     def tensor(name: str) -> torch.Tensor:
-        only = {stored[name]: undivided[name]}
-        return read_blocks(checkpoint, only, {}, (0,))[0][stored[name]]
+        return read_block(checkpoint, stored[name], specs[name], {}, 0)
 
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
         file = os.path.join(folder, f"{checkpoint.path.name}.safetensors")
-        write_safetensors(file, Whole(undivided, tensor))
+        write_safetensors(file, Whole(specs, tensor))
         yield file
 
 

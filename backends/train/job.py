@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshdsl.named.optimizers import LearningRate
+
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 
 
@@ -34,9 +36,9 @@ class DataFiles:
 class Job:
     """The job of a training run: its last step, its data, and the files it writes.
 
-    `about` describes the program to readers of a checkpoint. `rate` are the fields of the schedule
-    of the learning rate, of which a step makes so many `updates`, and `predicted` is the memory per
-    device in bytes as `explain` has it.
+    `about` describes the program to readers of a checkpoint. `rate` is the schedule of the learning
+    rate, of which a step makes so many `updates`, and `predicted` is the memory per device in bytes
+    as `explain` has it.
     In the folder `timed` each device writes how long the lines of one step took.
     """
 
@@ -51,7 +53,7 @@ class Job:
     checkpoint_every: int = 0
     resume: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
-    rate: Mapping[str, Any] | None = None
+    rate: LearningRate | None = None
     updates: int = 1
     predicted: int = 0
     timed: str | None = None

@@ -1,16 +1,13 @@
-"""Measurements of a training run beside its outputs: rate, norm of the gradient, memory."""
+"""The peak of the memory of a training run."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-
-    from meshdsl.named.optimizers import LearningRate
 
 PACE = 0.25
 """The least seconds between two readings of the memory."""
@@ -59,10 +56,3 @@ def peak_of_process() -> int:
     except (OSError, StopIteration):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak << 10
-
-
-def rate_of(schedule: Mapping[str, Any] | None) -> LearningRate | None:
-    """The schedule of the learning rate in a job."""
-    from meshdsl.named.optimizers import LearningRate
-
-    return LearningRate(**schedule) if schedule else None

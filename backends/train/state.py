@@ -59,7 +59,7 @@ class ShardedState:
             self._first()
             return ()
         assert checkpoints is not None
-        self._take(checkpoints.each(checkpoint, self.specs, ranks.mesh, ranks.rank))
+        self._take(checkpoints.load(checkpoint, self.specs, ranks.mesh, ranks.rank))
         self.step, self.path = checkpoint.step, str(checkpoint.path)
         return (
             *checkpoint.warnings,

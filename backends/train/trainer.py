@@ -16,7 +16,7 @@ from meshdsl.backends.train.data import Batches, Data
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
 from meshdsl.backends.train.nan_search import search
-from meshdsl.backends.train.peak_memory import PeakMemory, rate_of
+from meshdsl.backends.train.peak_memory import PeakMemory
 from meshdsl.backends.train.state import ShardedState
 from meshdsl.diagnostics import Diagnostic
 
@@ -86,7 +86,7 @@ class Trainer:
         self.norm = getattr(self.program, "NORM", None)
         outputs = self.program.OUTPUTS.items()
         self.scalars = [n for n, spec in outputs if not spec.dims and n != self.norm]
-        self.rate, self.memory = rate_of(job.rate), PeakMemory(ranks.where)
+        self.rate, self.memory = job.rate, PeakMemory(ranks.where)
         self.start = self.step = self.saved = held.step
         self.checkpoint = held.path or None
         self.values: dict[str, Any] = {}

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import FrameType
@@ -131,8 +131,7 @@ def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
     assert goal is not None, "the program is trainable"
     # The reference engine holds all values of a step at once.
     predicted = memory(compilation.device)["peak"] if plan.asked is compilation else 0
-    rate = asdict(goal.optimizer.lr)
-    about, updates = _about(plan), compilation.updates
+    about, rate, updates = _about(plan), goal.optimizer.lr, compilation.updates
     resumed = _resumed(job, seed)
     return replace(resumed, about=about, rate=rate, updates=updates, predicted=predicted)
 

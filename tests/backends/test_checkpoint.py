@@ -121,6 +121,12 @@ def save(folder, step, tensors, specs, mesh, meta=META, keep=3):
     Checkpoints(str(folder), keep).save(step, blocks, specs, meta, Ranks(mesh))
 
 
+def loaded(folder, found, specs, mesh, ranks):
+    """The blocks of each of `ranks`, which read for themselves."""
+    store = Checkpoints(str(folder))
+    return {rank: dict(store.load(found, specs, mesh, rank)) for rank in ranks}
+
+
 def found_in(folder):
     found = Checkpoints(str(folder)).latest()
     assert found is not None
@@ -149,10 +155,10 @@ def test_parts_of_a_sum_go_on_where_they_were_and_elsewhere_as_their_sum(tmp_pat
     blocks = {r: {"e": parts[r // 2][2 * (r % 2) : 2 * (r % 2) + 2]} for r in range(4)}
     Checkpoints(str(tmp_path)).save(1, blocks, specs, META, Ranks(before))
     found = found_in(tmp_path)
-    again = Checkpoints(str(tmp_path)).load(found, specs, before, range(4))
+    again = loaded(tmp_path, found, specs, before, range(4))
     assert all(same(again[r]["e"], blocks[r]["e"]) for r in range(4))
     for other in (Spec("f32", specs["e"].dims, {}, parts=("x",)), Spec("f32", specs["e"].dims, {})):
-        moved = Checkpoints(str(tmp_path)).load(found, {"e": other}, after, range(4))
+        moved = loaded(tmp_path, found, {"e": other}, after, range(4))
         held = [moved[r]["e"] for r in range(4)]
         expected = [sum(parts), *[torch.zeros(4, 3) if other.parts else sum(parts)] * 3]
         assert all(map(same, held, expected))
@@ -174,11 +180,11 @@ def reloaded(tmp_path, before, after, dims):
     found = found_in(tmp_path)
     assert (found.step, found.meta, found.skipped) == (20, META, ())
     ranks = range(math.prod(new.values()))
-    loaded = Checkpoints(str(tmp_path)).load(found, wanted, new, ranks)
+    held = loaded(tmp_path, found, wanted, new, ranks)
     expected = cut(tensors, wanted, new)
     for rank in ranks:
-        assert list(loaded[rank]) == list(wanted)
-        for name, block in loaded[rank].items():
+        assert list(held[rank]) == list(wanted)
+        for name, block in held[rank].items():
             assert same(block, expected[rank][name]), (rank, name, wanted[name])
 
 
@@ -190,14 +196,14 @@ def test_the_table_of_placements_has_splits_in_another_order_than_the_mesh():
 
 def test_each_device_gets_memory_of_its_own(small):
     folder, _, specs = small
-    held = Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 2, "y": 2}, [0, 1, 2, 3])
+    held = loaded(folder, found_in(folder), specs, {"x": 2, "y": 2}, [0, 1, 2, 3])
     pointers = {block.data_ptr() for blocks in held.values() for block in blocks.values()}
     assert len(pointers) == 8
 
 
 def test_some_ranks_can_be_loaded_alone(small):
     folder, tensors, specs = small
-    held = Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 4}, [2])
+    held = loaded(folder, found_in(folder), specs, {"x": 4}, [2])
     assert list(held) == [2]
     assert same(held[2]["w"], tensors["w"][2:3])
 
@@ -306,7 +312,7 @@ ROWS = {
 
 def refusal(folder, specs):
     with pytest.raises(DiagnosticError) as caught:
-        Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])
+        loaded(folder, found_in(folder), specs, {"x": 1}, [0])
     (told,) = caught.value.diagnostics
     assert told.code == "MD0541"
     assert told.help
@@ -366,7 +372,7 @@ def test_a_file_cannot_run_code(small, monkeypatch):
     (checkpoint / disk.MANIFEST).unlink()
     disk.write_manifest(checkpoint, content)
     with pytest.raises(DiagnosticError, match="its header would be longer") as caught:
-        Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])
+        loaded(folder, found_in(folder), specs, {"x": 1}, [0])
     assert caught.value.diagnostics[0].code == "MD0543"
     assert not (folder / "bomb-went-off").exists()
 
@@ -378,7 +384,7 @@ def test_a_file_that_changes_after_it_was_found_is_told(small):
     with pytest.raises(
         DiagnosticError, match=r"`step-5` cannot be read: device-0\.\w+: No such"
     ) as caught:
-        Checkpoints(str(folder)).load(found, specs, {"x": 1}, [0])
+        loaded(folder, found, specs, {"x": 1}, [0])
     assert caught.value.diagnostics[0].code == "MD0501"
 
 

@@ -19,7 +19,7 @@ from meshdsl.backends.runtime.values import local_part
 from meshdsl.backends.train import checkpoint as disk
 from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
-from tests.backends.test_checkpoint import MESHES, cut, found_in, placed, same, save, whole
+from tests.backends.test_checkpoint import MESHES, cut, found_in, loaded, placed, same, save, whole
 from tests.ranks import run_ranks
 from tests.waiting import ended, started, until
 
@@ -45,7 +45,7 @@ def carried(folder: Path, rank: int) -> None:
         specs, axes = table(mesh, stride), MESHES[mesh]
         found = found_in(folder)
         assert found.meta == {"at": step}
-        held = checkpoints.load(found, specs, axes, [rank])
+        held = loaded(folder, found, specs, axes, [rank])
         for name, block in held[rank].items():
             assert same(block, tensors[name][local_part(specs[name], axes, rank)]), name
         dist.barrier()  # nobody prunes what another still reads
@@ -55,7 +55,7 @@ def carried(folder: Path, rank: int) -> None:
 def failing(folder: Path, rank: int) -> None:
     """One process cannot write: all raise the same error, and nothing of the checkpoint stays."""
     specs, axes = table("4", 1), MESHES["4"]
-    held = Checkpoints(str(folder)).load(found_in(folder), specs, axes, [rank])
+    held = loaded(folder, found_in(folder), specs, axes, [rank])
     dist.barrier()
     for broken in range(4):
         with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +79,7 @@ def forever(folder: Path, rank: int) -> None:
     """Save without pause until killed, or until another is."""
     specs, axes = table("4", 1), MESHES["4"]
     checkpoints = Checkpoints(str(folder))
-    held = checkpoints.load(found_in(folder), specs, axes, [rank])
+    held = loaded(folder, found_in(folder), specs, axes, [rank])
     for step in range(1, 10**6):
         checkpoints.save(step, held, specs, {"at": step}, ranks_of(axes, rank))
 
@@ -123,7 +123,7 @@ def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
     assert found.step > 0
     assert found.meta == {"at": found.step}
     specs = table("1", 1)
-    held = Checkpoints(str(begun)).load(found, specs, MESHES["1"], [0])[0]
+    held = loaded(begun, found, specs, MESHES["1"], [0])[0]
     wanted = cut(whole(specs), specs, MESHES["1"])[0]
     assert all(same(held[name], tensor) for name, tensor in wanted.items())
 

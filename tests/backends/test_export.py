@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ import torch
 from meshdsl.backends.runtime.array_files import SAFETENSORS_DTYPES, check_arrays, read_arrays
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train import export as exporting
-from meshdsl.backends.train.export import export_params
+from meshdsl.backends.train.export import as_params, export_params
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import DTYPES
-from tests.backends.test_checkpoint import MESHES, cut, found_in, placed, same, save, whole
+from tests.backends.test_checkpoint import MESHES, cut, placed, same, save, whole
 
 MESH = MESHES["2x2"]
 
@@ -36,19 +37,15 @@ def case():
     return Case(whole(specs), specs)
 
 
-@pytest.fixture(params=["checkpoint", "blocks"])
-def export(request, case, tmp_path):
-    """Writes the tensors of the case, from either source."""
+@pytest.fixture
+def export(case):
+    """Writes the tensors of the case."""
 
-    def from_checkpoint(path, specs=None):
-        save(tmp_path / "run", 1, case.tensors, case.specs, MESH)
-        export_params(found_in(tmp_path / "run"), str(path), specs)
-
-    def from_blocks(path, specs=None):
+    def export(path, specs=None):
         specs = case.specs if specs is None else specs
         export_params(cut(case.tensors, case.specs, MESH), str(path), specs, MESH)
 
-    return from_checkpoint if request.param == "checkpoint" else from_blocks
+    return export
 
 
 def test_safetensors_are_read_by_the_library_and_by_us(tmp_path, case, export):
@@ -64,6 +61,14 @@ def test_safetensors_are_read_by_the_library_and_by_us(tmp_path, case, export):
         tensor = case.tensors[name]
         expected = (tensor.float() if spec.dtype == "bf16" else tensor).numpy()
         np.testing.assert_array_equal(ours[name][...], expected)
+
+
+def test_a_checkpoint_has_the_same_bytes(tmp_path, case, export):
+    """Whatever mesh its tensors were saved from."""
+    save(tmp_path / "run", 1, case.tensors, case.specs, MESH)
+    export(tmp_path / "p.safetensors")
+    with as_params(str(tmp_path / "run"), [*case.specs, "other"]) as path:
+        assert Path(str(path)).read_bytes() == (tmp_path / "p.safetensors").read_bytes()
 
 
 def test_npz_holds_the_same_numbers(tmp_path, case, export):
@@ -122,14 +127,6 @@ def test_what_cannot_be_written_is_told(tmp_path, case, export, monkeypatch):
     assert code_of(lambda: export(tmp_path / "p.safetensors")) == "MD0501"
     assert (tmp_path / "p.safetensors").read_text() == "before"
     assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
-
-
-def test_parameters_the_checkpoint_does_not_have_are_refused(tmp_path, case):
-    save(tmp_path / "run", 1, case.tensors, case.specs, MESH)
-    found = found_in(tmp_path / "run")
-    specs = {"v": Spec("f32", {}, {}), "odd": Spec("bool", {"a": 4}, {})}
-    assert code_of(lambda: export_params(found, str(tmp_path / "p.npz"), specs)) == "MD0541"
-    assert not (tmp_path / "p.npz").exists()
 
 
 def test_blocks_that_do_not_cover_a_tensor_are_our_mistake(tmp_path, case):

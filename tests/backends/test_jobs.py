@@ -17,11 +17,12 @@ from meshdsl.backends.train.job import DataFiles, Ending, Job, Trouble
 from meshdsl.backends.train.lock import locked
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.disk_cache import from_json
+from meshdsl.named.optimizers import LearningRate
 from tests.poison import poisoned
 
 FILES = DataFiles("d.txt", "held.txt", 0.5, "batch", "bytes", ("a", "b"), "ab", "steps")
 MADE: dict[str, Any] = {
-    "job": Job(FILES, 3, about={"program": "p"}, rate={"lr": 0.1}),
+    "job": Job(FILES, 3, about={"program": "p"}, rate=LearningRate("cosine", 0.1)),
     "task": Task("t", "p", "l", "w", ("s",), (1, 2), 3, 4, "f"),
     "ending": Ending(
         0, 1, "finished", {"loss": 0.5}, {"loss": 1.0}, 3, "tokens", 0.5, "ck", Trouble(1, "")

@@ -14,15 +14,19 @@ import pytest
 
 from meshdsl.backends.engines import watchdog
 from meshdsl.backends.engines.failures import RunError
-from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.in_process import Emitted, run_local
 from meshdsl.backends.engines.stack_sampler import report_of
 from meshdsl.backends.engines.torchrun import (
     OVER,
     Aftermath,
+    Launcher,
+    RunJob,
     TorchrunError,
     devices_of,
     run_torchrun,
 )
+from meshdsl.backends.torch.emitter import ProgramText
+from tests.backends.training_text import training_text
 from tests.project import ROOT
 from tests.ranks import run_script
 from tests.waiting import release, started, until, until_gone
@@ -66,7 +70,9 @@ def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path)
     x = run_local(text, seed=5).outputs["whole"]
     np.testing.assert_array_equal(local.outputs["turned"], x)
     given = np.arange(8)
-    real = run_torchrun(text, {"x": x}, {"w": given})
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "w.npz", w=given)
+    real = run_torchrun(text, RunJob(str(tmp_path / "x.npz"), str(tmp_path / "w.npz")))
     assert devices_of(text) == 2
     assert set(real.outputs) == set(local.outputs)
     for name, array in real.outputs.items():
@@ -76,6 +82,25 @@ def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path)
     local = run_local(text, {"x": x})
     for name, array in forks.run_gloo(text, {"x": x}, tmp_path, 2).items():
         np.testing.assert_array_equal(array, local.outputs[name], err_msg=name)
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_parts_of_a_sum_are_added_up():
+    body = """
+    states["e"] += rank + 1
+    states["n"] += rank // 2
+    return {}
+    """
+    tables = """
+INPUTS = PARAMS = OUTPUTS = {}
+STATES = {
+    "e": Spec("f32", {"a": 2}, {}, ("zeros",), parts=("x",)),
+    "n": Spec("f32", {"a": 2}, {"a": ("y",)}, ("zeros",), parts=("x",)),
+}
+"""
+    text = training_text(body, tables, {"x": 2, "y": 2}, [("x", "y")]).text
+    for found in (run_local(text), run_torchrun(text, RunJob())):
+        assert {n: x.tolist() for n, x in found.updated.items()} == {"e": [4, 4], "n": [1, 1]}
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -90,9 +115,9 @@ def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
     use = ("all_reduce", "check_index")
     text = emit(body, {"r": 2}, groups=(("r",),), use=use)
     told = []
-    for engine in (run_local, run_torchrun):
+    for run in (run_local, lambda text: run_torchrun(text, RunJob())):
         with pytest.raises(RunError) as caught:
-            engine(text, lines={})
+            run(text)
         told.append((caught.value.code, caught.value.message, caught.value.device))
     # Of device 1, which is late.
     message = "a.mdsl:3: index 7 at [b=1] is out of range for dim `v` of size 5"
@@ -102,8 +127,9 @@ def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
 @pytest.mark.usefixtures("forked_ranks")
 def test_refusals_come_before_any_collective(emit, tmp_path):
     text = emit(EVERYTHING, {"r": 2}, **TABLES)
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 1)), y=np.zeros(2))
     with pytest.raises(TorchrunError) as caught:
-        run_torchrun(text, {"x": np.zeros((4, 1)), "y": np.zeros(2)})
+        run_torchrun(text, RunJob(str(tmp_path / "x.npz")))
     assert caught.value.code == "MD0501"
     assert "dim b is 1, not 6" in caught.value.message
     assert "the program has no such name" in caught.value.message
@@ -131,7 +157,7 @@ def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch
 
     monkeypatch.setattr(watchdog, "say", go_on)
     monkeypatch.setenv(watchdog.SETTING, "1")
-    found = run_torchrun(text, lines={number + i: f"a.mdsl:{i}" for i in range(9)})
+    found = run_torchrun(text, RunJob(), {number + i: f"a.mdsl:{i}" for i in range(9)})
     np.testing.assert_array_equal(found.outputs["y"], [4, 4, 4])
     assert any(text.endswith(expected) for text in told)
 
@@ -219,24 +245,26 @@ def test_nobody_waits_for_an_error_of_a_process_that_is_gone(tmp_path):
         assert (tmp_path / OVER).exists() is over
 
 
-def test_a_time_limit_ends_all_processes(emit, tmp_path, monkeypatch):
+def test_an_error_of_the_parent_ends_all_processes(emit, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
-    for limit in (8, 30, 120):  # until it is enough for the processes to start
-        with pytest.raises(TorchrunError, match=f"did not end within {limit} seconds") as caught:
-            run_torchrun(emit(SLEEPER, {"r": 2}), time_limit=limit)
-        assert caught.value.code == "MD0706"
-        if pids := workers(tmp_path / "pids"):
-            break
-    assert pids
-    until_gone(pids)
+
+    def look():
+        if len(workers(tmp_path / "pids")) == 2:
+            raise KeyboardInterrupt
+
+    emitted = Emitted(ProgramText(emit(SLEEPER, {"r": 2}), {}))
+    with pytest.raises(KeyboardInterrupt), Launcher("run", emitted) as launcher:
+        launcher.run(RunJob(), look=look)
+    until_gone(workers(tmp_path / "pids"))
+    assert not launcher.folder.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
 def test_workers_do_not_outlive_a_parent_that_is_killed(emit, tmp_path):
     (tmp_path / "prog.txt").write_text(emit(SLEEPER, {"r": 2}))
     code = (
-        "from meshdsl.backends.engines.torchrun import run_torchrun\n"
-        "run_torchrun(open('prog.txt').read())"
+        "from meshdsl.backends.engines.torchrun import RunJob, run_torchrun\n"
+        "run_torchrun(open('prog.txt').read(), RunJob())"
     )
     environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", code]

@@ -66,7 +66,7 @@ def whole(tokens: list[int], params: dict[str, np.ndarray]) -> list[int]:
 @pytest.mark.usefixtures("forked_ranks")
 def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
     """Under every layout, on both engines; sampled, too."""
-    from meshdsl.backends.train.checkpoint import read_blocks
+    from meshdsl.backends.train.checkpoint import read_block
     from meshdsl.backends.train.export import checkpoint_at
 
     first = json.loads(trained(*STEP, "--json").out)
@@ -74,7 +74,7 @@ def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
     assert len(first["tokens"]) == SIZES["seq"] + 1 - len("the ")
     found = checkpoint_at("kept")
     specs = {n: s._replace(split={}) for n, s in found.tensors.items()}
-    params = {n: t.numpy() for n, t in read_blocks(found, specs, {}, (0,))[0].items()}
+    params = {n: read_block(found, n, spec, {}, 0).numpy() for n, spec in specs.items()}
     tokens = [*b"the ", *first["tokens"]]
     assert whole(tokens[:-1], params)[3:] == tokens[4:]
     sampled = ["--temperature", "0.8", "--seed", "5"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,16 @@ import torch
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.against_reference import errors
 from meshdsl.backends.engines.in_process import (
+    Emitted,
     LocalRun,
+    LocalSession,
     as_array,
-    assemble,
+    call_device,
+    given_tables,
     load,
     local_tensors,
+    whole_arrays,
 )
-from meshdsl.backends.engines.local_devices import DeviceThreads
-from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.engines.reference import made_up, reference_step, whole_specs
 from meshdsl.backends.runtime.values import Array, Spec, local_part
 from meshdsl.backends.torch.emitter import ProgramText
@@ -79,32 +82,23 @@ def on_devices(
     before: Held | None = None,
 ) -> Step:
     """Run every device of an emitted text once, as `run_local` does, and keep all local blocks."""
-    program = load(emitted.text)
-    states = getattr(program, "STATES", None)
-    dist = LocalDist(program.MESH, program.GROUPS, emitted.places)
-    program.dist = dist
-    ranks = range(dist.devices)
-    given = local_tensors(program.MESH, program.INPUTS, inputs, 0, ranks)
-    params = local_tensors(program.MESH, program.PARAMS, kept, 0, ranks)
-    begun = local_tensors(program.MESH, states or {}, kept, 0, ranks)
+    session = LocalSession(Emitted(emitted).load())
+    program, mesh = session.programs.program, session.programs.mesh
+    tables, _ = given_tables(program, inputs, kept, 0, range(session.programs.devices))
     for rank, blocks in enumerate(before or ()):
-        for own in (params[rank], begun[rank]):
+        for own in tables[rank][1:]:
             own.update({name: torch.from_numpy(blocks[name].copy()) for name in own})
-
-    def call(rank: int) -> Any:
-        values = (given[rank], params[rank], *((begun[rank],) if states is not None else ()))
-        return program.device(rank, dist.groups(rank), *values)
-
-    found = DeviceThreads(dist.devices, dist, call, emitted.text).run()
-    found.check()
-    shown = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
-    pairs = zip(params, begun, strict=True)
-    held = tuple({n: as_array(t) for n, t in (p | s).items()} for p, s in pairs)
-    specs = {**program.PARAMS, **(states or {})}
-    outputs = {n: assemble(n, s, program.MESH, shown) for n, s in program.OUTPUTS.items()}
-    updated = {n: assemble(n, s, program.MESH, held) for n, s in specs.items()}
-    sent = tuple(dist.sent)
-    run = LocalRun(outputs, shown, sent, program.OUTPUTS, program.MESH, 0.0, updated)
+    results = session.run(lambda ranks: call_device(ranks, program, tables[ranks.rank]))
+    stored = [dict(ChainMap(*each[1:])) for each in tables]
+    specs = {**program.PARAMS, **program.updated}
+    shown, held = (
+        tuple({n: as_array(t) for n, t in blocks.items()} for blocks in each)
+        for each in (results, stored)
+    )
+    outputs = whole_arrays(program.OUTPUTS, mesh, results)
+    updated = whole_arrays(specs, mesh, stored)
+    sent = tuple(session.sent)
+    run = LocalRun(outputs, shown, sent, program.OUTPUTS, mesh, 0.0, updated)
     return Step(run, held, specs)
 
 

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import (
-    as_array,
-    assemble,
     load,
     local_tensors,
     moved_away,
     run_local,
+    whole_arrays,
 )
 from meshdsl.backends.engines.local_devices import DeviceThreads
 from meshdsl.backends.engines.local_dist import LocalDist
@@ -130,13 +129,12 @@ def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[S
 
         DeviceThreads(len(ranks), dist, call, made.text).run().check()
     counted = [(each.read // steps, each.written // steps) for each in stores]
-    held = tuple(
-        {n: as_array(t) for n, t in {**p, **s}.items()} for p, s in zip(params, states, strict=True)
-    )
+    held = [{**p, **s} for p, s in zip(params, states, strict=True)]
+    specs = {**program.PARAMS, **program.STATES}
+    arrays = whole_arrays(specs, mesh, held)
     for each, (read, written) in zip(stores, counted, strict=True):
         each.read, each.written = read, written
-    specs = {**program.PARAMS, **program.STATES}
-    return {n: assemble(n, spec, mesh, held) for n, spec in specs.items()}, stores
+    return arrays, stores
 
 
 def check(

@@ -220,8 +220,10 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(how: str, layout: str, tmp_pa
     store.save(2, blocks, two.specs, {}, ranks)
     found = store.latest()
     assert found is not None
-    loaded = store.load(found, two.specs, ranks.mesh, range(len(two.held)))
-    again = tuple({n: as_array(t) for n, t in loaded[r].items()} for r in range(len(two.held)))
+    again = tuple(
+        {n: as_array(t) for n, t in store.load(found, two.specs, ranks.mesh, rank)}
+        for rank in range(len(two.held))
+    )
     for one, other in zip(
         compiled.step(third, begun(), two.held).held,
         compiled.step(third, begun(), again).held,
