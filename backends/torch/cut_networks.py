@@ -40,18 +40,13 @@ class CutNetworkText:
 
     def _cut_lines(self) -> None:
         """Write a line for each message."""
-        device = self.passes.blocks.device(self.node.axis)
         for move, ends, names in messages(self.node):
-            kind = "F" if move.phase == "forward" else "B"
-            local = move.target.local
-            hint = move.source.hint or move.source.name
-            name = self.lines[move] = self.state.variables.names.fresh(f"{hint}_line")
-            group, *back = (f"groups[{quoted(name)}]" for name in names)
-            shape = self.passes.blocks.shape(move.target)
-            what = f'{group}, SCHEDULE, "{kind}", {device}, {shape}, {local.dtype.torch}'
-            backs = "".join(f", back={name}" for name in back)
             self.out.place = f"{move.span.file}:{move.span.line}"
-            self.out.assign((name,), f"Line({what}, ends={ends}{backs})")
+            kind = "F" if move.phase == "forward" else "B"
+            group, *back = (f"groups[{quoted(name)}]" for name in names)
+            more = f", ends={ends}" + "".join(f", back={name}" for name in back)
+            hint = move.source.hint or move.source.name
+            self.lines[move] = self.passes.line(hint, group, kind, move.target, more)
 
     # --- passes ----------------------------------------------------------------------------------
 
@@ -110,17 +105,14 @@ class CutNetworkText:
         for move in self.node.arriving(stage, forward):
             self.out.place = f"{move.span.file}:{move.span.line}"
             self.state.variables.reach(move)
-            self.state.let(move.target, f"{self.lines[move]}.receive({self.passes.slot()})")
+            self.state.let(move.target, self.passes.received(self.lines[move]))
             self.state.fresh.add(move.target)
 
     def _send_on(self, stage: int, forward: bool) -> None:
         for move in self.node.leaving(stage, forward):
             self.out.place = ""
             self.out.comment(f"send, {move.wire:,} B: {move.why}")
-            self.out.place = f"{move.span.file}:{move.span.line}"
-            self.state.variables.reach(move)
-            sent = self.state.tensor(move.source)
-            self.out.statement(f"{self.lines[move]}.send({sent}, {self.passes.slot()})")
+            self.passes.send(move, self.lines[move])
 
     # --- what is kept ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from meshdsl.backends.torch.line_breaks import INDENT
 from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.walk import NOWHERE
-from meshdsl.device.ir import Pipeline, Var
+from meshdsl.device.ir import Move, Pipeline, Var
 from meshdsl.device.liveness import sums, totals
 
 KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
@@ -75,9 +75,32 @@ class PassText:
         """The word for the stage of a pass."""
         return STAGE if self.several else self.blocks.device(self.node.axis)
 
-    def slot(self) -> str:
-        """The micro-batch and the stage, as a line takes them."""
-        return f"{self.micro}, {self.stage()}"
+    # --- messages --------------------------------------------------------------------------------
+
+    def line(self, hint: str, group: str, kind: str, var: Var, more: str) -> str:
+        """Write the line over which a value goes from stage to stage; its name.
+
+        `group` and `more` are the text of its first and last arguments, `kind` is the action that
+        it belongs to.
+        """
+        name = self.variables.names.fresh(f"{hint}_line")
+        way = f'SCHEDULE, "{kind}", {self.blocks.device(self.node.axis)}'
+        what = f"{self.blocks.shape(var)}, {var.local.dtype.torch}"
+        self.out.assign((name,), f"Line({group}, {way}, {what}{more})")
+        return name
+
+    def received(self, line: str) -> str:
+        """The text of what a line brings."""
+        return f"{line}.receive({self.micro}, {self.stage()})"
+
+    def send(self, move: Move, line: str) -> None:
+        """Write that a value goes to another stage."""
+        self.out.place = f"{move.span.file}:{move.span.line}"
+        self.variables.reach(move)
+        sent = self.state.tensor(move.source)
+        self.out.statement(f"{line}.send({sent}, {self.micro}, {self.stage()})")
+
+    # --- functions -------------------------------------------------------------------------------
 
     def _row(self) -> None:
         """Write the loop over the actions of the device."""

@@ -111,20 +111,15 @@ class PipelineText:
 
     def _lines(self, part: StagePhase, loop: DeviceLoop) -> Lines:
         """Write a line for each carry of a loop on the stages; their names, by carry."""
-        node, back = self.node, ""
-        device = self.blocks.device(node.axis)
-        way = f'SCHEDULE, "{"F" if part is StagePhase.LOOP else "B"}", {device}'
+        axis, back = self.node.axis, ""
         by_carry = {}
         for number, carry in enumerate(loop.carries):
-            group = f"groups[{quoted(line_group(node.axis, part, number))}]"
-            if goes_back(node):
-                back = f", groups[{quoted(line_group(node.axis, part, number, back=True))}]"
-            local = carry.inside.local
+            group = f"groups[{quoted(line_group(axis, part, number))}]"
+            if goes_back(self.node):
+                back = f", groups[{quoted(line_group(axis, part, number, back=True))}]"
+            kind = "F" if part is StagePhase.LOOP else "B"
             hint = carry.inside.hint or carry.inside.value.label
-            name = self.state.variables.names.fresh(f"{hint}_line")
-            what = f"{self.blocks.shape(carry.inside)}, {local.dtype.torch}"
-            self.out.assign((name,), f"Line({group}, {way}, {what}{back})")
-            by_carry[carry.inside] = name
+            by_carry[carry.inside] = self.passes.line(hint, group, kind, carry.inside, back)
         return by_carry
 
     # --- passes ----------------------------------------------------------------------------------
@@ -333,7 +328,7 @@ class PipelineText:
             self.out.place = f"{loop.span.file}:{loop.span.line}"
             for carry in loop.carries:
                 name = state.variables.of(carry.init if carry in saved else carry.inside)
-                received = f"{lines[carry.inside]}.receive({self.passes.slot()})"
+                received = self.passes.received(lines[carry.inside])
                 self.out.assign((name,), received, typed(carry.inside))
         for carry in saved:
             state.let(carry.inside, state.tensor(carry.init))
@@ -356,10 +351,7 @@ class PipelineText:
         with self.out.under(f"if {self.passes.stage()} {test}:"):
             for move, line in zip(moves, lines.values(), strict=True):
                 assert isinstance(move, Move)
-                self.out.place = f"{move.span.file}:{move.span.line}"
-                self.state.variables.reach(move)
-                sent = self.state.tensor(move.source)
-                self.out.statement(f"{line}.send({sent}, {self.passes.slot()})")
+                self.passes.send(move, line)
 
     # --- what is kept ----------------------------------------------------------------------------
 
