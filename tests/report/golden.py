@@ -89,7 +89,27 @@ _MOST = dict(
     transformer=["megatron"],
 )
 WHOLE = [case for case in _EVERY if case.layout in _MOST.get(case.example, [case.layout])]
-"""The cases whose texts are golden files: of each example the layout that has most to say."""
+"""The cases whose programs and reports are golden files: the layout that has most to say."""
+
+PRINTED = [
+    case
+    for case in WHOLE
+    if case.name
+    in (
+        "digits_async.staged",  # asynchronous updates
+        "dlrm.tables",
+        "lm.megatron_zero3",  # loops, and parameters that are stored in parts
+        "lm.pipeline",
+        "mlp.hybrid",
+        "moe.gshard_tp",
+        "nmt.states",  # recurrences, scans
+        "unet.rows_of_images",  # halos
+    )
+]
+"""One of each kind of program: what its representations print are golden files too.
+
+Each pass is tested by itself (`tests/ir`), and each operator of an emitted program has its type and
+placement beside it, so that the programs of all cases show what placing did."""
 
 CASES = [case for case in _EVERY if ALL or case in WHOLE or case.example in ("matmul", "mlp")]
 """These, and all layouts of the smallest examples; with `MESHDSL_CASES` of all of them."""

@@ -1,9 +1,10 @@
-"""Every printed stage, the emitted program and the report of each example under one layout."""
+"""The emitted program and the report of each example, and every stage of each kind of program."""
 
 from __future__ import annotations
 
 import ast
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -15,20 +16,19 @@ from meshdsl.placed.printer import print_program as print_placed
 from meshdsl.report.explanation import explain, explanation
 from meshdsl.report.terminal import print_document
 from tests.project import matching
-from tests.report.golden import EXAMPLES, GOLDEN, UPDATE, WHOLE, Case, made, same_as_golden
+from tests.report.golden import GOLDEN, PRINTED, UPDATE, WHOLE, Case, made, same_as_golden
 
-KINDS = ("placed", "device", "program", "report")
 OWN = {"MESH", "GROUPS", "INPUTS", "PARAMS", "OUTPUTS", "device"}
 """The program's own names in an emitted text; the support library is tested by itself."""
 
 
-def report_text(case: Case, width: int) -> str:
+def report_text(case: Case) -> str:
     """The output of `explain` on a screen that is not a terminal."""
     stages = made(case)
     out = io.StringIO()
     facts = explain(stages.device, identifiers=stages.identifiers)
     document = explanation(facts, {stages.source.name: stages.source})
-    print_document(document, Console(file=out, width=width))
+    print_document(document, Console(file=out, width=100))
     return out.getvalue()
 
 
@@ -44,35 +44,29 @@ def own_text(case: Case) -> str:
     return "\n\n".join(found) + "\n"
 
 
-def text_of(case: Case, kind: str) -> str:
-    """One printed form of a case."""
-    match kind:
-        case "placed":
-            return print_placed(made(case).placed)
-        case "device":
-            return print_device(made(case).device)
-        case "program":
-            return own_text(case)
-    return report_text(case, 100)
+TEXTS: dict[str, Callable[[Case], str]] = {
+    "named": lambda case: print_named(made(case).named),
+    "placed": lambda case: print_placed(made(case).placed),
+    "device": lambda case: print_device(made(case).device),
+    "program": own_text,
+    "report": report_text,
+}
+GOLDENS = {
+    f"{case.example}/{case.layout}.{kind}.txt": (case, kind)
+    for kind in ("placed", "device", "program", "report")
+    for case in (WHOLE if kind in ("program", "report") else PRINTED)
+} | {f"{case.example}/named.txt": (case, "named") for case in PRINTED}
 
 
-@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
-@pytest.mark.parametrize("kind", KINDS)
-def test_printed_as_before(case: Case, kind: str) -> None:
-    same_as_golden(f"{case.example}/{case.layout}.{kind}.txt", text_of(case, kind))
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_named_program_is_printed_as_before(example: str) -> None:
-    first = next(case for case in WHOLE if case.example == example)
-    same_as_golden(f"{example}/named.txt", print_named(made(first).named))
+@pytest.mark.parametrize("name", GOLDENS)
+def test_printed_as_before(name: str) -> None:
+    case, kind = GOLDENS[name]
+    same_as_golden(name, TEXTS[kind](case))
 
 
 def test_no_golden_file_is_an_orphan() -> None:
-    wanted = {f"{case.example}/{case.layout}.{kind}.txt" for case in WHOLE for kind in KINDS}
-    wanted |= {f"{example}/named.txt" for example in EXAMPLES}
     there = {p.relative_to(GOLDEN).as_posix(): p for p in matching("tests/golden/*/*")}
-    orphans = {name: path for name, path in there.items() if name not in wanted}
+    orphans = {name: path for name, path in there.items() if name not in GOLDENS}
     if UPDATE:
         for path in orphans.values():
             path.unlink()
