@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.covering import in_turn
+
 from .command import Cli, write
 
 TEXT = """\
@@ -59,12 +61,10 @@ def stored(folder: str) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("engine", ["local", "torchrun"])
-@pytest.mark.parametrize(
-    ("layout", "memory"), [("data", "disk"), ("zero1", "disk"), ("data", "host")]
-)
-def test_a_run_is_the_same(layout: str, memory: str, engine: str, samples: str, cli: Cli) -> None:
+@in_turn(at=[("data", "disk"), ("zero1", "disk"), ("data", "host")], engine=["torchrun", "local"])
+def test_a_run_is_the_same(at: tuple[str, str], engine: str, samples: str, cli: Cli) -> None:
     """Losses, evaluation and every byte of the checkpoints, which either may go on from."""
+    layout, memory = at
     how = ("--engine", engine, "--eval-every", "5", "--checkpoint-every", "5")
     train(cli, layout, "--steps", "10", "--log", "a", "--checkpoint", "kept", *how)
     train(cli, f"{layout}_{memory}", "--steps", "10", "--log", "b", "--checkpoint", "away", *how)

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-import subprocess
-import sys
+import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.compiling import compile_text
-from tests.project import ROOT
-
-from .command import Cli, write
-
-CHATTY = """
-import ctypes, os, sys
 from meshdsl import pipeline
 from meshdsl.syntax import parse
+from tests.compiling import compile_text
 
-def chatty(stage):
-    def talking(*arguments):
-        os.write(1, b"chatter of a descriptor\\n")
-        libc.puts(b"chatter in a buffer of C")
+from .command import Cli, write
+from .forks import command, printed
+
+LIBC = ctypes.CDLL(None)
+
+
+def _chatty(stage: Callable[..., Any]) -> Callable[..., Any]:
+    """A stage of the compiler that talks to the standard output, as libraries do."""
+
+    def talking(*arguments: Any) -> Any:
+        os.write(1, b"chatter of a descriptor\n")
+        LIBC.puts(b"chatter in a buffer of C")
         os.system("echo chatter of a child")
         return stage(*arguments)
+
     return talking
 
-libc = ctypes.CDLL(None)
-parse.read_source = chatty(parse.read_source)
-for stage in ("parsed", "declare", "written", "finish_named", "place_named", "lower_placed"):
-    setattr(pipeline, stage, chatty(getattr(pipeline, stage)))
-sys.argv[0] = "meshdsl"
-from meshdsl.cli import main
-main()
-"""
-"""Every stage of the compiler talks to the standard output as libraries do."""
+
+def _chattering(words: str) -> None:
+    """A command whose every stage is chatty, in a process of its own."""
+    parse.read_source = _chatty(parse.read_source)
+    for stage in ("parsed", "declare", "written", "finish_named", "place_named", "lower_placed"):
+        setattr(pipeline, stage, _chatty(getattr(pipeline, stage)))
+    command(*words.split())
+
 
 PROGRAM = """\
 dim batch = 4, io = 2
@@ -56,25 +60,12 @@ COMMANDS = (
 )
 
 
-def _printed(code: str, *arguments: str) -> tuple[str, str]:
-    """The standard output and the standard error of a process."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_libraries_do_not_reach_the_standard_output(command: str, cli: Cli) -> None:
+@pytest.mark.parametrize("words", COMMANDS)
+def test_libraries_do_not_reach_the_standard_output(words: str, cli: Cli) -> None:
     write(PROGRAM)
-    expected = cli(*command.split())
-    out, err = _printed(CHATTY, *command.split())
-    if command == "run f.mdsl --json":  # it also says how long it took
+    expected = cli(*words.split())
+    out, err = printed(lambda: _chattering(words))
+    if words == "run f.mdsl --json":  # it also says how long it took
         assert json.loads(out)["outputs"] == json.loads(expected.out)["outputs"]
     else:
         assert out == expected.out
@@ -85,18 +76,26 @@ def test_libraries_do_not_reach_the_standard_output(command: str, cli: Cli) -> N
 def test_a_library_that_talks_does_no_harm_without_a_standard_error(cli: Cli) -> None:
     write(PROGRAM)
     expected = cli("compile", "f.mdsl").out
-    assert _printed(f"import os; os.close(2)\n{CHATTY}", "compile", "f.mdsl")[0] == expected
+
+    def mute() -> None:
+        os.close(2)
+        _chattering("compile f.mdsl")
+
+    assert printed(mute)[0] == expected
 
 
-def test_emitted_programs_keep_their_output_too(tmp_path: Path) -> None:
+def test_emitted_programs_keep_their_output_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = compile_text(PROGRAM).text
     talk = """
     import ctypes
     ctypes.CDLL(None).puts(b"chatter in a buffer of C")
     os.write(1, b"chatter of a descriptor")
     y = """
-    path = tmp_path / "prog.py"
-    path.write_text(text.replace("\n    y = ", talk))
-    out, err = _printed(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["prog.py"])
+    Path("prog.py").write_text(text.replace("\n    y = ", talk))
+    out, err = printed(lambda: runpy.run_path("prog.py", run_name="__main__"))
     assert out == "y: f32[4]\n"
     assert err.count("chatter") == 2

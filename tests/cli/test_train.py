@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from meshdsl.report.training_progress import Bar, PlainLines, clock
-from tests.project import ROOT
-from tests.waiting import started, until
+from tests.waiting import until
 
 from .command import Cli, write
+from .forks import Fork, at_work
 
 CLASSIFY = """\
 dim batch = 16, io = 8, hidden = 12, classes = 4
@@ -440,16 +438,9 @@ def test_wrong_commands(options: str, points: str, cli: Cli) -> None:
 # --- stopped -------------------------------------------------------------------------------------
 
 
-def at_work(points: str, *options: str | Path, steps: int = 10**8) -> Any:
-    """A run of its own, in the folder of the test, that has written its log for some steps."""
-    code = "from meshdsl.cli import main; main()"
-    command = ["train", points, "--data", "d.npz", "--steps", steps, "--log", "log", *options]
-    return started(
-        [sys.executable, "-c", code, *map(str, command)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def training(points: str, *options: str | Path) -> AbstractContextManager[Fork]:
+    """A run beside the test, in its folder, that writes a log and goes on until it is stopped."""
+    return at_work("train", points, "--data", "d.npz", "--steps", 10**8, "--log", "log", *options)
 
 
 def has_logged(steps: int = 1) -> bool:
@@ -459,7 +450,7 @@ def has_logged(steps: int = 1) -> bool:
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_run_with_a_checkpoint(points: str, cli: Cli) -> None:
-    with at_work(points, "--checkpoint", "ck") as (process,):
+    with training(points, "--checkpoint", "ck") as process:
         until(has_logged)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
@@ -476,9 +467,9 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_at_the_first_try(
     points: str, cli: Cli
 ) -> None:
     """`--resume` says what to write in its place, as the log that is there is not overwritten."""
-    with at_work(points, "--checkpoint", "ck") as (process,):
+    with training(points, "--checkpoint", "ck") as process:
         until(has_logged)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         process.communicate()
     given = ("--steps", "2", "--checkpoint", "ck", "--log", "log")
     said = train(cli, *given, "--resume", code=2)

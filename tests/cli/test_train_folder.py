@@ -22,7 +22,7 @@ from meshdsl.diagnostics import DiagnosticError
 from tests.waiting import until
 
 from .command import Cli
-from .test_train import at_work, has_logged, logged, points, train
+from .test_train import has_logged, logged, points, train, training
 
 __all__ = ["points"]
 LOCK = Path("ck") / NAME
@@ -43,7 +43,7 @@ def dead() -> int:
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_folder_is_one_runs_until_that_ends(how: signal.Signals, points: str, cli: Cli) -> None:
-    with at_work(points, "--checkpoint", "ck", "--checkpoint-every", "1") as (process,):
+    with training(points, "--checkpoint", "ck", "--checkpoint-every", "1") as process:
         until(lambda: has_logged(3))
         command = ["train", points, "--data", "d.npz", "--steps", "9", "--checkpoint", "ck"]
         for options in (["--resume"], ["--force"]):
@@ -160,8 +160,7 @@ def test_what_is_begun_with_ctrl_c_ignored_goes_on(points: str, cli: Cli) -> Non
     """As a shell does for what a script puts in the background: it is meant for others."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        run = at_work(points, "--checkpoint", "ck")
-        with run as (process,):
+        with training(points, "--checkpoint", "ck") as process:
             until(has_logged)
             process.send_signal(signal.SIGINT)
             steps = len(logged("log"))

@@ -44,10 +44,9 @@ program net(x[batch, m], target[batch, m]) {
 """
 WAY = (
     "staged --mesh two", "vee --mesh two", "fsdp --mesh alone", "mine --mesh two",
-    "staged --mesh two --engine torchrun", "uneven --mesh two", "ragged --mesh two",
-    "both --mesh two", "fsdp --mesh alone", "split --mesh four", "plain --mesh two",
-    "each --mesh four", "ragged --mesh two", "both --mesh two --engine torchrun",
-    "uneven --mesh two --engine torchrun", "staged --mesh two",
+    "uneven --mesh two --engine torchrun", "ragged --mesh two", "split --mesh four",
+    "plain --mesh two", "each --mesh four", "both --mesh two --engine torchrun",
+    "staged --mesh two",
 )  # fmt: skip
 
 
