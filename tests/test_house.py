@@ -72,16 +72,21 @@ def _assert_imports_from(home: Path, elsewhere: Path) -> None:
     assert all(path.is_relative_to(home) for path in homes), homes
 
 
-@pytest.mark.parametrize("module", ["meshdsl", "meshdsl.grammar", "meshdsl.backends"])
-def test_import_is_light(module: str, tmp_path: Path) -> None:
-    heavy = {"torch", "highspy", "sklearn"}
-    code = f"import sys, {module}; assert not {heavy} & set(sys.modules)"
-    _run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+_LIGHT = """
+import importlib, sys
+for module in ("", ".grammar", ".backends", ".pipeline", ".backends.torch"):
+    importlib.import_module(f"meshdsl{module}")
+    assert not {"torch", "highspy", "sklearn"} & {*sys.modules}, module
+assert not {"grammar", "backends"} & {*sys.modules}
+sys.argv = ["meshdsl", "--version"]
+from meshdsl.cli import main
+main()
+"""
 
 
-def test_version_is_said(tmp_path: Path) -> None:
-    code = "import sys; sys.argv = ['meshdsl', '--version']; import meshdsl.cli; meshdsl.cli.main()"
-    printed = _run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+def test_import_is_light_and_of_no_bare_names_and_the_version_is_said(tmp_path: Path) -> None:
+    """In a process of its own: pytest looks for folders of tests under their bare names, too."""
+    printed = _run(sys.executable, "-c", _LIGHT, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert re.search(r"\d+\.\d+\.\d+", printed)
 
 
@@ -175,18 +180,6 @@ def test_bare_clone_imports(tmp_path: Path) -> None:
     for link in (clone / "meshdsl/grammar", clone / "meshdsl/backends"):
         assert link.is_symlink()
     _assert_imports_from(clone, elsewhere=tmp_path)
-
-
-def test_bare_names_are_not_imported() -> None:
-    """In a process of its own: pytest looks for folders of tests under their bare names, too."""
-    import meshdsl.backends
-    import meshdsl.grammar
-
-    assert meshdsl.grammar.__name__ == "meshdsl.grammar"
-    assert meshdsl.backends.__name__ == "meshdsl.backends"
-    code = "import sys, meshdsl.pipeline, meshdsl.backends.torch, meshdsl.grammar; "
-    code += "sys.exit(bool({'grammar', 'backends'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_constraints_pin_every_requirement() -> None:

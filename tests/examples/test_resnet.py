@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import meshdsl as md
+from tests.examples.scripts import script
+from tests.project import ROOT
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet.py"
 SMALL = {"batch": 6, "c": 4, "c2": 4}
 
 
 def test_digits_are_learned() -> None:
-    spec = importlib.util.spec_from_file_location("resnet", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    resnet = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(resnet)
-    assert resnet.learned("data_parallel") >= 0.97
+    assert script("resnet").learned("data_parallel") >= 0.97
 
 
 @pytest.mark.parametrize("layout", ["data_parallel", "rows_of_images", "two_d"])
 def test_an_image_is_classified_alone(layout: str) -> None:
     """By the averages: the others in its batch change nothing, and the plan keeps its states."""
-    program = md.load(EXAMPLE.with_suffix(".mdsl"), program="classify", dims=SMALL)
+    program = md.load(ROOT / "examples" / "resnet.mdsl", program="classify", dims=SMALL)
     plan = program.compile(layout=layout)
     before = {name: np.array(array) for name, array in plan.params.items()}
     images = np.random.default_rng(0).normal(size=(6, 8, 8)).astype(np.float32)
