@@ -8,19 +8,15 @@ import pytest
 from meshdsl.ir.types import DTYPES, I32, I64, DType, TensorType
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import NamedOp, Value
-from meshdsl.ops.opdef import NumpyCall, Sample, load_all, lookup
+from meshdsl.ops.opdef import NumpyCall, Sample, lookup
+from tests.ops.cases import SAMPLES, of_each_operator
 from tests.ops.numpy_backward import NOWHERE, Evaluator
 from tests.ops.row_prover import draw, results, signature
 
-COMPOSITES = [
-    pytest.param(name, own, id=f"{name}-{i}")
-    for name in sorted(load_all())
-    if lookup(name).composite
-    for i, own in enumerate(lookup(name).samples)
-]
+COMPOSITES = {label: case for label, case in SAMPLES.items() if lookup(case[0]).composite}
 
 
-@pytest.mark.parametrize(("name", "sample"), COMPOSITES)
+@of_each_operator(COMPOSITES)
 def test_the_definition_is_the_numpy_meaning(name: str, sample: Sample) -> None:
     sig = signature(lookup(name), sample)
     rng = np.random.default_rng(2)

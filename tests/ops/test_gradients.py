@@ -24,6 +24,7 @@ from meshdsl.ops.opdef import (
     lookup,
 )
 from meshdsl.ops.samples import SEQ
+from tests.ops.cases import SAMPLES, of_each_operator
 from tests.ops.numpy_backward import NumpyBackward, spread
 from tests.ops.row_prover import draw, results, signature
 from tests.ops.torch_run import TORCH, call, evaluate, retyped, several
@@ -86,13 +87,12 @@ def _is_differentiated(opdef: OpDef, sample: Sample) -> bool:
     return any(t.dtype.kind == "float" for t in sample.ins) and types[-1].dtype.kind == "float"
 
 
-CASES = [
-    pytest.param(name, own, id=f"{name}-{i}")
-    for name in sorted(load_all())
-    if lookup(name).gradient is not None
-    for i, own in enumerate(lookup(name).samples)
-    if _is_differentiated(lookup(name), own)
-]
+CASES = {
+    label: (name, sample)
+    for label, (name, sample) in SAMPLES.items()
+    if lookup(name).gradient is not None and _is_differentiated(lookup(name), sample)
+}
+BY_TORCH = {label: case for label, case in CASES.items() if case[0] not in NO_AUTOGRAD}
 
 
 def _floats(sig: Signature) -> list[int]:
@@ -156,8 +156,7 @@ def _jacobian(name: str, sig: Signature, arrays: list[np.ndarray], index: int) -
     return np.array(rows)
 
 
-@pytest.mark.parametrize(("name", "sample"), CASES)
-def test_gradient_is_that_of_finite_differences(name: str, sample: Sample) -> None:
+def check_gradient(name: str, sample: Sample) -> None:
     """For cotangents with all dims of the result, and with every choice of them missing."""
     sig, arrays = signature(lookup(name), sample), _drawn(sample, 0.2)
     jacobians = {i: _jacobian(name, sig, arrays, i) for i in _floats(sig)}
@@ -173,7 +172,10 @@ def test_gradient_is_that_of_finite_differences(name: str, sample: Sample) -> No
             _close(own, expected.reshape(sig.ins[index].shape), 1e-6)
 
 
-@pytest.mark.parametrize(("name", "sample"), CASES)
+test_gradient_is_that_of_finite_differences = of_each_operator(CASES)(check_gradient)
+
+
+@of_each_operator(CASES)
 def test_each_operand_alone_gets_the_same(name: str, sample: Sample) -> None:
     sig, arrays = signature(lookup(name), sample), _drawn(sample, 0.2)
     grad, dims = np.ones(sig.outs[0].shape), sig.outs[0].dims
@@ -208,7 +210,7 @@ WRONG = {
 def test_a_planted_wrong_gradient_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, name, replace(lookup(name), gradient=WRONG[name]))
     with pytest.raises(AssertionError):
-        test_gradient_is_that_of_finite_differences(name, lookup(name).samples[0])
+        check_gradient(name, lookup(name).samples[0])
 
 
 # --- torch's autograd -------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def _check_autograd(name: str, sample: Sample, arrays: list[np.ndarray]) -> None
         _close(own, wanted, 1e-2 if narrow else 1e-9)
 
 
-@pytest.mark.parametrize(("name", "sample"), [c for c in CASES if c.values[0] not in NO_AUTOGRAD])
+@of_each_operator(BY_TORCH)
 def test_gradient_is_that_of_autograd(name: str, sample: Sample) -> None:
     """On integers: equal values are frequent."""
     _check_autograd(name, sample, _drawn(sample, 0.0))
@@ -258,7 +260,7 @@ def _with_zeros(sample: Sample) -> list[np.ndarray]:
     return arrays
 
 
-@pytest.mark.parametrize(("name", "sample"), [c for c in CASES if c.values[0] not in NO_AUTOGRAD])
+@of_each_operator(BY_TORCH)
 def test_gradient_at_zeros_is_that_of_autograd(name: str, sample: Sample) -> None:
     """Infinite or NaN where torch's is: a division by zero, the root of zero."""
     with np.errstate(all="ignore"):

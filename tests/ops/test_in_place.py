@@ -8,22 +8,23 @@ import torch
 
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import Sample, load_all, lookup
+from tests.ops.cases import SAMPLES, of_each_operator
 from tests.ops.row_prover import draw, signature
 from tests.ops.torch_run import call, evaluate, run_lines, to_torch
 
 
-def _cases() -> list[tuple[str, int, Sample, frozenset[int]]]:
+def _cases() -> dict[str, tuple[str, int, Sample, frozenset[int]]]:
     """Every operand that may be written over, in every sample; the others as literals as well."""
-    found = []
-    for name, opdef in sorted(load_all().items()):
+    found = {}
+    for label, (name, sample) in SAMPLES.items():
+        opdef = lookup(name)
         for index in opdef.in_place:
-            for sample in opdef.samples:
-                if sample.ins[index] != signature(opdef, sample).outs[0]:
-                    continue
-                scalars = {i for i, t in enumerate(sample.ins) if not t.dims} - {index}
-                numbers = (frozenset[int](), *(frozenset({i}) for i in scalars))
-                fits = (n for n in numbers if index in opdef.written_over(sample.ins, n))
-                found += [(name, index, sample, n) for n in fits]
+            if sample.ins[index] != signature(opdef, sample).outs[0]:
+                continue
+            scalars = {i for i, t in enumerate(sample.ins) if not t.dims} - {index}
+            for literal in (frozenset[int](), *(frozenset({i}) for i in scalars)):
+                if index in opdef.written_over(sample.ins, literal):
+                    found[f"{label}-{index}-{sorted(literal)}"] = (name, index, sample, literal)
     return found
 
 
@@ -31,12 +32,12 @@ CASES = _cases()
 
 
 def test_there_are_such_texts() -> None:
-    names = {name for name, *_ in CASES}
+    names = {name for name, *_ in CASES.values()}
     assert {"add", "div", "relu", "relu_grad", "softmax_grad", "rms_norm_grad", "where"} <= names
     assert names == {name for name, opdef in load_all().items() if opdef.in_place}
 
 
-@pytest.mark.parametrize(("name", "index", "sample", "literal"), CASES)
+@of_each_operator(CASES)
 def test_the_result_is_the_same_and_stands_where_the_operand_was(
     name: str, index: int, sample: Sample, literal: frozenset[int]
 ) -> None:

@@ -203,15 +203,15 @@ def test_concat_finds_what_to_join(
         ([t(D, A)], "(d) -> e"),
     ],
 )
-@pytest.mark.parametrize("size", range(1, 13))
-def test_concat_does_not_guess_at_any_size(ins: list[TensorType], arrow: str, size: int) -> None:
+def test_concat_does_not_guess_at_any_size(ins: list[TensorType], arrow: str) -> None:
     bind = lookup("concat").bind
     assert bind is not None
-    with pytest.raises(OpError, match="cannot tell which dim") as found:
-        bind({"dim": Dim("e", size)}, tuple(ins))
-    assert found.value.code == "MD0216"
-    if size == 8:
-        assert found.value.help == f"name the dim of each: `concat[{arrow}](…)`"
+    for size in range(1, 13):
+        with pytest.raises(OpError, match="cannot tell which dim") as found:
+            bind({"dim": Dim("e", size)}, tuple(ins))
+        assert found.value.code == "MD0216"
+        if size == 8:
+            assert found.value.help == f"name the dim of each: `concat[{arrow}](…)`"
 
 
 @pytest.mark.parametrize(

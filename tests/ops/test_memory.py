@@ -12,18 +12,16 @@ import pytest
 import torch
 
 from meshdsl.ir.types import F64
-from meshdsl.ops.opdef import REGISTRY, NumpyCall, OpDef, Sample, Signature, load_all, lookup
+from meshdsl.ops.opdef import REGISTRY, NumpyCall, OpDef, Sample, Signature, lookup
+from tests.ops.cases import SAMPLES, of_each_operator
 from tests.ops.memories import one_at_a_time, overlaps, own, share, views
 from tests.ops.row_prover import draw, results, signature
 from tests.ops.test_in_place import CASES as IN_PLACE
 from tests.ops.torch_run import call, evaluate, retyped, run_lines, several, to_torch
 
-SAMPLES = [
-    pytest.param(name, retyped(own_sample, F64), id=f"{name}-{i}")
-    for name, opdef in sorted(load_all().items())
-    for i, own_sample in enumerate(opdef.samples)
-    if own_sample.ins
-]
+WITH_OPERANDS = {
+    label: (name, retyped(sample, F64)) for label, (name, sample) in SAMPLES.items() if sample.ins
+}
 
 
 def drawn(sig: Signature, sample: Sample) -> list[torch.Tensor]:
@@ -47,10 +45,8 @@ def close(found: torch.Tensor, expected: np.ndarray, said: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=most, atol=most * scale, err_msg=said)
 
 
-@pytest.mark.parametrize(("name", "sample"), SAMPLES)
-def test_texts_are_right_on_any_memory_and_tell_whose_their_results_have(
-    name: str, sample: Sample
-) -> None:
+def check_memory(name: str, sample: Sample) -> None:
+    """On operands that lie anyhow: the values, and which results show which operands."""
     opdef, sig = lookup(name), signature(lookup(name), sample)
     shows = opdef.shows_operand(sig.ins, sig.attrs)
     for said, operands in one_at_a_time(drawn(sig, sample)):
@@ -67,10 +63,11 @@ def test_texts_are_right_on_any_memory_and_tell_whose_their_results_have(
         assert shows or not any(map(overlaps, found)), f"{said}: elements share a place"
 
 
-@pytest.mark.parametrize(("name", "index", "sample", "literal"), IN_PLACE)
-def test_texts_in_place_are_right_on_any_memory(
-    name: str, index: int, sample: Sample, literal: frozenset[int]
-) -> None:
+test_texts_are_right_on_any_memory = of_each_operator(WITH_OPERANDS)(check_memory)
+
+
+def check_in_place(name: str, index: int, sample: Sample, literal: frozenset[int]) -> None:
+    """The result of an operand written over, on operands that lie anyhow."""
     sig = signature(lookup(name), sample)
     operands = drawn(sig, sample)
     args = tuple(repr(x.item()) if i in literal else f"x{i}" for i, x in enumerate(operands))
@@ -85,6 +82,9 @@ def test_texts_in_place_are_right_on_any_memory(
             name, index, sig, [*operands[:index], target, *operands[index + 1 :]],
             (args, constants), said,
         )  # fmt: skip
+
+
+test_texts_in_place_are_right_on_any_memory = of_each_operator(IN_PLACE)(check_in_place)
 
 
 def _check_in_place(
@@ -125,7 +125,7 @@ def test_a_kernel_that_does_not_mind_strides_is_caught(
 
     monkeypatch.setitem(REGISTRY, name, replace(lookup(name), in_place={0: write}))
     with pytest.raises(AssertionError):
-        test_texts_in_place_are_right_on_any_memory(name, 0, lookup(name).samples[1], frozenset())
+        check_in_place(name, 0, lookup(name).samples[1], frozenset())
 
 
 VIEWS = [("gather", 2), ("einsum", 23), ("transpose", 0)]
@@ -138,4 +138,4 @@ def test_a_view_that_is_not_told_is_caught(
     monkeypatch.setitem(REGISTRY, name, replace(lookup(name), view=False, shows=None))
     sample = lookup(name).samples[number]
     with pytest.raises(AssertionError, match="it shows 0"):
-        test_texts_are_right_on_any_memory_and_tell_whose_their_results_have(name, sample)
+        check_memory(name, sample)

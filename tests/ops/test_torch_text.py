@@ -10,9 +10,10 @@ import torch
 
 from meshdsl.ir.types import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.einsum_text import einsum_text
-from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
+from meshdsl.ops.opdef import NumpyCall, Sample, Signature, lookup
 from meshdsl.placed.placements import Component, Split
 from meshdsl.placed.sharding_rules import Row, rows
+from tests.ops.cases import IN_EVERY_FLOAT, SAMPLES, of_each_operator
 from tests.ops.row_prover import (
     RANKS,
     declared_rows,
@@ -23,7 +24,6 @@ from tests.ops.row_prover import (
     signature,
 )
 from tests.ops.torch_run import (
-    FLOATS,
     assert_same,
     call,
     evaluate,
@@ -41,36 +41,27 @@ def rows_of(name: str, sample: Sample) -> tuple[Row, ...]:
     return rows(lookup(name).factors(sig), len(sig.ins), len(sig.outs))
 
 
-SAMPLES = {
-    f"{name}-{i}-{floats}": (name, retyped(sample, floats))
-    for name in sorted(load_all())
-    for i, sample in enumerate(lookup(name).samples)
-    for floats in FLOATS
-}
-CASES = [pytest.param(*case, id=id) for id, case in SAMPLES.items()]
-
-
 def _drawn(sample: Sample) -> list[np.ndarray]:
     rng = np.random.default_rng(11)
     return [draw(t, kind, rng) for t, kind in zip(sample.ins, sample.values, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "sample"), CASES)
-@pytest.mark.parametrize("strided", [False, True])
-def test_text_is_the_numpy_meaning(name: str, sample: Sample, strided: bool) -> None:
+@of_each_operator(IN_EVERY_FLOAT)
+def test_text_is_the_numpy_meaning(name: str, sample: Sample) -> None:
     opdef, sig = lookup(name), signature(lookup(name), sample)
     arrays = _drawn(sample)
     expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
-    operands = [to_torch(a, t, strided) for a, t in zip(arrays, sig.ins, strict=True)]
-    found = evaluate(opdef, call(sig), operands)
-    if name == "constant":
-        assert found == expected[0]
-        return
-    for got, wanted, type_ in zip(several(found), expected, sig.outs, strict=True):
-        assert_same(got, wanted, type_)
+    for strided in (False, True):
+        operands = [to_torch(a, t, strided) for a, t in zip(arrays, sig.ins, strict=True)]
+        found = evaluate(opdef, call(sig), operands)
+        if name == "constant":
+            assert found == expected[0]
+            continue
+        for got, wanted, type_ in zip(several(found), expected, sig.outs, strict=True):
+            assert_same(got, wanted, type_)
 
 
-@pytest.mark.parametrize(("name", "sample"), CASES)
+@of_each_operator(IN_EVERY_FLOAT)
 def test_text_on_parts_is_the_numpy_meaning_of_the_whole(name: str, sample: Sample) -> None:
     opdef, sig = lookup(name), signature(lookup(name), sample)
     for row in declared_rows(opdef, sig):
@@ -78,16 +69,16 @@ def test_text_on_parts_is_the_numpy_meaning_of_the_whole(name: str, sample: Samp
             _check_split(name, sample, sig, row)
 
 
-READING = [
-    pytest.param(*case, row, ranks, id=f"{id}-{row}-{ranks}")
-    for id, case in SAMPLES.items()
+READING = {
+    f"{label}-{row}-{ranks}": (*case, row, ranks)
+    for label, case in IN_EVERY_FLOAT.items()
     for row in rows_of(*case)
     if reads_windows(row)
     for ranks in (2, 3)
-]
+}
 
 
-@pytest.mark.parametrize(("name", "sample", "row", "ranks"), READING)
+@of_each_operator(READING)
 def test_text_on_windows_is_the_numpy_meaning_of_the_whole(
     name: str, sample: Sample, row: Row, ranks: int
 ) -> None:
@@ -148,21 +139,18 @@ def _check_parts(
 LITERALS = {"float": ("1.5", "-0.5"), "int": ("3", "-2"), "bool": ("True", "False")}
 
 
-def _literal_cases() -> list[object]:
+def _literal_cases() -> dict[str, tuple[str, Sample, set[int]]]:
     """Every sample with scalar operands, with every choice of them written as literals."""
-    found: list[object] = []
-    for name in sorted(load_all()):
-        for i, own in enumerate(lookup(name).samples):
-            scalars = [j for j, t in enumerate(own.ins) if not t.dims]
-            choices = itertools.product([False, True], repeat=len(scalars))
-            for chosen in itertools.islice(choices, 1, None):
-                literal = {j for j, c in zip(scalars, chosen, strict=True) if c}
-                label = "".join(map(str, sorted(literal)))
-                found.append(pytest.param(name, own, literal, id=f"{name}-{i}-{label}"))
+    found = {}
+    for label, (name, own) in SAMPLES.items():
+        scalars = [j for j, t in enumerate(own.ins) if not t.dims]
+        for chosen in itertools.product([False, True], repeat=len(scalars)):
+            if literal := {j for j, c in zip(scalars, chosen, strict=True) if c}:
+                found[f"{label}-{sorted(literal)}"] = (name, own, literal)
     return found
 
 
-@pytest.mark.parametrize(("name", "sample", "literal"), _literal_cases())
+@of_each_operator(_literal_cases())
 def test_literals_stand_for_scalars(name: str, sample: Sample, literal: set[int]) -> None:
     sample = retyped(sample, DTYPES["f64"])
     opdef, sig = lookup(name), signature(lookup(name), sample)
