@@ -52,10 +52,10 @@ def test_examples_have_no_errors(path: Path) -> None:
     assert whole(text) == text
 
 
-@pytest.mark.parametrize("path", BROKEN, ids=lambda p: p.stem)
-def test_broken_text_comes_through_whole(path: Path) -> None:
-    text = path.read_text().replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
-    assert whole(text) == text
+def test_broken_text_comes_through_whole() -> None:
+    for path in BROKEN:
+        text = path.read_text().replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
+        assert whole(text) == text, path
 
 
 def test_any_text_comes_through_whole() -> None:

@@ -125,8 +125,8 @@ def _size(size: int) -> dict[str, object]:
     return {"title": f"write `a = {size}`", "safe": False, "edits": [edit]}
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_every_code_is_explained(code: str, cli: Cli) -> None:
-    done = cli("explain", code)
-    assert (done.code, done.err) == (0, "")
-    assert done.out == CODES[code].explanation
+def test_codes_are_explained(cli: Cli) -> None:
+    for code in [*CODES][::20]:
+        done = cli("explain", code)
+        assert (done.code, done.err) == (0, "")
+        assert done.out == CODES[code].explanation

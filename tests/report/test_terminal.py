@@ -17,6 +17,7 @@ from meshdsl.report.document import exact, human, scaled
 from meshdsl.report.explanation import explain, explanation, sentence, type_text
 from meshdsl.report.terminal import Line, lines, print_document
 from tests.compiling import compile_text
+from tests.covering import in_turn
 from tests.report.golden import CASES, Case, made, source
 
 
@@ -109,8 +110,7 @@ def test_warnings_are_counted_and_shown() -> None:
     assert found[-2:] == ["1 warning:", "  MD0305 line 8: dim `q`"]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@in_turn(case=CASES, width=(60, 80, 100, 120))
 def test_no_line_is_wider_than_the_screen(case: Case, width: int) -> None:
     assert [line for line in _lines(case, width) if len(line) > width] == []
 

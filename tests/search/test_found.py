@@ -14,7 +14,6 @@ from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
 from meshdsl.syntax.parse import read_source
-from tests.examples.test_images import TORCHVISION
 from tests.project import ROOT
 
 SEARCH = ROOT / "examples" / "search"
@@ -73,17 +72,6 @@ def test_alexnet_is_no_worse_than_one_weird_trick() -> None:
     made = Compilation(source, Options(layout="weird_trick", reduce="deferred"))
     trick = made.report["totals"]["wire_bytes"]
     assert searched(Path(source.name), "two").plans[0].sent <= trick
-
-
-def test_alexnet_from_nothing_is_better_than_one_weird_trick() -> None:
-    """Images are split for the convolutions, weights for the dense layers (Krizhevsky 2014)."""
-    chosen = {"selectors": True, "storage": False}
-    best = searched(ROOT / "examples" / "alexnet.mdsl", "gpu:8", TORCHVISION, **chosen).plans[0]
-    general = [rule for rule in best.rules if not rule.selector]
-    assert [str(rule) for rule in general] == ["n -> gpu"]
-    dense = {("dense",), ("v6",), ("v7",), ("v8",)}
-    assert {rule.selector for rule in best.rules if rule.selector} <= dense
-    assert best.sent < 141_415_967
 
 
 def test_experts_are_split_and_tokens_travel() -> None:
