@@ -6,9 +6,9 @@ stages themselves, pure functions of what comes before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from meshdsl.analysis import analyse
@@ -461,27 +461,14 @@ def lower_placed(
     One of many that are only compared is not `verified`.
     `stored` says which parameters single devices have, where another program decides that.
     """
-    from meshdsl.device.async_updates import given_whole
-    from meshdsl.device.buckets import in_buckets
     from meshdsl.device.from_placed import lower
-    from meshdsl.device.microbatching import in_micro_batches
-    from meshdsl.device.overlap import overlapped
-    from meshdsl.device.stage_local import on_one_device
-    from meshdsl.device.stage_phases import pipelined
-    from meshdsl.device.sums import summed_in_place
+    from meshdsl.device.passes import passes
     from meshdsl.device.verify import verify
 
-    passes: tuple[Callable[[DeviceProgram], DeviceProgram], ...] = (in_buckets, overlapped)
-    if program.pipe is not None:
-        owned = partial(on_one_device, stored=stored)
-        stages = (in_micro_batches, given_whole, summed_in_place, pipelined, owned)
-        passes = (*stages, *passes)
-    elif program.updates:
-        passes = (summed_in_place, *passes)
     result = lower(program)
     if verified:
         verify(result)
-    for step in passes:
+    for step in passes(program, stored):
         before, result = result, step(result)
         if verified and result is not before:
             verify(result)

@@ -17,7 +17,7 @@ from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
 from meshdsl.ir.types import F32, Dim
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.ops.attention import MASKED, parts
 from meshdsl.syntax import ast
 
@@ -26,15 +26,13 @@ ATTENTION = ("attention", "attention_lse", "attention_grad")
 # --- three statements are one operator ---------------------------------------------------------
 
 
-def fuse_attention(
-    program: NamedProgram, uses: Counter[Value], spoken: Collection[str] = ()
-) -> NamedProgram:
+def fuse_attention(program: NamedProgram, spoken: Collection[str] = ()) -> NamedProgram:
     """`program` with `attention` for a softmax of products that only a sum with values reads.
 
     Scores and probabilities are not stored then: those that are read elsewhere, are pinned or whose
     names are `spoken`, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
     """
-    fusing = _Fusing(uses, frozenset(spoken), makers(every(program.body)))
+    fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
     return replace(program, body=in_blocks(program.body, fusing.block))
 
 

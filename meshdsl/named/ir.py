@@ -6,6 +6,7 @@ through. A `repeat` stays a loop (`Repeat`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -214,6 +215,19 @@ class NamedProgram:
     def counter(self) -> Value | None:
         """The state that counts steps, where the optimizer keeps one."""
         return next((s.value for s in self.states if s.of is None), None)
+
+
+def kept(program: NamedProgram) -> list[Value]:
+    """The values that are read after a program: outputs, new parameters and states, the loss."""
+    values = [o.value for o in program.outputs] + [u.new for u in program.updates]
+    return [*values, program.goal.loss] if program.goal else values
+
+
+def uses_of(program: NamedProgram) -> Counter[Value]:
+    """The number of reads of each value, that after the program among them."""
+    uses: Counter[Value] = ir.uses(program.body)
+    uses.update(kept(program))
+    return uses
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[NamedOp]:

@@ -58,11 +58,9 @@ def build_partly(
 
 def _fused(program: NamedProgram, declarations: Declarations) -> NamedProgram:
     """The program with its attentions fused, if it takes gradients: they have less to keep."""
-    from meshdsl.named.simplify import uses_of
-
     if not any(op.name == "grad" for op in walk(program.body)):
         return program
-    return fuse_attention(program, uses_of(program), spoken_names(declarations))
+    return fuse_attention(program, spoken_names(declarations))
 
 
 def choose_program(declarations: Declarations, name: str | None) -> ast.ProgramDecl:
@@ -128,7 +126,7 @@ def finish_named(
 
 def _simplified(program: NamedProgram, spoken: Collection[str] | None) -> NamedProgram:
     from meshdsl.named.expand import in_primitives
-    from meshdsl.named.simplify import simplify
+    from meshdsl.named.passes import simplify
     from meshdsl.named.verify import verify
 
     verify(program)

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
-from meshdsl.ir import program as ir
 from meshdsl.ir.rewrite import in_blocks, makers, needed, rewritten, rewritten_block
 from meshdsl.ir.types import F32, F64
-from meshdsl.named.attention_fusion import fuse_attention
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, kept, uses_of
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.ops.opdef import lookup
 
-
-def simplify(program: NamedProgram, spoken: Collection[str] | None = ()) -> NamedProgram:
-    """The program with summed products contracted, invariants hoisted and dead code removed.
-
-    Attention becomes one operator where no layout speaks of what that leaves out: the names
-    `spoken`. With None, it never does.
-    """
-    written = program
-    program = contract_squares(contract_products(program))
-    if spoken is not None:
-        program = fuse_attention(program, uses_of(program), spoken)
-    # A sum that has moved out of a loop may have met its product there.
-    hoisted = hoist_invariants(name_transposes(program))
-    return with_kept_origins(written, _without_unused(contract_products(hoisted)))
-
-
 # --- operators that are merged with their operands -----------------------------------------------
-
-
-def uses_of(program: NamedProgram) -> Counter[Value]:
-    """The number of reads of each value, that of an output or an update among them."""
-    uses: Counter[Value] = ir.uses(program.body)
-    uses.update(_kept(program))
-    return uses
 
 
 Rule = Callable[[NamedOp, dict[Value, NamedOp], Counter[Value]], tuple[NamedOp, ...]]
@@ -195,11 +170,5 @@ def drop_unused(program: NamedProgram) -> NamedProgram:
 
 
 def _without_unused(program: NamedProgram) -> NamedProgram:
-    body = needed(program.body, set(_kept(program)))
+    body = needed(program.body, set(kept(program)))
     return program if body == program.body else replace(program, body=body)
-
-
-def _kept(program: NamedProgram) -> list[Value]:
-    """The values that are read after the program."""
-    kept = [o.value for o in program.outputs] + [u.new for u in program.updates]
-    return [*kept, program.goal.loss] if program.goal else kept

@@ -15,8 +15,8 @@ from meshdsl.named.activity import active
 from meshdsl.named.autodiff import in_phase, pulled_back
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import NamedProgram, Output, Value
+from meshdsl.named.passes import simplify
 from meshdsl.named.prelude import prelude
-from meshdsl.named.simplify import simplify
 from meshdsl.named.verify import verify
 
 

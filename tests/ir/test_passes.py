@@ -37,11 +37,12 @@ from meshdsl.ir.rewrite import rewritten
 from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
 from meshdsl.named import printer as named_printer
-from meshdsl.named import simplify
 from meshdsl.named.autocast import mixed
 from meshdsl.named.cse import cse
 from meshdsl.named.dtype_override import retype
 from meshdsl.named.optimizers import resolve
+from meshdsl.named.passes import simplify
+from meshdsl.named.simplify import drop_unused, hoist_invariants
 from meshdsl.named.training_step import training_step
 from meshdsl.named.verify import verify as verify_named
 from meshdsl.named.vjp import with_vjp
@@ -87,7 +88,7 @@ class Pass:
 def gradient(program: named.NamedProgram, names: str) -> named.NamedProgram:
     """The vector-Jacobian product by the parameters and inputs `names`."""
     wanted = names.split()
-    return simplify.simplify(with_vjp(program, wanted, wanted).program)
+    return simplify(with_vjp(program, wanted, wanted).program)
 
 
 def train(program: named.NamedProgram, optimizer: str) -> named.NamedProgram:
@@ -98,7 +99,7 @@ def train(program: named.NamedProgram, optimizer: str) -> named.NamedProgram:
     (written,) = (item for item in tree.declarations if isinstance(item, ast.ProgramDecl))
     (goal,) = (s for s in written.body if isinstance(s, ast.Minimize))
     found = named.Goal(program.outputs[0].value, resolve(goal.optimizer), program.span)
-    return simplify.simplify(training_step(replace(program, goal=found)))
+    return simplify(training_step(replace(program, goal=found)))
 
 
 def place(program: named.NamedProgram, layout: str) -> Any:
@@ -130,9 +131,9 @@ def routed(program: placed.PlacedProgram, _: str) -> placed.PlacedProgram:
 
 
 PASSES: dict[str, Pass] = {
-    "simplify": Pass(NAMED, NAMED, lambda p, _: simplify.simplify(p)),
-    "drop_unused": Pass(NAMED, NAMED, lambda p, _: simplify.drop_unused(p)),
-    "hoist_invariants": Pass(NAMED, NAMED, lambda p, _: simplify.hoist_invariants(p)),
+    "simplify": Pass(NAMED, NAMED, lambda p, _: simplify(p)),
+    "drop_unused": Pass(NAMED, NAMED, lambda p, _: drop_unused(p)),
+    "hoist_invariants": Pass(NAMED, NAMED, lambda p, _: hoist_invariants(p)),
     "cse": Pass(NAMED, NAMED, lambda p, _: cse(p, lambda one, other: True)),
     "gradient": Pass(NAMED, NAMED, gradient),
     "train": Pass(NAMED, NAMED, train),

@@ -18,7 +18,7 @@ from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.dtype_override import retype
-from meshdsl.named.simplify import simplify
+from meshdsl.named.passes import simplify
 from meshdsl.ops.samples import BATCH, HIDDEN, SEQ, VOCAB
 from meshdsl.report.explanation import explain
 from tests.compiling import compile_text, run_text

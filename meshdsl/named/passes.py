@@ -1,0 +1,46 @@
+"""The passes over the named program, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from meshdsl.named.attention_fusion import fuse_attention
+from meshdsl.named.ir import NamedProgram
+from meshdsl.named.origins import with_kept_origins
+from meshdsl.named.simplify import (
+    contract_products,
+    contract_squares,
+    drop_unused,
+    hoist_invariants,
+    name_transposes,
+)
+
+Pass = Callable[[NamedProgram], NamedProgram]
+"""A pure function from program to program. Origins may name values that it removes."""
+
+
+def passes(spoken: Collection[str] | None) -> tuple[Pass, ...]:
+    """The passes that simplify a program.
+
+    Attention becomes one operator where no layout speaks of what that leaves out: the names
+    `spoken`. With None, it never does.
+    """
+    fuse = () if spoken is None else (partial(fuse_attention, spoken=spoken),)
+    return (
+        contract_products,
+        contract_squares,
+        *fuse,
+        name_transposes,
+        hoist_invariants,
+        contract_products,  # a sum that has moved out of a loop may have met its product there
+        drop_unused,
+    )
+
+
+def simplify(program: NamedProgram, spoken: Collection[str] | None = ()) -> NamedProgram:
+    """The program after all `passes`; each origin names a value that is left."""
+    simplified = program
+    for each in passes(spoken):
+        simplified = each(simplified)
+    return with_kept_origins(program, simplified)
