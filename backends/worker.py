@@ -16,11 +16,12 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from meshdsl.backends.engines.execution import InputSource
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.in_process import (
     LoadedProgram,
@@ -33,7 +34,6 @@ from meshdsl.backends.engines.in_process import (
 )
 from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.engines.reports import TERMINATED, Report
 from meshdsl.backends.engines.stack_sampler import (
     WAITING,
     called,
@@ -42,8 +42,8 @@ from meshdsl.backends.engines.stack_sampler import (
     place_in,
     stand,
 )
-from meshdsl.backends.engines.torchrun import JOB, OVER, TOLD, RunJob
-from meshdsl.backends.generate.decoding import Speaker
+from meshdsl.backends.engines.torchrun import JOB, OVER, TERMINATED, TOLD, Report
+from meshdsl.backends.generate.generation import Speaker
 from meshdsl.backends.generate.task import Task
 from meshdsl.backends.runtime.array_files import Refused, read_arrays, write_npz
 from meshdsl.backends.runtime.communication import make_groups
@@ -55,6 +55,8 @@ from meshdsl.backends.train.job import Job
 from meshdsl.backends.train.trainer import Control, Trainer
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.disk_cache import from_json
+
+T = TypeVar("T")
 
 WARMING = 2
 """Runs before one that is timed."""
@@ -94,7 +96,7 @@ def main(kind: str, folder: Path) -> None:
 
 def run(folder: Path, ranks: Ranks, programs: Programs) -> None:
     """Run the program once, and write its outputs."""
-    job, program, where = _job(folder, RunJob), programs.program, ranks.where
+    job, program, where = _job(folder, InputSource), programs.program, ranks.where
     inputs, params = (
         read_arrays(path, proven=True) if path else {} for path in (job.inputs, job.params)
     )
@@ -121,8 +123,8 @@ def train(folder: Path, ranks: Ranks, programs: Programs) -> None:
     path, specs = job.out, trainer.held.value_specs
     if path is not None and ending.trouble is None:
         values = {0: _gathered(ranks, specs, trainer.held.values())}
-        whole = {name: spec._replace(split={}) for name, spec in specs.items()}
-        ranks.first_does(lambda: export_params(values, path, whole, {}))
+        undivided = {name: spec._replace(split={}) for name, spec in specs.items()}
+        ranks.first_does(lambda: export_params(values, path, undivided, {}))
     if ranks.rank == 0:
         (folder / "ending.json").write_text(json.dumps(asdict(ending)), encoding="utf-8")
 
@@ -141,7 +143,7 @@ WORK: Mapping[str, Callable[[Path, Ranks, Programs], None]] = {
 """The kinds of work that processes do on one device."""
 
 
-def _job(folder: Path, type_: type[Any]) -> Any:
+def _job(folder: Path, type_: type[T]) -> T:
     """The job as the parent has written it."""
     return from_json((folder / JOB).read_text(encoding="utf-8"), type_)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshdsl.backends.engines.micro_batches import Arrays, MicroBatches
 from meshdsl.backends.engines.reference import (
     Slices,
     Values,
@@ -25,8 +25,9 @@ from meshdsl.backends.engines.reference import (
     iterate,
     leave,
     run_nodes,
+    widened,
 )
-from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.runtime.values import Array, step_seed
 from meshdsl.named.ir import NamedLoop, Value
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.async_checks import check_built, check_table, count_of
@@ -34,6 +35,8 @@ from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.stage_parts import PassSection, StageParts, StageUpdate
 from meshdsl.schedule.table import ANNEAL, Action
 from meshdsl.schedule.verification import StageVersions, Verified
+
+Arrays = Mapping[str, Array]
 
 DECAY = math.exp(-2)
 """What is left of an update in the average of `corrected` after as many updates as passes are
@@ -92,6 +95,45 @@ class Replay:
                 for stage in run.stages:
                     stage.update()
             return run.result()
+
+
+class MicroBatches:
+    """A micro-batch as a batch of its own: the program of one, and what it is given.
+
+    A schedule cuts a dim, or takes the batches that the optimizer accumulates.
+    """
+
+    def __init__(self, made: Compilation, pipe: Piped) -> None:
+        self.whole, self.pipe = made.named, pipe
+        self.program = made.of_batches(pipe)
+
+    def given(self, inputs: Arrays, micro: int) -> Values:
+        """The inputs of a micro-batch."""
+        values: Values = {}
+        for value, part in zip(self.whole.inputs, self.program.inputs, strict=True):
+            array = np.asarray(inputs[value.label])
+            values[part] = widened(self._part(array, value, part, micro), part.type)
+        return values
+
+    def _part(self, array: Array, whole: Value, part: Value, micro: int) -> Array:
+        cut = self.pipe.cut
+        if cut is None:
+            return np.asarray(array[micro])
+        if part.type.has(cut.dims[0]):
+            axis, size = part.type.index(cut.dims[0]), part.type.size(cut.dims[0])
+            return array.take(range(micro * size, (micro + 1) * size), axis)
+        if part.role == "seed":
+            return np.asarray(step_seed(int(array), micro), array.dtype)
+        return array
+
+    def joined(self, value: Value, each: Sequence[Array]) -> Array:
+        """An output of the step from those of micro-batches."""
+        cut = self.pipe.cut
+        if not value.type.dims and value.type.dtype.kind == "float":
+            return np.asarray(sum(each[1:], each[0]) / len(each))
+        if cut is not None and value.type.has(cut.dims[0]):
+            return np.concatenate(each, value.type.index(cut.dims[0]))
+        return np.stack(each)
 
 
 @dataclass

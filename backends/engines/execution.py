@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.against_reference import NOTHING, Reference, TensorComparison
 from meshdsl.backends.engines.asynchronous_reference import replay_of
+from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.reference import copy_specs, made_up, whole_specs
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.values import Array, Spec
@@ -27,7 +33,8 @@ PROCESS_BYTES = 300 << 20
 class InputSource:
     """The source of values: files of inputs and parameters, or else the seed.
 
-    In the folder `timed` the processes of torchrun write how long their lines took.
+    In the folder `timed` the processes of torchrun write how long their lines took
+    (`line_profiler.timed_in`).
     """
 
     inputs: str | None = None
@@ -56,23 +63,32 @@ def run(made: Compilation, engine: str, given: InputSource, budget: int | None =
 
     `budget` is the available memory in bytes; None queries the machine.
     """
-    from meshdsl.backends.engines.failures import RunError
-
     arrays, notes = read_given(made, given)
     if engine != "reference":
         refuse_too_large(made, engine, budget)
+    with errors_at(made.source):
+        return replace(_ENGINES[engine](made, given, arrays), notes=notes)
+
+
+@contextmanager
+def errors_at(source: Source | None, resume: str | None = None) -> Iterator[None]:
+    """Raise a RunError as a diagnostic, with the line of its place in the source.
+
+    `resume` is the help where a device failed or was killed, of a run that can go on.
+    """
     try:
-        result = _ENGINES[engine](made, given, arrays)
+        yield
     except RunError as error:
-        diagnostic = replace(error.diagnostic, span=line_of(error.place, made.source))
+        diagnostic = replace(error.diagnostic, span=line_of(error.place, source))
+        if resume is not None and error.code in ("MD0701", "MD0721"):
+            diagnostic = replace(diagnostic, help=resume)
         raise DiagnosticError(diagnostic) from error
-    return replace(result, notes=notes)
 
 
-def line_of(place: str | None, source: Source) -> Span | None:
+def line_of(place: str | None, source: Source | None) -> Span | None:
     """The source line that a place such as `mlp.mdsl:15` names, without its indentation."""
     file, _, line = (place or "").rpartition(":")
-    if file != source.name or not line.isdecimal():
+    if source is None or file != source.name or not line.isdecimal():
         return None
     text = source.line(int(line))
     start = source.starts[int(line) - 1] + len(text) - len(text.lstrip())
@@ -206,18 +222,37 @@ def _run_local(made: Compilation, given: InputSource, arrays: tuple[Any, Any]) -
 
 
 def _run_torchrun(made: Compilation, given: InputSource, arrays: tuple[Any, Any]) -> Result:
-    from meshdsl.backends.engines.torchrun import RunJob, run_torchrun
+    return run_torchrun(made.emitted.text, given, made.emitted.places)
 
-    emitted = made.emitted
+
+def run_torchrun(text: str, given: InputSource, lines: Mapping[int, str] | None = None) -> Result:
+    """Run an emitted text on one process per device, which read the files that are given.
+
+    `lines` maps lines of the text to places of the source. Raises TorchrunError; a
+    KeyboardInterrupt passes through. In every case all processes are gone afterwards.
+    """
+    from meshdsl.backends.engines.in_process import Emitted
+    from meshdsl.backends.engines.torchrun import Launcher
+    from meshdsl.backends.torch.emitter import ProgramText
+
+    started = time.monotonic()
     inputs, params = (path and os.path.abspath(path) for path in (given.inputs, given.params))
-    job = RunJob(inputs, params, given.seed, given.timed)
-    done = run_torchrun(emitted.text, job, emitted.places)
-    return Result(done.outputs, done.seconds, updated=done.updated)
+    with Launcher("run", Emitted(ProgramText(text, dict(lines or {})))) as launcher:
+        if launcher.run(replace(given, inputs=inputs, params=params)) != 0:
+            raise launcher.error
+        outputs, updated = (_arrays(launcher.folder / f"{n}.npz") for n in ("out", "updated"))
+    return Result(outputs, time.monotonic() - started, updated=updated)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a file that processes have written; none where there is none."""
+    if not path.exists():
+        return {}
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _run_reference(made: Compilation, given: InputSource, arrays: tuple[Any, Any]) -> Result:
-    import time
-
     started = time.monotonic()
     outputs, updated = _reference(made, given, arrays).answer
     return Result(outputs, time.monotonic() - started, updated=updated)

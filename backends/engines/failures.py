@@ -123,6 +123,11 @@ def earliest(loops: tuple[TextLoop, ...], failures: list[Failure]) -> Failure:
     return min(failures, key=key)
 
 
+def place_of(lines: Mapping[int, str], line: int | None) -> str:
+    """The place in the source of a line of the emitted text; or that line, where it has none."""
+    return lines.get(line or 0) or f"line {line} of its program"
+
+
 def position_of(position: Any) -> tuple[int, ...]:
     """The global position that an index error names, by dim; empty for any other error."""
     return tuple(position.values()) if isinstance(position, dict) else ()

@@ -405,7 +405,8 @@ def local_tensors(
         for rank, held in zip(ranks, by_rank, strict=True):
             part = local_part(spec, mesh, rank)
             if not has_sum(spec, mesh, rank):
-                held[name] = torch.zeros(shape_of(part), dtype=torch_dtype(spec.dtype))
+                dtype = torch_dtype(spec.dtype)
+                held[name] = torch.zeros(shape_of(part), dtype=dtype, device="cpu")
                 continue
             if str(part) in blocks:
                 held[name] = blocks[str(part)].clone()

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from meshdsl.backends.engines.reports import Timed
 from meshdsl.disk_cache import from_json
+
+Timed = list[tuple[int, int, int]]
+"""Lines that were timed: the line, the beginning and the end."""
 
 Device = Callable[..., dict[str, Any]]
 
@@ -59,7 +61,7 @@ class Timer:
     def __init__(self, device: Device, finish: Callable[[], None]) -> None:
         self.device = followed(device, self._look)
         self.finish = finish
-        self.timed: list[tuple[int, int, int]] = []
+        self.timed: Timed = []
         self._line: int | None = None
         self._began = 0
 
@@ -84,7 +86,7 @@ def timer(device: Device, where: Any) -> Timer:
     return Timer(device, lambda: None)
 
 
-def timed_in(folder: str) -> list[list[tuple[int, int, int]]]:
+def timed_in(folder: str) -> list[Timed]:
     """What the devices have timed, by rank; nothing where no step was timed."""
     files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
     return [from_json(path.read_text("utf-8"), Timed) for path in files]

@@ -24,6 +24,7 @@ from meshdsl.backends.engines.failures import (
     earliest,
     first_failure,
     loops_of,
+    place_of,
     position_of,
     program_order,
 )
@@ -234,7 +235,7 @@ class DeviceThreads:
         line, _ = stand(frame)
         if line is None:
             return Doing(mark, outside(frame))
-        return Doing(mark, f"at {self.dist.lines.get(line) or f'line {line} of its program'}")
+        return Doing(mark, f"at {place_of(self.dist.lines, line)}")
 
 
 class Late:

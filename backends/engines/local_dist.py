@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshdsl.backends.engines.failures import CollectiveError
+from meshdsl.backends.engines.failures import CollectiveError, place_of
 from meshdsl.backends.engines.stack_sampler import is_of_device
 from meshdsl.backends.runtime.values import group_members
 
@@ -529,10 +529,8 @@ class LocalDist:
     def _show(self, call: CollectiveCall, meeting: Meeting) -> str:
         dtype = str(call.tensor.dtype).removeprefix("torch.")
         kind = f"{call.kind} {call.op}".rstrip()
-        place = self.lines.get(call.line) or f"line {call.line} of its program"
-        return (
-            f"{kind} of {dtype}{list(call.tensor.shape)} over {', '.join(meeting.axes)} at {place}"
-        )
+        about = f"{kind} of {dtype}{list(call.tensor.shape)} over {', '.join(meeting.axes)}"
+        return f"{about} at {place_of(self.lines, call.line)}"
 
     # The names of torch before 2.13.
     all_gather_into_tensor = all_gather_single

@@ -187,20 +187,20 @@ def assembled(
     """
     import torch
 
-    whole, filled = torch.empty(0), dict[str, int]()
-    for rank, given in blocks:
+    gathered, sizes = torch.empty(0), dict[str, int]()
+    for rank, block in blocks:
         part = local_part(spec, mesh, rank)
         shape, key = shape_of(part), str(part)
-        assert list(given.shape) == shape, f"device {rank} holds {list(given.shape)}, not {shape}"
-        is_narrow = spec.parts and given.dtype == torch.bfloat16
-        block = given.float() if is_narrow else given
-        if not filled:
-            whole = block.new_empty([*spec.dims.values()])
-        whole[part] = whole[part] + block if spec.parts and key in filled else block
-        filled[key] = block.numel()
-    count = sum(filled.values())
-    assert count == whole.numel(), f"the blocks hold {count} of {whole.numel()} elements"
-    return whole
+        assert list(block.shape) == shape, f"device {rank} holds {list(block.shape)}, not {shape}"
+        if spec.parts and block.dtype == torch.bfloat16:
+            block = block.float()
+        if not sizes:
+            gathered = block.new_empty([*spec.dims.values()])
+        gathered[part] = gathered[part] + block if spec.parts and key in sizes else block
+        sizes[key] = block.numel()
+    count = sum(sizes.values())
+    assert count == gathered.numel(), f"the blocks hold {count} of {gathered.numel()} elements"
+    return gathered
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

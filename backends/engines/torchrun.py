@@ -18,11 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import IO, Any, TypedDict
 
 from meshdsl import diagnostics
 from meshdsl.backends.engines import stack_sampler
@@ -31,13 +29,11 @@ from meshdsl.backends.engines.failures import (
     RunError,
     as_error,
     first_failure,
+    place_of,
     position_of,
 )
 from meshdsl.backends.engines.in_process import Emitted
-from meshdsl.backends.engines.reports import TERMINATED, Report
 from meshdsl.backends.engines.watchdog import Processes, Watchdog, is_gone
-from meshdsl.backends.runtime.values import Array
-from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from meshdsl.disk_cache import from_json
 
@@ -73,43 +69,34 @@ class TorchrunError(RunError):
     """A run under torchrun that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunJob:
-    """A run: files of inputs and parameters, where there are, and the seed of other values.
+class Told(TypedDict):
+    """A diagnostic, less its place."""
 
-    In the folder `timed` each process writes how long its lines took (`line_profiler.timed_in`).
+    code: str
+    message: str
+    help: str | None
+
+
+class Report(TypedDict):
+    """How a process failed: `code` is that of a diagnostic where it refused the run.
+
+    `collective` is the one it was in, where it is known.
     """
 
-    inputs: str | None = None
-    params: str | None = None
-    seed: int = 0
-    timed: str | None = None
+    rank: int
+    kind: str
+    message: str
+    code: str | None
+    line: int | None
+    loops: dict[str, int]
+    position: Any
+    in_collective: bool
+    collective: str
+    diagnostics: list[Told]
 
 
-@dataclass(frozen=True, slots=True)
-class TorchrunRun:
-    """The results of a run: whole outputs, seconds to start and run.
-
-    `updated` are parameters and states after a step that has new ones.
-    """
-
-    outputs: dict[str, Array]
-    seconds: float
-    updated: dict[str, Array] = field(default_factory=dict)
-
-
-def run_torchrun(text: str, job: RunJob, lines: Mapping[int, str] | None = None) -> TorchrunRun:
-    """Run an emitted text on one process per device and return its outputs as whole arrays.
-
-    `lines` maps lines of the text to places of the source. Raises TorchrunError; a
-    KeyboardInterrupt passes through. In every case all processes are gone afterwards.
-    """
-    started = time.monotonic()
-    with Launcher("run", Emitted(ProgramText(text, dict(lines or {})))) as launcher:
-        if launcher.run(job) != 0:
-            raise launcher.error
-        outputs, updated = (_arrays(launcher.folder / f"{n}.npz") for n in ("out", "updated"))
-    return TorchrunRun(outputs, time.monotonic() - started, updated)
+TERMINATED = "Terminated"
+"""The kind of the failure of a process that torchrun has ended, since another one had failed."""
 
 
 def devices_of(text: str) -> int:
@@ -118,17 +105,6 @@ def devices_of(text: str) -> int:
     mesh = next(node.value for node in assigned if ast.unparse(node.targets[0]) == "MESH")
     sizes: dict[str, int] = ast.literal_eval(mesh)
     return math.prod(sizes.values())
-
-
-def _arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a file; of none, none."""
-    if not path.exists():
-        return {}
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-# --- any job -------------------------------------------------------------------------------------
 
 
 class Launcher:
@@ -328,7 +304,7 @@ def _killed(device: int, reports: list[Report], places: Mapping[int, str]) -> To
     if waiting is None:
         return TorchrunError("MD0721", message, device=device)
     place, collective = places.get(waiting["line"] or 0), waiting["collective"]
-    at = place or f"line {waiting['line']} of its program"
+    at = place_of(places, waiting["line"])
     message += f"; device {waiting['rank']} was waiting for it in {collective} at {at}"
     return TorchrunError("MD0721", message, device=device, place=place, collective=collective)
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from meshdsl.backends.engines.reports import Activity
+from meshdsl.backends.engines.failures import place_of
 from meshdsl.backends.engines.stack_sampler import EVERY, report_of
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.disk_cache import from_json
@@ -115,6 +115,17 @@ def say(diagnostic: Diagnostic) -> None:
 # --- processes -----------------------------------------------------------------------------------
 
 
+class Activity(TypedDict):
+    """What a process is doing: its `mark` stays while it does the same, its `beat` counts."""
+
+    pid: int
+    beat: int
+    mark: int
+    line: int | None
+    collective: str
+    outside: str
+
+
 @dataclass(frozen=True, slots=True)
 class Processes:
     """The processes of a run, one per device, which report their activity in files of `folder`.
@@ -156,7 +167,7 @@ class Processes:
         line = found["line"]
         if line is None:
             return str(found["outside"])
-        return f"at {self.lines.get(line) or f'line {line} of its program'}"
+        return f"at {place_of(self.lines, line)}"
 
 
 def is_stopped(pid: int) -> bool:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
-from meshdsl.backends.engines.execution import line_of, refuse_too_large
-from meshdsl.backends.engines.failures import RunError
-from meshdsl.backends.engines.in_process import Emitted, LocalSession
+import numpy as np
+
+from meshdsl.backends.engines.execution import errors_at, refuse_too_large
+from meshdsl.backends.engines.in_process import (
+    Emitted,
+    LoadedProgram,
+    LocalSession,
+    Tensors,
+    as_array,
+    call_device,
+    local_tensors,
+)
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.generate.task import Task, Tell
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
+from meshdsl.backends.runtime.values import Array, Spec
+from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.disk_cache import from_json
 from meshdsl.pipeline import Compilation
 
@@ -20,11 +32,8 @@ ENGINES = ("local", "torchrun")
 def generate(made: Compilation, engine: str, task: Task, tell: Tell) -> None:
     """Run the one-step program; `tell` gets every new token. Raises DiagnosticError."""
     refuse_too_large(made, engine, None)
-    try:
+    with errors_at(made.source):
         _ENGINES[engine](Emitted(made.emitted), task, tell)
-    except RunError as error:
-        diagnostic = replace(error.diagnostic, span=line_of(error.place, made.source))
-        raise DiagnosticError(diagnostic) from error
 
 
 def checked_params(made: Compilation, path: str, states: tuple[str, ...]) -> list[Diagnostic]:
@@ -48,9 +57,52 @@ def checked_params(made: Compilation, path: str, states: tuple[str, ...]) -> lis
     return [Diagnostic("MD0506", note, severity="note") for note in notes]
 
 
-def _local(emitted: Emitted, task: Task, tell: Tell) -> None:
-    from meshdsl.backends.generate.decoding import Speaker
+class Speaker:
+    """One device. All devices make the same calls in the same order, and choose the same tokens."""
 
+    def __init__(self, ranks: Ranks, program: LoadedProgram, task: Task, tell: Tell) -> None:
+        self.ranks, self.program, self.task, self.tell = ranks, program, task, tell
+        self.contract = task.contract
+        arrays = {
+            n: a for n, a in read_arrays(task.params).items() if n not in task.contract.states
+        }
+        self.params = self._local(program.PARAMS, arrays)
+
+    def _local(self, specs: Mapping[str, Spec], arrays: Mapping[str, Any]) -> Tensors:
+        blocks = local_tensors(self.ranks.mesh, specs, arrays, 0, [self.ranks.rank])[0]
+        return {name: block.to(self.ranks.where) for name, block in blocks.items()}
+
+    def run(self) -> list[int]:
+        """The tokens after the prompt."""
+        generated: list[int] = []
+        tokens = list(self.task.prompt)
+        for position in range(len(tokens) + self.task.steps - 1):
+            outputs = self._read(tokens[position], position)
+            if position + 1 < len(self.task.prompt):
+                continue
+            tokens.append(self.task.next(self._logits(outputs), position))
+            generated.append(tokens[-1])
+            if self.ranks.rank == 0:
+                self.tell(tokens[-1])
+        return generated
+
+    def _read(self, token: int, position: int) -> Tensors:
+        """The outputs after one token, which every row of a batch is given."""
+        specs = self.program.INPUTS
+        wanted = {self.contract.token: token, self.contract.position: position}
+        arrays = {n: np.full(tuple(specs[n].dims.values()), v, np.int64) for n, v in wanted.items()}
+        inputs = self._local(specs, arrays)
+        return call_device(self.ranks, self.program, (inputs, self.params, {}))
+
+    def _logits(self, outputs: Tensors) -> Array:
+        """Those of the first row."""
+        name = self.contract.logits
+        spec = self.program.OUTPUTS[name]
+        logits = as_array(self.ranks.whole(spec, outputs[name]))
+        return logits[tuple(slice(None) if d == self.contract.words else 0 for d in spec.dims)]
+
+
+def _local(emitted: Emitted, task: Task, tell: Tell) -> None:
     programs = emitted.load()
     LocalSession(programs).run(lambda ranks: Speaker(ranks, programs.program, task, tell).run())
 

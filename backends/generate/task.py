@@ -23,11 +23,7 @@ class Task:
     Of the logits the first `known` belong to tokens. `temperature` 0 takes the likeliest.
     """
 
-    token: str
-    position: str
-    logits: str
-    words: str
-    states: tuple[str, ...]
+    contract: Contract
     prompt: tuple[int, ...]
     steps: int
     known: int
@@ -117,5 +113,4 @@ def task_of(
             help = f"write `--steps {room + 1 - len(prompt)}` or fewer"
         message += f": the program has room to read {room}"
         fail("MD0625", message, help=help)
-    names = (contract.token, contract.position, contract.logits, contract.words, contract.states)
-    return Task(*names, tuple(prompt), steps, known, params)
+    return Task(contract, tuple(prompt), steps, known, params)

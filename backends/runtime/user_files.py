@@ -52,6 +52,18 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 @contextlib.contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write where there is none yet; it is on the disk when the block has ended.
+
+    Raises OSError, also where something has the name: a link there might lead elsewhere.
+    """
+    with open(os.open(path, EXCLUSIVE, 0o666), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], sync: bool = True) -> Iterator[IO[bytes]]:
     """A seekable file to write; it takes the place of `path` once the block ends without error.
 

@@ -35,7 +35,7 @@ from meshdsl.backends.runtime.array_files import (
     safetensors_parts,
     show_table,
 )
-from meshdsl.backends.runtime.user_files import EXCLUSIVE, regular, sync_folder
+from meshdsl.backends.runtime.user_files import new_file, regular, sync_folder
 from meshdsl.backends.runtime.values import (
     Part,
     Spec,
@@ -314,18 +314,15 @@ def discard(folder: Path, step: int) -> None:
 def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
     """Write and sync a new file; returns its size and checksum, for the manifest.
 
-    `parts` are bytes or other buffers of bytes. Raises OSError, also where something has the name:
-    a link there might lead elsewhere.
+    `parts` are bytes or other buffers of bytes. Raises OSError, also where something has the name.
     """
     checksum, size = _checksum(), 0
-    with open(os.open(path, EXCLUSIVE, 0o666), "wb") as file:
+    with new_file(path) as file:
         for part in parts:
             file.write(part)
             checksum.update(part)
             size += len(part)
             del part  # before the next one is made
-        file.flush()
-        os.fsync(file.fileno())
     return {"bytes": size, "blake2b": checksum.hexdigest()}
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.backends.engines.execution import line_of, refuse_too_large
+from meshdsl.backends.engines.execution import errors_at, line_of, refuse_too_large
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fail
 
 if TYPE_CHECKING:
-    from meshdsl.backends.engines.failures import RunError
     from meshdsl.backends.engines.in_process import Emitted
     from meshdsl.pipeline import Compilation
 
@@ -199,24 +198,11 @@ def train(
     The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
     KeyboardInterrupt. SIGTERM ends it at once, in order, with SystemExit.
     """
-    from meshdsl.backends.engines.failures import RunError
-
-    try:
-        with interruptible() as stopping:
-            ending = _engine(engine)(emitted, job, tell, stopping)
-    except RunError as error:
-        raise DiagnosticError(_placed(error, source)) from error
+    with errors_at(source, RESUME), interruptible() as stopping:
+        ending = _engine(engine)(emitted, job, tell, stopping)
     if ending.trouble is not None:
         raise DiagnosticError(troubled(ending, ending.trouble, emitted.places, source))
     return ending
-
-
-def _placed(error: RunError, source: Source | None) -> Diagnostic:
-    """The diagnostic of a failed run, with its source line and a help for training runs."""
-    span = line_of(error.place, source) if source else None
-    diagnostic = replace(error.diagnostic, span=span)
-    is_late = diagnostic.code in ("MD0701", "MD0721")
-    return replace(diagnostic, help=RESUME) if is_late else diagnostic
 
 
 def _engine(name: str) -> Callable[..., Ending]:
@@ -264,7 +250,7 @@ def troubled(
     span = None
     if trouble.line is not None:
         place = places.get(trouble.line, "")
-        span = line_of(place, source) if source else None
+        span = line_of(place, source)
         at = f" at {place}" if place else ""
         origin = f"`{trouble.name}` became {trouble.value} first, in step {trouble.step}{at}"
         of_data = f"the data of step {trouble.step} hold {trouble.value} in `{trouble.name}`"

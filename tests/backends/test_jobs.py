@@ -10,9 +10,20 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.engines.torchrun import RunJob, earliest_of, reports_in, unexplained
+from meshdsl.backends.engines.execution import InputSource
+from meshdsl.backends.engines.in_process import Emitted
+from meshdsl.backends.engines.torchrun import (
+    ROOT_CAUSE,
+    TERMINATED,
+    earliest_of,
+    error_of,
+    reports_in,
+    unexplained,
+)
 from meshdsl.backends.engines.watchdog import Processes
+from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.generate.task import Task
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.job import DataFiles, Ending, Job, Trouble
 from meshdsl.backends.train.lock import locked
 from meshdsl.diagnostics import DiagnosticError
@@ -23,11 +34,11 @@ from tests.poison import poisoned
 FILES = DataFiles("d.txt", "held.txt", 0.5, "batch", "bytes", ("a", "b"), "ab", "steps")
 MADE: dict[str, Any] = {
     "job": Job(FILES, 3, about={"program": "p"}, rate=LearningRate("cosine", 0.1)),
-    "task": Task("t", "p", "l", "w", ("s",), (1, 2), 3, 4, "f"),
+    "task": Task(Contract("t", "p", "l", "w", 4, None, ("s",)), (1, 2), 3, 4, "f"),
     "ending": Ending(
         0, 1, "finished", {"loss": 0.5}, {"loss": 1.0}, 3, "tokens", 0.5, "ck", Trouble(1, "")
     ),
-    "run": RunJob("a.npz", None, 7, None),
+    "run": InputSource("a.npz", None, 7, None),
 }
 
 
@@ -49,7 +60,7 @@ def test_what_is_read_is_of_the_types_it_was_written_with(kind: str) -> None:
 REPORT = {
     **{"rank": 1, "code": None, "kind": "IndexError", "message": "m", "line": 3, "loops": {"i": 2}},
     **{"position": {"n": 4}, "in_collective": False, "collective": "all_reduce"},
-    "diagnostics": [{"code": "MD0511", "message": "m", "help": None}],
+    "diagnostics": [{"code": "MD0511", "message": "m", "help": "h"}],
 }
 ACTIVITY = {"pid": 7, "beat": 3, "mark": 12, "line": None, "collective": "", "outside": "o"}
 
@@ -79,6 +90,36 @@ def test_reports_of_another_form_are_none(content: dict[str, Any], tmp_path: Pat
     path.write_text(json.dumps(content)[:-7])
     assert not read()
     assert refused >= 20
+
+
+def reported(rank: int, **facts: Any) -> Any:
+    return {**REPORT, "rank": rank, "diagnostics": [], "position": None, **facts}
+
+
+IN_COLLECTIVE = {"in_collective": True, "line": 4}
+ENDED = {**IN_COLLECTIVE, "kind": TERMINATED}
+LOG = f"{ROOT_CAUSE}:\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)\n"
+FAILURES: dict[str, tuple[list[Any], str, str, str]] = {
+    "killed": ([reported(0, **ENDED)], LOG, "MD0721", "device 1 was killed; device 0 was waiting"),
+    "silent": ([reported(0, **IN_COLLECTIVE)], "", "MD0721", "the process of device 1 was killed"),
+    "refused": ([reported(0), reported(1, code="MD0501")], "", "MD0501", "m"),
+    "a diagnostic": ([reported(1), REPORT], "", "MD0511", "m"),
+    "a cause": ([reported(0, **IN_COLLECTIVE), reported(1)], LOG, "MD0701", "device 1 failed"),
+    "collectives": ([reported(0, **ENDED), reported(1, **IN_COLLECTIVE)], "", "MD0701", "device 1"),
+    "ended": ([reported(0, **ENDED), reported(1, **ENDED)], "a log", "MD0705", "a log"),
+    "nothing": ([], "a log", "MD0705", "a log"),
+}
+"""The reports of two processes, the log of torchrun, and what is told."""
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_one_error_is_told_of_all_reports(case: str) -> None:
+    reports, log, code, message = FAILURES[case]
+    error = error_of(Emitted(ProgramText("", {})), 2, reports, log)
+    (told,) = error.diagnostics if isinstance(error, DiagnosticError) else (error.diagnostic,)
+    assert told.code == code
+    assert message in told.message
+    assert told.help
 
 
 def test_an_owner_of_another_form_is_none(tmp_path: Path) -> None:

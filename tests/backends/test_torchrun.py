@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.engines import watchdog
+from meshdsl.backends.engines.execution import InputSource, run_torchrun
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.in_process import Emitted, run_local
 from meshdsl.backends.engines.stack_sampler import report_of
@@ -20,10 +21,8 @@ from meshdsl.backends.engines.torchrun import (
     OVER,
     Aftermath,
     Launcher,
-    RunJob,
     TorchrunError,
     devices_of,
-    run_torchrun,
 )
 from meshdsl.backends.torch.emitter import ProgramText
 from tests.backends.training_text import training_text
@@ -72,7 +71,7 @@ def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path)
     given = np.arange(8)
     np.savez(tmp_path / "x.npz", x=x)
     np.savez(tmp_path / "w.npz", w=given)
-    real = run_torchrun(text, RunJob(str(tmp_path / "x.npz"), str(tmp_path / "w.npz")))
+    real = run_torchrun(text, InputSource(str(tmp_path / "x.npz"), str(tmp_path / "w.npz")))
     assert devices_of(text) == 2
     assert set(real.outputs) == set(local.outputs)
     for name, array in real.outputs.items():
@@ -99,7 +98,7 @@ STATES = {
 }
 """
     text = training_text(body, tables, {"x": 2, "y": 2}, [("x", "y")]).text
-    for found in (run_local(text), run_torchrun(text, RunJob())):
+    for found in (run_local(text), run_torchrun(text, InputSource())):
         assert {n: x.tolist() for n, x in found.updated.items()} == {"e": [4, 4], "n": [1, 1]}
 
 
@@ -115,7 +114,7 @@ def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
     use = ("all_reduce", "check_index")
     text = emit(body, {"r": 2}, groups=(("r",),), use=use)
     told = []
-    for run in (run_local, lambda text: run_torchrun(text, RunJob())):
+    for run in (run_local, lambda text: run_torchrun(text, InputSource())):
         with pytest.raises(RunError) as caught:
             run(text)
         told.append((caught.value.code, caught.value.message, caught.value.device))
@@ -129,7 +128,7 @@ def test_refusals_come_before_any_collective(emit, tmp_path):
     text = emit(EVERYTHING, {"r": 2}, **TABLES)
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 1)), y=np.zeros(2))
     with pytest.raises(TorchrunError) as caught:
-        run_torchrun(text, RunJob(str(tmp_path / "x.npz")))
+        run_torchrun(text, InputSource(str(tmp_path / "x.npz")))
     assert caught.value.code == "MD0501"
     assert "dim b is 1, not 6" in caught.value.message
     assert "the program has no such name" in caught.value.message
@@ -157,7 +156,7 @@ def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch
 
     monkeypatch.setattr(watchdog, "say", go_on)
     monkeypatch.setenv(watchdog.SETTING, "1")
-    found = run_torchrun(text, RunJob(), {number + i: f"a.mdsl:{i}" for i in range(9)})
+    found = run_torchrun(text, InputSource(), {number + i: f"a.mdsl:{i}" for i in range(9)})
     np.testing.assert_array_equal(found.outputs["y"], [4, 4, 4])
     assert any(text.endswith(expected) for text in told)
 
@@ -254,7 +253,7 @@ def test_an_error_of_the_parent_ends_all_processes(emit, tmp_path, monkeypatch):
 
     emitted = Emitted(ProgramText(emit(SLEEPER, {"r": 2}), {}))
     with pytest.raises(KeyboardInterrupt), Launcher("run", emitted) as launcher:
-        launcher.run(RunJob(), look=look)
+        launcher.run(InputSource(), look=look)
     until_gone(workers(tmp_path / "pids"))
     assert not launcher.folder.exists()
 
@@ -263,8 +262,8 @@ def test_an_error_of_the_parent_ends_all_processes(emit, tmp_path, monkeypatch):
 def test_workers_do_not_outlive_a_parent_that_is_killed(emit, tmp_path):
     (tmp_path / "prog.txt").write_text(emit(SLEEPER, {"r": 2}))
     code = (
-        "from meshdsl.backends.engines.torchrun import RunJob, run_torchrun\n"
-        "run_torchrun(open('prog.txt').read(), RunJob())"
+        "from meshdsl.backends.engines.execution import InputSource, run_torchrun\n"
+        "run_torchrun(open('prog.txt').read(), InputSource())"
     )
     environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", code]

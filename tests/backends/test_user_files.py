@@ -167,7 +167,6 @@ OTHERS = {
     "backends/engines/torchrun.py": "the job and the log in the temporary folder of a run",
     "backends/worker.py": "failures, results and what is told, in the temporary folder of a run",
     "backends/train/log.py": "the log of a run: replaced at the beginning, then appended to",
-    "backends/train/checkpoint.py": "files in a folder that gets its name when all are synced",
     "backends/runtime/array_files.py": "members of an archive that the writer has opened",
     "backends/runtime/main.py": "members of such an archive; a copy of the standard output",
     "backends/runtime/output.py": "a copy of the standard output, and the null device",
@@ -221,7 +220,8 @@ def test_no_other_place_opens_a_users_file_to_write() -> None:
 
 READERS = {
     "backends/engines/line_profiler.py": "times in the temporary folder of a run",
-    "backends/engines/in_process.py": "texts in the temporary folder of a run",
+    "backends/engines/execution.py": "results in the temporary folder of a run",
+    "backends/engines/in_process.py": "texts in such a folder",
     "backends/engines/watchdog.py": "reports in such a folder; the state of a process",
     "backends/engines/torchrun.py": "reports, results and the log in such a folder",
     "backends/torch/inliner.py": "modules of the package",
