@@ -11,13 +11,12 @@ from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgra
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.program import Carry, Kind, Stacked
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.placements import Placement
-from meshdsl.placed.storage import is_load
 from meshdsl.placed.strategies import flops
 
 Pairs = tuple[tuple[placed.PlacedTensor, placed.PlacedTensor], ...]
@@ -90,7 +89,7 @@ class _Lowering:
         lowered: list[Node] = []
         for node in nodes:
             match node:
-                case placed.Apply() if is_load(node.named):
+                case placed.Apply(kind=Kind.LOAD):
                     self.vars[node.outs[0]] = self.vars[node.ins[0]]
                 case placed.Apply():
                     lowered.append(self._apply(node))
@@ -113,7 +112,7 @@ class _Lowering:
         )
         cost = flops(lookup(node.name), local)
         about = (node.attrs, node.span, node.phase, node.block)
-        return Compute(node.name, ins, outs, *about, flops=cost, onto=onto)
+        return Compute(node.name, ins, outs, *about, kind=node.kind, flops=cost, onto=onto)
 
     def _reshard(self, node: placed.Reshard) -> list[Node]:
         if node.dtype is None:
@@ -346,6 +345,6 @@ def _written_into(
 
 def _makes(node: placed.Node) -> tuple[placed.PlacedTensor, ...]:
     """The variables of a node: a loaded parameter has one already, a number needs none."""
-    if isinstance(node, placed.Apply) and (is_load(node.named) or node.name == "constant"):
+    if isinstance(node, placed.Apply) and (node.kind is Kind.LOAD or node.name == "constant"):
         return ()
     return node.makes

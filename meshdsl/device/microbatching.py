@@ -30,13 +30,13 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
-from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.program import Carry, Kind, Stacked, kind_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
-from meshdsl.placed.pipelined import Microbatching, is_leaving
+from meshdsl.placed.pipelined import Microbatching
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
 from meshdsl.placed.strategies import flops
@@ -88,7 +88,7 @@ class _Cutting:
         before, after, left = [], [], []
         self.versions.clear()
         for node in self.source.body:
-            if isinstance(node, Compute) and is_leaving(node):
+            if isinstance(node, Compute) and node.kind is Kind.STAGE_OUTPUT:
                 assert node.ins[0] in inside, (
                     "what is the same for all micro-batches leaves nothing"
                 )
@@ -114,7 +114,7 @@ class _Cutting:
         inside: set[Node | Var] = set(given)
         behind: set[Var] = set()
         for node in self.source.body:
-            leaves = isinstance(node, Compute) and is_leaving(node)
+            leaves = kind_of(node) is Kind.STAGE_OUTPUT
             if leaves or node.phase == "update" or not behind.isdisjoint(reads(node)):
                 behind.update(node.makes)
                 continue

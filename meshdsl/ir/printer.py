@@ -139,7 +139,8 @@ class Printer(Generic[V]):
         outs = ", ".join(map(self.defined, op.outs))
         types = ", ".join(map(self.type, op.outs))
         tags = self.tags(op)
-        return f"{outs} = {op.name}{ins}{constants(op.attrs)}{tags} : {types}{self.after(op)}"
+        name = f"{op.kind or op.name}{ins}{constants(op.attrs)}"
+        return f"{outs} = {name}{tags} : {types}{self.after(op)}"
 
     def tags(self, node: Op[V] | Loop[V, Any]) -> str:
         """The phase, the origin and the `recompute` block of an operator or a loop."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from meshdsl.diagnostics import Span
@@ -111,12 +112,31 @@ class Origin:
         return replace(self, of=new(self.of))
 
 
+class Kind(StrEnum):
+    """An operator that placing treats by itself, for what it stands for in the program.
+
+    LOAD:         a parameter is taken from storage, for uses that have it otherwise.
+    STAGE_OUTPUT: a value leaves the stages of a pipeline, each of which has a part of it.
+    WORKER_PARTS: the parts that several workers have of a sum become blocks of a dim.
+    """
+
+    LOAD = "load"
+    STAGE_OUTPUT = "stage_output"
+    WORKER_PARTS = "worker_parts"
+
+    @property
+    def operator(self) -> str:
+        """The operator of the registry that such a one is on numbers."""
+        return "parts" if self is Kind.WORKER_PARTS else "identity"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op(Leaf, Generic[V]):
     """One operator of the registry applied to values; `attrs` are known at compile time.
 
     `block` numbers the `recompute` that it is in, which the backward pass rematerialises. `origin`
-    is None of what the program states; every operator of the backward pass has one.
+    is None of what the program states; every operator of the backward pass has one. `kind` is None
+    of all that only computes.
     """
 
     name: str
@@ -127,6 +147,7 @@ class Op(Leaf, Generic[V]):
     phase: str = "forward"
     block: int | None = None
     origin: Origin | None = None
+    kind: Kind | None = None
 
     @property
     def out(self) -> V:
@@ -246,6 +267,11 @@ class Loop(Generic[V, N]):
             collected=tuple([c.on(of) for c in self.collected]),
             **fields,
         )
+
+
+def kind_of(node: Any) -> Kind | None:
+    """The kind of a node; None of what is no operator."""
+    return node.kind if isinstance(node, Op) else None
 
 
 def every(nodes: Iterable[N]) -> Iterator[N]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
-from meshdsl.ir.program import Loop
+from meshdsl.ir.program import Loop, Op
 
 V = TypeVar("V")
 
@@ -76,6 +76,8 @@ class Verifier(Generic[V]):
     def node(self, node: Any) -> None:
         """Check a node that is no loop."""
         self.need(node.reads, getattr(node, "name", type(node).__name__))
+        if isinstance(node, Op) and node.kind is not None:
+            assert node.name == node.kind.operator, f"a {node.kind} is no {node.name}"
         self.check(node)
         self.define(node.makes)
 

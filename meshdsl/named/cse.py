@@ -105,8 +105,7 @@ class Merging(Visitor):
     def op(self, op: NamedOp) -> NamedOp | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
         op = self.now(op)
-        marks = op.name == "identity" and op.attrs  # what leaves stages does so by itself
-        if marks or len(op.outs) != 1 or lookup(op.name).overwrites:
+        if op.kind is not None or len(op.outs) != 1 or lookup(op.name).overwrites:
             return op
         number, before = self._equal(op)
         self.numbers[op.out] = number
@@ -130,8 +129,6 @@ class Merging(Visitor):
     def _equal(self, op: NamedOp) -> tuple[Any, list[NamedOp]]:
         """The number of the result, and the operators that have computed the same."""
         ins = tuple(self.numbers.get(v, v) for v in op.ins)
-        if op.out.role == "param":  # on its way from storage: another phase gathers it again
-            return op.out, []
         key = (op.name, ins, op.attrs, op.out.type, op.out.role)
         number, before = self.done.setdefault(key, (len(self.done), []))
         # Those that are never merged are as many as there are numbers in a text: none is kept.

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
-from meshdsl.ir import program as ir
+from meshdsl.ir.program import Kind
 from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
@@ -238,11 +237,6 @@ def is_per_worker(program: NamedProgram) -> bool:
     return compress is not None and compress.name in PER_WORKER
 
 
-def is_parts(op: ir.Op[Any]) -> bool:
-    """Whether an operator takes the parts that several workers have of a sum."""
-    return op.name == "parts" and op.attr("dim").size > 1
-
-
 def for_workers(program: NamedProgram, ways: Mapping[str, tuple[int, ...]]) -> NamedProgram:
     """The program in which each parameter, by its name, has so many workers.
 
@@ -270,7 +264,9 @@ def for_workers(program: NamedProgram, ways: Mapping[str, tuple[int, ...]]) -> N
         attrs = tuple((name, resized(item)) for name, item in op.attrs)
         if op.name == "block_index":
             attrs = (("dim", op.attr("dim")), ("ways", blocks[op.attr("dim").name]))
-        return replace(op, ins=ins, outs=outs, attrs=attrs)
+        resized_op = replace(op, ins=ins, outs=outs, attrs=attrs)
+        several = op.name == "parts" and resized_op.attr("dim").size > 1
+        return replace(resized_op, kind=Kind.WORKER_PARTS) if several else resized_op
 
     body = tuple(
         one(node) if isinstance(node, NamedOp) and node.phase == "update" else node

@@ -108,7 +108,7 @@ class CachedProblem:
             ins = [self._value(v) for v in node.ins]
             pins = [p and _json(p) for p in self.request.pins(node)]
             outs = [[self._value(v), self.request.layout.summed(v, node)] for v in node.outs]
-            return [node.name, repr(node.attrs), ins, pins, outs]
+            return [node.kind or node.name, repr(node.attrs), ins, pins, outs]
         self.loops.append(node)
         before = [[self._value(c.init), self._value(c.inside)] for c in node.carries]
         stacked = [[self._value(s.outer), self._value(s.inside)] for s in node.stacked]

@@ -19,13 +19,12 @@ from typing import ClassVar, Protocol
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.program import Carry, Collected, Kind, Stacked
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.cse import Merging
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
-from meshdsl.named.workers import is_parts
 from meshdsl.placed import why
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import (
@@ -38,12 +37,11 @@ from meshdsl.placed.ir import (
     Reshard,
     walk,
 )
-from meshdsl.placed.pipelined import is_leaving
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sharding_rules import Call, call_of, needed_whole
-from meshdsl.placed.storage import is_load, is_loaded
+from meshdsl.placed.storage import is_loaded
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
 
 
@@ -407,15 +405,16 @@ class Placer:
                 self.watch = None
         if op is None:
             return
-        if is_load(op):
-            self._load(op)
-        elif is_leaving(op):
-            self._leaving(op)
-        elif is_parts(op):
-            self._parts(op)
-        else:
-            for each in self._rewritten(op):
-                self._apply(each)
+        match op.kind:
+            case Kind.LOAD:
+                self._load(op)
+            case Kind.STAGE_OUTPUT:
+                self._leaving(op)
+            case Kind.WORKER_PARTS:
+                self._parts(op)
+            case None:
+                for each in self._rewritten(op):
+                    self._apply(each)
 
     def _rewritten(self, op: named.NamedOp) -> Iterator[named.NamedOp]:
         """What an operator is rewritten in, itself for most; each is placed before the next."""

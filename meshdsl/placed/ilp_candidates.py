@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.ir import program as ir
+from meshdsl.ir.program import Kind
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
@@ -22,7 +23,6 @@ from meshdsl.placed.placements import B, Component, Partial, Placement, Split, p
 from meshdsl.placed.request import Request, loops
 from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, route
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
-from meshdsl.placed.storage import is_load
 from meshdsl.placed.strategies import Chooser, Want, adding_first, allowed_rows, flops
 from meshdsl.placed.zero_one import NoPlan
 
@@ -208,7 +208,7 @@ class PlanSpace:
         combinations: dict[tuple[object, ...], Combination] = {}
         for rows in itertools.product(*options):
             placed = chooser.placements(dict(zip(self.axes, rows, strict=True)))
-            if placed is None or (is_load(op) and placed[0] != ruled):
+            if placed is None or (op.kind is Kind.LOAD and placed[0] != ruled):
                 continue
             work = chooser.flops(*placed)
             cost = self.price.operator(lookup(op.name), chooser.local(*placed), work)

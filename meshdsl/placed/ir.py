@@ -82,13 +82,14 @@ class Apply(ir.Op[PlacedTensor]):
         cls, op: names.NamedOp, ins: tuple[PlacedTensor, ...], outs: tuple[PlacedTensor, ...]
     ) -> Apply:
         """An operator of the named program on placed tensors."""
-        return cls(op.name, ins, outs, op.attrs, op.span, op.phase, op.block, op.origin)
+        tags = op.phase, op.block, op.origin, op.kind
+        return cls(op.name, ins, outs, op.attrs, op.span, *tags)
 
     @property
     def named(self) -> names.NamedOp:
         """The operator of the named program."""
         ins, outs = (tuple(t.value for t in ts) for ts in (self.ins, self.outs))
-        tags = self.phase, self.block, self.origin
+        tags = self.phase, self.block, self.origin, self.kind
         return names.NamedOp(self.name, ins, outs, self.attrs, self.span, *tags)
 
     def local(self, mesh: Mesh) -> Signature:

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir import program as ir
+from meshdsl.ir.program import Kind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.placed.layout import STORAGE, Layout, Rule
@@ -24,7 +25,6 @@ from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verification import Verified
 
-LEAVING = (("leaves", "stages"),)
 """The attribute of an `identity` whose operand each stage has a part of."""
 
 
@@ -142,11 +142,6 @@ class Piped:
     def cuts(self, loop: ir.Loop[Any, Any]) -> bool:
         """Whether the iterations of a loop are on the stages."""
         return loop.dim.name == self.dim and loop.phase != "update"
-
-
-def is_leaving(op: ir.Op[Any]) -> bool:
-    """Whether an operator stands for what leaves the stages."""
-    return op.name == "identity" and op.attrs == LEAVING
 
 
 def is_forward(program: NamedProgram, use: ScheduleUse | None) -> bool:
@@ -428,15 +423,15 @@ def _behind_passes(program: NamedProgram, cut: Microbatching) -> NamedProgram:
 
 def _leaving(old: Value, new: Value, maker: Node) -> NamedOp:
     """The operator through which a value leaves the stages, in the phase of what makes it."""
-    tags = maker.phase, None, maker.origin
-    return NamedOp("identity", (old,), (new,), LEAVING, old.span, *tags)
+    tags = maker.phase, None, maker.origin, Kind.STAGE_OUTPUT
+    return NamedOp("identity", (old,), (new,), (), old.span, *tags)
 
 
 def of_batch(program: NamedProgram, cut: Microbatching) -> set[Value]:
     """What the passes make of the batch, each micro-batch a part of it or all again."""
     dependent = {v for v in program.inputs if cut.has(v)}
     for node in program.body:
-        if node.phase == "update" or (isinstance(node, NamedOp) and is_leaving(node)):
+        if node.phase == "update" or kind_of(node) is Kind.STAGE_OUTPUT:
             continue
         if any(v in dependent or cut.has(v) for v in (*reads_of(node), *makes_of(node))):
             dependent.update(makes_of(node))

@@ -14,6 +14,7 @@ from typing import Literal, NoReturn, Self
 
 from meshdsl.diagnostics import Diagnostics, Related, Span, fail
 from meshdsl.ir import program as ir
+from meshdsl.ir.program import Kind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
@@ -21,7 +22,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
-from meshdsl.placed.pipelined import Piped, is_leaving, of_batch
+from meshdsl.placed.pipelined import Piped, of_batch
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
@@ -173,7 +174,7 @@ class Request:
             micro = (loop for loop in loops(self.program) if loop.dim.name == pipe.micro)
             return self._sums.union(*(makes_of(loop) for loop in micro))
         passes = (n for n in self.program.body if n.phase != "update")
-        inside = (n for n in passes if not (isinstance(n, NamedOp) and is_leaving(n)))
+        inside = (n for n in passes if kind_of(n) is not Kind.STAGE_OUTPUT)
         return frozenset(v for n in inside for v in makes_of(n))
 
     @cached_property
@@ -208,9 +209,8 @@ class Request:
 
     def _flies(self, node: named.Node) -> bool:
         """Whether a node is of the passes."""
-        return any(v in self.in_flight for v in makes_of(node)) and not (
-            isinstance(node, NamedOp) and is_leaving(node)
-        )
+        flies = any(v in self.in_flight for v in makes_of(node))
+        return flies and kind_of(node) is not Kind.STAGE_OUTPUT
 
     @cached_property
     def _stacks(self) -> frozenset[Value]:

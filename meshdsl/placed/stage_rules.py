@@ -13,15 +13,14 @@ from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Related, counted, fail
-from meshdsl.ir.program import every
+from meshdsl.ir.program import Kind, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
 from meshdsl.placed.pipelined import (
     Piped,
     check_axis,
     cut_of,
-    is_leaving,
 )
 from meshdsl.placed.settings import StageRule
 
@@ -99,7 +98,8 @@ class _Stages:
         self.program, self.pipe, self.layout = program, pipe, layout
         loop = None if pipe.cut else _batches(program)
         nodes: tuple[Node, ...] = loop.body if loop else program.body
-        self.nodes = [n for n in nodes if n.phase != "update" and not _leaves(n)]
+        passes = (n for n in nodes if n.phase != "update")
+        self.nodes = [n for n in passes if kind_of(n) is not Kind.STAGE_OUTPUT]
         self.forward = [n for n in self.nodes if n.phase == "forward"]
         self.makers = {v: n for n in self.forward for v in makes_of(n)}
         slices = {s.outer: s.inside for s in loop.stacked} if loop else {}
@@ -322,7 +322,3 @@ def _belongs_to_call(node: Node, value: Value) -> bool:
     return isinstance(node, NamedLoop) and any(
         len(v.path) > len(value.path) for v in makes_of(node)
     )
-
-
-def _leaves(node: Node) -> bool:
-    return isinstance(node, NamedOp) and is_leaving(node)

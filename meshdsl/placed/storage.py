@@ -1,6 +1,6 @@
 """Parameters whose stored placement is not that of their use: where they are gathered.
 
-Each use goes through a `load`: an identity whose result is placed by the general rules alone. A
+Each use goes through a `load`, whose result is placed by the general rules alone. A
 load serves one block of one phase, so that the backward pass gathers again; with `keep` it serves
 the whole program. (ZeRO stage 3, Rajbhandari et al. 2020; `reshard_after_forward` in FSDP.)
 """
@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.ir.program import Stacked, every
+from meshdsl.ir.program import Kind, Stacked, every
 from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import Piped
-
-
-def is_load(op: NamedOp) -> bool:
-    """Whether an operator loads a parameter from storage for use."""
-    return op.name == "identity" and is_loaded(op.out)
 
 
 def is_loaded(value: Value) -> bool:
@@ -78,7 +73,7 @@ class _StorageRewrite(Visitor):
         key = (value, pins, "" if _is_kept(value, self.layout) else reader.phase)
         if key not in self.loads:
             self.loads[key] = replace(value, follows=value, pins=pins or value.pins)
-            tags = reader.span, reader.phase, None, reader.origin
+            tags = reader.span, reader.phase, None, reader.origin, Kind.LOAD
             load = NamedOp("identity", (value,), (self.loads[key],), (), *tags)
             self.made.append(load)
         return self.loads[key]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from meshdsl.ir.program import Kind
 from meshdsl.ir.verify import Verifier
 from meshdsl.named.ir import Value
-from meshdsl.named.workers import is_parts
 from meshdsl.placed.ir import Apply, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
-from meshdsl.placed.pipelined import Piped, is_leaving
+from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.sharding_rules import call_of
 from meshdsl.placed.strategies import is_legal
@@ -50,11 +50,27 @@ class _PlacedVerifier(Verifier[PlacedTensor]):
             _check_route(node)
             return
         self.check_origin(node)
-        if is_leaving(node) or is_parts(node):
+        if node.kind is not None:
+            self.check_kind(node, node.kind)
             return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
         legal = is_legal(call_of(node), ins, outs, self.mesh)
         assert legal, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
+
+    def check_kind(self, node: Apply, kind: Kind) -> None:
+        """Check the placements of an operator of a kind, which no row of its factors has."""
+        (source,), (result,) = ([t.placement for t in ts] for ts in (node.ins, node.outs))
+        if kind is Kind.LOAD:
+            assert result == source, "a load leaves a parameter as it is stored"
+            return
+        if kind is Kind.STAGE_OUTPUT:
+            assert self.pipe is not None, "without stages nothing leaves them"
+            parts = {*source.partial, self.pipe.axis}
+            is_sum = result.splits == source.splits and set(result.partial) == parts
+            assert result == source or is_sum, f"{source} leaves the stages as {result}"
+            return
+        dim = node.attr("dim").name
+        assert set(source.partial) == set(result.axes_of(dim)), f"{source} in parts is {result}"
 
     def named(self, value: PlacedTensor) -> Value:
         return value.value

@@ -122,7 +122,7 @@ class _DeviceParser(ir.Parser[Var]):
         names = [v.name for v in op.ins]
         onto = names.index(op.outs[0].name) if op.outs[0].name in names else None
         about = (op.attrs, op.span, op.phase, op.block)
-        return Compute(op.name, op.ins, op.outs, *about, flops=cost, onto=onto)
+        return Compute(op.name, op.ins, op.outs, *about, kind=op.kind, flops=cost, onto=onto)
 
     def leaf(self, line: IRLine) -> Node | None:
         words = line.text.split(" ")

@@ -116,7 +116,8 @@ class _NamedParser(ir.Parser[Value]):
 
     def make_op(self, op: generic.Op[Value]) -> NamedOp:
         lookup(op.name)
-        return NamedOp(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
+        tags = op.phase, op.block, op.origin, op.kind
+        return NamedOp(op.name, op.ins, op.outs, op.attrs, op.span, *tags)
 
     def origin(self, name: str) -> Value:
         return self.known[name]

@@ -248,7 +248,8 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
 
     def make_op(self, op: generic.Op[PlacedTensor]) -> Apply:
         lookup(op.name)
-        return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block, op.origin)
+        tags = op.phase, op.block, op.origin, op.kind
+        return Apply(op.name, op.ins, op.outs, op.attrs, op.span, *tags)
 
     def origin(self, name: str) -> named.Value:
         return self.numbered[name].value
