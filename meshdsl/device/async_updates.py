@@ -31,7 +31,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, Kind, Stacked
+from meshdsl.ir.program import Carry, OpKind, Stacked
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
@@ -245,7 +245,7 @@ class _Updates:
     def _moved(self, node: Node) -> Node | None:
         """A statement of the update on what one stage has; None where nothing is left to do."""
         match node:
-            case Compute(kind=Kind.STAGE_OUTPUT):
+            case Compute(kind=OpKind.STAGE_OUTPUT):
                 self.new[node.outs[0]] = self._read(node.ins[0])
                 return None
             case Compute():

@@ -11,7 +11,7 @@ from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgra
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Carry, Kind, Stacked
+from meshdsl.ir.program import Carry, OpKind, Stacked
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
@@ -89,7 +89,7 @@ class _Lowering:
         lowered: list[Node] = []
         for node in nodes:
             match node:
-                case placed.Apply(kind=Kind.LOAD):
+                case placed.Apply(kind=OpKind.LOAD):
                     self.vars[node.outs[0]] = self.vars[node.ins[0]]
                 case placed.Apply():
                     lowered.append(self._apply(node))
@@ -345,6 +345,6 @@ def _written_into(
 
 def _makes(node: placed.Node) -> tuple[placed.PlacedTensor, ...]:
     """The variables of a node: a loaded parameter has one already, a number needs none."""
-    if isinstance(node, placed.Apply) and (node.kind is Kind.LOAD or node.name == "constant"):
+    if isinstance(node, placed.Apply) and (node.kind is OpKind.LOAD or node.name == "constant"):
         return ()
     return node.makes

@@ -30,7 +30,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
-from meshdsl.ir.program import Carry, Kind, Stacked, kind_of
+from meshdsl.ir.program import Carry, OpKind, Stacked, kind_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
 from meshdsl.named.ir import Value
@@ -88,7 +88,7 @@ class _Cutting:
         before, after, left = [], [], []
         self.versions.clear()
         for node in self.source.body:
-            if isinstance(node, Compute) and node.kind is Kind.STAGE_OUTPUT:
+            if isinstance(node, Compute) and node.kind is OpKind.STAGE_OUTPUT:
                 assert node.ins[0] in inside, (
                     "what is the same for all micro-batches leaves nothing"
                 )
@@ -114,7 +114,7 @@ class _Cutting:
         inside: set[Node | Var] = set(given)
         behind: set[Var] = set()
         for node in self.source.body:
-            leaves = kind_of(node) is Kind.STAGE_OUTPUT
+            leaves = kind_of(node) is OpKind.STAGE_OUTPUT
             if leaves or node.phase == "update" or not behind.isdisjoint(reads(node)):
                 behind.update(node.makes)
                 continue

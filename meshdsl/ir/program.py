@@ -112,7 +112,7 @@ class Origin:
         return replace(self, of=new(self.of))
 
 
-class Kind(StrEnum):
+class OpKind(StrEnum):
     """An operator that placing treats by itself, for what it stands for in the program.
 
     LOAD:         a parameter is taken from storage, for uses that have it otherwise.
@@ -127,7 +127,7 @@ class Kind(StrEnum):
     @property
     def operator(self) -> str:
         """The operator of the registry that such a one is on numbers."""
-        return "parts" if self is Kind.WORKER_PARTS else "identity"
+        return "parts" if self is OpKind.WORKER_PARTS else "identity"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +147,7 @@ class Op(Leaf, Generic[V]):
     phase: str = "forward"
     block: int | None = None
     origin: Origin | None = None
-    kind: Kind | None = None
+    kind: OpKind | None = None
 
     @property
     def out(self) -> V:
@@ -269,7 +269,7 @@ class Loop(Generic[V, N]):
         )
 
 
-def kind_of(node: Any) -> Kind | None:
+def kind_of(node: Any) -> OpKind | None:
     """The kind of a node; None of what is no operator."""
     return node.kind if isinstance(node, Op) else None
 

@@ -11,7 +11,7 @@ from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import (
     contract_products,
     contract_squares,
-    drop_unused,
+    eliminate_dead_code,
     hoist_invariants,
     name_transposes,
 )
@@ -34,7 +34,7 @@ def passes(spoken: Collection[str] | None) -> tuple[Pass, ...]:
         name_transposes,
         hoist_invariants,
         contract_products,  # a sum that has moved out of a loop may have met its product there
-        drop_unused,
+        eliminate_dead_code,
     )
 
 

@@ -166,9 +166,10 @@ def _may_leave(op: NamedOp, loop: NamedLoop) -> bool:
 
 def drop_unused(program: NamedProgram) -> NamedProgram:
     """Remove operators, loops, carries and slices whose results nobody reads, if there are any."""
-    return with_kept_origins(program, _without_unused(program))
+    return with_kept_origins(program, eliminate_dead_code(program))
 
 
-def _without_unused(program: NamedProgram) -> NamedProgram:
+def eliminate_dead_code(program: NamedProgram) -> NamedProgram:
+    """Remove what no output, update or loss needs; origins may name values that are gone."""
     body = needed(program.body, set(kept(program)))
     return program if body == program.body else replace(program, body=body)

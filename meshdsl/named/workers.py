@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from meshdsl.ir.program import Kind
+from meshdsl.ir.program import OpKind
 from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
@@ -266,7 +266,7 @@ def for_workers(program: NamedProgram, ways: Mapping[str, tuple[int, ...]]) -> N
             attrs = (("dim", op.attr("dim")), ("ways", blocks[op.attr("dim").name]))
         resized_op = replace(op, ins=ins, outs=outs, attrs=attrs)
         several = op.name == "parts" and resized_op.attr("dim").size > 1
-        return replace(resized_op, kind=Kind.WORKER_PARTS) if several else resized_op
+        return replace(resized_op, kind=OpKind.WORKER_PARTS) if several else resized_op
 
     body = tuple(
         one(node) if isinstance(node, NamedOp) and node.phase == "update" else node

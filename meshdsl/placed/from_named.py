@@ -19,7 +19,7 @@ from typing import ClassVar, Protocol
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Carry, Collected, Kind, Stacked
+from meshdsl.ir.program import Carry, Collected, OpKind, Stacked
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.cse import Merging
@@ -406,11 +406,11 @@ class Placer:
         if op is None:
             return
         match op.kind:
-            case Kind.LOAD:
+            case OpKind.LOAD:
                 self._load(op)
-            case Kind.STAGE_OUTPUT:
+            case OpKind.STAGE_OUTPUT:
                 self._leaving(op)
-            case Kind.WORKER_PARTS:
+            case OpKind.WORKER_PARTS:
                 self._parts(op)
             case None:
                 for each in self._rewritten(op):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Kind
+from meshdsl.ir.program import OpKind
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
@@ -208,7 +208,7 @@ class PlanSpace:
         combinations: dict[tuple[object, ...], Combination] = {}
         for rows in itertools.product(*options):
             placed = chooser.placements(dict(zip(self.axes, rows, strict=True)))
-            if placed is None or (op.kind is Kind.LOAD and placed[0] != ruled):
+            if placed is None or (op.kind is OpKind.LOAD and placed[0] != ruled):
                 continue
             work = chooser.flops(*placed)
             cost = self.price.operator(lookup(op.name), chooser.local(*placed), work)

@@ -16,7 +16,7 @@ from typing import Any
 
 from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Kind, kind_of
+from meshdsl.ir.program import OpKind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.placed.layout import STORAGE, Layout, Rule
@@ -423,7 +423,7 @@ def _behind_passes(program: NamedProgram, cut: Microbatching) -> NamedProgram:
 
 def _leaving(old: Value, new: Value, maker: Node) -> NamedOp:
     """The operator through which a value leaves the stages, in the phase of what makes it."""
-    tags = maker.phase, None, maker.origin, Kind.STAGE_OUTPUT
+    tags = maker.phase, None, maker.origin, OpKind.STAGE_OUTPUT
     return NamedOp("identity", (old,), (new,), (), old.span, *tags)
 
 
@@ -431,7 +431,7 @@ def of_batch(program: NamedProgram, cut: Microbatching) -> set[Value]:
     """What the passes make of the batch, each micro-batch a part of it or all again."""
     dependent = {v for v in program.inputs if cut.has(v)}
     for node in program.body:
-        if node.phase == "update" or kind_of(node) is Kind.STAGE_OUTPUT:
+        if node.phase == "update" or kind_of(node) is OpKind.STAGE_OUTPUT:
             continue
         if any(v in dependent or cut.has(v) for v in (*reads_of(node), *makes_of(node))):
             dependent.update(makes_of(node))

@@ -14,7 +14,7 @@ from typing import Literal, NoReturn, Self
 
 from meshdsl.diagnostics import Diagnostics, Related, Span, fail
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Kind, kind_of
+from meshdsl.ir.program import OpKind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
@@ -174,7 +174,7 @@ class Request:
             micro = (loop for loop in loops(self.program) if loop.dim.name == pipe.micro)
             return self._sums.union(*(makes_of(loop) for loop in micro))
         passes = (n for n in self.program.body if n.phase != "update")
-        inside = (n for n in passes if kind_of(n) is not Kind.STAGE_OUTPUT)
+        inside = (n for n in passes if kind_of(n) is not OpKind.STAGE_OUTPUT)
         return frozenset(v for n in inside for v in makes_of(n))
 
     @cached_property
@@ -210,7 +210,7 @@ class Request:
     def _flies(self, node: named.Node) -> bool:
         """Whether a node is of the passes."""
         flies = any(v in self.in_flight for v in makes_of(node))
-        return flies and kind_of(node) is not Kind.STAGE_OUTPUT
+        return flies and kind_of(node) is not OpKind.STAGE_OUTPUT
 
     @cached_property
     def _stacks(self) -> frozenset[Value]:

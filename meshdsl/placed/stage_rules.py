@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Related, counted, fail
-from meshdsl.ir.program import Kind, every, kind_of
+from meshdsl.ir.program import OpKind, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
@@ -99,7 +99,7 @@ class _Stages:
         loop = None if pipe.cut else _batches(program)
         nodes: tuple[Node, ...] = loop.body if loop else program.body
         passes = (n for n in nodes if n.phase != "update")
-        self.nodes = [n for n in passes if kind_of(n) is not Kind.STAGE_OUTPUT]
+        self.nodes = [n for n in passes if kind_of(n) is not OpKind.STAGE_OUTPUT]
         self.forward = [n for n in self.nodes if n.phase == "forward"]
         self.makers = {v: n for n in self.forward for v in makes_of(n)}
         slices = {s.outer: s.inside for s in loop.stacked} if loop else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.ir.program import Kind, Stacked, every
+from meshdsl.ir.program import OpKind, Stacked, every
 from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
 from meshdsl.placed.layout import Layout
@@ -73,7 +73,7 @@ class _StorageRewrite(Visitor):
         key = (value, pins, "" if _is_kept(value, self.layout) else reader.phase)
         if key not in self.loads:
             self.loads[key] = replace(value, follows=value, pins=pins or value.pins)
-            tags = reader.span, reader.phase, None, reader.origin, Kind.LOAD
+            tags = reader.span, reader.phase, None, reader.origin, OpKind.LOAD
             load = NamedOp("identity", (value,), (self.loads[key],), (), *tags)
             self.made.append(load)
         return self.loads[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.ir.program import Kind
+from meshdsl.ir.program import OpKind
 from meshdsl.ir.verify import Verifier
 from meshdsl.named.ir import Value
 from meshdsl.placed.ir import Apply, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
@@ -57,13 +57,13 @@ class _PlacedVerifier(Verifier[PlacedTensor]):
         legal = is_legal(call_of(node), ins, outs, self.mesh)
         assert legal, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
-    def check_kind(self, node: Apply, kind: Kind) -> None:
+    def check_kind(self, node: Apply, kind: OpKind) -> None:
         """Check the placements of an operator of a kind, which no row of its factors has."""
         (source,), (result,) = ([t.placement for t in ts] for ts in (node.ins, node.outs))
-        if kind is Kind.LOAD:
+        if kind is OpKind.LOAD:
             assert result == source, "a load leaves a parameter as it is stored"
             return
-        if kind is Kind.STAGE_OUTPUT:
+        if kind is OpKind.STAGE_OUTPUT:
             assert self.pipe is not None, "without stages nothing leaves them"
             parts = {*source.partial, self.pipe.axis}
             is_sum = result.splits == source.splits and set(result.partial) == parts

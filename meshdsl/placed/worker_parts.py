@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import fail
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import Kind
+from meshdsl.ir.program import OpKind
 from meshdsl.named.ir import Goal, NamedProgram, Value
 from meshdsl.named.workers import Dims, for_workers, is_per_worker
 from meshdsl.placed.ir import Apply, Node, PlacedProgram, PlacedTensor, Reshard
@@ -74,7 +74,7 @@ def check_parts(program: PlacedProgram) -> None:
     """
     makers = dict(_makers(program.body))
     for node in ir.every(program.body):
-        if not isinstance(node, Apply) or node.kind is not Kind.WORKER_PARTS:
+        if not isinstance(node, Apply) or node.kind is not OpKind.WORKER_PARTS:
             continue
         if not node.outs[0].placement.axes_of(node.attr("dim").name):
             _refuse_split(program.named, node.outs[0].value, node.ins[0].placement)

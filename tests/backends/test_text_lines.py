@@ -41,7 +41,8 @@ def test_a_statement_taken_back_leaves_its_names_to_the_next(out: TextLines) -> 
     out.assign(("y",), out.mention("x"))
     out.take_back(0)
     out.assign(("z",), "x")
-    assert [(line.text, line.names, line.binds) for line in out.lines] == [("z = x", {"x"}, {"z"})]
+    (line,) = out.lines
+    assert (line.text, *line.names, *line.binds) == ("z = x", "x", "z")
 
 
 def test_a_block_is_opened_and_may_be_empty(out: TextLines) -> None:
@@ -56,7 +57,8 @@ def test_a_block_is_opened_and_may_be_empty(out: TextLines) -> None:
 def test_a_line_put_elsewhere_has_no_source_place(out: TextLines) -> None:
     out.place = "a.mdsl:3"
     line = out.line(f"n = {out.mention('p')}")
-    assert (line.place, line.node, line.names, out.lines) == ("", None, {"p"}, [])
+    assert (line.place, line.node, *line.names) == ("", None, "p")
+    assert not out.lines
 
 
 UNEVEN = """dim b = 10, m = 6, h = 5

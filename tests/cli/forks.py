@@ -38,7 +38,8 @@ class Fork:
         for number, output in enumerate(self._outputs, 1):
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", closefd=False) for n in (1, 2))
-        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # else they seem replaced
+        for name in ("stdout", "stderr"):  # else they seem replaced
+            setattr(sys, f"__{name}__", getattr(sys, name))
         try:
             work()
         finally:

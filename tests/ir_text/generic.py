@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from meshdsl.diagnostics import Source, Span
-from meshdsl.ir.program import Carry, Collected, Kind, Loop, Op, Origin, Stacked
+from meshdsl.ir.program import Carry, Collected, Loop, Op, OpKind, Origin, Stacked
 from meshdsl.ir.types import DTYPES, Dim, TensorType
 
 V = TypeVar("V")
@@ -271,7 +271,7 @@ class Parser(Generic[V]):
                 if outs:
                     scan.expect(",")
                 outs.append(make(self.type(scan)))
-            kind = Kind(name) if name in [*Kind] else None
+            kind = OpKind(name) if name in [*OpKind] else None
             name = kind.operator if kind else name
             op_ = Op(name, tuple(ins), tuple(outs), attrs, line.span, *tags, kind=kind)
             return self.make_op(op_)

@@ -1,4 +1,4 @@
-"""Operators of a kind (`ir.program.Kind`): the verifiers refuse those that are placed otherwise."""
+"""Operators of an `ir.program.OpKind`: the verifiers refuse those that are placed otherwise."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from dataclasses import replace
 
 import pytest
 
-from meshdsl.ir.program import Kind
+from meshdsl.ir.program import OpKind
 from meshdsl.placed import verify
 from meshdsl.placed.ir import Apply
 from tests.ir_text import placed as parser
 
 KINDS = {
-    Kind.LOAD: (
+    OpKind.LOAD: (
         "%1 = load %0 : f32[a@data 2] param",
         "%1 = load %0 : f32[a 2] param",
         "as it is stored",
     ),
-    Kind.WORKER_PARTS: (
+    OpKind.WORKER_PARTS: (
         "%1 = worker_parts %0 {dim=w} : f32[w@data 2, a 2]",
         "%1 = worker_parts %0 {dim=w} : f32[w 2, a 2]",
         "in parts is",
     ),
-    Kind.STAGE_OUTPUT: ("", "%1 = stage_output %0 : f32[a 2]", "without stages"),
+    OpKind.STAGE_OUTPUT: ("", "%1 = stage_output %0 : f32[a 2]", "without stages"),
 }
 """Of each kind a right line and a wrong one, and what is said of that."""
 
 
-def placed(kind: Kind, line: str) -> str:
+def placed(kind: OpKind, line: str) -> str:
     source = {
-        Kind.LOAD: "param %0 w : f32[a@data 2]",
-        Kind.WORKER_PARTS: "input %0 x : f32[a 2] partial sum over data",
-        Kind.STAGE_OUTPUT: "input %0 x : f32[a 2]",
+        OpKind.LOAD: "param %0 w : f32[a@data 2]",
+        OpKind.WORKER_PARTS: "input %0 x : f32[a 2] partial sum over data",
+        OpKind.STAGE_OUTPUT: "input %0 x : f32[a 2]",
     }[kind]
     head = "program p, mesh m (data 2), layout l, reduce deferred"
     return f"{head}\n  {source}\n  {line}\n"
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_its_placements(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", OpKind)
+def test_its_placements(kind: OpKind) -> None:
     right, wrong, said = KINDS[kind]
     if right:
         program = parser.parse_program(placed(kind, right))
@@ -49,8 +49,8 @@ def test_its_placements(kind: Kind) -> None:
         verify.verify(parser.parse_program(placed(kind, wrong)))
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_it_is_one_operator_of_the_registry(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", OpKind)
+def test_it_is_one_operator_of_the_registry(kind: OpKind) -> None:
     program = parser.parse_program(placed(kind, KINDS[kind][1]))
     (op,) = program.body
     assert isinstance(op, Apply)
