@@ -9,7 +9,6 @@ from meshdsl.backends.draws import draws
 from meshdsl.backends.module.module_text import emit_module
 from meshdsl.backends.module.split import halves, hurried
 from meshdsl.backends.torch.emitter import ProgramText, emit
-from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
 from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import Diagnostics, fail
@@ -54,7 +53,8 @@ class Compiler:
         extended = with_vjp(self.program, params, inputs)
         if not extended.cotangents:
             return ProgramText("", {})
-        program = self._lowered(self._placed(extended.program))
+        program = lower(self._placed(extended.program))
+        verify_device(program)
         cut = hurried(
             program, halves(program, extended.cotangents, extended.params, extended.inputs)
         )
@@ -75,11 +75,6 @@ class Compiler:
     def _placed(self, program: named.NamedProgram) -> placed.PlacedProgram:
         made = place(program, self.layout, self.policy, self.search)
         verify_placed(made)
-        return made
-
-    def _lowered(self, program: placed.PlacedProgram) -> device.DeviceProgram:
-        made = lower(program)
-        verify_device(made)
         return made
 
 

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import msgspec
+
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.array_files import (
     Refused,
@@ -127,7 +129,7 @@ class Checkpoints:
 
         def finish() -> None:
             check_sizes(partial, files)
-            write_manifest(partial, {**content, "files": files})
+            write_manifest(partial, {**content, "files": msgspec.to_builtins(files)})
             commit(self.folder, step, self.keep)
 
         try:
@@ -311,7 +313,7 @@ def discard(folder: Path, step: int) -> None:
         (folder / f".{POINTER}.new").unlink()
 
 
-def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
+def write(path: Path, parts: Iterable[Any]) -> manifest.StoredFile:
     """Write and sync a new file; returns its size and checksum, for the manifest.
 
     `parts` are bytes or other buffers of bytes. Raises OSError, also where something has the name.
@@ -323,7 +325,7 @@ def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
             checksum.update(part)
             size += len(part)
             del part  # before the next one is made
-    return {"bytes": size, "blake2b": checksum.hexdigest()}
+    return manifest.StoredFile(size, checksum.hexdigest())
 
 
 def describe(error: Exception) -> str:
@@ -393,18 +395,17 @@ def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Checkpoint:
         raise Damaged(f"{MANIFEST} is none that was written: {forged}") from None
     if content.step != step_of(name):
         raise Damaged(f"it is the checkpoint of step {content.step}")
-    files = {name: {"bytes": f.bytes, "blake2b": f.blake2b} for name, f in content.files.items()}
-    check_sizes(path, files)
-    for file, facts in files.items():
+    check_sizes(path, content.files)
+    for file, stored in content.files.items():
         try:
-            same = digest(path / file) == facts
+            same = digest(path / file) == stored
         except OSError as error:
             raise Damaged(describe(error)) from None
         if not same:
             raise Damaged(f"{file} holds other bytes than were written")
     tensors = {name: entry.spec() for name, entry in content.tensors.items()}
     checkpoint = Checkpoint(path, content.step, content.meta, tensors, dict(content.mesh), skipped)
-    _check_arrays(checkpoint, files)
+    _check_arrays(checkpoint, content.files)
     return checkpoint
 
 
@@ -436,9 +437,9 @@ def one_at(path: Path) -> Checkpoint | None:
         fail("MD0543", message, help="name another one of its folder, or the folder")
 
 
-def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+def check_sizes(checkpoint: Path, files: Mapping[str, manifest.StoredFile]) -> None:
     """Compare the sizes of files with the manifest, which costs nothing. Raises Damaged."""
-    for name, facts in files.items():
+    for name, stored in files.items():
         try:
             about = os.lstat(checkpoint / name)
         except FileNotFoundError:
@@ -447,15 +448,15 @@ def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> Non
             raise Damaged(describe(error)) from None
         if not stat.S_ISREG(about.st_mode):
             raise Damaged(f"{name} is no regular file")
-        if about.st_size != facts["bytes"]:
-            raise Damaged(f"{name} has {about.st_size:,} bytes of {facts['bytes']:,}")
+        if about.st_size != stored.bytes:
+            raise Damaged(f"{name} has {about.st_size:,} bytes of {stored.bytes:,}")
 
 
-def digest(path: Path) -> dict[str, Any]:
+def digest(path: Path) -> manifest.StoredFile:
     """Size and checksum of a file, as `write` found them. Raises OSError."""
     with open(path, "rb", opener=_own) as file:
         hashed = hashlib.file_digest(file, _checksum)
-        return {"bytes": file.tell(), "blake2b": hashed.hexdigest()}
+        return manifest.StoredFile(file.tell(), hashed.hexdigest())
 
 
 def _table(spec: Spec) -> dict[str, Any]:
@@ -478,7 +479,7 @@ def file_of(rank: int, piece: int = 0) -> str:
 
 def write_blocks(
     folder: Path, blocks: Blocks, specs: Mapping[str, Spec], mesh: dict[str, int]
-) -> dict[str, Any]:
+) -> dict[str, manifest.StoredFile]:
     """Write the first replica of each block, a file for each device that has any.
 
     Returns the sizes and checksums of the files. Raises OSError.

@@ -60,7 +60,7 @@ def statements_of(text: str) -> dict[int, WatchedStatement]:
         tree = ast.parse(text)
     device = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "device")
     return {
-        line: WatchedStatement(node.lineno, *_names(node), _is_infinite(node), _is_received(node))
+        line: _watched(node)
         for node in _simple(device.body)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -86,12 +86,10 @@ def _names(node: ast.stmt) -> tuple[tuple[str, ...], frozenset[str]]:
     return writes if not isinstance(node, ast.Expr) else tuple(sorted(reads)), reads
 
 
-def _is_received(node: ast.stmt) -> bool:
-    return ".receive(" in ast.unparse(node)
-
-
-def _is_infinite(node: ast.stmt) -> bool:
-    return bool(INFINITE.search(ast.unparse(node)))
+def _watched(node: ast.stmt) -> WatchedStatement:
+    text = ast.unparse(node)
+    is_infinite, is_received = bool(INFINITE.search(text)), ".receive(" in text
+    return WatchedStatement(node.lineno, *_names(node), is_infinite, is_received)
 
 
 class NonFiniteWatch:

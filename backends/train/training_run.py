@@ -15,11 +15,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.execution import errors_at, line_of, refuse_too_large
+from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fail
 
 if TYPE_CHECKING:
-    from meshdsl.backends.engines.in_process import Emitted
     from meshdsl.pipeline import Compilation
 
 ENGINES = ("local", "torchrun", "reference")
@@ -114,7 +114,8 @@ def planned(asked: Compilation, engine: str, evaluated: bool) -> TrainingPlan:
     """What an engine trains, and evaluates if wanted. Raises MD0335, MD0337, MD0703 and MD0704."""
     if engine != "reference":
         refuse_too_large(asked, engine, None)
-        return TrainingPlan(asked, asked, emit_both(asked, evaluated))
+        evaluation = asked.evaluation.emitted if evaluated else None
+        return TrainingPlan(asked, asked, Emitted(asked.emitted, evaluation))
     from meshdsl.backends.train.reference_run import on_one_device, referred
 
     one = on_one_device(asked)
@@ -183,13 +184,6 @@ def _resumed(job: Job, seed: int | None) -> Job:
     return replace(job, seed=begun, data=data)
 
 
-def emit_both(made: Compilation, evaluated: bool) -> Emitted:
-    """The texts of the program that trains and, if wanted, of the one that evaluates."""
-    from meshdsl.backends.engines.in_process import Emitted
-
-    return Emitted(made.emitted, made.evaluation.emitted if evaluated else None)
-
-
 def train(
     emitted: Emitted, engine: str, job: Job, tell: Tell, source: Source | None = None
 ) -> Ending:
@@ -198,17 +192,14 @@ def train(
     The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
     KeyboardInterrupt. SIGTERM ends it at once, in order, with SystemExit.
     """
+    from meshdsl.backends.train.devices import train_local, train_torchrun
+
+    on_devices = train_torchrun if engine == "torchrun" else train_local
     with errors_at(source, RESUME), interruptible() as stopping:
-        ending = _engine(engine)(emitted, job, tell, stopping)
+        ending = on_devices(emitted, job, tell, stopping)
     if ending.trouble is not None:
         raise DiagnosticError(troubled(ending, ending.trouble, emitted.places, source))
     return ending
-
-
-def _engine(name: str) -> Callable[..., Ending]:
-    from meshdsl.backends.train.devices import train_local, train_torchrun
-
-    return train_torchrun if name == "torchrun" else train_local
 
 
 @contextmanager

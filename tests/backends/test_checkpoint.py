@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -368,7 +369,7 @@ def test_a_file_cannot_run_code(small, monkeypatch):
     checkpoint, file = folder / "step-5", "device-0.safetensors"
     (checkpoint / file).write_bytes(pickle.dumps(Bomb()))
     content = disk.read_manifest(checkpoint)
-    content["files"][file] = disk.digest(checkpoint / file)
+    content["files"][file] = msgspec.to_builtins(disk.digest(checkpoint / file))
     (checkpoint / disk.MANIFEST).unlink()
     disk.write_manifest(checkpoint, content)
     with pytest.raises(DiagnosticError, match="its header would be longer") as caught:
