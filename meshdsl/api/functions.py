@@ -155,10 +155,8 @@ def function(function: Any = None, /, *, name: str | None = None) -> Any:
     Raises:
         ProgramError: the language cannot write the name (MD0817).
     """
-    frame = user_frame()
-    if function is None:
-        return lambda decorated: _function(decorated, name, frame)
-    return _function(function, name, frame)
+    make = functools.partial(_function, name=name, frame=user_frame())
+    return make if function is None else make(function)
 
 
 @told

@@ -7,6 +7,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import index
 from pathlib import Path
 from types import FrameType
@@ -319,10 +320,8 @@ def program(function: Any = None, /, *, name: str | None = None) -> Any:
     Raises:
         ProgramError: an input has no type (MD0819), or its name is not allowed (MD0817).
     """
-    frame = user_frame()
-    if function is None:
-        return lambda decorated: _program(decorated, name, frame)
-    return _program(function, name, frame)
+    make = partial(_program, name=name, frame=user_frame())
+    return make if function is None else make(function)
 
 
 @told

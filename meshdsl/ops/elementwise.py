@@ -266,16 +266,15 @@ def _where_torch(call: kit.TorchCall) -> str:
     return f"torch.where({', '.join(texts)})"
 
 
-def _where_first(call: kit.TorchCall) -> str:
-    """Write into the values where the condition is true."""
-    mask = call.aligned(0, call.outs[0].dims)
-    return f"{call.args[1]}.masked_fill_(~{mask}, {call.args[2]})"
+def _over(index: int) -> kit.InPlace:
+    """Write into the values of operand `index` where the condition says the other."""
 
+    def write(call: kit.TorchCall) -> str:
+        mask = call.aligned(0, call.outs[0].dims)
+        replaced = f"~{mask}" if index == 1 else mask
+        return f"{call.args[index]}.masked_fill_({replaced}, {call.args[3 - index]})"
 
-def _where_second(call: kit.TorchCall) -> str:
-    """Write into the values where the condition is false."""
-    mask = call.aligned(0, call.outs[0].dims)
-    return f"{call.args[2]}.masked_fill_({mask}, {call.args[1]})"
+    return write
 
 
 kit.operator(
@@ -288,7 +287,7 @@ kit.operator(
     kit.samples("b h: bool; b h; h b", "s: bool; b s h; h", "s b: bool; (); b", "(): bool; (); ()"),
     true_rows=kit.swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
     gradient=grads.where_gradient,
-    in_place={1: _where_first, 2: _where_second},
+    in_place={1: _over(1), 2: _over(2)},
     fits_in=lambda index, ins, numbers: (
         3 - index in numbers and 0 not in numbers
     ),  # beside a number,

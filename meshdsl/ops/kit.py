@@ -51,11 +51,9 @@ from meshdsl.ops.opdef import TorchCall as TorchCall
 from meshdsl.ops.opdef import Types as Types
 from meshdsl.ops.opdef import operator as operator
 from meshdsl.ops.pointwise import BINARY as BINARY
-from meshdsl.ops.pointwise import NOT_SPELLED as NOT_SPELLED
 from meshdsl.ops.pointwise import UNARY as UNARY
 from meshdsl.ops.pointwise import numpy_pointwise as numpy_pointwise
 from meshdsl.ops.pointwise import pointwise as pointwise
-from meshdsl.ops.pointwise import pointwise_samples as pointwise_samples
 from meshdsl.ops.pointwise import smooth as smooth
 from meshdsl.ops.pointwise import torch_pointwise as torch_pointwise
 from meshdsl.ops.requirements import NO_TRUE_ROWS as NO_TRUE_ROWS
@@ -80,7 +78,6 @@ from meshdsl.ops.requirements import no_flops as no_flops
 from meshdsl.ops.requirements import numpy_dtype as numpy_dtype
 from meshdsl.ops.requirements import numpy_padded as numpy_padded
 from meshdsl.ops.requirements import own_block as own_block
-from meshdsl.ops.requirements import own_dims as own_dims
 from meshdsl.ops.requirements import plain as plain
 from meshdsl.ops.requirements import same_type as same_type
 from meshdsl.ops.requirements import swapped as swapped
@@ -99,6 +96,5 @@ from meshdsl.ops.torch_expressions import one_or_tuple as one_or_tuple
 from meshdsl.ops.torch_expressions import padded_at as padded_at
 from meshdsl.ops.torch_expressions import permuted as permuted
 from meshdsl.ops.torch_expressions import range_text as range_text
-from meshdsl.ops.torch_expressions import scalar as scalar
 from meshdsl.ops.torch_expressions import tuple_text as tuple_text
 from meshdsl.ops.torch_expressions import ungrouped as ungrouped

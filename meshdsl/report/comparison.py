@@ -23,56 +23,16 @@ from meshdsl.pipeline import Compilation
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.placements import WHOLE
-from meshdsl.report.document import (
-    NO_BREAK,
-    UNIT,
-    Block,
-    Document,
-    Gap,
-    Item,
-    Paragraph,
-    Piece,
-    Section,
-    SourceLine,
-    Table,
-    TableCell,
-    TableRow,
-    Text,
-    counted,
-    duration,
-    exact,
-    human,
-    line,
-    mesh_text,
-)
+from meshdsl.report import document as doc
+from meshdsl.report import schema
 from meshdsl.report.explanation import explain
-from meshdsl.report.schema import (
-    AnnotationFacts,
-    BrokenColumn,
-    ColumnFacts,
-    ColumnHead,
-    ComparisonFacts,
-    CompiledColumn,
-    DistanceFacts,
-    PlacementFacts,
-    RanFacts,
-    RouteCells,
-    RouteFacts,
-    RowFacts,
-    RunFacts,
-    StepFacts,
-    TableFacts,
-    TensorCells,
-    TensorFacts,
-    TotalsFacts,
-)
 
 Place = tuple[str, int]
 Key = tuple[str, int, str, int]
 """A tensor or a reshard of the program: file, line, name, and its number among those."""
 
 VERSION = 1
-NOT_RUN: RunFacts = {"executed": [], "seed": None, "engine": None, "runs": [], "between": []}
+NOT_RUN: schema.RunFacts = {"executed": [], "seed": None, "engine": None, "runs": [], "between": []}
 """The runs where nothing was executed."""
 UNNAMED = "a subexpression"
 TIMES: dict[str, Literal["compute", "waiting", "seconds"]] = {
@@ -85,7 +45,7 @@ MOST_NAME = 14
 """The longest name that shares a line with its cells."""
 
 
-def compare(columns: Sequence[Column], source: Source) -> TableFacts:
+def compare(columns: Sequence[Column], source: Source) -> schema.TableFacts:
     """The comparison. Each entry of `columns` is that of `explain`, and more (docs/compare.md).
 
     `same` is true where placements, routes and bytes of all columns agree.
@@ -104,12 +64,12 @@ def compare(columns: Sequence[Column], source: Source) -> TableFacts:
     }
 
 
-def _bytes_agree(entries: Sequence[ColumnFacts]) -> bool:
+def _bytes_agree(entries: Sequence[schema.ColumnFacts]) -> bool:
     sent = [_sums_of(e["totals"]) for e in entries if "totals" in e]
     return all(each == sent[0] for each in sent)
 
 
-def _sums_of(totals: TotalsFacts) -> tuple[object, ...]:
+def _sums_of(totals: schema.TotalsFacts) -> tuple[object, ...]:
     each = (totals["wire_bytes"], totals["cluster_wire_bytes"])
     return (*each, totals["by_axis"], totals["by_kind"])
 
@@ -117,9 +77,9 @@ def _sums_of(totals: TotalsFacts) -> tuple[object, ...]:
 # --- a column --------------------------------------------------------------------------------
 
 
-def column_as_json(column: Column) -> ColumnFacts:
+def column_as_json(column: Column) -> schema.ColumnFacts:
     """The report of a column, or its diagnostics, under its letter and title."""
-    about: ColumnHead = {
+    about: schema.ColumnHead = {
         "letter": column.letter,
         "title": column.title,
         "kind": column.wish.kind,
@@ -127,7 +87,7 @@ def column_as_json(column: Column) -> ColumnFacts:
         "same_as": column.same_as,
     }
     if column.made is None:
-        broken: BrokenColumn = {
+        broken: schema.BrokenColumn = {
             "version": VERSION,
             "layout": column.wish.name,
             "reduce": column.wish.reduce,
@@ -142,11 +102,16 @@ def column_as_json(column: Column) -> ColumnFacts:
         entry["sbp"] = positional(entry)
     routes = [_route(moves) for moves in _chains(busiest(device).done)]
     annotations = count_annotations(column.wish, column.made)
-    compiled: CompiledColumn = {**report, **about, "annotations": annotations, "routes": routes}
+    compiled: schema.CompiledColumn = {
+        **report,
+        **about,
+        "annotations": annotations,
+        "routes": routes,
+    }
     return compiled
 
 
-def count_annotations(wish: Wish, made: Compilation) -> AnnotationFacts:
+def count_annotations(wish: Wish, made: Compilation) -> schema.AnnotationFacts:
     """The number of annotations: `rules` and `pins` by name, `signatures` by position.
 
     Of a layout, `signatures` counts those that a positional system needs: one for every input and
@@ -181,7 +146,7 @@ def _signatures(program: placed.PlacedProgram) -> int:
     return sum(t.placement != WHOLE for t in stored) + len(asked - reductions)
 
 
-def positional(tensor: TensorFacts) -> dict[str, str]:
+def positional(tensor: schema.TensorFacts) -> dict[str, str]:
     """The placement by positions, per mesh axis: `S(0)`, `B`, `P`, `P(max)`.
 
     A position is that of a dim as the program declares the tensor. A dim that several axes split in
@@ -191,7 +156,7 @@ def positional(tensor: TensorFacts) -> dict[str, str]:
     return {axis: _component(tensor, axis, axes) for axis in axes}
 
 
-def _component(tensor: TensorFacts, axis: str, mesh: Sequence[str]) -> str:
+def _component(tensor: schema.TensorFacts, axis: str, mesh: Sequence[str]) -> str:
     for dim, order in tensor["order"].items():
         if axis in order:
             in_order = list(order) == sorted(order, key=mesh.index)
@@ -245,7 +210,7 @@ def _continues(before: device.Move, node: device.Move) -> bool:
     return one and node.source is before.target
 
 
-def _route(legs: Sequence[Leg]) -> RouteFacts:
+def _route(legs: Sequence[Leg]) -> schema.RouteFacts:
     moves = [move for move, _ in legs]
     first, last = moves[0], moves[-1]
     value = last.target.value
@@ -266,7 +231,7 @@ def _route(legs: Sequence[Leg]) -> RouteFacts:
     }
 
 
-def _step(move: device.Move) -> StepFacts:
+def _step(move: device.Move) -> schema.StepFacts:
     step = move.step
     return {
         "kind": step.kind,
@@ -281,7 +246,7 @@ def _step(move: device.Move) -> StepFacts:
     }
 
 
-def _placement(var: device.Var) -> PlacementFacts:
+def _placement(var: device.Var) -> schema.PlacementFacts:
     """The text of a placement, and the data for a picture of it."""
     p = var.placement
     return {
@@ -296,7 +261,7 @@ def _placement(var: device.Var) -> PlacementFacts:
 # --- rows ------------------------------------------------------------------------------------
 
 
-def rows(entries: Sequence[ColumnFacts], source: Source) -> list[RowFacts]:
+def rows(entries: Sequence[schema.ColumnFacts], source: Source) -> list[schema.RowFacts]:
     """Rows of all columns, those of the file first and in the order of its lines."""
     tensors = [dict(_tensors(e, source)) for e in entries]
     routes = [dict(_keyed_routes(e)) for e in entries]
@@ -308,7 +273,7 @@ def rows(entries: Sequence[ColumnFacts], source: Source) -> list[RowFacts]:
     return [_row(place, tensors, routes, works, source) for place in places]
 
 
-def _tensors(entry: ColumnFacts, source: Source) -> Iterator[tuple[Key, TensorFacts]]:
+def _tensors(entry: schema.ColumnFacts, source: Source) -> Iterator[tuple[Key, schema.TensorFacts]]:
     """The named tensors of the file; of those that a loop makes, the carried ones."""
     seen: Counter[tuple[str, int, str]] = Counter()
     for tensor in entry["tensors"] if "tensors" in entry else ():
@@ -317,7 +282,7 @@ def _tensors(entry: ColumnFacts, source: Source) -> Iterator[tuple[Key, TensorFa
             yield _key(tensor["file"], (loop or tensor)["line"], name, seen), tensor
 
 
-def _keyed_routes(entry: ColumnFacts) -> Iterator[tuple[Key, RouteFacts]]:
+def _keyed_routes(entry: schema.ColumnFacts) -> Iterator[tuple[Key, schema.RouteFacts]]:
     seen: Counter[tuple[str, int, str]] = Counter()
     for route in entry["routes"] if "routes" in entry else ():
         name = route["tensor"] if route["named"] else UNNAMED
@@ -331,13 +296,13 @@ def _key(file: str, line: int, name: str, seen: Counter[tuple[str, int, str]]) -
 
 def _row(
     place: Place,
-    tensors: Sequence[Mapping[Key, TensorFacts]],
-    routes: Sequence[Mapping[Key, RouteFacts]],
+    tensors: Sequence[Mapping[Key, schema.TensorFacts]],
+    routes: Sequence[Mapping[Key, schema.RouteFacts]],
     works: Sequence[bool],
     source: Source,
-) -> RowFacts:
-    held = [_tensor_cells(k, tensors, works) for k in _keys(tensors, place)]
-    sent = [_route_cells(k, routes, works) for k in _keys(routes, place)]
+) -> schema.RowFacts:
+    held = [_cells(k, tensors, works, _held) for k in _keys(tensors, place)]
+    sent = [_cells(k, routes, works, _sent) for k in _keys(routes, place)]
     here = [[c for k, c in by_key.items() if k[:2] == place] for by_key in routes]
     sums = zip(works, here, strict=True)
     return {
@@ -355,21 +320,15 @@ def _keys(columns: Iterable[Mapping[Key, object]], place: Place) -> list[Key]:
     return list(dict.fromkeys(k for found in columns for k in found if k[:2] == place))
 
 
-def _tensor_cells(
-    key: Key, columns: Sequence[Mapping[Key, TensorFacts]], works: Sequence[bool]
-) -> TensorCells:
-    """One tensor in all columns."""
+def _cells(
+    key: Key,
+    columns: Sequence[Mapping[Key, schema.Cell]],
+    works: Sequence[bool],
+    compared: Callable[[schema.Cell | None], object],
+) -> schema.Cells[schema.Cell]:
+    """One tensor or reshard in all columns, which differ in what is `compared` of it."""
     cells = [c.get(key) for c in columns]
-    differs = _differing([_held(c) for c in cells], works)
-    return {"tensor": key[2], "same": not any(differs), "differs": differs, "cells": cells}
-
-
-def _route_cells(
-    key: Key, columns: Sequence[Mapping[Key, RouteFacts]], works: Sequence[bool]
-) -> RouteCells:
-    """One reshard in all columns."""
-    cells = [c.get(key) for c in columns]
-    differs = _differing([_sent(c) for c in cells], works)
+    differs = _differing([compared(c) for c in cells], works)
     return {"tensor": key[2], "same": not any(differs), "differs": differs, "cells": cells}
 
 
@@ -379,7 +338,7 @@ def _differing(facts: Sequence[object], works: Sequence[bool]) -> list[bool]:
     return [ok and each != first for each, ok in zip(facts, works, strict=True)]
 
 
-def _held(tensor: TensorFacts | None) -> object:
+def _held(tensor: schema.TensorFacts | None) -> object:
     """The facts of a tensor to compare: splits, partial axes, and the local shape."""
     if tensor is None:
         return None
@@ -387,7 +346,7 @@ def _held(tensor: TensorFacts | None) -> object:
     return tensor["order"], partial, tensor["local_shape"]
 
 
-def _sent(r: RouteFacts | None) -> object:
+def _sent(r: schema.RouteFacts | None) -> object:
     """The facts of a reshard to compare: steps, bytes, and the number of executions."""
     if r is None:
         return None
@@ -397,55 +356,55 @@ def _sent(r: RouteFacts | None) -> object:
 # --- for people ------------------------------------------------------------------------------
 
 
-def comparison(compared: ComparisonFacts, source: Source) -> Document:
+def comparison(compared: schema.ComparisonFacts, source: Source) -> doc.Document:
     """The comparison as a document, with measurements (`run`)."""
     return (
-        line(sentence(compared), "strong"),
-        Gap(),
+        doc.line(sentence(compared), "strong"),
+        doc.Gap(),
         *headings(compared),
-        Gap(),
+        doc.Gap(),
         table(compared, source),
-        Gap(),
+        doc.Gap(),
         *measured(compared["run"]),
     )
 
 
-def sentence(compared: TableFacts) -> str:
+def sentence(compared: schema.TableFacts) -> str:
     """The sentence `mlp in 3 columns: 1 of 6 statements differs.`."""
     columns, statement_rows = compared["columns"], compared["rows"]
-    head = f"{compared['program']} in {counted(len(columns), 'column')}"
+    head = f"{compared['program']} in {doc.counted(len(columns), 'column')}"
     broken = sum("totals" not in c for c in columns)
-    failed = f" {counted(broken, 'column')} could not be compiled." if broken else ""
+    failed = f" {doc.counted(broken, 'column')} could not be compiled." if broken else ""
     if len(columns) - broken == 1:
         return f"{head}.{failed}"
     unlike = sum(not row["same"] for row in statement_rows)
     if not unlike:
         return f"{head}: placements, routes and bytes are the same in all.{failed}"
     verb = "differs" if unlike == 1 else "differ"
-    return f"{head}: {unlike} of {counted(len(statement_rows), 'statement')} {verb}.{failed}"
+    return f"{head}: {unlike} of {doc.counted(len(statement_rows), 'statement')} {verb}.{failed}"
 
 
-def headings(compared: TableFacts) -> Iterator[Item]:
+def headings(compared: schema.TableFacts) -> Iterator[doc.Item]:
     """A line for each column; for one that did not compile, the reason."""
     for column in compared["columns"]:
-        head = (Piece(f"  {column['letter']}  ", "strong"),)
-        yield Item(head, (Piece(column["title"]), *_about(column)))
+        head = (doc.Piece(f"  {column['letter']}  ", "strong"),)
+        yield doc.Item(head, (doc.Piece(column["title"]), *_about(column)))
 
 
-def _about(column: ColumnFacts) -> Text:
+def _about(column: schema.ColumnFacts) -> doc.Text:
     """The text `, on rows:2, cols:2 (4 devices)`, and other properties of a column."""
     if "totals" not in column:
         errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
         why = "; ".join(f"{d['code']} {d['message']}" for d in errors)
-        return (Piece(", not compiled", "strong", extra=True), Piece(f": {why}"))
-    axes = mesh_text(column["mesh"])
-    text = f", on {axes or 'one device'} ({counted(column['devices'], 'device')})"
+        return (doc.Piece(", not compiled", "strong", extra=True), doc.Piece(f": {why}"))
+    axes = doc.mesh_text(column["mesh"])
+    text = f", on {axes or 'one device'} ({doc.counted(column['devices'], 'device')})"
     text += "; not proven least" if column.get("proven") is False else ""
     text += f"; the program of {column['same_as']}" if column["same_as"] else ""
-    return (Piece(text),)
+    return (doc.Piece(text),)
 
 
-def table(compared: TableFacts, source: Source) -> Table:
+def table(compared: schema.TableFacts, source: Source) -> doc.Table:
     """Tensors and reshards of every source line, then the totals of bytes and memory."""
     statement_rows, columns = compared["rows"], compared["columns"]
     names = [
@@ -456,44 +415,46 @@ def table(compared: TableFacts, source: Source) -> Table:
     sections = [_section(n, row, compared, gutter, source) for n, row in enumerate(statement_rows)]
     letters = tuple(c["letter"] for c in columns)
     label = min(max(longest, 12), MOST_NAME + 3)
-    sections.append(Section(None, tuple(_sums(compared)), apart=True, title="per device"))
-    return Table(tuple(sections), letters, "tensor", label)
+    sections.append(doc.Section(None, tuple(_sums(compared)), apart=True, title="per device"))
+    return doc.Table(tuple(sections), letters, "tensor", label)
 
 
 def _section(
-    number: int, row: RowFacts, compared: TableFacts, gutter: int, source: Source
-) -> Section:
+    number: int, row: schema.RowFacts, compared: schema.TableFacts, gutter: int, source: Source
+) -> doc.Section:
     here = row["file"] == source.name
     where = "" if here else f"{row['file']} "
-    head = SourceLine(f"{where}{row['line']:>{gutter}}", row["text"] if here else None)
+    head = doc.SourceLine(f"{where}{row['line']:>{gutter}}", row["text"] if here else None)
     columns = compared["columns"]
     held = (_tensor_row(e, (number, at), columns) for at, e in enumerate(row["tensors"]))
     sent = (_route_row(e, (number, at)) for at, e in enumerate(row["routes"]))
-    return Section(head, (*held, *sent), data=(("row", number),))
+    return doc.Section(head, (*held, *sent), data=(("row", number),))
 
 
-NOTHING = (Piece("-", "muted"),)
+NOTHING = (doc.Piece("-", "muted"),)
 """The cell of a column that has no such tensor or reshard."""
 
 
 def _tensor_row(
-    entry: TensorCells, at: tuple[int, int], columns: Sequence[ColumnFacts]
-) -> TableRow:
-    label = (Piece("  ", "arrow"), Piece(entry["tensor"], "code"))
+    entry: schema.Cells[schema.TensorFacts],
+    at: tuple[int, int],
+    columns: Sequence[schema.ColumnFacts],
+) -> doc.TableRow:
+    label = (doc.Piece("  ", "arrow"), doc.Piece(entry["tensor"], "code"))
     cells = (
-        TableCell(_tensor_text(cell, column) if cell else NOTHING, differs, "")
+        doc.TableCell(_tensor_text(cell, column) if cell else NOTHING, differs, "")
         for cell, column, differs in zip(entry["cells"], columns, entry["differs"], strict=True)
     )
-    return TableRow(label, tuple(cells), "tensor", _data("tensors", *at))
+    return doc.TableRow(label, tuple(cells), "tensor", _data("tensors", *at))
 
 
-def _route_row(entry: RouteCells, at: tuple[int, int]) -> TableRow:
-    label = (Piece("=> ", "arrow"), Piece(entry["tensor"], "code"))
+def _route_row(entry: schema.Cells[schema.RouteFacts], at: tuple[int, int]) -> doc.TableRow:
+    label = (doc.Piece("=> ", "arrow"), doc.Piece(entry["tensor"], "code"))
     cells = (
-        TableCell(_route_text(cell) if cell else NOTHING, differs, cell["why"] if cell else "")
+        doc.TableCell(_route_text(cell) if cell else NOTHING, differs, cell["why"] if cell else "")
         for cell, differs in zip(entry["cells"], entry["differs"], strict=True)
     )
-    return TableRow(label, tuple(cells), "route", _data("routes", *at))
+    return doc.TableRow(label, tuple(cells), "route", _data("routes", *at))
 
 
 def _data(kind: str, row: int, entry: int) -> tuple[tuple[str, str | int], ...]:
@@ -501,39 +462,39 @@ def _data(kind: str, row: int, entry: int) -> tuple[tuple[str, str | int], ...]:
     return (("kind", kind), ("row", row), ("entry", entry))
 
 
-def _tensor_text(tensor: TensorFacts, column: ColumnFacts) -> Text:
+def _tensor_text(tensor: schema.TensorFacts, column: schema.ColumnFacts) -> doc.Text:
     """The placement by name, or in a positional column by position, one entry per mesh axis."""
     if column["positional"]:
         places = f"({', '.join(tensor['sbp'].values())})"
-        return (Piece(places, "code"), Piece(tensor["named"], extra=True))
+        return (doc.Piece(places, "code"), doc.Piece(tensor["named"], extra=True))
     axes = ", ".join(f"{axis} {component}" for axis, component in tensor["sbp"].items())
-    return (Piece(tensor["named"], "code"), Piece(axes, extra=True))
+    return (doc.Piece(tensor["named"], "code"), doc.Piece(axes, extra=True))
 
 
-def _route_text(route: RouteFacts) -> Text:
+def _route_text(route: schema.RouteFacts) -> doc.Text:
     """`slice over rows, all_gather over cols: 64 KiB`; in a loop `768 KiB × 4 trips`."""
     steps = ", ".join(f"{s['kind']} over {'+'.join(s['axes'])}" for s in route["steps"])
     count = route["count"]
     times = f" × {count} trips" if count > 1 else ""
     phase = "" if route["phase"] == "forward" else f" [{route['phase']}]"
     way = " → ".join([route["from"], *(s["after"]["named"] for s in route["steps"])])
-    amount = f"{human(route['wire_bytes'] // count)}{times}".replace(" ", NO_BREAK)
-    return (Piece(f"{steps}: {amount}{phase}", "sent"), Piece(way, extra=True))
+    amount = f"{doc.human(route['wire_bytes'] // count)}{times}".replace(" ", doc.NO_BREAK)
+    return (doc.Piece(f"{steps}: {amount}{phase}", "sent"), doc.Piece(way, extra=True))
 
 
 # --- in all ----------------------------------------------------------------------------------
 
 
-def _sums(compared: TableFacts) -> Iterator[TableRow]:
+def _sums(compared: schema.TableFacts) -> Iterator[doc.TableRow]:
     for label, texts, differs in totals(compared):
         cells = (
-            TableCell((Piece(UNIT.sub(NO_BREAK, text)),), mark)
+            doc.TableCell((doc.Piece(doc.UNIT.sub(doc.NO_BREAK, text)),), mark)
             for text, mark in zip(texts, differs, strict=True)
         )
-        yield TableRow((Piece(label),), tuple(cells), "total", plain=True)
+        yield doc.TableRow((doc.Piece(label),), tuple(cells), "total", plain=True)
 
 
-def totals(compared: TableFacts) -> Iterator[tuple[str, list[str], list[bool]]]:
+def totals(compared: schema.TableFacts) -> Iterator[tuple[str, list[str], list[bool]]]:
     """Annotations, bytes sent and memory: a label, a text per column, and whether that differs.
 
     Annotations are not compared: their units differ.
@@ -546,50 +507,52 @@ def totals(compared: TableFacts) -> Iterator[tuple[str, list[str], list[bool]]]:
         yield label, texts, differs
 
 
-def _amounts(columns: Sequence[ColumnFacts]) -> Iterator[tuple[str, list[str]]]:
+def _amounts(columns: Sequence[schema.ColumnFacts]) -> Iterator[tuple[str, list[str]]]:
     axes = dict.fromkeys(a for c in columns if "totals" in c for a in c["totals"]["by_axis"])
     yield "written", [_written(c) if "totals" in c else "-" for c in columns]
     for axis in axes:
         yield f"sent, {axis}", _each(columns, partial(_over, axis))
-    yield "sent in all", _each(columns, lambda c: exact(c["totals"]["wire_bytes"]))
+    yield "sent in all", _each(columns, lambda c: doc.exact(c["totals"]["wire_bytes"]))
     yield "collectives", _each(columns, lambda c: f"{c['totals']['collectives']:,}")
-    yield "memory", _each(columns, lambda c: exact(c["memory"]["peak"]))
+    yield "memory", _each(columns, lambda c: doc.exact(c["memory"]["peak"]))
     if any("time" in c for c in columns):
         for label, key in TIMES.items():
             yield label, _each(columns, partial(_time, key))
 
 
-def _each(columns: Sequence[ColumnFacts], text: Callable[[CompiledColumn], str]) -> list[str]:
+def _each(
+    columns: Sequence[schema.ColumnFacts], text: Callable[[schema.CompiledColumn], str]
+) -> list[str]:
     """A text for each column that compiled."""
     return [text(c) if "totals" in c else "-" for c in columns]
 
 
-def _over(axis: str, column: CompiledColumn) -> str:
-    return exact(column["totals"]["by_axis"].get(axis, 0))
+def _over(axis: str, column: schema.CompiledColumn) -> str:
+    return doc.exact(column["totals"]["by_axis"].get(axis, 0))
 
 
-def _time(key: Literal["compute", "waiting", "seconds"], column: CompiledColumn) -> str:
-    return duration(column["time"][key]) if "time" in column else "-"
+def _time(key: Literal["compute", "waiting", "seconds"], column: schema.CompiledColumn) -> str:
+    return doc.duration(column["time"][key]) if "time" in column else "-"
 
 
-def _written(column: CompiledColumn) -> str:
+def _written(column: schema.CompiledColumn) -> str:
     """The number of annotations: `2 rules`, or `5 signatures` in a positional column."""
     about = column["annotations"]
     if column["positional"]:
-        return counted(about["signatures"], "signature")
-    pins = f", {counted(about['pins'], 'tensor')} with @" if about["pins"] else ""
-    return counted(about["rules"], "rule") + pins
+        return doc.counted(about["signatures"], "signature")
+    pins = f", {doc.counted(about['pins'], 'tensor')} with @" if about["pins"] else ""
+    return doc.counted(about["rules"], "rule") + pins
 
 
 # --- measurements ----------------------------------------------------------------------------
 
 
-def measured(run: RunFacts) -> Iterator[Block]:
+def measured(run: schema.RunFacts) -> Iterator[doc.Block]:
     """Sentences on the runs; only values that were compared are called equal."""
-    return (Paragraph((Piece(text),), hang=2) for text in _measured(run))
+    return (doc.Paragraph((doc.Piece(text),), hang=2) for text in _measured(run))
 
 
-def _measured(run: RunFacts) -> Iterator[str]:
+def _measured(run: schema.RunFacts) -> Iterator[str]:
     if not run["executed"]:
         yield "Nothing was executed: no word on whether the values are equal."
     else:
@@ -605,7 +568,7 @@ def _measured(run: RunFacts) -> Iterator[str]:
         yield f"  {' and '.join(pair['columns'])}: {_verdict(pair)}."
 
 
-def _ran(entry: RanFacts) -> str:
+def _ran(entry: schema.RanFacts) -> str:
     match entry["status"]:
         case "ran":
             text = f"{_verdict(entry['reference'])}, against the float64 reference."
@@ -619,7 +582,7 @@ def _ran(entry: RanFacts) -> str:
     return f"{entry['column']}: {text}"
 
 
-def _verdict(found: DistanceFacts) -> str:
+def _verdict(found: schema.DistanceFacts) -> str:
     """The distance between two results, in words."""
     which = f"`{found['output']}`{'' if found['role'] == 'output' else ' after the step'}"
     if found["relative"] is None:

@@ -7,7 +7,7 @@ Bytes, FLOPs and seconds are those of one device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict, final
+from typing import Generic, NotRequired, TypedDict, TypeVar, final
 
 from meshdsl.carets import DiagnosticFacts
 
@@ -297,22 +297,16 @@ class RouteFacts(_Way):
     why: str
 
 
-class TensorCells(TypedDict):
-    """A tensor in all columns; None where a column has none."""
+Cell = TypeVar("Cell", TensorFacts, RouteFacts)
+
+
+class Cells(TypedDict, Generic[Cell]):
+    """A tensor, or a reshard, in all columns; None where a column has none."""
 
     tensor: str
     same: bool
     differs: list[bool]
-    cells: Sequence[TensorFacts | None]
-
-
-class RouteCells(TypedDict):
-    """A reshard in all columns; None where a column has none."""
-
-    tensor: str
-    same: bool
-    differs: list[bool]
-    cells: Sequence[RouteFacts | None]
+    cells: Sequence[Cell | None]
 
 
 class RowFacts(TypedDict):
@@ -322,8 +316,8 @@ class RowFacts(TypedDict):
     line: int
     text: str
     same: bool
-    tensors: list[TensorCells]
-    routes: list[RouteCells]
+    tensors: list[Cells[TensorFacts]]
+    routes: list[Cells[RouteFacts]]
     wire_bytes: list[int | None]
 
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.diagnostics import Diagnostic, Poisoned, Source, Span, fail
 from meshdsl.syntax import ast
 from meshdsl.syntax.build_expressions import (
+    Maker,
     Makers,
     TreeBuilder,
+    every,
     make_call,
     make_items,
     make_keywords,
+    row,
 )
 from meshdsl.syntax.foreign_statements import statements
 
@@ -70,10 +73,9 @@ def _too_deep(b: TreeBuilder, tree: Any) -> Diagnostic | None:
 
 # --- statements ------------------------------------------------------------------------------
 
-
-def _target(b: TreeBuilder, tree: Any) -> ast.Target:
-    name, dims = tree.children
-    return ast.Target(b.name(name), b.maybe_dims(dims), b.span(tree))
+_NAME, _MAYBE_NAME, _NAMES = TreeBuilder.name, TreeBuilder.maybe_name, TreeBuilder.names
+_EXPR, _DIMS = TreeBuilder.expr, TreeBuilder.maybe_dims
+_target = row(ast.Target, _NAME, _DIMS)
 
 
 def _assign(b: TreeBuilder, tree: Any) -> ast.Assign:
@@ -81,82 +83,44 @@ def _assign(b: TreeBuilder, tree: Any) -> ast.Assign:
     return ast.Assign(tuple([_target(b, t) for t in targets]), b.expr(value), b.span(tree))
 
 
-def _update(b: TreeBuilder, tree: Any) -> ast.UpdateStatement:
-    name, _, value = tree.children
-    return ast.UpdateStatement(b.name(name), b.expr(value), b.span(tree))
-
-
-def _param(b: TreeBuilder, tree: Any) -> ast.ParamDecl:
-    target, dtype, init = tree.children
-    call = None if init is None else make_call(b, init)
-    return ast.ParamDecl(_target(b, target), b.maybe_name(dtype), call, b.span(tree))
+def _maybe_call(b: TreeBuilder, tree: Any) -> ast.CallExpr | None:
+    return None if tree is None else make_call(b, tree)
 
 
 def _body(b: TreeBuilder, tree: Any) -> tuple[ast.Statement, ...]:
     return b.all_of(tree.children, _STATEMENTS)
 
 
-def _repeat(b: TreeBuilder, tree: Any) -> ast.Repeat:
-    dim, block = tree.children
-    return ast.Repeat(b.name(dim), _body(b, block), b.span(tree))
-
-
-def _recompute(b: TreeBuilder, tree: Any) -> ast.Recompute:
-    return ast.Recompute(_body(b, tree.children[0]), b.span(tree))
-
-
-def _return(b: TreeBuilder, tree: Any) -> ast.Return:
-    return ast.Return(tuple([b.expr(value) for value in tree.children]), b.span(tree))
-
-
-def _minimize(b: TreeBuilder, tree: Any) -> ast.Minimize:
-    value, optimizer = tree.children
-    return ast.Minimize(b.expr(value), make_call(b, optimizer), b.span(tree))
-
-
 _STATEMENTS: Makers = {
     **statements(_assign, _body),
     "assign": _assign,
-    "update": _update,
-    "param": _param,
-    "repeat": _repeat,
-    "recompute": _recompute,
-    "return_": _return,
-    "minimize": _minimize,
+    "update": row(ast.UpdateStatement, _NAME, None, _EXPR),
+    "param": row(ast.ParamDecl, _target, _MAYBE_NAME, _maybe_call),
+    "repeat": row(ast.Repeat, _NAME, _body),
+    "recompute": row(ast.Recompute, _body),
+    "return_": lambda b, tree: ast.Return(every(_EXPR)(b, tree), b.span(tree)),
+    "minimize": row(ast.Minimize, _EXPR, make_call),
 }
 
 
 # --- declarations ----------------------------------------------------------------------------
 
 
-def _dim(b: TreeBuilder, tree: Any) -> ast.DimDecl:
-    name, value = tree.children
-    return ast.DimDecl(b.name(name), b.expr(value), b.span(tree))
+def _entries(makers: Makers) -> Maker:
+    """The entries of a block that are right, each made by its rule."""
+    return lambda b, tree: b.all_of(tree.children, makers)
 
 
-def _mesh(b: TreeBuilder, tree: Any) -> ast.MeshDecl:
-    name, axes, profile = tree.children
-    made = b.all_of(axes.children, {"mesh_axis": _mesh_axis})
-    return ast.MeshDecl(b.name(name), made, b.maybe_name(profile), b.span(tree))
-
-
-def _mesh_axis(b: TreeBuilder, tree: Any) -> ast.MeshAxis:
-    name, size = tree.children
-    return ast.MeshAxis(b.name(name), b.expr(size), b.span(tree))
+_SETTING = row(ast.SettingDecl, _NAMES, _NAME, _EXPR)
 
 
 def _layout(b: TreeBuilder, tree: Any) -> ast.LayoutDecl:
     name, base, entries, schedule = tree.children
-    nodes = b.all_of(entries.children, {"rule": _rule, "setting": _setting})
+    nodes = b.all_of(entries.children, {"rule": _rule, "setting": _SETTING})
     rules = tuple(n for n in nodes if isinstance(n, ast.RuleDecl))
     settings = tuple(n for n in nodes if isinstance(n, ast.SettingDecl))
     used = None if schedule is None else _scheduled(b, schedule)
     return ast.LayoutDecl(b.name(name), b.maybe_name(base), rules, used, b.span(tree), settings)
-
-
-def _setting(b: TreeBuilder, tree: Any) -> ast.SettingDecl:
-    selector, name, value = tree.children
-    return ast.SettingDecl(b.names(selector), b.name(name), b.expr(value), b.span(tree))
 
 
 def _scheduled(b: TreeBuilder, tree: Any) -> ast.CallExpr:
@@ -196,6 +160,9 @@ def _schedule(b: TreeBuilder, tree: Any) -> ast.ScheduleDecl:
     )
 
 
+_ACTION = row(ast.ScheduleAction, _NAME, TreeBuilder.maybe_number)
+
+
 def _rows(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
     """The rows of a schedule: each goes from its number to the next one."""
     heads = [at for at, tree in enumerate(trees) if tree.data == "row"]
@@ -203,21 +170,9 @@ def _rows(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
         help = "a row begins with the number of its device: `0: F0 F1 B0 B1`"
         fail("MD0001", "expected the number of a device", b.span(trees[0]), help=help)
     for at, end in itertools.pairwise([*heads, len(trees)]):
-        actions = tuple([_action(b, tree) for tree in trees[at + 1 : end]])
+        actions = tuple([_ACTION(b, tree) for tree in trees[at + 1 : end]])
         device = b.number(trees[at].children[0])
         yield ast.ScheduleRow(device, actions, b.span(trees[at]).to(b.span(trees[end - 1])))
-
-
-def _action(b: TreeBuilder, tree: Any) -> ast.ScheduleAction:
-    text, stage = tree.children
-    number = None if stage is None else b.number(stage)
-    return ast.ScheduleAction(b.name(text), number, b.span(tree))
-
-
-def _sbp(b: TreeBuilder, tree: Any) -> ast.Sbp:
-    name, entries = tree.children
-    made = b.all_of(entries.children, {"sbp_entry": _sbp_entry})
-    return ast.Sbp(b.name(name), made, b.span(tree))
 
 
 def _sbp_entry(b: TreeBuilder, tree: Any) -> ast.SbpEntry:
@@ -227,47 +182,15 @@ def _sbp_entry(b: TreeBuilder, tree: Any) -> ast.SbpEntry:
     return ast.SbpEntry(b.names(tensor), reader, placements, b.span(tree))
 
 
-def _tensor(b: TreeBuilder, tree: Any) -> ast.TensorParam:
-    name, dims, dtype, default = tree.children
-    return ast.TensorParam(
-        b.name(name),
-        b.maybe_dims(dims) or (),
-        b.maybe_name(dtype),
-        b.maybe_expr(default),
-        b.span(tree),
+_tensors = every(
+    row(
+        ast.TensorParam,
+        _NAME,
+        lambda b, dims: b.maybe_dims(dims) or (),
+        _MAYBE_NAME,
+        TreeBuilder.maybe_expr,
     )
-
-
-def _tensors(b: TreeBuilder, tree: Any) -> tuple[ast.TensorParam, ...]:
-    return tuple([_tensor(b, child) for child in tree.children])
-
-
-def _function(b: TreeBuilder, tree: Any) -> ast.FunctionDecl:
-    name, dims, tensors, result, block = tree.children
-    return ast.FunctionDecl(
-        b.name(name),
-        () if dims is None else b.names(dims),
-        _tensors(b, tensors),
-        b.maybe_dims(result),
-        _body(b, block),
-        b.span(tree),
-    )
-
-
-def _program(b: TreeBuilder, tree: Any) -> ast.ProgramDecl:
-    name, tensors, block = tree.children
-    return ast.ProgramDecl(b.name(name), _tensors(b, tensors), _body(b, block), b.span(tree))
-
-
-def _expect(b: TreeBuilder, tree: Any) -> ast.Expect:
-    layout, mesh, policy, entries = tree.children
-    made = b.all_of(entries.children, {"expect_placement": _placement, "expect_count": _count})
-    return ast.Expect(b.name(layout), b.maybe_name(mesh), b.maybe_name(policy), made, b.span(tree))
-
-
-def _placement(b: TreeBuilder, tree: Any) -> ast.ExpectPlacement:
-    tensor, dims = tree.children
-    return ast.ExpectPlacement(b.names(tensor), b.dims(dims), b.span(tree))
+)
 
 
 def _count(b: TreeBuilder, tree: Any) -> ast.ExpectCount:
@@ -280,17 +203,32 @@ def _count(b: TreeBuilder, tree: Any) -> ast.ExpectCount:
             dotted[0].span,
             help="a tensor's placement is a list of dims: `mlp.h: [batch@data, hidden]`",
         )
-    over = None if axes is None else b.names(axes)
-    return ast.ExpectCount(what, over, b.expr(value), b.span(tree))
+    return ast.ExpectCount(what, b.maybe_names(axes), b.expr(value), b.span(tree))
 
+
+_EXPECTED = _entries(
+    {
+        "expect_placement": row(ast.ExpectPlacement, _NAMES, TreeBuilder.dims),
+        "expect_count": _count,
+    }
+)
 
 _DECLARATIONS: Makers = {
-    "dim_decl": _dim,
-    "mesh_decl": _mesh,
+    "dim_decl": row(ast.DimDecl, _NAME, _EXPR),
+    "mesh_decl": row(
+        ast.MeshDecl, _NAME, _entries({"mesh_axis": row(ast.MeshAxis, _NAME, _EXPR)}), _MAYBE_NAME
+    ),
     "layout_decl": _layout,
-    "sbp_decl": _sbp,
+    "sbp_decl": row(ast.Sbp, _NAME, _entries({"sbp_entry": _sbp_entry})),
     "schedule_decl": _schedule,
-    "function_decl": _function,
-    "program_decl": _program,
-    "expect_decl": _expect,
+    "function_decl": row(
+        ast.FunctionDecl,
+        _NAME,
+        lambda b, dims: b.maybe_names(dims) or (),
+        _tensors,
+        _DIMS,
+        _body,
+    ),
+    "program_decl": row(ast.ProgramDecl, _NAME, _tensors, _body),
+    "expect_decl": row(ast.Expect, _NAME, _MAYBE_NAME, _MAYBE_NAME, _EXPECTED),
 }

@@ -37,6 +37,10 @@ class TreeBuilder:
         """All words of a tree as names."""
         return tuple([self.name(token) for token in tree.children])
 
+    def maybe_names(self, tree: Any) -> tuple[ast.Name, ...] | None:
+        """All words of a tree as names, or None where it was not written."""
+        return None if tree is None else self.names(tree)
+
     def axes(self, tree: Any) -> tuple[ast.Name, ...]:
         """Mesh axes; `none` is no axis."""
         names = self.names(tree)
@@ -63,6 +67,10 @@ class TreeBuilder:
         span = self.name(token).span
         return ast.Number(number_value(str(token), span), span)
 
+    def maybe_number(self, token: Any) -> ast.Number | None:
+        """A word as a number, or None where it was not written."""
+        return None if token is None else self.number(token)
+
     def all_of(self, trees: list[Any], makers: Makers) -> tuple[Any, ...]:
         """A node per tree, without those that are broken or found wrong now."""
         nodes = []
@@ -76,7 +84,26 @@ class TreeBuilder:
         return tuple(nodes)
 
 
-Makers = dict[str, Callable[[TreeBuilder, Any], Any]]
+Maker = Callable[[TreeBuilder, Any], Any]
+Makers = dict[str, Maker]
+
+
+def row(node: Callable[..., Any], *fields: Maker | None) -> Maker:
+    """The maker of a node whose fields are the children of its tree, in order, and its span.
+
+    Each field is how a child is read; a child for which it is None is a sign.
+    """
+
+    def make(b: TreeBuilder, tree: Any) -> Any:
+        pairs = zip(fields, tree.children, strict=True)
+        return node(*[read(b, child) for read, child in pairs if read is not None], b.span(tree))
+
+    return make
+
+
+def every(read: Maker) -> Maker:
+    """The children of a tree, each read in the same way."""
+    return lambda b, tree: tuple([read(b, child) for child in tree.children])
 
 
 def _dim_ref(b: TreeBuilder, tree: Any) -> ast.DimRef:
@@ -85,22 +112,9 @@ def _dim_ref(b: TreeBuilder, tree: Any) -> ast.DimRef:
     return ast.DimRef(b.name(dim), pinned[0] if pinned else None, b.span(tree))
 
 
-def _number(b: TreeBuilder, tree: Any) -> ast.Number:
-    return b.number(tree.children[0])
-
-
 def _string(b: TreeBuilder, tree: Any) -> ast.String:
     span = b.span(tree)
     return ast.String(string_value(str(tree.children[0]), span), span)
-
-
-def _ref(b: TreeBuilder, tree: Any) -> ast.Ref:
-    return ast.Ref(b.name(tree.children[0]), b.span(tree))
-
-
-def _unary(b: TreeBuilder, tree: Any) -> ast.Unary:
-    op, operand = tree.children
-    return ast.Unary(str(op), b.expr(operand), b.span(tree))
 
 
 def _binary(b: TreeBuilder, tree: Any) -> ast.Binary:
@@ -237,39 +251,16 @@ def _has_positions(items: Any) -> bool:
     return any(item.data in ("position", "positions") for item in items.children)
 
 
-def _dim_item(b: TreeBuilder, tree: Any) -> ast.DimItem:
-    return ast.DimItem(b.name(tree.children[0]), b.span(tree))
-
-
-def _arrow_item(b: TreeBuilder, tree: Any) -> ast.ArrowItem:
-    sources, targets = tree.children
-    return ast.ArrowItem(b.names(sources), b.names(targets), b.span(tree))
-
-
-def _by_item(b: TreeBuilder, tree: Any) -> ast.ByItem:
-    dim, window, target = tree.children
-    if window.type == "NAME":
-        return ast.ByItem(b.name(dim), b.name(window), b.maybe_name(target), b.span(tree))
-    return ast.ByItem(b.name(dim), b.number(window), b.maybe_name(target), b.span(tree))
-
-
-def _pick_item(b: TreeBuilder, tree: Any) -> ast.PickItem:
-    dim, index = tree.children
-    return ast.PickItem(b.name(dim), b.expr(index), b.span(tree))
-
-
-def _slice_item(b: TreeBuilder, tree: Any) -> ast.SliceItem:
-    dim, start, stop, target = tree.children
-    return ast.SliceItem(
-        b.name(dim), b.maybe_expr(start), b.maybe_expr(stop), b.maybe_name(target), b.span(tree)
-    )
+def _window(b: TreeBuilder, token: Any) -> ast.Name | ast.Number:
+    """The size of a window: a dim or a number."""
+    return b.name(token) if token.type == "NAME" else b.number(token)
 
 
 EXPRESSIONS: Makers = {
-    "number": _number,
+    "number": lambda b, tree: b.number(tree.children[0]),
     "string": _string,
-    "ref": _ref,
-    "unary": _unary,
+    "ref": row(ast.Ref, TreeBuilder.name),
+    "unary": row(ast.Unary, lambda b, sign: str(sign), TreeBuilder.expr),
     "binary": _binary,
     "call": make_call,
     "view": _view,
@@ -282,9 +273,15 @@ EXPRESSIONS: Makers = {
 }
 
 _ITEMS: Makers = {
-    "dim_item": _dim_item,
-    "arrow_item": _arrow_item,
-    "by_item": _by_item,
-    "pick_item": _pick_item,
-    "slice_item": _slice_item,
+    "dim_item": row(ast.DimItem, TreeBuilder.name),
+    "arrow_item": row(ast.ArrowItem, TreeBuilder.names, TreeBuilder.names),
+    "by_item": row(ast.ByItem, TreeBuilder.name, _window, TreeBuilder.maybe_name),
+    "pick_item": row(ast.PickItem, TreeBuilder.name, TreeBuilder.expr),
+    "slice_item": row(
+        ast.SliceItem,
+        TreeBuilder.name,
+        TreeBuilder.maybe_expr,
+        TreeBuilder.maybe_expr,
+        TreeBuilder.maybe_name,
+    ),
 }

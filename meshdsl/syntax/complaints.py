@@ -178,13 +178,10 @@ def _plain_help(at: Situation) -> str | None:
         return "a layout names a schedule so: `with one_f_one_b[batch](8)`"
     if before == "EQUAL" and at.head.type == "PARAM":
         return "a parameter begins as `zeros()`, `ones()`, `normal(0.02)` and the like"
-    return _AFTER.get(before) if "NAME" in at.expected or before == "ARROW" else _wanted(at)
-
-
-def _wanted(at: Situation) -> str | None:
-    if "WITH" in at.expected and at.head.type == "MINIMIZE":
-        return "write `minimize loss with adam(lr=1e-3)`"
-    return None
+    if "NAME" in at.expected or before == "ARROW":
+        return _AFTER.get(before)
+    needs_optimizer = "WITH" in at.expected and at.head.type == "MINIMIZE"
+    return "write `minimize loss with adam(lr=1e-3)`" if needs_optimizer else None
 
 
 _PAIRS = {
@@ -496,7 +493,8 @@ def _misplaced(at: Situation) -> Diagnostic | None:
         start = Span(at.source, at.span.start, at.span.start)
         fixes = (Fix("begin it with `dim`", (Edit(start, "dim "),)),)
         return Diagnostic("MD0001", _declaration_wanted(at), at.span, help=help_, fixes=fixes)
-    if at.kind in STATEMENTS or (at.kind == "NAME" and _is_assignment(at)):
+    assigns = at.kind == "NAME" and at.following[:1] and at.following[0].type in ("EQUAL", "LSQB")
+    if at.kind in STATEMENTS or assigns:
         help_ = "statements stand inside `program NAME(…) { … }` or `def NAME(…) { … }`"
         return Diagnostic(
             "MD0014", f"a statement outside of a program: {describe(at.token)}", at.span, help=help_
@@ -516,10 +514,6 @@ def _misplaced(at: Situation) -> Diagnostic | None:
 
 def _declaration_wanted(at: Situation) -> str:
     return f"expected a declaration, found {describe(at.token)}"
-
-
-def _is_assignment(at: Situation) -> bool:
-    return any(word.type in ("EQUAL", "LSQB") for word in at.following[:1])
 
 
 def _bare_expression(at: Situation) -> Diagnostic | None:

@@ -34,11 +34,8 @@ def around(span: Span, before: str, after: str, title: str, safe: bool = True) -
 
 def cast_to(span: Span, dtype: str, safe: bool = True) -> Fix:
     """The fix that casts an expression."""
-    return around(span, "cast(", f", {dtype})", f"write `cast({_short(span.text)}, {dtype})`", safe)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 24 and "\n" not in text else "…"
+    shown = span.text if len(span.text) <= 24 and "\n" not in span.text else "…"
+    return around(span, "cast(", f", {dtype})", f"write `cast({shown}, {dtype})`", safe)
 
 
 def without_line(span: Span) -> Span:

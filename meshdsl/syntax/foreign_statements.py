@@ -45,7 +45,8 @@ def _let(b: TreeBuilder, tree: Any, assign: Callable[[TreeBuilder, Any], ast.Ass
     word, statement = tree.children
     assignment = assign(b, statement)
     span = Span(b.source, word.start_pos, assignment.span.start)
-    help = f"write `{_line(assignment.span)}`: a name gets its value by `=` alone"
+    line = " ".join(assignment.span.text.split())
+    help = f"write `{line}`: a name gets its value by `=` alone"
     fix = Fix("remove `let`", (Edit(span, ""),))
     _report(b, "`let` is no word of the language", b.name(word).span, help, fix)
     return assignment
@@ -156,10 +157,6 @@ def _else(b: TreeBuilder, tree: Any) -> ast.Statement:
         help = "write `y = where(condition, a, b)`"
         _report(b, "there is no `else`: tensors choose per element", b.span(tree), help)
     raise DiagnosticError
-
-
-def _line(span: Span) -> str:
-    return " ".join(span.text.split())
 
 
 def _report(b: TreeBuilder, message: str, span: Span, help: str, *fixes: Fix) -> None:

@@ -116,7 +116,7 @@ def parse(source: Source) -> tuple[ast.SourceFile, tuple[Diagnostic, ...]]:
         return ast.SourceFile((), Span(source, 0, len(source.text))), (beyond,)
     tree, errors = parse_tree(source, tokens)
     file, more = build_file(source, tree)
-    return file, tuple(sorted([*errors, *more], key=_place))
+    return file, tuple(sorted([*errors, *more], key=lambda d: d.span.start if d.span else 0))
 
 
 def parse_expression(text: str) -> ast.Expr | None:
@@ -154,7 +154,3 @@ def parse_scheduled(source: Source) -> tuple[ast.CallExpr | None, tuple[Diagnost
         case (ast.LayoutDecl(schedule=ast.CallExpr() as call),) if not errors and not more:
             return call, ()
     return None, (*errors, *more)
-
-
-def _place(diagnostic: Diagnostic) -> int:
-    return diagnostic.span.start if diagnostic.span else 0

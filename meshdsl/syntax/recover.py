@@ -174,7 +174,8 @@ class _Recovery:
         states = self.parser.parser_state
         table = states.parse_conf.parse_table.states
         closed = 0
-        for state, value in zip(reversed(states.state_stack), _values(states), strict=True):
+        values = [*reversed(states.value_stack), None]  # the state below all has none
+        for state, value in zip(reversed(states.state_stack), values, strict=True):
             if "BROKEN" in table[state] and not closed:
                 break
             start = _start(value, start)
@@ -289,11 +290,6 @@ class _Recovery:
     def column(self, token: Token) -> int:
         """The column of a word, from 1."""
         return self.source.position(token.start_pos or 0)[1]
-
-
-def _values(state: Any) -> list[Any]:
-    """The values on the stack, top first, and None for the state below all."""
-    return [*reversed(state.value_stack), None]
 
 
 def _closed(closed: int, value: Any) -> int:

@@ -31,18 +31,14 @@ def renamed(known: Symbols, symbol: Symbol, new: str) -> tuple[Edit, ...] | Diag
     if new == symbol.name:
         return ()
     group = _together(known, symbol)
-    spans = sorted({s.start: s for one in group for s in one.places}.values(), key=_start)
-    edits = tuple(Edit(span, new) for span in spans)
+    by_start = {span.start: span for one in group for span in one.places}
+    edits = tuple(Edit(by_start[start], new) for start in sorted(by_start))
     if new not in source.text:  # nothing can be confused with it
         return edits
     after = Source(source.name, apply(source.text, edits))
     if _meanings(after, edits, new) != _meanings(source, (), new):
         return _collision(known, symbol, new)
     return edits
-
-
-def _start(span: Span) -> int:
-    return span.start
 
 
 def _together(known: Symbols, symbol: Symbol) -> set[Symbol]:

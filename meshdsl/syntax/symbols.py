@@ -193,24 +193,23 @@ class _SymbolTable:
         return found is not None and bool(found.definitions)
 
 
+_DECLARED: dict[type, Kind] = {
+    ast.DimDecl: "dim",
+    ast.MeshDecl: "mesh",
+    ast.LayoutDecl: "layout",
+    ast.Sbp: "sbp",
+    ast.ScheduleDecl: "schedule",
+    ast.FunctionDecl: "function",
+    ast.ProgramDecl: "program",
+}
+
+
 def _declare(node: ast.Declaration, table: _SymbolTable) -> None:
-    match node:
-        case ast.DimDecl():
-            table.define("dim", node.name, node)
-        case ast.MeshDecl():
-            table.define("mesh", node.name, node)
-            for axis in node.axes:
-                table.define("axis", axis.name, axis)
-        case ast.LayoutDecl():
-            table.define("layout", node.name, node)
-        case ast.Sbp():
-            table.define("sbp", node.name, node)
-        case ast.ScheduleDecl():
-            table.define("schedule", node.name, node)
-        case ast.FunctionDecl():
-            table.define("function", node.name, node)
-        case ast.ProgramDecl():
-            table.define("program", node.name, node)
+    if not isinstance(node, ast.Expect):
+        table.define(_DECLARED[type(node)], node.name, node)
+    if isinstance(node, ast.MeshDecl):
+        for axis in node.axes:
+            table.define("axis", axis.name, axis)
 
 
 def _read(node: ast.Declaration, table: _SymbolTable) -> None:
@@ -304,7 +303,8 @@ def _select(path: tuple[ast.Name, ...], table: _SymbolTable) -> None:
     *outer, last = path
     for name in path:
         if (function := _function(name, table)) is not None:
-            function.references.append(_front(name, function))
+            start = name.span.start  # of `f_2`, the name of the function
+            function.references.append(Span(name.span.source, start, start + len(function.name)))
     owner = _function(outer[-1], table) if outer else None
     for tensor in _selected(last.text, owner, table):
         tensor.references.append(last.span)
@@ -334,11 +334,6 @@ def _function(name: ast.Name, table: _SymbolTable) -> _Entry | None:
         if table.has("function", text):
             return table.of("function", text)
     return None
-
-
-def _front(name: ast.Name, function: _Entry) -> Span:
-    """The part of `f_2` that is the name of the function."""
-    return Span(name.span.source, name.span.start, name.span.start + len(function.name))
 
 
 # --- bodies ----------------------------------------------------------------------------------

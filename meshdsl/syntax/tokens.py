@@ -77,12 +77,15 @@ def lex(source: Source) -> list[Token]:
     Never fails: unknown words come as `BAD`, `BAD_NAME`, `BAD_NUMBER` or `BAD_STRING`.
     Of a text with more than `MAX_WORDS` words, one more than these.
     """
+    from lark import Token
+
     from meshdsl.grammar import load
 
     words = list(itertools.islice(load().lex(source.text), MAX_WORDS + 1))
     for index in range(len(words) - 1):
         if words[index] in _CONTEXTUAL and _begins_declaration(words, index):
-            words[index] = _as(words[index], _CONTEXTUAL[words[index]])
+            word = words[index]
+            words[index] = Token.new_borrow_pos(_CONTEXTUAL[word], str(word), word)
     return words
 
 
@@ -93,12 +96,6 @@ def _begins_declaration(words: list[Token], index: int) -> bool:
     """Whether a name begins a line, and another name follows: so no statement or entry does."""
     first = index == 0 or words[index - 1].type == "_NL"
     return first and words[index].type == words[index + 1].type == "NAME"
-
-
-def _as(word: Token, kind: str) -> Token:
-    from lark import Token
-
-    return Token.new_borrow_pos(kind, str(word), word)
 
 
 def significant(tokens: list[Token]) -> list[Token]:
