@@ -217,13 +217,11 @@ def _renamed(names: kit.Names, attrs: kit.Attrs) -> kit.Names:
 
 
 def _numpy(call: kit.NumpyCall, x: kit.Array, k: kit.Array) -> kit.Array:
-    slides, names = _local(call), call.ins[0].names
-    wide, out = sliding.widened(call, x, slides), np.zeros(call.local(call.outs[0]).shape, x.dtype)
-    for tap in sliding.taps(slides):
-        part, names_left = _tap_of(k, call.ins[1].names, tap, call.attrs)
-        here = wide[sliding.tapped(call, tap, slides, names)]
-        operands = (here, _renamed(names, call.attrs)), (part, names_left)
-        out += kit.einsum_by_name(*operands, to=call.outs[0].names)
+    out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
+    names = _renamed(call.ins[0].names, call.attrs)
+    for tap, here in sliding.tap_parts(call, x, _local(call)):
+        part = _tap_of(k, call.ins[1].names, tap, call.attrs)
+        out += kit.einsum_by_name((here, names), part, to=call.outs[0].names)
     return out
 
 
@@ -232,23 +230,20 @@ def _up_numpy(call: kit.NumpyCall, y: kit.Array, k: kit.Array) -> kit.Array:
 
     def parts() -> Iterator[tuple[sliding.Tap, kit.Array]]:
         for tap in sliding.taps(slides):
-            part, names_left = _tap_of(k, call.ins[1].names, tap, call.attrs)
-            operands = (y, names), (part, names_left)
-            yield tap, kit.einsum_by_name(*operands, to=call.outs[0].names)
+            part = _tap_of(k, call.ins[1].names, tap, call.attrs)
+            yield tap, kit.einsum_by_name((y, names), part, to=call.outs[0].names)
 
     return sliding.spread_back(call, slides, parts(), y.dtype)
 
 
 def _kernel_numpy(call: kit.NumpyCall, x: kit.Array, dy: kit.Array) -> kit.Array:
-    slides, names = _local(call), call.ins[0].names
-    wide, out = sliding.widened(call, x, slides), np.zeros(call.local(call.outs[0]).shape, x.dtype)
+    out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
+    names = _renamed(call.ins[0].names, call.attrs)
     windows = [d.name for d in call.attrs["window"]]
-    for tap in sliding.taps(slides):
+    for tap, here in sliding.tap_parts(call, x, _local(call)):
         at = dict(zip(windows, tap, strict=True))
-        here = wide[sliding.tapped(call, tap, slides, names)]
         names_left = tuple(n for n in call.outs[0].names if n not in at)
-        operands = (here, _renamed(names, call.attrs)), (dy, call.ins[1].names)
-        part = kit.einsum_by_name(*operands, to=names_left)
+        part = kit.einsum_by_name((here, names), (dy, call.ins[1].names), to=names_left)
         out[tuple(at.get(n, slice(None)) for n in call.outs[0].names)] = part
     return out
 

@@ -78,19 +78,9 @@ def _number(tap: sliding.Tap, attrs: kit.Attrs) -> int:
     return int(np.ravel_multi_index(tap, attrs["size"]))
 
 
-def _parts(
-    call: kit.NumpyCall, x: kit.Array, fill: float
-) -> Iterator[tuple[sliding.Tap, kit.Array]]:
-    """What each tap of every local position is."""
-    slides, names = _found(call.attrs), call.ins[0].names
-    wide = sliding.widened(call, x, slides, fill)
-    for tap in sliding.taps(slides):
-        yield tap, wide[sliding.tapped(call, tap, slides, names)]
-
-
 def _max_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     out = np.full(call.local(call.outs[0]).shape, LEAST, x.dtype)
-    for _, part in _parts(call, x, LEAST):
+    for _, part in sliding.tap_parts(call, x, _found(call.attrs), LEAST):
         out = np.maximum(out, part)
     return out
 
@@ -98,7 +88,7 @@ def _max_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
 def _at_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     shape = call.local(call.outs[0]).shape
     best, at = np.full(shape, LEAST, x.dtype), np.zeros(shape, np.int32)
-    for tap, part in _parts(call, x, LEAST):
+    for tap, part in sliding.tap_parts(call, x, _found(call.attrs), LEAST):
         larger = (part > best) | np.isnan(part)  # as torch: the last of NaN
         best, at = np.where(larger, part, best), np.where(larger, _number(tap, call.attrs), at)
     return at.astype(np.int32)
@@ -107,7 +97,7 @@ def _at_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
 def _take_numpy(call: kit.NumpyCall, x: kit.Array, at: kit.Array) -> kit.Array:
     out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
     best_taps = at.transpose([call.ins[1].index(n) for n in call.outs[0].names])
-    for tap, part in _parts(call, x, 0.0):
+    for tap, part in sliding.tap_parts(call, x, _found(call.attrs)):
         out += np.where(best_taps == _number(tap, call.attrs), part, 0)
     return out
 
@@ -123,7 +113,7 @@ def _grad_numpy(call: kit.NumpyCall, dy: kit.Array, at: kit.Array) -> kit.Array:
 
 def _mean_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     total = np.zeros(call.local(call.outs[0]).shape, x.dtype)
-    for _, part in _parts(call, x, 0.0):
+    for _, part in sliding.tap_parts(call, x, _found(call.attrs)):
         total += part
     return np.asarray(total / math.prod(call.attrs["size"]), dtype=x.dtype)
 

@@ -189,7 +189,16 @@ def taps(found: Sequence[Slide]) -> Iterator[Tap]:
     return itertools.product(*(range(s.size) for s in found))
 
 
-def widened(
+def tap_parts(
+    call: kit.NumpyCall, x: kit.Array, found: Sequence[Slide], fill: float = 0.0
+) -> Iterator[tuple[Tap, kit.Array]]:
+    """Each tap, with what it is of operand 0 at every local position."""
+    wide = _widened(call, x, found, fill)
+    for tap in taps(found):
+        yield tap, wide[_tapped(call, tap, found, call.ins[0].names)]
+
+
+def _widened(
     call: kit.NumpyCall, x: kit.Array, found: Sequence[Slide], fill: float = 0.0
 ) -> kit.Array:
     """Operand 0 from the first tap of the first local position to the last tap of the last."""
@@ -205,7 +214,7 @@ def widened(
     return x
 
 
-def tapped(
+def _tapped(
     call: kit.NumpyCall, tap: Tap, found: Sequence[Slide], dims: kit.Names
 ) -> tuple[slice, ...]:
     """The index of what a tap of every local position is in an array over `dims`, widened."""

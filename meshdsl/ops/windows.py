@@ -68,10 +68,9 @@ def _factors(back: bool) -> Callable[[kit.Signature], kit.Factors]:
 
 
 def _numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
-    slide, names = _found(call.attrs), call.ins[0].names
-    wide = sliding.widened(call, x, [slide])
-    parts = [wide[sliding.tapped(call, tap, [slide], names)] for tap in sliding.taps([slide])]
-    return np.stack(parts, axis=names.index(slide.fine.name) + 1)
+    slide = _found(call.attrs)
+    parts = [part for _, part in sliding.tap_parts(call, x, [slide])]
+    return np.stack(parts, axis=call.ins[0].index(slide.fine.name) + 1)
 
 
 def _grad_numpy(call: kit.NumpyCall, dy: kit.Array) -> kit.Array:
