@@ -366,8 +366,8 @@ def _by(
     """An operator along the same windows, or with `turned` the other way, that yields `dims`."""
     ends = ("target", "source") if turned else ("source", "target")
     along = {new: call.attrs[old] for new, old in zip(("source", "target"), ends, strict=True)}
-    kept = {n: call.attrs[n] for n in ("window", "stride", "pad", "dilation")}
-    return call.emit(name, a, b, **along, **kept, dims=dims)
+    options = {n: call.attrs[n] for n in ("window", "stride", "pad", "dilation")}
+    return call.emit(name, a, b, **along, **options, dims=dims)
 
 
 def _gradient(call: kit.Backward) -> kit.Grads:

@@ -185,9 +185,9 @@ def moving(
     all operands pass if it is `linear`, partial extremes always.
     """
     every = range(len(sources))
-    own = Factor(target.name, tuple(s.name for s in sources), (target.name,), reads=reads)
+    moved = Factor(target.name, tuple(s.name for s in sources), (target.name,), reads=reads)
     groups = (frozenset(every),) if linear else ()
-    return Factors((*loops(sig, without=(target.name,)), own), groups, tuple(every))
+    return Factors((*loops(sig, without=(target.name,)), moved), groups, tuple(every))
 
 
 # --- numpy -----------------------------------------------------------------------------------

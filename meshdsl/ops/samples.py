@@ -52,8 +52,8 @@ class _Reader:
 
     def operand(self, text: str, dtype: DType, kind: str) -> tuple[TensorType, str]:
         """The type and the distribution of an operand: `b s`, `b s: i32`, `(): f32 half`."""
-        dims, _, rest = text.partition(":")
-        told = [*rest.split(), "", ""]
+        dims, _, dtype_and_kind = text.partition(":")
+        told = [*dtype_and_kind.split(), "", ""]
         dtype = DTYPES[told[0]] if told[0] else dtype
         words = [] if dims.strip() == "()" else dims.split()
         kind = told[1] or ("bool" if dtype.kind == "bool" else kind)
@@ -62,8 +62,8 @@ class _Reader:
     def attributes(self, words: Iterator[str]) -> Iterator[tuple[str, object]]:
         """The attributes by name, in order."""
         for word in words:
-            name, _, rest = word.partition("=")
-            yield name, self._value(rest or next(words), words)
+            name, _, value = word.partition("=")
+            yield name, self._value(value or next(words), words)
 
     def _value(self, word: str, words: Iterator[str]) -> object:
         """The value that begins with `word`."""
@@ -77,9 +77,9 @@ class _Reader:
 
     def _dim(self, word: str) -> Dim:
         """A dim by name, or with the size that it has from here on: `part=2`."""
-        found = _DIM.fullmatch(word)
-        assert found, f"{word!r} is not a dim of a sample"
-        name, size = found.groups()
+        match = _DIM.fullmatch(word)
+        assert match, f"{word!r} is not a dim of a sample"
+        name, size = match.groups()
         if size:
             self.sizes[name] = int(size)
         assert name in self.sizes, f"the dim {name!r} of a sample has no size: write `{name}=2`"
