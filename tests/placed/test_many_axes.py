@@ -44,10 +44,9 @@ def checked(text: str) -> int:
     return calls(lambda: check_source(source, Options(), Diagnostics()))
 
 
-@pytest.mark.parametrize("axes", [6, 12])
-def test_explaining_on_many_axes_is_bounded_and_says_so(axes: int) -> None:
+def test_explaining_on_many_axes_is_bounded_and_says_so() -> None:
     found: list[Any] = []
-    source = Source("many.mdsl", halves(axes))
+    source = Source("many.mdsl", halves(12))
     work = calls(lambda: found.append(compile_source(source, Options(), Diagnostics()).report))
     assert work < 10_000_000
     plan = found[0]["plan"]
@@ -124,7 +123,7 @@ def explained(axes: int, reduce: str) -> tuple[Any, str]:
     return report, " ".join(str(c["why"]) for c in report["collectives"])
 
 
-@pytest.mark.parametrize("axes", [6, 8, 12])
+@pytest.mark.parametrize("axes", [6, 12])
 def test_a_search_that_is_too_large_ends_before_its_first_route(axes: int) -> None:
     assert calls(lambda: explained(axes, "optimal")) < 5_000_000
 

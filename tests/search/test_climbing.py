@@ -26,10 +26,7 @@ from tests.project import ROOT
 
 MESH = Mesh("square", (("data", 2), ("model", 2)))
 ALL = "MESHDSL_CASES" in os.environ
-SLOW = ("resnet",) if ALL else ("resnet", "moe")
-"""Examples whose layouts are many to list."""
-
-SMALL = ("mlp", "dlrm", "nmt", "moe", "alexnet", "resnet", "transformer", "encdec")
+SMALL = ["mlp", "dlrm", "nmt", "alexnet", "transformer", "encdec", *(["moe"] if ALL else [])]
 
 
 @cache
@@ -46,7 +43,7 @@ def at_once(items: Iterable[Rules]) -> Iterable[Rules]:
     return items
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, *(["resnet"] if ALL else [])])
 def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
     """By the bytes of the tables, among the layouts that divide the work."""
     found, space = problem(name), problem(name).space
@@ -64,7 +61,7 @@ def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
         assert space.allows([axes.get(dim.name, ()) for dim in space.dims])
 
 
-@in_turn(name=[name for name in SMALL if name not in SLOW], timed=(False, True))
+@in_turn(name=SMALL, timed=(False, True))
 def test_climbing_finds_what_listing_does(
     name: str, timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
