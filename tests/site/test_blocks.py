@@ -7,7 +7,8 @@ behind the fence says what is done with one (`RUNNERS`), a second word which fil
   `mdsl NAME.mdsl` is also that file for the commands below it, `mdsl excerpt=FILE` is in that file,
   `mdsl statements` are lines of a program.
 - `shellsession` and `console`: `$ command`, and what it prints on a screen of 80 columns; a line
-  `…` stands for any lines. `sh`: commands that have to end well.
+  `…` stands for any lines. With `MESHDSL_UPDATE_GOLDEN=1` what is shown whole and has changed is
+  written anew. `sh`: commands that have to end well.
 - `python` is executed, `python fragment` is compiled; `json` and `toml` are read, and
   `toml NAME.toml` is that file for the commands below it; `text` is no code, `text NAME` that file.
 - `<!-- edit: FILE: OLD => NEW -->` is what the reader is told to do to a file.
@@ -30,17 +31,15 @@ import pytest
 
 from meshdsl.diagnostics import Source
 from meshdsl.syntax.parse import parse
-from tests.documents import check_shown, printed, sessions
+from tests.documents import check_shown, printed, sessions, shows
 from tests.project import ROOT, matching
+from tests.report.golden import UPDATE
 
 PAGES = matching("*.md", "docs/**/*.md", "editors/**/*.md", "examples/**/*.md", "grammar/*.md")
 
 ELSEWHERE = {
     ("README.md", ""): "tests/test_readme.py",
     ("CONTRIBUTING.md", "python"): "tests/project.py",
-    ("docs/explain.md", "console"): "tests/report/test_docs.py",
-    ("docs/compare.md", "console"): "tests/report/test_docs.py",
-    ("docs/compare.md", "text"): "tests/report/test_docs.py",
     ("docs/module.md", "python"): "tests/backends/test_module_processes.py",
     ("docs/notebooks.md", "python"): "tests/notebook/test_docs.py",
 }
@@ -79,6 +78,8 @@ class Folder:
     root: Path
     here: Path
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "block"})
+    renewed: dict[str, str] = field(default_factory=dict)
+    """Commands with what the page shows of them, and with what they print now."""
 
 
 # --- kinds of blocks -----------------------------------------------------------------------------
@@ -105,7 +106,11 @@ def run_mdsl(text: str, word: str, folder: Folder) -> None:
 
 def run_session(text: str, word: str, folder: Folder) -> None:
     for command, shown in sessions(text):
-        check_shown(command, shown, carry_out(command, folder))
+        output = carry_out(command, folder)
+        if UPDATE and "…\n" not in shown and not shows(shown, output):
+            folder.renewed[f"$ {command}\n{shown}"] = f"$ {command}\n{output}"
+        else:
+            check_shown(command, shown, output)
 
 
 def run_script(text: str, word: str, folder: Folder) -> None:
@@ -195,6 +200,8 @@ def test_the_blocks_of_the_page_run(
         kind, _, word = part["info"].partition(" ")
         assert kind in RUNNERS, f"nobody knows how to run ```{part['info']}\n{part['text']}"
         RUNNERS[kind](part["text"], word, folder)
+    for old, new in folder.renewed.items():
+        edit(page, old, new)
 
 
 def edit(path: Path, old: str, new: str) -> None:
