@@ -17,7 +17,7 @@ from meshdsl.backends.torch.preamble import HeadName, module_head
 from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import DeviceProgram, Node, Var
-from meshdsl.device.liveness import reads
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.named.ir import Value
 
 NAMES = frozenset({"forward", "backward", "saved", "cotangents"})
@@ -141,4 +141,4 @@ class _ModuleText:
 
 
 def _read_by(nodes: tuple[Node, ...]) -> set[Var]:
-    return {v for node in nodes for v in reads(node)}
+    return {v for node in nodes for v in reads_of(node)}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Start, Var, Wait
-from meshdsl.device.liveness import reads
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
+from meshdsl.ir.rewrite import reads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def halves(
     forward: list[Node] = []
     backward: list[Node] = []
     for node in program.body:
-        if _phase(node) != "forward" or not late.isdisjoint(reads(node)):
+        if _phase(node) != "forward" or not late.isdisjoint(reads_of(node)):
             late.update(node.makes)
             backward.append(node)
         else:
@@ -61,7 +61,7 @@ def halves(
     numbers = _numbers(forward)
     backward[:0] = _again(forward, backward, numbers)
     available = (*program.inputs, *program.params, *(v for node in forward for v in node.makes))
-    read = {v for node in backward for v in reads(node)} | set(grads)
+    read = {v for node in backward for v in reads_of(node)} | set(grads)
     saved = tuple(v for v in available if v in read and v not in numbers and v not in late)
     return SplitPasses(
         tuple(forward),
@@ -124,10 +124,10 @@ def _numbers(nodes: Iterable[Node]) -> set[Var]:
 
 def _again(forward: list[Node], backward: list[Node], numbers: set[Var]) -> list[Node]:
     """Statements on numbers that the backward pass rematerialises."""
-    wanted = {v for node in backward for v in reads(node)}
+    wanted = {v for node in backward for v in reads_of(node)}
     repeated: list[Node] = []
     for node in reversed(forward):
         if numbers.issuperset(node.makes) and not wanted.isdisjoint(node.makes):
-            wanted.update(reads(node))
+            wanted.update(reads_of(node))
             repeated.append(node)
     return repeated[::-1]

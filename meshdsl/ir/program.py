@@ -302,7 +302,4 @@ def counted(nodes: Iterable[N], times: int = 1) -> Iterator[tuple[N, int]]:
 
 def uses(nodes: Iterable[Any]) -> Counter[Any]:
     """The number of times that each value is read by nodes, carried on or collected."""
-    counts: Counter[Any] = Counter()
-    for node in every(nodes):
-        counts.update((*node.reads, *node.ends))
-    return counts
+    return Counter([v for node in every(nodes) for v in (*node.reads, *node.ends)])

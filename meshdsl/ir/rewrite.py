@@ -33,7 +33,7 @@ def makes_of(node: Node) -> tuple[Any, ...]:
 
 def defined(node: Node) -> tuple[Any, ...]:
     """The values that a node defines: its results, and what each of its iterations begins with."""
-    return (*node.makes, *node.enters)
+    return (*node.makes, *node.enters) if node.enters else node.makes
 
 
 def free(node: Node) -> tuple[Any, ...]:
@@ -55,7 +55,7 @@ def flows(node: Node) -> Iterator[tuple[Any, Any]]:
     A value that a loop carries comes from the initial one; the result, from that of an iteration.
     """
     if isinstance(node, Leaf):
-        yield from ((v, made) for v in node.reads for made in node.makes)
+        yield from ((v, result) for v in node.reads for result in node.makes)
     for carry in node.carries:
         yield from ((carry.init, carry.inside), (carry.next, carry.result))
     yield from ((s.outer, s.inside) for s in node.stacked)
@@ -84,16 +84,16 @@ def needed(nodes: Sequence[N], wanted: set[Any]) -> tuple[N, ...]:
 
     Of a loop remain the carries, slices and collections that are read, inside or after it.
     """
-    kept: list[N] = []
+    backwards: list[N] = []
     for node in reversed(nodes):
         if wanted.isdisjoint(node.makes):
             continue
         if isinstance(node, Leaf):
             wanted.update(node.reads)
-            kept.append(node)
+            backwards.append(node)
         else:
-            kept.append(_narrowed(node, wanted))
-    return tuple(reversed(kept))
+            backwards.append(_narrowed(node, wanted))
+    return tuple(reversed(backwards))
 
 
 def _narrowed(loop: Any, wanted: set[Any]) -> Any:
@@ -145,16 +145,14 @@ def substitute(
 
 
 def _substituted(node: Any, new: Mapping[Any, Any], origins: Mapping[Any, Any]) -> Any:
+    origin, is_leaf = getattr(node, "origin", None), isinstance(node, Leaf)
     fields: dict[str, Any] = {}
-    origin = getattr(node, "origin", None)
     if origin is not None and origin.of in origins:
         fields["origin"] = origin.on(origins.__getitem__)
-    if node.body:
-        body = substitute(node.body, new, origins)
-        fields |= {} if body == node.body else {"body": body}
-    mentions_none = new.keys().isdisjoint((*node.reads, *node.makes))
-    if mentions_none and not isinstance(node, Loop):
+    if is_leaf and (not new or new.keys().isdisjoint((*node.reads, *node.makes))):
         return replace(node, **fields) if fields else node
+    if not is_leaf:
+        fields["body"] = substitute(node.body, new, origins)
     return node.with_values(lambda value: new.get(value, value), **fields)
 
 
@@ -175,12 +173,12 @@ def rewritten_block(nodes: Iterable[N], rule: Callable[[Any], Iterable[N]]) -> t
 
 def in_blocks(nodes: Iterable[N], rule: Callable[[tuple[N, ...]], Iterable[N]]) -> tuple[N, ...]:
     """`nodes` with each block rewritten by `rule`, the innermost first."""
-    return tuple(rule(tuple([_inside(node, rule) for node in nodes])))
+    return tuple(rule(tuple([_inside(node, rule) if node.body else node for node in nodes])))
 
 
-def _inside(node: Any, rule: Callable[[Any], Iterable[Any]]) -> Any:
-    body = in_blocks(node.body, rule) if node.body else ()
-    return node if body == node.body else replace(node, body=body)
+def _inside(loop: Any, rule: Callable[[Any], Iterable[Any]]) -> Any:
+    body = in_blocks(loop.body, rule)
+    return loop if body == loop.body else replace(loop, body=body)
 
 
 # --- passes as classes ---------------------------------------------------------------------------

@@ -101,8 +101,8 @@ def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
     """The values that a loop collects as `grad`, if it does: gradients as well, slice by slice."""
     for node in nodes:
         insides = [c.inside for c in node.collected if c.outer is grad]
-        made = makers(node.body) if insides else {}
-        yield from (v for v in insides if v in made)
+        results = makers(node.body) if insides else {}
+        yield from (v for v in insides if v in results)
 
 
 @contextmanager

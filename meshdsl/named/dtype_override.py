@@ -35,8 +35,8 @@ class _Retype(Rebuild):
     def value(self, value: Value) -> Value:
         """The value of the new type: that of an input, a parameter or a state is made here."""
         if value in self.new:
-            known: Value = self.new[value]
-            return known
+            retyped: Value = self.new[value]
+            return retyped
         return self.typed(
             value, self.dtype if value.type.dtype.kind == "float" else value.type.dtype
         )

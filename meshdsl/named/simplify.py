@@ -23,8 +23,8 @@ def _merged(program: NamedProgram, rule: Rule) -> NamedProgram:
     uses = uses_of(program)
 
     def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        made = makers(nodes)
-        return rewritten_block(nodes, lambda op: rule(op, made, uses))
+        by_result = makers(nodes)
+        return rewritten_block(nodes, lambda op: rule(op, by_result, uses))
 
     return replace(program, body=in_blocks(program.body, block))
 

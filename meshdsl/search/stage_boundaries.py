@@ -98,7 +98,7 @@ def beginnings(program: named.NamedProgram, weigh: Weigh) -> Beginnings:
     done = 0.0
     statement: dict[Path, float] = {}  # by call, the work before the statement that is under way
     for node in nodes:
-        makes = list(makes_of(node))
+        makes = makes_of(node)
         depends = not batch.isdisjoint(reads_of(node))
         batch.update(makes if depends else ())
         for value in makes if depends else ():

@@ -11,7 +11,7 @@ from meshdsl.device import buckets, liveness
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Start, Wait
 from meshdsl.device.memory import memory
-from meshdsl.ir.program import every
+from meshdsl.ir.program import block_loops, loops
 from meshdsl.report.explanation import explain
 from tests.device.steps import CASES, TEXT, passed, placed, plain, run, with_overlap
 
@@ -26,12 +26,17 @@ def overlapped(layout: str, policy: str = "optimal", text: str = TEXT) -> Device
 def blocks(program: DeviceProgram) -> Iterator[tuple[Node, ...]]:
     """The nodes of every block."""
     yield program.body
-    yield from (node.body for node in every(program.body) if isinstance(node, DeviceLoop))
+    yield from (loop.body for loop in loops(program.body, DeviceLoop))
 
 
 def computes(nodes: tuple[Node, ...]) -> bool:
     """Whether there is work among the nodes."""
-    return any(isinstance(n, DeviceLoop) or (isinstance(n, Compute) and n.flops > 0) for n in nodes)
+    return has_loop(nodes) or any(isinstance(n, Compute) and n.flops > 0 for n in nodes)
+
+
+def has_loop(nodes: tuple[Node, ...]) -> bool:
+    """Whether a loop is among the nodes."""
+    return any(block_loops(nodes, DeviceLoop))
 
 
 def under_way(program: DeviceProgram) -> Iterator[tuple[Start, tuple[Node, ...]]]:
@@ -68,7 +73,7 @@ def test_what_takes_memory_is_under_way_one_at_a_time(
         if step.kind == "reduce_scatter":
             assert "reduce_scatter" not in others
         if step.kind == "all_gather" and phase != "update":
-            assert not any(isinstance(n, DeviceLoop) for n in meanwhile)
+            assert not has_loop(meanwhile)
             assert "all_gather" not in others
 
 
@@ -77,16 +82,16 @@ def test_gradients_are_sent_as_soon_as_they_are_there(monkeypatch: pytest.Monkey
     program = overlapped("data_parallel")
     reductions = {s.collective.moves[0].target.name: rest for s, rest in under_way(program)}
     # There before the backward loop, and needed behind it.
-    assert any(isinstance(n, DeviceLoop) for n in reductions["loss"])
+    assert has_loop(reductions["loss"])
     assert {"d_up", "d_bias", "d_down", "d_gain", "d_last"} <= reductions.keys()
 
 
 @pytest.mark.parametrize("text", [TEXT, FORWARD], ids=["step", "forward"])
 def test_the_next_trips_parameters_are_gathered_ahead(text: str) -> None:
     program = overlapped("zero3", text=text)
-    loops = [node for node in program.body if isinstance(node, DeviceLoop)]
-    assert len(loops) == (2 if text is TEXT else 1)
-    for loop in loops:
+    layers = [*block_loops(program.body, DeviceLoop)]
+    assert len(layers) == (2 if text is TEXT else 1)
+    for loop in layers:
         gathered = {m.source for ahead in loop.ahead for m in ahead.collective.moves}
         assert {v.name.rstrip("_2") for v in gathered} == {"up", "down", "gain"}
         # Nobody else reads the slices.
@@ -113,7 +118,7 @@ def test_the_text_of_a_loop_that_gathers_ahead() -> None:
 def test_a_loop_of_one_trip_gathers_nothing_ahead() -> None:
     text = TEXT.replace("layers = 3", "layers = 1")
     program = overlapped("zero3", text=text)
-    assert not any(isinstance(n, DeviceLoop) and n.ahead for n in every(program.body))
+    assert not any(loop.ahead for loop in loops(program.body, DeviceLoop))
 
 
 def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +127,7 @@ def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "LARGE", 0)
     before = plain("zero3", text=FORWARD)
     after = passed(before, with_overlap)
-    (loop,) = (node for node in after.body if isinstance(node, DeviceLoop))
+    (loop,) = block_loops(after.body, DeviceLoop)
     ahead = sum(m.target.local.bytes for a in loop.ahead for m in a.collective.moves)
     # up, down and gain, whole.
     assert ahead == (8 * 16 + 16 * 8 + 8) * 4

@@ -8,7 +8,7 @@ from meshdsl.backends.draws import draws
 from meshdsl.backends.torch.emitter import emit
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram
 from meshdsl.device.sums import summed_in_place
-from meshdsl.ir.program import every
+from meshdsl.ir.program import every, loops
 from tests.device.steps import TEXT
 from tests.programs.harness import Case, compiled
 from tests.training.stepping import check_step
@@ -94,14 +94,10 @@ def test_a_forward_pass_writes_over_nothing(name: str) -> None:
 STEP = TEXT.replace("adamw(lr=1e-3", "adamw(lr=1e-3, accumulate=2")
 
 
-def loops(program: DeviceProgram) -> list[DeviceLoop]:
-    return [node for node in every(program.body) if isinstance(node, DeviceLoop)]
-
-
 def test_gradients_are_added_where_they_are_made() -> None:
     """Of layers slice by slice, right into the sum: no stack of a batch's gradients is made."""
     program = compiled(Case(STEP, "data:2", "data_parallel")).device
-    batches, _, backward = loops(program)
+    batches, _, backward = loops(program.body, DeviceLoop)
     sums = {c.inside.name: c for c in batches.carries}
     assert all(c.init.name == c.next.name == name for name, c in sums.items())
     added = {c.stack.name for c in backward.collected if c.stack is not None}
@@ -113,7 +109,7 @@ def test_gradients_are_added_where_they_are_made() -> None:
 @pytest.mark.parametrize("layout", ["data_parallel", "zero1"])
 def test_every_layout_sums_in_place(layout: str) -> None:
     program = compiled(Case(STEP, "data:4", layout)).device
-    batches = loops(program)[0]
+    batches = next(loops(program.body, DeviceLoop))
     assert {c.next.name for c in batches.carries} == {c.inside.name for c in batches.carries}
     zeros = [n for n in every(program.body) if isinstance(n, Compute) and n.name == "zeros"]
     assert len(zeros) == len(batches.carries)
@@ -138,6 +134,6 @@ def test_the_text_of_a_sum_in_place() -> None:
 def test_what_is_collected_elsewhere_is_collected() -> None:
     """A stack of gradients that somebody else reads is not the sum."""
     program = compiled(Case(TEXT, "data:2", "data_parallel")).device
-    found: list[DeviceCollected] = [c for loop in loops(program) for c in loop.collected]
+    found: list[DeviceCollected] = [c for node in every(program.body) for c in node.collected]
     assert found
     assert all(c.stack is None for c in found)

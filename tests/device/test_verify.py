@@ -9,6 +9,7 @@ import pytest
 
 from meshdsl.device.ir import Bucket, DeviceLoop, DeviceProgram, Node, Start, Wait
 from meshdsl.device.verify import verify
+from meshdsl.ir.program import block_loops
 from tests.device.steps import passed, plain, with_overlap
 from tests.ir_text.device import parse_program
 
@@ -63,7 +64,7 @@ def test_a_broken_program_is_refused(case: str, program: DeviceProgram) -> None:
 
 def test_a_trip_has_to_issue_what_the_next_one_waits_for() -> None:
     program = passed(plain("zero3"), with_overlap)
-    loop = next(node for node in program.body if isinstance(node, DeviceLoop))
+    loop = next(block_loops(program.body, DeviceLoop))
     body = tuple(n for n in loop.body if not (isinstance(n, Start) and n.ahead))
     nodes = tuple(replace(loop, body=body) if n is loop else n for n in program.body)
     with pytest.raises(AssertionError):
