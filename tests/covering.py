@@ -8,8 +8,10 @@ possible, in about as many cases as its two longest factors have pairs.
 from __future__ import annotations
 
 import itertools
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,39 +21,78 @@ Case = dict[str, Any]
 Rules = Mapping[tuple[str, ...], Callable[[Case], bool]]
 """What cases must hold, by the names of the factors that a rule reads."""
 
+Factors = Mapping[str, Iterable[Any]]
+MOST = 20_000
+"""Of more combinations than these, as many cases are drawn as `MESHDSL_CASES` says."""
+
 
 def covering(
-    factors: Mapping[str, Iterable[Any]], rules: Rules | None = None, strength: int = 2
+    factors: Factors, rules: Rules | None = None, apart: tuple[str, ...] = ()
 ) -> list[Case]:
     """Cases by name of factor: all pairs of values, or with `MESHDSL_CASES` all combinations.
 
-    Pairs that no case which holds the rules has are left out. Of strength 1, every value is in
-    some case.
+    Pairs that no case which holds the rules has are left out, and those of two factors that are
+    `apart`: each of these meets all the others.
     """
     rules = rules or {}
-    names = tuple(factors)
+    values = {name: list(each) for name, each in factors.items()}
     if "MESHDSL_CASES" in os.environ:
-        rows = (dict(zip(names, row, strict=True)) for row in itertools.product(*factors.values()))
-        return [row for row in rows if all(holds(row) for holds in rules.values())]
+        return [case for case in _combinations(values) if all(map(_holds(case), rules.values()))]
     constraints = [
         {"operator": "fn", "requires": list(read), "evaluate": holds}
         for read, holds in rules.items()
     ]
+    models = [
+        {"fields": [n for n in values if n == one or n not in apart], "strength": 2}
+        for one in apart
+    ]
+    strength = 1 if apart else 2
+    cases = make(values, strength=strength, sub_models=models, constraints=constraints)
+    return [{name: case[name] for name in values} for case in cases]
+
+
+def _holds(case: Case) -> Callable[[Callable[[Case], bool]], bool]:
+    return lambda rule: rule(case)
+
+
+def _combinations(values: Mapping[str, list[Any]]) -> Iterator[Case]:
+    """All of them; of very many, some at random, the same ones in each process."""
+    if math.prod(map(len, values.values())) <= MOST:
+        rows: Iterable[Any] = itertools.product(*values.values())
+    else:
+        rng = random.Random(0)
+        count = int(os.environ["MESHDSL_CASES"])
+        rows = {tuple(map(rng.choice, values.values())): None for _ in range(count)}
+    yield from (dict(zip(values, row, strict=True)) for row in rows)
+
+
+def turns(factors: Factors) -> list[Case]:
+    """As many cases as the longest factor has values: the others take turns.
+
+    Two whose lengths have a common divisor meet in other pairs the next time round.
+    """
     values = {name: list(each) for name, each in factors.items()}
-    cases = make(values, strength=strength, constraints=constraints)
-    return [{name: case[name] for name in names} for case in cases]
+    if "MESHDSL_CASES" in os.environ:
+        return [*_combinations(values)]
+    *shorter, longest = sorted(values, key=lambda name: len(values[name]))
+    count, cycle, columns = len(values[longest]), 1, {longest: values[longest]}
+    for name in shorter:
+        each = values[name]
+        again = math.lcm(cycle, len(each)) if math.gcd(cycle, len(each)) > 1 else count
+        columns[name] = [each[(row + row // again) % len(each)] for row in range(count)]
+        cycle *= len(each)
+    return [{name: columns[name][row] for name in values} for row in range(count)]
 
 
 def covered(**factors: Iterable[Any]) -> pytest.MarkDecorator:
     """A test's parameters, of which every two values meet in some case."""
-    return _marked(factors, 2)
+    return _marked(factors, covering(factors))
 
 
 def in_turn(**factors: Iterable[Any]) -> pytest.MarkDecorator:
     """A test's parameters, of which every value is in some case: as many as the longest has."""
-    return _marked(factors, 1)
+    return _marked(factors, turns(factors))
 
 
-def _marked(factors: Mapping[str, Iterable[Any]], strength: int) -> pytest.MarkDecorator:
-    cases = covering(factors, strength=strength)
+def _marked(factors: Factors, cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(tuple(factors), [tuple(case.values()) for case in cases])
