@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.schedule.registry import generate, schedules
 from tests.covering import Case, Rules, covering
+from tests.pipelines.kinds import SYNCHRONOUS, devices_of, stages
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, results
 
 MICRO = 4
@@ -55,21 +53,15 @@ RETURNED = ("loss, y", "a, loss", "x, large, loss, both")
 MESHES = {"pipe:4": "", "pipe:2": "", "data:2,pipe:2": ", batch -> data"}
 
 
-@functools.cache
-def stages(mesh: str, name: str) -> int:
-    """The stages of a schedule on the axis that ends a mesh."""
-    return generate(name, int(mesh[-1]), 8).stages
-
-
 FACTORS: dict[str, tuple[str, ...]] = {
-    "name": tuple(name for name, schedule in schedules().items() if not schedule.asynchronous),
+    "name": SYNCHRONOUS,
     "returned": RETURNED,
     "mesh": tuple(MESHES),
     "program": tuple(PROGRAMS),
 }
 RULES: Rules = {
     ("program", "mesh", "name"): lambda case: (
-        case["program"] == "loop" or stages(case["mesh"], case["name"]) == 4
+        case["program"] == "loop" or stages(case["name"], devices_of(case["mesh"])) == 4
     )
 }
 """Loops under every schedule; a network that is cut into four where there are as many stages."""

@@ -6,7 +6,6 @@ several, and one of them with torch's own gradients.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -21,18 +20,17 @@ import meshdsl as md
 from meshdsl.backends.engines.asynchronous_reference import replay_of
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.pipeline import Compilation, Options, compile_source, lower_placed
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.place import POLICIES
 from meshdsl.placed.settings import NAMES, SETTINGS
 from meshdsl.report.explanation import explain
-from meshdsl.schedule.registry import generate, schedules
-from tests.covering import Case, covered, covering, in_turn
-from tests.ir.test_text import read_again, statements
+from tests.covering import Case, covering, in_turn
+from tests.pipelines.kinds import KINDS, devices_of, is_made, scheduled, stages_in
 from tests.pipelines.test_programs import (
     OPTIMIZERS,
     compiled,
-    hold_bytes,
-    hold_to,
+    hold,
+    hold_text,
     on_one_device,
     results,
 )
@@ -238,11 +236,6 @@ def rules_of(name: str, stages: int, mesh: str) -> str:
     return f"{cuts}, {others}" if others else cuts
 
 
-def stages_of(mesh: str) -> int:
-    """The devices along the axis of the stages."""
-    return int(mesh.split("pipe:")[1][0])
-
-
 STORAGES = {
     "where it is read": "",
     "parameters in parts": "params: TP -> d, grads: TP -> d",
@@ -254,7 +247,7 @@ STORAGES = {
 }
 FACTORS: dict[str, tuple[Any, ...]] = {
     "name": tuple(PROGRAMS),
-    "schedule": tuple(name for name, made in schedules().items() if not made.asynchronous),
+    "kind": tuple(KINDS),
     "mesh": tuple(MESHES),
     "storage": tuple(STORAGES),
     "optimizer": OPTIMIZERS,
@@ -265,27 +258,9 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def stages_in(case: Case) -> int:
-    """The stages that a schedule makes of the axis of the stages."""
-    return _stages(case["schedule"], stages_of(case["mesh"]))
-
-
-@functools.cache
-def _stages(schedule: str, devices: int) -> int:
-    return generate(schedule, devices, 8).stages
-
-
-def is_made(case: Case) -> bool:
-    """Micro-batches go both ways in pairs; a schedule of two of a kind fills all its devices."""
-    micro: int = case["micro"]
-    if case["schedule"] == "dualpipe_v":
-        return micro >= stages_in(case)
-    return case["schedule"] != "chimera" or micro % 2 == 0
-
-
 RULES: dict[tuple[str, ...], Callable[[Case], bool]] = {
-    ("schedule", "mesh"): lambda case: stages_in(case) <= 4,  # into which the programs are cut
-    ("schedule", "mesh", "micro"): is_made,
+    ("kind", "mesh"): lambda case: stages_in(case) <= 4,  # into which the programs are cut
+    ("kind", "mesh", "micro"): is_made,
     ("mesh", "storage"): lambda case: " d" not in STORAGES[case["storage"]] or "d:" in case["mesh"],
     ("name", "accumulate"): lambda case: not case["accumulate"] or case["name"] != "states",
     ("micro", "accumulate"): lambda case: not case["accumulate"] or case["micro"] > 1,
@@ -307,9 +282,10 @@ def program_of(case: Case) -> tuple[str, str]:
     return text, f"with {used}"
 
 
-@pytest.mark.parametrize(
-    "case", covering(FACTORS, RULES), ids=lambda case: "-".join(map(str, case.values()))
-)
+CASES = scheduled(covering(FACTORS, RULES))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_step_is_that_of_one_device(case: Case) -> None:
     """With the bytes that are told; what is printed is read back, and lowered alike."""
     text, use = program_of(case)
@@ -317,21 +293,14 @@ def test_a_step_is_that_of_one_device(case: Case) -> None:
     stored = STORAGES[case["storage"]].replace("TP", DIM.get(name, "m"))
     rules = ", ".join(filter(None, (rules_of(name, stages_in(case), mesh), stored)))
     made = compiled(text, mesh, rules, use, case["policy"])
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    assert not run.disagreements()
-    hold_bytes(run, made)
-    device = read_again("device", made.device)
-    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
+    hold(made, text)
+    hold_text(made)
 
 
 def test_the_batch_is_over_two_axes() -> None:
     text = PROGRAMS["residual"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
     rules = "h3: pipe = 1, b -> (d, e)"
-    made = compiled(text, "d:2,pipe:2,e:2", rules, "with one_f_one_b[b](2)")
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    hold_bytes(run, made)
+    hold(compiled(text, "d:2,pipe:2,e:2", rules, "with one_f_one_b[b](2)"), text)
 
 
 def test_states_of_each_batch_are_refused_where_the_optimizer_accumulates() -> None:
@@ -351,7 +320,7 @@ def test_states_of_each_batch_are_refused_where_the_optimizer_accumulates() -> N
 def test_stages_that_are_computed_again_have_the_same_bits(name: str, use: tuple[str, str]) -> None:
     mesh, schedule = use
     text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01)")
-    rules = rules_of(name, stages_of(mesh), mesh)
+    rules = rules_of(name, devices_of(mesh), mesh)
     plain = compiled(text, mesh, rules, f"with {schedule}[b](4)")
     made = compiled(text, mesh, rules, f"with {schedule}[b](4, recompute=stage)")
     computed, expected = (results(run_local(m.text, seed=4)) for m in (made, plain))
@@ -363,7 +332,7 @@ def test_stages_that_are_computed_again_have_the_same_bits(name: str, use: tuple
 BITS = ("layers", "residual", "several values", "images")
 
 
-@covered(name=BITS, schedule=("", "gpipe", "zb_h1", "eager"), stages=(2, 4))
+@in_turn(name=BITS, schedule=("", "gpipe", "zb_h1", "eager"), stages=(2, 4))
 def test_the_bits_of_one_device(name: str, schedule: str, stages: int) -> None:
     """With as many batches added up, by one stage each, in the same order."""
     text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, accumulate=4)")
@@ -388,7 +357,7 @@ def test_gradients_are_those_of_torch() -> None:
     narrow = {name: array.astype("f4") for name, array in given.items()}
     inputs, params = ({n: narrow[n] for n in names} for names in (("x", "t"), ("w1", "w2", "v")))
     for mesh, use in (("pipe:2", "one_f_one_b[b](4)"), ("d:2,pipe:4", "zb_h1[b](2)")):
-        rules = rules_of("several values", stages_of(mesh), mesh)
+        rules = rules_of("several values", devices_of(mesh), mesh)
         made = compiled(text, mesh, rules, f"with {use}")
         updated = run_local(made.text, inputs, params).updated
         for name, parameter in (("w1", w1), ("w2", w2), ("v", v)):
@@ -481,15 +450,15 @@ OF = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("use", ["with one_f_one_b[b](4)", "with zb_h1[b](2)"])
-@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:2"])
-@pytest.mark.parametrize("name", OF)
+@in_turn(
+    name=OF,
+    use=("with one_f_one_b[b](4)", "with zb_h1[b](2)"),
+    mesh=("pipe:2", "d:2,pipe:2"),
+)
 def test_it_counts_once(name: str, mesh: str, use: str) -> None:
     before, behind = OF[name]
     text = ORIGINS.replace("BEFORE", before).replace("BEHIND", behind)
-    run = run_local(compiled(text, mesh, "h3: pipe = 1, b -> d", use).text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    assert not run.disagreements()
+    hold(compiled(text, mesh, "h3: pipe = 1, b -> d", use), text)
 
 
 def test_large_values_are_let_go_of_on_each_stage() -> None:
@@ -499,7 +468,7 @@ def test_large_values_are_let_go_of_on_each_stage() -> None:
     for use in ("with one_f_one_b[b](2)", "with zb_h1[b](2)"):
         made = compiled(text, "pipe:4", FOUR, use)
         assert "del " in made.text
-        hold_to(results(run_local(made.text, seed=4)), on_one_device(text), 2e-4)
+        hold(made, text, 2e-4)
 
 
 def test_a_message_over_stages_is_one() -> None:
@@ -546,7 +515,7 @@ def test_the_axis_may_be_called_as_a_setting_is(axis: str, tmp_path: Path) -> No
     """`grads: reduce = bf16` is a setting; `h3: reduce = 1` gives a stage, in Python too."""
     text, use = PROGRAMS["layers"].replace("OPT", "sgd(0.1)"), "one_f_one_b[b](4)"
     made = compiled(text, f"{axis}:2", f"h3: {axis} = 1, grads: reduce = f32", f"with {use}")
-    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
+    hold(made, text)
     (tmp_path / "p.mdsl").write_text(text, encoding="utf-8")
     program, costs = md.load(tmp_path / "p.mdsl"), []
     for name in (axis, "pipe"):

@@ -17,10 +17,9 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explanation import explain
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.verification import verify
-from tests.covering import covered
+from tests.covering import in_turn
 from tests.ir_text.device import parse_program
 from tests.pipelines.test_programs import hold_bytes, hold_to
-from tests.ranks import Forks
 
 PLAIN = """
 dim batch = 16, model = 8, hidden = model, layers = 8
@@ -122,25 +121,24 @@ def hold(made: Compilation, text: str) -> None:
     assert all(m.step.kind != "all_gather" for m in moves if "pipe" in m.step.axes)
 
 
-@covered(use=SCHEDULES, mesh=MESHES, name=("plain", "many"))
+@in_turn(use=SCHEDULES, name=("many", "plain", "many"), mesh=MESHES)
 def test_the_numbers_of_one_device(use: str, mesh: str, name: str) -> None:
     text = MANY if name == "many" else PLAIN
     own = MESHES[mesh] if text is MANY else MESHES[mesh].replace(", vocab -> tp", "")
     hold(compiled(text, mesh, LOOP + own, use), text)
 
 
-@pytest.mark.parametrize("use", ["gpipe", "one_f_one_b", "zb_h1", "eager"])
-@pytest.mark.parametrize(
-    ("mesh", "rules"),
-    [
+@in_turn(
+    use=("gpipe", "one_f_one_b", "zb_h1", "eager"),
+    cut=[
         ("pipe:2", "h2: pipe = 1"),
         ("pipe:4", "h2: pipe = 1, h3: pipe = 2, h4: pipe = 3"),
         ("data:2,pipe:2", "h3: pipe = 1, batch -> data"),
         ("pipe:2,tp:2", "h2: pipe = 1, model -> tp"),
     ],
 )
-def test_a_network_that_rules_cut(mesh: str, rules: str, use: str) -> None:
-    hold(compiled(NETWORK, mesh, rules, f"{use}[batch](4)"), NETWORK)
+def test_a_network_that_rules_cut(use: str, cut: tuple[str, str]) -> None:
+    hold(compiled(NETWORK, *cut, f"{use}[batch](4)"), NETWORK)
 
 
 MADE = {
@@ -238,8 +236,7 @@ STEP = (
 )
 
 
-@pytest.mark.parametrize("use", ["gpipe", "interleaved", "chimera", "zb_h2"])
-@pytest.mark.parametrize("mesh", ["pipe:2", "data:2,pipe:2"])
+@in_turn(use=("gpipe", "interleaved", "chimera", "zb_h2"), mesh=("pipe:2", "data:2,pipe:2"))
 def test_a_step_returns_the_whole_batch_and_is_evaluated(mesh: str, use: str) -> None:
     rules = LOOP + MESHES[mesh]
     made = compiled(STEP, mesh, rules, f"{use}[batch](4)")
@@ -300,21 +297,3 @@ def test_a_schedule_that_does_not_fit(use: str, code: str) -> None:
 def test_only_stored(text: str, use: str) -> None:
     made = compiled(text, "pipe:2", LOOP, f"{use}[batch](4)" if use == "gpipe" else use)
     assert made.placed.pipe is None
-
-
-@pytest.mark.parametrize(
-    ("text", "mesh", "rules"),
-    [(MANY, "data:2,pipe:2", f"{LOOP}, batch -> data"), (NETWORK, "pipe:2", "h2: pipe = 1")],
-    ids=["loop", "network"],
-)
-def test_real_processes(text: str, mesh: str, rules: str, forks: Forks, tmp_path: Path) -> None:
-    made = compiled(text, mesh, rules, "one_f_one_b[batch](4)")
-    threads = run_local(made.text, seed=2)
-    (tmp_path / "prog.py").write_text(made.text, encoding="utf-8")
-    command = ["prog.py", "--seed", "2", "--out", "out.npz"]
-    log = tmp_path / "log"
-    with forks.ranks(made.device.mesh.devices, command, tmp_path, log) as leader:
-        assert leader.wait() == 0, log.read_text(encoding="utf-8")
-    with np.load(tmp_path / "out.npz") as found:
-        for key, array in threads.outputs.items():
-            np.testing.assert_array_equal(found[key], array)

@@ -16,7 +16,7 @@ from meshdsl.placed.place import POLICIES
 from meshdsl.report.document import Grid, Picture
 from meshdsl.report.explanation import explain
 from meshdsl.report.pipeline_facts import by_stage
-from tests.covering import covered, in_turn
+from tests.covering import in_turn
 from tests.pipelines.test_numbers import PROGRAMS
 from tests.pipelines.test_programs import hold_to
 
@@ -113,7 +113,7 @@ BOTH_WAYS = {
 }
 
 
-@covered(name=CUT, mesh=BOTH_WAYS, dtype=("f64", "f32"))
+@in_turn(mesh=BOTH_WAYS, name=CUT, dtype=("f64", "f32"))
 def test_gradients_where_micro_batches_go_both_ways(name: str, mesh: str, dtype: str) -> None:
     """With `sgd(lr=1)` a parameter changes by its gradient; two sums of it become one."""
     part = {"f64": 1e-12, "f32": 1e-6}[dtype]

@@ -9,23 +9,15 @@ import os
 
 import pytest
 
-from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import walk
 from meshdsl.ops.opdef import load_all
-from meshdsl.pipeline import Compilation
 from meshdsl.placed.place import POLICIES
 from tests.covering import in_turn
 from tests.ops.row_prover import signature
 from tests.ops.test_unordered import loops_everywhere
 from tests.pipelines.random_stages import pipelined
-from tests.pipelines.test_programs import (
-    compiled,
-    hold_bytes,
-    hold_to,
-    on_one_device,
-    results,
-)
+from tests.pipelines.test_programs import compiled, hold
 
 HALO = """
 dim b = 4, m = 4, l = 2
@@ -58,14 +50,6 @@ program p(x[b, m], y[m, k]) {
   minimize loss with sgd(lr=0.1OPT)
 }
 """
-
-
-def hold(made: Compilation, text: str) -> None:
-    """A step has the numbers of one device, the same ones on all, and sends what is told."""
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    assert not run.disagreements()
-    hold_bytes(run, made)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -186,6 +170,7 @@ def test_an_operator_along_the_dim_of_the_stages_is_refused() -> None:
 
 # --- random programs ---------------------------------------------------------------------------
 
+ALL = "MESHDSL_CASES" in os.environ
 CASES = int(os.environ.get("MESHDSL_CASES", "24"))
 REFUSED = ("MD0259", "MD0330", "MD0529")
 """What stages cannot have: all of a stack at an end, or a schedule of other sizes."""
@@ -193,9 +178,9 @@ REFUSED = ("MD0259", "MD0330", "MD0529")
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_policies_agree_on_random_pipelines(seed: int) -> None:
-    """All accept a layout, and have the numbers of one device; or all refuse it alike."""
+    """All accept a layout, and one in turn has the numbers of one device; or all refuse it."""
     case, found = pipelined(seed), set[str]()
-    for policy in POLICIES:
+    for number, policy in enumerate(POLICIES):
         made = compiled(case.text, case.mesh, case.rules, case.use, policy)
         try:
             made.checked()
@@ -203,6 +188,7 @@ def test_policies_agree_on_random_pipelines(seed: int) -> None:
             found.add(error.diagnostics[0].code)
             continue
         found.add("")
-        hold(made, case.text)
+        if ALL or number == seed % len(POLICIES):
+            hold(made, case.text)
     assert len(found) == 1, found
     assert found <= {"", *REFUSED}

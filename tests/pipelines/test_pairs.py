@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from meshdsl.backends.engines.in_process import run_local
-from meshdsl.pipeline import lower_placed
 from meshdsl.placed.place import POLICIES
-from meshdsl.schedule.registry import generate, schedules
 from tests.covering import Case, covering
-from tests.ir.test_text import read_again, statements
-from tests.pipelines.test_programs import (
-    BY_BATCH,
-    BY_ROWS,
-    compiled,
-    hold_bytes,
-    hold_to,
-    on_one_device,
-    results,
-)
+from tests.pipelines.kinds import KINDS, is_made, scheduled, stages_in
+from tests.pipelines.test_programs import BY_BATCH, BY_ROWS, compiled, hold, hold_text
 from tests.pipelines.test_programs import PROGRAMS as SEVERAL
 from tests.pipelines.test_storage import KEPT, OTHERS, TEXT
 from tests.pipelines.test_storage import RULES as STORED
@@ -48,7 +36,7 @@ LAYERS = {
 FACTORS: dict[str, tuple[Any, ...]] = {
     "storage": tuple(STORAGES),
     "program": tuple(PROGRAMS),
-    "schedule": tuple(name for name, made in schedules().items() if not made.asynchronous),
+    "kind": tuple(KINDS),
     "mesh": tuple(MESHES),
     "optimizer": ("sgd(lr=0.1", "momentum(lr=0.1", "adamw(lr=0.01, clip=0.3", "adafactor(lr=0.01"),
     "policy": POLICIES,
@@ -71,11 +59,6 @@ IN_BLOCKS = {name for name, rules in STORAGES.items() if "grads: l -> (pipe" in 
 OVER_DATA = {name for name, rules in STORAGES.items() if re.search(r"\bd\b", rules)}
 
 
-@functools.cache
-def stages_of(mesh: str, schedule: str) -> int:
-    return generate(schedule, int(re.findall(r"pipe:(\d)", mesh)[0]), 8).stages
-
-
 def has_dims(case: Case) -> bool:
     """The dims that the storage speaks of are those of the program."""
     return SPOKEN_OF[case["storage"]] <= DECLARED[case["program"]]
@@ -85,17 +68,9 @@ def has_axes(case: Case) -> bool:
     return case["storage"] not in OVER_DATA or "d:" in case["mesh"]
 
 
-def is_made(case: Case) -> bool:
-    """Micro-batches go both ways in pairs; a schedule of two of a kind fills all its devices."""
-    micro: int = case["micro"]
-    if case["schedule"] == "dualpipe_v":
-        return micro >= stages_of(case["mesh"], "dualpipe_v")
-    return case["schedule"] != "chimera" or micro % 2 == 0
-
-
 def has_blocks(case: Case) -> bool:
     """Gradients cannot lie in blocks that stages do not have, behind each pass (MD0335)."""
-    several = stages_of("pipe:2", case["schedule"]) > 2
+    several = case["kind"].startswith("4 stages")
     return not (several and case["reduce"] == "each" and case["storage"] in IN_BLOCKS)
 
 
@@ -107,8 +82,8 @@ RULES: dict[tuple[str, ...], Callable[[Case], bool]] = {
         not case["accumulate"] or case["program"] not in (*BY_BATCH, "other orders")
     ),
     ("accumulate", "micro"): lambda case: not case["accumulate"] or case["micro"] > 1,
-    ("schedule", "micro", "mesh"): is_made,
-    ("storage", "schedule", "reduce"): has_blocks,
+    ("kind", "micro", "mesh"): is_made,
+    ("storage", "kind", "reduce"): has_blocks,
 }
 """What is refused is no case here: that it is, is tested where it is refused."""
 
@@ -123,7 +98,7 @@ def layout_of(case: Case) -> str:
 
 def program_of(case: Case) -> tuple[str, str]:
     """The text of a case, with the layers of its stages, and its schedule."""
-    layers = LAYERS[stages_of(case["mesh"], case["schedule"])][case["layers"]]
+    layers = LAYERS[stages_in(case)][case["layers"]]
     options = [f'layers="{layers}"', f"reduce={case['reduce']}"]
     options += ["recompute=stage"] if case["recompute"] else []
     options = options if case["layers"] else options[1:]
@@ -136,16 +111,14 @@ def program_of(case: Case) -> tuple[str, str]:
     return text, f"with {case['schedule']}[b]({case['micro']}, {', '.join(options)})"
 
 
-@pytest.mark.parametrize(
-    "case", covering(FACTORS, RULES), ids=lambda case: "-".join(map(str, case.values()))
-)
+CASES = scheduled(covering(FACTORS, RULES, apart=("storage", "program")))
+"""Any two options but a storage and a program, which `test_storage.py` and others draw together."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_step_is_that_of_one_device(case: Case) -> None:
     """What is printed of its device program is read back, and lowered alike."""
     text, use = program_of(case)
     made = compiled(text, case["mesh"], layout_of(case), use, case["policy"])
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text))
-    assert not run.disagreements()
-    hold_bytes(run, made)
-    device = read_again("device", made.device)
-    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
+    hold(made, text)
+    hold_text(made)

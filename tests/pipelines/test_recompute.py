@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -9,12 +10,11 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.pipeline import Compilation, lower_placed
+from meshdsl.pipeline import Compilation
 from meshdsl.report.explanation import explain
 from meshdsl.report.pipeline_facts import pipeline_sentence
 from tests.covering import in_turn
 from tests.device.alone import allocated, first_device
-from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_programs import (
     BY_ROWS,
     MESHES,
@@ -22,6 +22,7 @@ from tests.pipelines.test_programs import (
     PROGRAMS,
     compiled,
     hold_bytes,
+    hold_text,
     results,
 )
 
@@ -50,8 +51,7 @@ def test_the_numbers_are_the_same_bits(name: str, use: tuple[str, str], optimize
         np.testing.assert_array_equal(array, kept[key], key)
     assert not run.disagreements()
     hold_bytes(run, made)
-    device = read_again("device", made.device)
-    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
+    hold_text(made)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -81,7 +81,9 @@ program p(x[b, m], t[b, m]) {
 CLOSE = 0.05
 
 
+@functools.cache
 def wide(use: str) -> Compilation:
+    """The wide program in two stages; compiled once for all that is told of it."""
     return compiled(WIDE, "pipe:2", "l -> pipe", use)
 
 

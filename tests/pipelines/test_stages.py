@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.report.checks import check_source
-from tests.covering import covered
-from tests.pipelines.test_programs import compiled, hold_to, on_one_device, results
+from tests.covering import in_turn
+from tests.pipelines.test_programs import compiled, hold
 
 TEXT = """
 dim b = 8, m = 6, l = 4, o = m, k = 3
@@ -141,7 +140,7 @@ def written(parts: tuple[str, str, str]) -> str:
     return text
 
 
-@covered(
+@in_turn(
     name=RIGHT,
     mesh=("pipe:2", "d:2,pipe:4"),
     use=("with one_f_one_b[b](4)", "with chimera[b](4)", ""),
@@ -150,19 +149,15 @@ def test_it_counts_once(name: str, mesh: str, use: str) -> None:
     text = written(RIGHT[name])
     if not use:  # batches that the optimizer accumulates are the micro-batches
         text = text.replace("clip=0.5", "clip=0.5, accumulate=4")
-    alone = on_one_device(text)
     made = compiled(text, mesh, "l -> pipe, b -> d", use)
     if not use and name in NOT_ACCUMULATED:
         with pytest.raises(DiagnosticError, match=NOT_ACCUMULATED[name]):
             made.text  # noqa: B018
         return
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), alone)
-    assert not run.disagreements()
+    hold(made, text)
 
 
-@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
-@pytest.mark.parametrize("name", REFUSED)
+@in_turn(name=REFUSED, mesh=("pipe:2", "d:2,pipe:4"))
 def test_it_is_refused(name: str, mesh: str) -> None:
     text = written(REFUSED[name])
     with pytest.raises(DiagnosticError) as caught:

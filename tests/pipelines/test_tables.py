@@ -21,19 +21,21 @@ from meshdsl.pipeline import Compilation
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import Action, of_rows, row_text
 from meshdsl.schedule.verification import verify
+from tests.covering import in_turn
 from tests.pipelines.in_flight import counted
 from tests.pipelines.test_cuts import PROGRAMS as NETWORKS
 from tests.pipelines.test_cuts import rules_of
 from tests.pipelines.test_programs import (
     PROGRAMS,
     compiled,
+    hold,
     hold_bytes,
     hold_to,
     on_one_device,
     results,
 )
 
-RUNS = int(os.environ.get("MESHDSL_CASES", "40"))
+RUNS = int(os.environ.get("MESHDSL_CASES", "12"))
 ROWS = re.compile(r"^SCHEDULE = \(.*?^\)", re.DOTALL | re.MULTILINE)
 SIZES = ((2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8))
 NAMES = ("two carries", "penalty inside")
@@ -234,8 +236,7 @@ def hold_messages(made: Compilation, run: LocalRun) -> None:
     assert sent == told
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("name", schedules())
+@in_turn(name=schedules(), devices=(4, 2))
 def test_what_is_known_by_name_runs_as_it_is_verified(name: str, devices: int) -> None:
     """Micro-batches in flight on each device, and messages, as they are counted while it runs."""
     micro = 2 * devices
@@ -272,7 +273,4 @@ def test_stages_of_a_network_may_be_on_any_devices(seed: int) -> None:
     text = NETWORKS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
     mesh, cuts = f"pipe:{len(rows)}", rules_of(name, stages, "pipe:4")
     made = compiled(text + declared(rows, stages, micro), mesh, cuts, "with mine[b]")
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(text), 2e-5)
-    hold_bytes(run, made)
-    assert not run.disagreements()
+    hold(made, text, 2e-5)

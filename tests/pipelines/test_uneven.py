@@ -1,11 +1,10 @@
-"""Stages of several sizes, `layers="3 5"`: the step of one device, whatever the stages have.
+"""Stages of several sizes, `layers="3 5"`: bits, memory and bytes, whatever the stages have.
 
-Programs, meshes and schedules are those of equal stages; the sizes of the stages take turns.
+With other options together: `test_pairs.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -16,79 +15,17 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Source
-from meshdsl.pipeline import Compilation, Options, lower_placed
-from meshdsl.placed.place import POLICIES
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.explanation import explain
 from meshdsl.report.running import run_as_json
 from meshdsl.search.candidate import Candidate, SearchRule
 from meshdsl.simulate.engine import simulate
 from tests.device.alone import allocated, first_device
-from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_numbers import ONE_SUM
 from tests.pipelines.test_numbers import PROGRAMS as ONCE
-from tests.pipelines.test_programs import (
-    compiled,
-    hold_bytes,
-    hold_to,
-    on_one_device,
-    results,
-)
+from tests.pipelines.test_programs import compiled, hold, hold_text, results
 from tests.pipelines.test_recompute import CLOSE, wide
-
-SIZES = {
-    1: ("8",),
-    2: ("3 5", "7 1", "1 2"),
-    4: ("1 3 2 2", "2 1 1 7", "1 1 1 2"),
-    8: ("1 2 1 1 3 1 1 2", "2 1 1 1 1 1 1 1"),
-}
-"""Iterations of as many stages."""
-
-USES = (
-    "gpipe[b](4)", "one_f_one_b[b](2)", "zb_h1[b](4)", "interleaved[b](4)", "eager[b](1)",
-    "one_f_one_b[b](4, recompute=stage)", "zb_v[b](4)", "zb_h2[b](2)", "breadth_first[b](2)",
-    "dualpipe_v[b](8)", "interleaved[b](2, recompute=stage)", "gpipe[b](1)",
-    "chimera[b](4)",
-)  # fmt: skip
-TWICE = ("interleaved", "breadth_first", "zb_v", "dualpipe_v")
-"""Schedules of two stages a device."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A program under a layout whose stages have several sizes."""
-
-    text: str
-    mesh: str
-    rules: str
-    use: str
-    policy: str = "optimal"
-
-    @property
-    def made(self) -> Compilation:
-        return compiled(self.text, self.mesh, self.rules, f"with {self.use}", self.policy)
-
-
-def uneven(text: str, mesh: str, rules: str, use: str, turn: int) -> Case:
-    """A case with one of the sizes that its number of stages may have; of the loop over `l`."""
-    devices = int(mesh.split("pipe:")[1].split(",")[0])
-    each = SIZES[devices * (2 if use.startswith(TWICE) else 1)]
-    layers = each[turn % len(each)]
-    text = text.replace("l = 4", f"l = {sum(map(int, layers.split()))}")
-    use = f'{use[:-1]}, layers="{layers}")' if use[-1] == ")" else f'{use}(layers="{layers}")'
-    return Case(text, mesh, rules, use, POLICIES[turn % 4])
-
-
-def hold(case: Case) -> None:
-    """The step is that of one device, with the bytes that are said; its text is read back."""
-    made = case.made
-    run = run_local(made.text, seed=4)
-    hold_to(results(run), on_one_device(case.text))
-    assert not run.disagreements()
-    hold_bytes(run, made)
-    device = read_again("device", made.device)
-    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
-
 
 STACKS = {
     "layers last": """
@@ -216,5 +153,7 @@ def test_one_text_for_all_stages() -> None:
 
 @pytest.mark.parametrize("rules", ["l -> pipe, d_w: l -> d", "d_w: l -> d, l -> pipe"])
 def test_a_rule_for_one_cotangent_is_no_pipeline(rules: str) -> None:
-    text = STACKS["a loop inside"].replace("OPT", "sgd(lr=0.1)")
-    hold(uneven(text, "d:2,pipe:2", rules, "one_f_one_b[b](2)", 0))
+    text = STACKS["a loop inside"].replace("OPT", "sgd(lr=0.1)").replace("l = 4", "l = 8")
+    made = compiled(text, "d:2,pipe:2", rules, 'with one_f_one_b[b](2, layers="3 5")')
+    hold(made, text)
+    hold_text(made)

@@ -31,11 +31,10 @@ from meshdsl.schedule.table import row_text
 from meshdsl.schedule.verification import verify
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
-from tests.covering import covered
+from tests.covering import in_turn
 from tests.device.alone import allocated, first_device
 from tests.ir_text.device import parse_program
 from tests.pipelines.test_programs import hold_bytes
-from tests.ranks import Forks
 
 __all__ = ["cli"]
 
@@ -172,7 +171,7 @@ def holds(step: Step, close: float = CLOSE) -> None:
 # --- the numbers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mesh", LAYOUTS)
+@pytest.mark.parametrize("mesh", ["pipe:4", "data:2,pipe:2"])
 def test_an_input_may_be_left_unread(mesh: str) -> None:
     """It is given whole, as the others are."""
     text = MLP.replace("t[batch, model])", "t[batch, model], u[batch], v[model])")
@@ -181,7 +180,7 @@ def test_an_input_may_be_left_unread(mesh: str) -> None:
     holds(stepped(made))
 
 
-@covered(name=PROGRAMS, rule=RULES, mesh=LAYOUTS, opt=OPTIMIZERS)
+@in_turn(mesh=LAYOUTS, name=PROGRAMS, rule=RULES, opt=OPTIMIZERS)
 def test_devices_make_the_numbers_of_the_table(name: str, rule: str, mesh: str, opt: str) -> None:
     anneal = ", anneal=5" if rule == "pipemare" else ""
     holds(stepped(compiled(PROGRAMS[name], f"{rule}[batch](8{anneal})", opt, mesh)))
@@ -201,8 +200,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", OTHERS)
+@in_turn(case=OTHERS, rule=RULES)
 def test_other_steps(case: str, rule: str) -> None:
     text, schedule, opt, mesh = OTHERS[case]
     holds(stepped(compiled(text, schedule.replace("RULE", rule), opt, mesh)))
@@ -286,8 +284,7 @@ def test_as_many_copies_are_made_as_the_table_needs(name: str, devices: int, bat
 WIDE = ENDS.replace("batch = 32, model = 4", "batch = 512, model = 256")
 
 
-@pytest.mark.parametrize("opt", ["sgd(lr=0.1)", "adamw(lr=0.01)"])
-@pytest.mark.parametrize("rule", RULES)
+@in_turn(rule=RULES, opt=("sgd(lr=0.1)", "adamw(lr=0.01)"))
 def test_the_memory_that_is_reported_is_what_torch_allocates(rule: str, opt: str) -> None:
     made = compiled(WIDE, f"{rule}[batch](16)", opt, "pipe:4", dtype=None)
     peak, *_ = explain(made.device)["pipeline"]["peak"]
@@ -324,21 +321,6 @@ def test_the_device_program_is_read_back(rule: str) -> None:
 
 
 # --- engines -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", ["pipedream", "pipemare"])
-def test_the_numbers_of_threads_on_real_processes(rule: str, forks: Forks, tmp_path: Path) -> None:
-    made = compiled(ENDS, f"{rule}[batch](8)", "adamw(lr=0.01)", "data:2,pipe:2")
-    threads = run_local(made.text, seed=2)
-    (tmp_path / "prog.py").write_text(made.text, encoding="utf-8")
-    command = ["prog.py", "--seed", "2", "--out", "out.npz", "--updated", "updated.npz"]
-    log = tmp_path / "log"
-    with forks.ranks(made.device.mesh.devices, command, tmp_path, log) as leader:
-        assert leader.wait() == 0, log.read_text(encoding="utf-8")
-    for file, arrays in {"out": threads.outputs, "updated": threads.updated}.items():
-        with np.load(tmp_path / f"{file}.npz") as found:
-            for key, array in arrays.items():
-                np.testing.assert_allclose(found[key], array, rtol=0, atol=1e-12, err_msg=key)
 
 
 def test_a_step_is_compared_with_the_replay_of_its_table() -> None:
