@@ -183,7 +183,7 @@ def test_pipelines_have_the_same_bits(optimizer: str, dtype: str, pipeline: str)
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS[:4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:4:2])
 def test_networks_that_are_cut_have_the_same_bits(optimizer: str) -> None:
     rules, schedule = FOUR, "one_f_one_b[b](4)"
     check(optimizer, "f32", "pipe:4", rules, schedule, text=CUT["residual"])
@@ -220,9 +220,7 @@ SPLIT["rows"] = ("d:2", "b -> d, state: h -> d, params: h -> d")
 SPLIT["columns"] = ("d:2", "b -> d, w: h -> none, state: h -> d")
 
 
-@pytest.mark.parametrize("split", SPLIT)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("optimizer", [OPTIMIZERS[1], *OPTIMIZERS[3:5]])
+@in_turn(optimizer=[OPTIMIZERS[1], *OPTIMIZERS[3:5]], split=SPLIT, dtype=("bf16", "f32"))
 def test_large_tensors_have_the_same_bits(
     optimizer: str, dtype: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,11 +246,11 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [1 << 18, 1 << 22])
-@pytest.mark.parametrize(("optimizer", "dtype", "layout"), MEASURED)
+@in_turn(case=MEASURED, chunk=(1 << 18, 1 << 22))
 def test_the_memory_that_is_reported_is_what_torch_allocates(
-    optimizer: str, dtype: str, layout: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, str, str], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    optimizer, dtype, layout = case
     monkeypatch.setattr(offloaded_updates, "CHUNK", chunk)
     mesh, rules = SPLIT[layout]
     made = compiled(optimizer, dtype, mesh, f"{rules}, {DISK}" if rules else DISK, text=WIDE)
@@ -327,13 +325,14 @@ def test_nothing_lies_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         os.fstat(file_descriptor)
 
 
-@pytest.mark.parametrize("optimizer", [OPTIMIZERS[1], OPTIMIZERS[4]])
-@pytest.mark.parametrize(
-    ("mesh", "rules", "schedule"), [(*LAYOUTS["uneven states"], ""), PIPELINES["and data"]]
+@in_turn(
+    optimizer=[OPTIMIZERS[1], OPTIMIZERS[4]],
+    where=[(*LAYOUTS["uneven states"], ""), PIPELINES["and data"]],
 )
 def test_processes_have_the_same_bits(
-    optimizer: str, mesh: str, rules: str, schedule: str, forks: Forks, tmp_path: Path
+    optimizer: str, where: tuple[str, str, str], forks: Forks, tmp_path: Path
 ) -> None:
+    mesh, rules, schedule = where
     kept = compiled(optimizer, "bf16", mesh, rules, schedule)
     made = compiled(optimizer, "bf16", mesh, f"{rules}, {DISK}", schedule)
     (tmp_path / "prog.py").write_text(made.text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from meshdsl.backends.engines.reference import reference_step
 from meshdsl.placed.place import POLICIES
 from tests.programs.harness import Case
+from tests.programs.test_seeds import said
+from tests.project import matching
 from tests.training.programs import PROGRAMS
 from tests.training.stepping import Arrays, autograd, check_step, values, whole
 
@@ -74,3 +77,11 @@ def test_every_layout_gives_the_gradients_of_one_device(
 ) -> None:
     mesh, _, rules = layout.partition(" ")
     check_step(Case(PROGRAMS[name].text, mesh, rules, policy))
+
+
+@pytest.mark.parametrize("path", matching("tests/training/seeds/*.mdsl"), ids=lambda p: p.stem)
+def test_seed(path: Path) -> None:
+    """Programs that were once trained wrongly."""
+    text = path.read_text()
+    mesh, layout, reduce = (said(text, key) or "" for key in ("mesh", "layout", "reduce"))
+    check_step(Case(text, mesh, layout, reduce))

@@ -1,4 +1,4 @@
-"""One step of every operator subtracts the gradient: torch's, of oracles written by hand.
+"""One step of every operator subtracts the gradient: torch's, of its text or an oracle by hand.
 
 Every sample, the dims of its operands in every order, on one device; and every dim split over two.
 """

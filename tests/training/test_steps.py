@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from meshdsl.backends.engines.reference import reference_step
 from meshdsl.named.optimizers import LearningRate
+from tests.covering import in_turn
 from tests.programs.harness import Case, compiled, explained
 from tests.training.stepping import Arrays, compiled_step, hold_to, values, whole
 
@@ -58,14 +58,6 @@ LAYOUTS = {
 }
 POLICIES = ("deferred", "immediate", "mesh-tf", "optimal")
 
-# Every optimizer under three layouts, every layout with three optimizers.
-PAIRS = sorted(
-    {
-        (optimizer, layout, POLICIES[number % len(POLICIES)])
-        for number, (optimizer, shift) in enumerate(itertools.product(OPTIMIZERS, (0, 3, 7)))
-        for layout in [list(LAYOUTS)[(OPTIMIZERS.index(optimizer) + shift) % len(LAYOUTS)]]
-    }
-)
 STEPS = 3
 MOST = 1e-9
 
@@ -81,7 +73,7 @@ def batches(inputs: Mapping[str, Any]) -> list[Arrays]:
     return [{n: rng.standard_normal(a.shape) for n, a in inputs.items()} for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize(("optimizer", "layout", "reduce"), PAIRS)
+@in_turn(layout=LAYOUTS, optimizer=OPTIMIZERS, reduce=POLICIES)
 def test_steps_are_those_of_one_device(optimizer: str, layout: str, reduce: str) -> None:
     made = compiled_step(case(optimizer, layout, reduce))
     inputs, params = values(made.named)
@@ -93,12 +85,6 @@ def test_steps_are_those_of_one_device(optimizer: str, layout: str, reduce: str)
         kept = step.run.updated
     assert expected["step"] == STEPS
     assert {"w", "v", "g", "b"} <= {n.split(".")[0] for n in expected}
-
-
-def test_every_layout_and_optimizer_is_there() -> None:
-    assert {layout for _, layout, _ in PAIRS} == set(LAYOUTS)
-    assert {optimizer for optimizer, _, _ in PAIRS} == set(OPTIMIZERS)
-    assert {reduce for _, _, reduce in PAIRS} == set(POLICIES)
 
 
 # --- what the steps do ------------------------------------------------------------------------
@@ -172,8 +158,7 @@ program p(x[batch, io]) {{
 """
 
 
-@pytest.mark.parametrize("mesh", ["data:1", "data:2"])
-@pytest.mark.parametrize("count", [512, 1024])
+@in_turn(mesh=("data:1", "data:2"), count=(512, 1024))
 def test_many_batches_in_bf16_are_summed_in_f32(count: int, mesh: str) -> None:
     """Each gradient is 1, which a sum in bf16 stops growing by at 256: its mean would be 0.25."""
     made = compiled_step(Case(SUMMED.format(count=count), mesh, "{ batch -> data }"), None)

@@ -23,6 +23,7 @@ from meshdsl.placed.placements import Mesh
 from meshdsl.placed.printer import print_program
 from meshdsl.report.explanation import compressed
 from meshdsl.search.space import LayoutSpace
+from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case
 from tests.programs.harness import compiled as compiled_case
@@ -57,7 +58,6 @@ LAYOUTS = {
     "fsdp": ("fsdp", "data:2", 2),
 }  # fmt: skip
 Slices = Any
-Sum = Callable[[list[Any]], Any]
 
 
 # --- oracles: one slice of one parameter, the vectors of all workers -> what all receive ---------
@@ -146,8 +146,7 @@ def begun() -> Slices:
     return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@in_turn(layout=LAYOUTS, kind=("normal", "ties"))
 @HOWS
 def test_the_steps_are_those_of_an_oracle_of_n_workers(how: str, layout: str, kind: str) -> None:
     compiled, n = made(how, layout), LAYOUTS[layout][2]
@@ -182,8 +181,7 @@ program p(x[batch, a, b]) {
 """
 
 
-@pytest.mark.parametrize("columns", [4, 12])
-@pytest.mark.parametrize("n", [2, 4])
+@in_turn(columns=(4, 12), n=(2, 4))
 @HOWS
 def test_devices_send_what_the_formula_says(how: str, n: int, columns: int) -> None:
     elements = 32 * columns
@@ -208,8 +206,7 @@ def test_one_worker_is_the_reference(how: str) -> None:
         hold_to(compiled.step(batch, params), outputs, close, 1e-12)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@HOWS
+@in_turn(layout=LAYOUTS, how=ORACLES)
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(how: str, layout: str, tmp_path: Path) -> None:
     compiled = made(how, layout, dtype="f32")
     first, second, third = batches()[:3]

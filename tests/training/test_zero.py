@@ -7,8 +7,6 @@ gradient, 12 for its copy in f32 and the two moments. Data parallelism sends all
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.pipeline import Compilation
 from meshdsl.report.explanation import explain
+from tests.covering import covered
 from tests.programs.harness import Case, check_bytes, compiled, explained
 
 GPT = """
@@ -114,9 +113,7 @@ def sent(layout: str, made: Compilation, devices: int) -> dict[str, int]:
     }[layout]
 
 
-@pytest.mark.parametrize("reduce", ["optimal", "deferred"])
-@pytest.mark.parametrize("devices", [2, 4, 8])
-@pytest.mark.parametrize("layout", [*LAYOUTS, "kept"])
+@covered(layout=[*LAYOUTS, "kept"], devices=(2, 4, 8), reduce=("optimal", "deferred"))
 def test_memory_and_bytes_are_those_of_the_table(layout: str, devices: int, reduce: str) -> None:
     made = compiled(Case(GPT, f"data:{devices}", layout, reduce))
     report = explain(made.device)
@@ -169,16 +166,3 @@ def test_a_large_model_on_64_devices(layout: str) -> None:
     times = report["totals"]["wire_bytes"] / (2 * half(count, 64))
     assert times == pytest.approx(1.5 if layout == "zero3" else 1.0, rel=0.002)
     assert times <= 1.5 + 1e-6
-
-
-def test_explaining_the_large_model_needs_no_torch(tmp_path: Any) -> None:
-    (tmp_path / "gpt.mdsl").write_text(GPT)
-    sizes = [f"--set={name}={size}" for name, size in LARGE.items()]
-    words = ["explain", str(tmp_path / "gpt.mdsl"), "--mesh=data:64", "--layout=zero3", *sizes]
-    code = f"import sys; sys.argv[1:] = {words}; from meshdsl.cli import main\n"
-    code += "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
-    code += "assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    states = 12 * parameters(compiled(Case(GPT, "data:64", "zero3", dims=LARGE))) // 64 + COUNTER
-    assert f"{states:,} B" in done.stdout
