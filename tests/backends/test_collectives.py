@@ -13,6 +13,7 @@ import torch
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime.communication import as_received, as_sent
 from meshdsl.backends.runtime.values import group_members
+from tests.covering import covered
 
 MESHES = [
     ({"r": 2}, ("r",)),
@@ -57,12 +58,9 @@ def source(blocks, name):
     return np.broadcast_to(blocks[:, :1], blocks.shape) if name == "expanded" else blocks
 
 
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize(
-    ("op", "dtype"), [*itertools.product(OPS, ["f32", "i64"]), *((op, "bool") for op in OPS)]
-)
-@pytest.mark.parametrize(("mesh", "axes"), MESHES)
-def test_all_reduce(emit, mesh, axes, op, dtype, name):
+@covered(where=MESHES, op=OPS, dtype=("f32", "i64", "bool"), name=SOURCES)
+def test_all_reduce(emit, where, op, dtype, name):
+    mesh, axes = where
     shape = source(np.zeros((1, *SHAPE)), name).shape[1:]
     found, x = run(emit, mesh, axes, f"all_reduce({SOURCES[name]}, group, {op!r})", dtype, shape)
     for members in group_members(mesh, axes):
@@ -73,10 +71,9 @@ def test_all_reduce(emit, mesh, axes, op, dtype, name):
     assert found.wire_bytes(0) == 2 * (n - 1) * b // n
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bool"])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize(("mesh", "axes"), MESHES)
-def test_all_gather(emit, mesh, axes, dim, dtype):
+@covered(where=MESHES, dim=(0, 1, 2), dtype=("f32", "bool"))
+def test_all_gather(emit, where, dim, dtype):
+    mesh, axes = where
     n = math.prod(mesh[a] for a in axes)
     shape = [size * n if i == dim else size for i, size in enumerate(SHAPE)]
     found, x = run(emit, mesh, axes, f"all_gather(x, {dim}, group)", dtype, shape)
@@ -87,12 +84,13 @@ def test_all_gather(emit, mesh, axes, dim, dtype):
     assert found.wire_bytes(0) == (n - 1) * x[0].nbytes
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype"), [("sum", "f32"), ("max", "f32"), ("min", "i64"), ("max", "bool")]
+@covered(
+    where=MESHES,
+    dim=(0, 1, 2),
+    how=[("sum", "f32"), ("max", "f32"), ("min", "i64"), ("max", "bool")],
 )
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize(("mesh", "axes"), MESHES)
-def test_reduce_scatter(emit, mesh, axes, dim, op, dtype):
+def test_reduce_scatter(emit, where, dim, how):
+    (mesh, axes), (op, dtype) = where, how
     n = math.prod(mesh[a] for a in axes)
     shape = [size // n if i == dim else size for i, size in enumerate(SHAPE)]
     found, x = run(emit, mesh, axes, f"reduce_scatter(x, {dim}, group, {op!r})", dtype, shape)
@@ -103,10 +101,9 @@ def test_reduce_scatter(emit, mesh, axes, dim, op, dtype):
     assert found.wire_bytes(0) == (n - 1) * x[0].nbytes // n
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bool"])
-@pytest.mark.parametrize(("split", "concat"), list(itertools.permutations(range(3), 2)))
-@pytest.mark.parametrize(("mesh", "axes"), MESHES)
-def test_all_to_all(emit, mesh, axes, split, concat, dtype):
+@covered(where=MESHES, ends=itertools.permutations(range(3), 2), dtype=("f32", "bool"))
+def test_all_to_all(emit, where, ends, dtype):
+    (mesh, axes), (split, concat) = where, ends
     n = math.prod(mesh[a] for a in axes)
     shape = list(SHAPE)
     shape[split] //= n

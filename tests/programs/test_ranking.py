@@ -9,6 +9,7 @@ from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.ir import Reshard, walk
 from tests.compiling import compile_text, run_text
+from tests.covering import in_turn
 
 PROGRAM = """
 dim a = 4, d = 8, k = {k}
@@ -38,8 +39,7 @@ def ties(dtype: str) -> Array:
     return x
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "i64"])
-@pytest.mark.parametrize("k", [1, 3, 8])
+@in_turn(dtype=("f32", "f64", "i32", "i64"), k=(3, 1, 8))
 def test_equals_come_in_the_order_of_their_indices(k: int, dtype: str) -> None:
     """3 are more than a block of `parts` has, 8 are all."""
     x = ties(dtype)

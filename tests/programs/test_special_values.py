@@ -22,6 +22,7 @@ from meshdsl.named.passes import simplify
 from meshdsl.ops.samples import BATCH, HIDDEN, SEQ, VOCAB
 from meshdsl.report.explanation import explain
 from tests.compiling import compile_text, run_text
+from tests.covering import in_turn
 from tests.programs.harness import check_bytes
 from tests.programs.special import (
     ENDLESS,
@@ -115,15 +116,20 @@ def operators(dims: str, dtype: str) -> tuple[Special, PersistentEngine]:
     return made, engine(made.program)
 
 
+def fills(turn: int) -> list[str]:
+    """A third of the kinds of values, all in three turns; with `MESHDSL_CASES` all."""
+    return list(FILLS) if ALL else list(FILLS)[turn % 3 :: 3]
+
+
 def wrong(
     made: Special, found: Callable[[Mapping[str, Array]], Mapping[str, Array]],
     expected: Callable[[Mapping[str, Array]], Mapping[str, Array]], dtype: str,
-    left_out: Mapping[str, str] = MULTIPLIED_LATER,
+    left_out: Mapping[str, str] = MULTIPLIED_LATER, turn: int = 0,
 ) -> list[tuple[str, str, str]]:  # fmt: skip
-    """The differences: the kind of values, the operator, and the text."""
+    """The differences: the kind of values, the operator, and the text; of the kinds of a turn."""
     bad = []
     makers = {op.outs[0]: op for op in made.body}
-    for fill in FILLS:
+    for fill in fills(turn):
         inputs = drawn(made, fill)
         got, wanted = found(inputs), expected(inputs)
         for output in made.outputs:
@@ -144,24 +150,24 @@ def wrong(
     return bad
 
 
-@pytest.mark.parametrize(
-    ("dims", "mesh", "rules", "dtype"),
-    [*((*where, "f32") for where in ALWAYS), *((*where, dtype) for dtype, where in FEW)],
-)
-def test_every_split_yields_what_one_device_does(
-    dims: str, mesh: str, rules: str, dtype: str
-) -> None:
+SPLIT = [*((*where, "f32") for where in ALWAYS), *((*where, dtype) for dtype, where in FEW)]
+
+
+@pytest.mark.parametrize("turn", range(len(SPLIT)))
+def test_every_split_yields_what_one_device_does(turn: int) -> None:
+    dims, mesh, rules, dtype = SPLIT[turn]
     made, alone = operators(dims, dtype)
     parts = engine(made.program, mesh, rules)
-    assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), dtype)
+    assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), dtype, turn=turn)
 
 
-@pytest.mark.parametrize(("dims", "mesh", "rules"), ON_ONE)
-def test_devices_that_have_nothing_add_nothing(dims: str, mesh: str, rules: str) -> None:
+@pytest.mark.parametrize("turn", range(len(ON_ONE)))
+def test_devices_that_have_nothing_add_nothing(turn: int) -> None:
     """One device does all; what the others give is neutral, whatever the values are."""
+    dims, mesh, rules = ON_ONE[turn]
     made, alone = operators(dims, "f32")
     parts = engine(made.program, mesh, rules)
-    bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {})
+    bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {}, turn)
     assert not [b for b in bad if not is_right(made, parts, *b[:2])]
 
 
@@ -179,12 +185,12 @@ NEVER_LONE = [
 """Layouts of the samples whose dims cannot be of one element: on each some devices have nothing."""
 
 
-@pytest.mark.parametrize(("mesh", "rules"), NEVER_LONE)
-def test_devices_after_the_last_element_add_nothing(mesh: str, rules: str) -> None:
+@pytest.mark.parametrize("turn", range(len(NEVER_LONE)))
+def test_devices_after_the_last_element_add_nothing(turn: int) -> None:
     """As above, of operators with windows, positions or sizes: the first devices do all."""
     made, alone = operators_with_sizes()
-    parts = engine(made.program, mesh, rules)
-    bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {})
+    parts = engine(made.program, *NEVER_LONE[turn])
+    bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {}, turn)
     assert not [b for b in bad if not is_right(made, parts, *b[:2])]
 
 
@@ -272,7 +278,7 @@ def test_the_reference_yields_what_one_device_does(dtype: str) -> None:
         found = run_reference(program, inputs, {})
         return {name: rounded(array, types[name]) for name, array in found.items()}
 
-    bad = wrong(made, lambda x: run(alone, x), reference, dtype)
+    bad = wrong(made, lambda x: run(alone, x), reference, dtype, turn=FLOATS.index(dtype))
     assert not [b for b in bad if b[1].partition(".")[0] not in OF_TORCH]
 
 
@@ -302,14 +308,13 @@ def gradients_of_f32() -> tuple[Special, PersistentEngine]:
     return made, engine(made.program)
 
 
-@pytest.mark.parametrize(("dims", "mesh", "rules"), ON_ONE[1:3])
-def test_gradients_of_devices_that_have_nothing_add_nothing(
-    dims: str, mesh: str, rules: str
-) -> None:
+@pytest.mark.parametrize("turn", [1, 2])
+def test_gradients_of_devices_that_have_nothing_add_nothing(turn: int) -> None:
     """All but those of attention, whose kernel meets what is not finite behind the mask."""
+    dims, mesh, rules = ON_ONE[turn]
     made = every_gradient(LONE[dims])
     alone, parts = engine(made.program), engine(made.program, mesh, rules)
-    for fill in FILLS:
+    for fill in fills(turn):
         inputs = drawn(made, fill)
         found, expected = run(parts, inputs), run(alone, inputs)
         for name in (n for n in expected if n.partition(".")[0] not in SPREADING):
@@ -391,9 +396,9 @@ def test_gradients_of_one_device_are_those_of_torch(dtype: str) -> None:
 SPLITS = [("x:2", "d:x"), ("x:4", "d:x"), ("x:2,y:2", "c:x,d:y")]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("mesh", "layout"), SPLITS)
-def test_gradients_of_splits_are_those_of_one_device(mesh: str, layout: str, dtype: str) -> None:
+@in_turn(dtype=FLOATS, split=SPLITS)
+def test_gradients_of_splits_are_those_of_one_device(dtype: str, split: tuple[str, str]) -> None:
+    mesh, layout = split
     text, inputs = differentiated(dtype), rows_of_all_fills(dtype)
     options = {"mesh": mesh, "layout": layout, "reduce": "deferred"}
     expected, found = run_text(text, inputs), run_text(text, inputs, **options)
@@ -419,8 +424,7 @@ program p(x[c, d], k[c, d]) {
 """
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("mesh", ["x:1", "x:2", "x:4"])
+@in_turn(mesh=("x:1", "x:2", "x:4"), dtype=("f16", "bf16"))
 def test_sums_on_the_way_do_not_fill_a_narrow_dtype(mesh: str, dtype: str) -> None:
     """Of means of hundreds, their norms, and 70,000 equal logits: as in f32."""
     k = np.random.default_rng(0).uniform(100, 900, (2, 70_000)).astype(np.float16)
@@ -515,8 +519,7 @@ def assert_same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> No
         assert not how, f"{name}: {how}"
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "i32", "i64"])
-@pytest.mark.parametrize("policy", ["immediate", "deferred", "optimal"])
+@in_turn(dtype=(*FLOATS, "i32", "i64"), policy=("immediate", "deferred", "optimal"))
 def test_policies_yield_what_one_device_does(dtype: str, policy: str) -> None:
     """And every device sends the bytes that are predicted: maxima of f16 and bf16 take four."""
     text, inputs = of_each(dtype)

@@ -10,6 +10,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
+from tests.covering import covered
 from tests.programs.harness import Case, run_case
 
 MOVED = """
@@ -40,9 +41,7 @@ def test_windows_are_sent_and_nothing_is_gathered(mesh: str, layout: str, policy
     assert found.report["totals"]["by_kind"].keys() == {"halo", "all_reduce"}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("layout", ["", "h:r,ho:r", "w:r,wo:r"])
+@covered(size=(1, 2, 3, 5), stride=(1, 2, 3), layout=("", "h:r,ho:r", "w:r,wo:r"))
 def test_means_of_elements_alone_are_those_of_torch(size: int, stride: int, layout: str) -> None:
     """And so are their gradients; that padding is left out sends nothing more."""
     h, w, pad = 7, 10, size // 2
