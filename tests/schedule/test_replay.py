@@ -20,6 +20,7 @@ from meshdsl.backends.engines.reference import made_up, reference_step, whole_sp
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
+from tests.covering import covered
 
 MICRO, SIZE, WIDTH, LAYERS = 24, 2, 3, 8
 TEXT = """
@@ -171,9 +172,11 @@ def same(made: Compilation, losses: list[float], params: Arrays) -> None:
 LAYERS_OF_STAGES = ("4 4", "2 2 2 2", "1 1 1 1 1 1 1 1", "3 5", "1 4 1 2")
 
 
-@pytest.mark.parametrize("layers", LAYERS_OF_STAGES)
-@pytest.mark.parametrize("opt", ["sgd(0.2)", "momentum(0.1)"])
-@pytest.mark.parametrize("name", ["ampnet", "pipedream", "two_bw"])
+@covered(
+    name=("ampnet", "pipedream", "two_bw"),
+    opt=("sgd(0.2)", "momentum(0.1)"),
+    layers=LAYERS_OF_STAGES,
+)
 def test_training_is_the_recursion_of_the_papers(name: str, opt: str, layers: str) -> None:
     pipe = len(layers.split())
 

@@ -19,6 +19,7 @@ from meshdsl.pipeline import Options, compile_source
 from meshdsl.report.explanation import explain
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Timeline
+from tests.covering import covered
 from tests.report.golden import CASES, PIPELINE, Case, made, source
 from tests.simulate.flat import LAYOUTS, LINKS, flat, layered
 
@@ -109,9 +110,7 @@ def test_every_device_where_each_stage_is_on_two(link: Level) -> None:
     assert {both for _, both in sent} == {blocks // 2}
 
 
-@pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
-@pytest.mark.parametrize("layers", [1, 2, 3, 4, 9])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@covered(layout=LAYOUTS, layers=(1, 2, 3, 4, 9), link=(LINKS, SLOW))
 def test_folded_loops_take_exactly_what_unrolled_ones_do(
     layout: str, layers: int, link: Level
 ) -> None:
