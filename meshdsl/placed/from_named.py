@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Collected, OpKind, Stacked
+from meshdsl.ir.rewrite import needed
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.cse import Merging
@@ -41,6 +42,7 @@ from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sharding_rules import Call, call_of, needed_whole
+from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
 from meshdsl.placed.storage import is_loaded
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
 
@@ -70,25 +72,6 @@ class Decider(Protocol):
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
         """The versions of a value that may be sent for; others are made of them locally."""
-
-
-class NeededWhole(Exception):
-    """A walk cannot go on: stages read all of a value of which each makes a part.
-
-    They may make it of whole operands, where a request says so (`Request.whole`).
-    """
-
-    def __init__(self, value: Value) -> None:
-        super().__init__(f"{value.label} is needed whole")
-        self.value = value
-
-
-class CarriedInParts(Exception):
-    """A loop has to be placed again: each stage keeps its part of some of what it carries."""
-
-    def __init__(self, kept: dict[Value, Placement]) -> None:
-        super().__init__("parts of stages are carried")
-        self.kept = kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +179,7 @@ class Placer:
         self.trips, self.trials = [1], 0
         # Whether something was left out on many axes; a loop that is placed again says it again.
         self.bounded = False
-        # Of a pipeline: what its passes make, what of that is made whole, and what operators are
-        # rewritten in. `piped` counts the loops around that are on the stages.
-        self.in_flight, self.whole, self.piped = {*request.in_flight}, {*request.whole}, 0
-        self.rewritten_from: dict[Value, Value] = {}
-        self.carried: set[Value] = set()
+        self.stages = None if request.pipe is None else StageWalk(request, request.pipe)
         self.source, self.request, self.decider = request.program, request, decider
         self.mesh: Mesh = request.mesh
         self.price = decider.price
@@ -230,8 +209,8 @@ class Placer:
         outputs = tuple((o.name, self._output(o)) for o in self.source.outputs)
         updates = tuple(self._update(u, stored[u.old]) for u in self.source.updates)
         body = tuple(self.state.blocks[0])
-        if self.whole:
-            self.request = replace(self.request, whole=frozenset(self.whole))
+        if self.stages is not None:
+            self.request = replace(self.request, whole=frozenset(self.stages.whole))
         name, policy = self.request.layout.name, self.decider.policy
         tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
         sections = (inputs, params, body, outputs, tensors, self.causes, states, updates)
@@ -277,9 +256,10 @@ class Placer:
     def _placements(self, value: Value) -> tuple[Placement, ...]:
         return tuple([t.placement for t in self.state.versions[value]])
 
-    def _windows(self, value: Value) -> tuple[Placement, ...]:
-        made = self.state.windows.get(value)
-        return tuple([t.placement for t in made]) if made else ()
+    def _available(self, value: Value) -> tuple[Placement, ...]:
+        """The placements of a value's versions, windows included."""
+        windows = self.state.windows.get(value, ())
+        return tuple([t.placement for t in (*self.state.versions[value], *windows)])
 
     def _emit(self, node: Node, depth: int = -1) -> None:
         self.state.blocks[depth].append(node)
@@ -293,7 +273,7 @@ class Placer:
             return existing
         decided = self.decider.versions(value)
         if decided and need not in decided:
-            here = self._placements(value) + self._windows(value)
+            here = self._available(value)
             missing = [p for p in decided if p not in here and self._is_free(value, p, need)]
             # Of a wider window nothing more is sent; of blocks a halo.
             if missing:
@@ -331,7 +311,8 @@ class Placer:
             for t in versions
             if route(value.type, t.placement, need, self.mesh, self.price) == best
         )
-        self._check_reduced(value, source.placement, need)
+        if self.stages is not None:
+            self.stages.check_reduced(value, source.placement, need)
         self.bounded = self.bounded or best.is_cut
         target = PlacedTensor(value, need)
         reasons = self.state.partial_why.get(value, ())
@@ -345,14 +326,6 @@ class Placer:
             self.state.partial_why.pop(value, None)
         versions.append(target)
         return target
-
-    def _check_reduced(self, value: Value, source: Placement, need: Placement) -> None:
-        """Raise NeededWhole for what a pass makes in parts, and reads the whole of."""
-        pipe = self.request.pipe
-        if pipe is None or value not in self.in_flight or value in self.whole:
-            return
-        if pipe.axis in source.partial and pipe.axis not in need.partial:
-            raise NeededWhole(self.rewritten_from.get(value, value))
 
     def _in_its_dtype(self, node: Reshard) -> Reshard:
         """The reshard in the dtype that a layout sets for the reduction of gradients."""
@@ -373,7 +346,7 @@ class Placer:
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
         """The version of a value with windows, cut from a wider one or made of blocks."""
         windowed = self.state.windows.setdefault(value, [])
-        versions = self._placements(value) + self._windows(value)
+        versions = self._available(value)
         best = cheapest(value.type, versions, need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
         first = next(i for i, step in enumerate(best.steps) if step.after.windows)
@@ -422,19 +395,10 @@ class Placer:
         if parts[0] is op:
             yield op
             return
-        self._note_rewritten(op, parts)
+        if self.stages is not None:
+            self.stages.note_rewritten(op, parts)
         for part in self._merged(parts, op):
             yield from self._rewritten(part)
-
-    def _note_rewritten(self, op: named.NamedOp, parts: tuple[named.NamedOp, ...]) -> None:
-        """What an operator of the passes is rewritten in is of the passes, and as whole."""
-        if self.in_flight.isdisjoint(op.outs):
-            return
-        new = [v for part in parts for v in part.outs if v not in op.outs]
-        self.in_flight.update(new)
-        self.whole.update(() if self.whole.isdisjoint(op.outs) else new)
-        origin = self.rewritten_from.get(op.outs[0], op.outs[0])
-        self.rewritten_from.update(dict.fromkeys(new, origin))
 
     def _load(self, op: named.NamedOp) -> None:
         """Reshard a stored value to the placement of its use; the stored version stays apart."""
@@ -448,17 +412,13 @@ class Placer:
 
     def _leaving(self, op: named.NamedOp) -> None:
         """Each stage has a part of what leaves the loop over micro-batches."""
-        assert self.request.pipe is not None
+        assert self.stages is not None, "only stages are left"
         source = self._latest(op.ins[0])
         if source.placement.op not in (None, "sum"):  # other stages have zeros
             ask = why.Ask("storage", "it leaves its stage as a sum", op.span, phase=op.phase)
             self._settle(op.ins[0], source.placement.reduced, ask)
             source = self._latest(op.ins[0])
-        here, pipe = source.placement, self.request.pipe
-        placed = here
-        if not here.axes_of(pipe.dim):
-            partial = (*here.partial, pipe.axis)
-            placed = placement(self.mesh, dict(here.splits), partial, here.op or "sum")
+        placed = self.stages.leaving(source.placement)
         self.causes[op.out] = self.causes.get(op.ins[0], {})
         self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.STAGED)
         result = self._enter(op.out, placed, len(self.state.blocks) - 1)
@@ -507,8 +467,8 @@ class Placer:
             return parts
         merging = self.state.merging[-1]
         ends = self.read.intersection(op.outs) or {*op.outs}
-        unequal = [p for part in _needed(parts, ends) if (p := merging.op(part)) is not None]
-        left = _needed(unequal, ends)
+        unequal = [p for part in needed(parts, {*ends}) if (p := merging.op(part)) is not None]
+        left = needed(unequal, {*ends})
         for part in unequal:
             if part not in left:
                 merging.forget(part)
@@ -527,9 +487,9 @@ class Placer:
     def _split_own_dims(self, op: named.NamedOp) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
         axes_of: dict[str, tuple[str, ...]] = {}
-        for value, needed in needed_whole(op):
+        for value, dims in needed_whole(op):
             splits = self._latest(value).placement.splits
-            axes_of.update((dim, axes) for dim, axes in splits if dim in needed)
+            axes_of.update((dim, axes) for dim, axes in splits if dim in dims)
         return axes_of
 
     def _apply(self, op: named.NamedOp) -> None:
@@ -549,63 +509,21 @@ class Placer:
         outs = tuple([self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True)])
         self._emit(Apply.of(op, ins, outs))
         for value, yielded, target in zip(op.outs, best.yields, best.targets, strict=True):
-            target = self._off_stages(target, op)
+            target = target if self.stages is None else self.stages.off_stages(target, op)
             if yielded != target and value in self.read:
                 self._settle(value, target, self._ask_result(value, op, instead))
-
-    def _off_stages(self, target: Placement, op: named.NamedOp) -> Placement:
-        """A placement of what is made before the passes, added up where stages have parts of it.
-
-        Micro-batches cannot: they are never on all stages at once.
-        """
-        pipe = self.request.pipe
-        if pipe is None or pipe.axis not in target.partial:
-            return target
-        if op not in self._of_parameters and self._ahead.isdisjoint(op.outs):
-            return target
-        partial = [axis for axis in target.partial if axis != pipe.axis]
-        return placement(self.mesh, dict(target.splits), partial, target.op if partial else None)
-
-    @functools.cached_property
-    def _ahead(self) -> frozenset[Value]:
-        return self.request.ahead
-
-    @functools.cached_property
-    def _of_parameters(self) -> frozenset[named.NamedOp]:
-        """The operators of the forward pass that read parameters alone, and numbers."""
-        determined, ops = {p.value for p in self.source.params}, set[named.NamedOp]()
-        for op in self.source.body:
-            if (
-                isinstance(op, named.NamedOp)
-                and op.phase == "forward"
-                and determined.issuperset(op.ins)
-            ):
-                ops.add(op)
-                determined.update(op.outs)
-        return frozenset(ops)
 
     def _chooser(self, op: named.NamedOp) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
         wants, pins = self.request.wants(op), self.request.pins(op)
         for value in op.outs:
             self.causes[value] = self.request.asked(value).causes
-        versions = tuple([self._placements(v) + self._windows(v) for v in op.ins])
+        versions = tuple([self._available(v) for v in op.ins])
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
-        how = (forced, self._stages_of(op), self.request.added_first(op))
+        stages = None if self.stages is None else self.stages.of(op)
+        how = (forced, stages, self.request.added_first(op))
         return self.choosers(call_of(op), versions, wants, pins, *how)
-
-    def _stages_of(self, op: named.NamedOp) -> OnStages | None:
-        """The stages of an operator of the passes; None of one that all devices do."""
-        pipe = self.request.pipe
-        if pipe is None or self.in_flight.isdisjoint(op.outs):
-            return None
-        kind = "waits" if self.whole.isdisjoint(op.outs) else "whole"
-        # What a loop carries is carried in parts where it becomes so (`_check_carried`).
-        in_parts = tuple([v in self.in_flight and v not in self.carried for v in op.ins])
-        return OnStages(
-            pipe.axis, "alone" if self.piped else kind, in_parts, self.request.batch_axes
-        )
 
     @property
     def _planned(self) -> str:
@@ -649,16 +567,19 @@ class Placer:
 
     def _repeat(self, node: named.NamedLoop) -> None:
         """The loop with its carries as decided; by trial, partial where that sends fewer bytes."""
-        around = (self.trips, self.trials, self.piped)
+        if self.stages is None:
+            self._repeat_with(node, {})
+            return
+        around, on_stages = (self.trips, self.trials), self.stages.depth
         partial_carries: dict[Value, Placement] = {}
         while True:
-            before = self.state.copy() if self.request.pipe else None
+            before = self.state.copy()
             try:
                 return self._repeat_with(node, partial_carries)
-            except CarriedInParts as found:
-                assert before is not None, "only stages have parts that cannot be reduced"
-                self.state, (self.trips, self.trials, self.piped) = before, around
-                partial_carries |= found.kept
+            except CarriedInParts as parts:
+                self.state, (self.trips, self.trials) = before, around
+                self.stages.depth = on_stages
+                partial_carries |= parts.kept
 
     def _repeat_with(self, node: named.NamedLoop, kept: Mapping[Value, Placement]) -> None:
         """The loop with some carries as they have to be kept, others as decided or by trial."""
@@ -707,8 +628,8 @@ class Placer:
         if merging := self.state.merging:
             merging.append(merging[-1].inside(node))
         self.trips = [*self.trips, self.trips[-1] * node.dim.size]
-        self.piped += self._is_piped(node)
-        self.carried.update(() if self.piped else wants)
+        if self.stages is not None:
+            self.stages.enter(node, wants)
         depth = len(self.state.blocks) - 1
         stacked = tuple(self._stack(s, node, depth) for s in node.stacked)
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
@@ -726,7 +647,8 @@ class Placer:
                     self._leave_iterations(node)
                     return math.inf, {}
         natural = {c.inside: self._placements(c.next)[0] for c in node.carries}
-        self._check_carried(node, natural, wants)
+        if self.stages is not None:
+            self.stages.check_carried(node, natural, wants)
         nexts = [
             self._carry(c.next, f"`{c.next.label}` goes round", wants[c.inside], node)
             for c in node.carries
@@ -749,26 +671,8 @@ class Placer:
 
     def _leave_iterations(self, node: named.NamedLoop) -> None:
         self.trips = self.trips[:-1]
-        self.piped -= self._is_piped(node)
-
-    def _check_carried(
-        self,
-        node: named.NamedLoop,
-        natural: Mapping[Value, Placement],
-        wants: Mapping[Value, Placement],
-    ) -> None:
-        """Raise CarriedInParts where iterations would add up what stages have parts of."""
-        pipe = self.request.pipe
-        if pipe is None:
-            return
-        partial = {}
-        for carry in node.carries:
-            value, want, placed = carry.inside, wants[carry.inside], natural[carry.inside]
-            flies = carry.next in self.in_flight and carry.next not in self.whole
-            if flies and placed.op == "sum" and pipe.axis in placed.partial and not want.partial:
-                partial[value] = placement(self.mesh, dict(want.splits), (pipe.axis,), "sum")
-        if partial:
-            raise CarriedInParts(partial)
+        if self.stages is not None:
+            self.stages.leave(node)
 
     def _leave_block(self) -> None:
         """Go on in the block around a loop."""
@@ -826,8 +730,8 @@ class Placer:
     ) -> Stacked[PlacedTensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
-        if self._is_piped(node):
-            return self._staged(item, loop, depth)
+        if self.stages is not None and self.stages.pipe.cuts(node):
+            return self._staged(item, self.stages, depth)
         # An operator may have needed a version of it that is split along the loop.
         settled, *later = self.state.versions[item.outer]
         versions = [settled, *reversed(later)]
@@ -839,33 +743,26 @@ class Placer:
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)
 
-    def _is_piped(self, node: named.NamedLoop) -> bool:
-        pipe = self.request.pipe
-        return pipe is not None and pipe.cuts(node)
-
-    def _staged(self, item: ir.Stacked[Value], loop: str, depth: int) -> Stacked[PlacedTensor]:
+    def _staged(
+        self, item: ir.Stacked[Value], stages: StageWalk, depth: int
+    ) -> Stacked[PlacedTensor]:
         """A stack of which each stage has a block, and a slice of that.
 
         Where rules for storage place it otherwise, it is moved before the first micro-batch.
         """
-        pipe = self.request.pipe
-        assert pipe is not None
-        here = self.state.settled[item.outer].placement
-        splits = {d: tuple(a for a in axes if a != pipe.axis) for d, axes in here.splits}
-        need = placement(self.mesh, {**splits, loop: (pipe.axis,)}, here.partial, here.op)
-        ask = why.Ask("rule", "", pipe.span)
-        outer = self._version(item.outer, need, ask)
-        inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
+        need = stages.stacked(self.state.settled[item.outer].placement)
+        outer = self._version(item.outer, need, why.Ask("rule", "", stages.pipe.span))
+        placed = outer.placement.without_dim(stages.pipe.dim)
+        inside = self._enter(item.inside, placed, depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)
 
     def _all_of(self, part: PlacedTensor, node: named.NamedLoop) -> Placement:
         """The placement of all iterations of a value: with a pipeline, a block on each stage."""
-        here, pipe = part.placement, self.request.pipe
-        if pipe is None or not pipe.cuts(node):
-            return here
-        splits = {**dict(here.splits), pipe.dim: (pipe.axis,)}
-        return placement(self.mesh, splits, here.partial, here.op)
+        stages = self.stages
+        if stages is None or not stages.pipe.cuts(node):
+            return part.placement
+        return stages.collected(part.placement)
 
     def _bytes(self, entry: int, results: list[PlacedTensor]) -> int:
         """Bytes sent since node `entry`, and by reducing what the loop leaves partial."""
@@ -895,16 +792,6 @@ class Placer:
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)
-
-
-def _needed(ops: Sequence[named.NamedOp], ends: Set[Value]) -> tuple[named.NamedOp, ...]:
-    """The operators that `ends` need."""
-    needed, kept_ops = {*ends}, list[named.NamedOp]()
-    for op in reversed(ops):
-        if not needed.isdisjoint(op.outs):
-            needed.update(op.ins)
-            kept_ops.append(op)
-    return tuple(reversed(kept_ops))
 
 
 def _sent(nodes: Iterable[Node]) -> int:

@@ -25,8 +25,6 @@ from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verification import Verified
 
-"""The attribute of an `identity` whose operand each stage has a part of."""
-
 
 @dataclass(frozen=True, slots=True)
 class Microbatching:

@@ -21,7 +21,7 @@ from meshdsl.named.simplify import drop_unused
 from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import CachedProblem
-from meshdsl.placed.from_named import NeededWhole, Placer, Walk, WalkObserver
+from meshdsl.placed.from_named import Placer, Walk, WalkObserver
 from meshdsl.placed.ir import (
     EVERY,
     Apply,
@@ -41,6 +41,7 @@ from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stage_rules import cut_apart, with_homes
 from meshdsl.placed.stage_sums import terms_apart
+from meshdsl.placed.stage_walk import NeededWhole
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.verify import verify
 from meshdsl.placed.worker_parts import check_parts, with_workers

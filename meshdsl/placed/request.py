@@ -15,14 +15,14 @@ from typing import Literal, NoReturn, Self
 from meshdsl.diagnostics import Diagnostics, Related, Span, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind, kind_of
-from meshdsl.ir.rewrite import makes_of, reads_of
+from meshdsl.ir.rewrite import makes_of
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
-from meshdsl.placed.pipelined import Piped, of_batch
+from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
@@ -176,41 +176,6 @@ class Request:
         passes = (n for n in self.program.body if n.phase != "update")
         inside = (n for n in passes if kind_of(n) is not OpKind.STAGE_OUTPUT)
         return frozenset(v for n in inside for v in makes_of(n))
-
-    @cached_property
-    def in_flight(self) -> frozenset[Value]:
-        """What the passes make of a micro-batch: stages are never at one of it together."""
-        pipe = self.pipe
-        if pipe is None:
-            return frozenset()
-        if pipe.cut is not None:
-            return frozenset(of_batch(self.program, pipe.cut)).difference(self.program.inputs)
-        micro = [loop for loop in loops(self.program) if loop.dim.name == pipe.micro]
-        return frozenset(v for loop in micro for v in (*makes_of(loop), *loop.enters))
-
-    @cached_property
-    def batch_axes(self) -> tuple[str, ...]:
-        """The axes over which inputs have the dim that a schedule cuts."""
-        has = ((v, d) for v in self.program.inputs for d, _ in self.mesh.cut if v.type.has(d))
-        return next((self.asked(v).placement.axes_of(d) for v, d in has), ())
-
-    @cached_property
-    def ahead(self) -> frozenset[Value]:
-        """What is made once, before the passes that read it."""
-        makers = {v: node for node in self.program.body for v in node.makes}
-        ahead: set[Value] = set()
-        left = [v for n in self.program.body if self._flies(n) for v in reads_of(n)]
-        while left:
-            value = left.pop()
-            if value in makers and value not in ahead and value not in self.in_flight:
-                ahead.add(value)
-                left += reads_of(makers[value])
-        return frozenset(ahead)
-
-    def _flies(self, node: named.Node) -> bool:
-        """Whether a node is of the passes."""
-        flies = any(v in self.in_flight for v in makes_of(node))
-        return flies and kind_of(node) is not OpKind.STAGE_OUTPUT
 
     @cached_property
     def _stacks(self) -> frozenset[Value]:
