@@ -115,10 +115,10 @@ class _StorageRewrite(Visitor):
         """The loop, its stacks read slice by slice as stored, and each slice loaded inside."""
         if loop.phase == "update":
             return loop
-        outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
+        outside = [*(v for op in walk(loop.body) for v in op.ins), *(c.init for c in loop.carries)]
         stacks = (s.outer for n in every(loop.body) for s in n.stacked)
-        outside.update(stack for stack in stacks if self._is_whole(stack))
-        new = {v: self._load(v, loop) for v in outside & self.moved}
+        outside += filter(self._is_whole, stacks)
+        new = {v: self._load(v, loop) for v in dict.fromkeys(outside) if v in self.moved}
         stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
         for item in loop.stacked:
