@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from tests.covering import covering, turns
+from tests.covering import Rules, covering, turns
 
 FACTORS = {"a": "abcde", "b": "wxyz", "c": "pq"}
-RULES = {("a", "b"): lambda case: (case["a"], case["b"]) != ("a", "x")}
+RULES: Rules = {("a", "b"): lambda case: (case["a"], case["b"]) != ("a", "x")}
 
 
 @pytest.fixture(autouse=True)

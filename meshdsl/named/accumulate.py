@@ -168,7 +168,7 @@ class _Loop:
         for index, carry in enumerate(self.carries):
             type_, scope = carry.inside.type, Scope({}, {}, prelude())
             attrs = {"dims": type_.dims, "dtype": type_.dtype}
-            fields = {"follows": carry.inside.follows}
+            fields = {"rules_from": carry.inside.rules_from}
             (init,) = self.builder.emit("zeros", (), attrs, carry.inside.span, scope, fields=fields)
             self.carries[index] = replace(carry, init=init)
 
@@ -186,7 +186,7 @@ class _Loop:
         with in_phase(self.builder, "forward" if origin is None else "backward"):
             scope = Scope({}, {}, prelude(), value.path, value.functions)
             role = "activation" if origin is None else "grad"
-            fields = {"role": role, "follows": value.follows, "name": value.name}
+            fields = {"role": role, "rules_from": value.rules_from, "name": value.name}
             if count == 1:
                 op: tuple[str, tuple[Value, ...]] = ("identity", (value,))
             else:

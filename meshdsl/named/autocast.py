@@ -87,7 +87,7 @@ class _Mixed(Rebuild):
             return value
         if (value, dtype) not in self.casts:
             type_ = TensorType(value.type.dims, dtype)
-            result = replace(value, type=type_, role="activation", follows=value.follows or value)
+            result = value.alike(type=type_)
             self.casts[value, dtype] = result
             tags = at.phase, at.block, at.origin and at.origin.on(self.value)
             attrs = (("dtype", dtype),)

@@ -259,9 +259,7 @@ class Builder:
         check_elements(type_, span)
         if self._depth[inside] <= stack.depth:
             return self.emit("broadcast", (inside,), {"dims": type_.dims}, stack.span, scope)[0]
-        positions = inside.positions
-        parameter = replace(inside, type=type_, role="activation", declared=positions)
-        outer = replace(parameter, follows=inside.source)
+        outer = inside.alike(type=type_, declared=inside.positions)
         body = self.frames[-1].body
         body[:], collection = _collecting(body, inside, outer)
         self.place(collection, stack.depth)

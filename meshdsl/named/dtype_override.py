@@ -42,10 +42,10 @@ class _Retype(Rebuild):
         )
 
     def typed(self, value: Value, dtype: DType) -> Value:
-        """The value that has a dtype in place of one; the same for the one that it follows."""
-        follows = value.follows and self.value(value.follows)
+        """The value that has a dtype in place of one; the same for the one whose rules it takes."""
+        rules_from = value.rules_from and self.value(value.rules_from)
         type_ = TensorType(value.type.dims, dtype)
-        typed = self.new[value] = replace(value, type=type_, follows=follows)
+        typed = self.new[value] = replace(value, type=type_, rules_from=rules_from)
         return typed
 
     def like(self, pairs: Iterable[tuple[Value, Value]]) -> None:

@@ -83,7 +83,7 @@ class _Gradients(Visitor):
         body = self.builder.frames[-1].body
         if (out.name, out.pins) == (value.source.as_gradient["name"], ()):
             self.new[out] = grad
-        elif start is not None and grad.follows is not None:
+        elif start is not None and grad.rules_from is not None:
             self.new[out] = replace(grad, name=out.name, pins=out.pins)
             self.builder.place(self.new[out], len(self.builder.frames) - 1)
             body[start:] = substitute(body[start:], {grad: self.new[out]})

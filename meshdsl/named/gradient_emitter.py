@@ -19,7 +19,7 @@ from meshdsl.ops.opdef import Attrs
 class OpEmitter:
     """Emits operators at the place of `at`, for an `origin`; arithmetic on numbers is folded.
 
-    `numbers` are the constants emitted so far. Results follow `follows`, where it is given.
+    `numbers` are the constants emitted so far. Results are the gradient of `target`, where given.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class OpEmitter:
         numbers: dict[Value, float],
         at: Value,
         origin: Origin,
-        follows: Value | None,
+        target: Value | None,
     ) -> None:
-        self.builder, self.numbers, self.follows = builder, numbers, follows
+        self.builder, self.numbers, self.target = builder, numbers, target
         self.origin = origin
         self.span = at.span
         self.scope = Scope({}, {}, prelude(), at.path, at.functions)
@@ -40,7 +40,7 @@ class OpEmitter:
         self, name: str, ins: tuple[Value, ...], attrs: Mapping[str, Any]
     ) -> tuple[Value, ...]:
         """Emit an operator without folding."""
-        fields = {} if self.follows is None else self.follows.as_gradient
+        fields = {} if self.target is None else self.target.as_gradient
         about = (self.span, self.scope)
         return self.builder.emit(name, ins, attrs, *about, fields=fields, origin=self.origin)
 
@@ -116,7 +116,7 @@ class OpEmitter:
         """`value` as the gradient of `target`: bound by its rules, if it was made here."""
         body = self.builder.frames[-1].body
         results = {v for n in body[self.start :] if isinstance(n, NamedOp) for v in n.outs}
-        if value not in results or value.follows is not None or value in self.numbers:
+        if value not in results or value.rules_from is not None or value in self.numbers:
             return value
         labelled = replace(value, **target.source.as_gradient)
         self.builder.place(labelled, len(self.builder.frames) - 1)

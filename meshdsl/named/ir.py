@@ -36,8 +36,9 @@ class Value:
     `role` is `activation`, `input`, `seed` (an input that every run brings by itself), `param`,
     `grad` (the gradient of a parameter) or `state` (of an optimizer, and the intermediate values of
     its update).
-    `follows` is the tensor whose rules bind this one too: for a gradient, the tensor it is the
-    gradient of; for a state, its parameter.
+    `rules_from` is the tensor whose rules and pins bind this one too: for a gradient, the tensor it
+    is the gradient of; for a state, its parameter; for a copy, a slice or all slices of a tensor,
+    that tensor. Whose state one is says `State`, and what an operator was made for its `Origin`.
     `declared` are the names of the dims that the program gives it, where it has others: a loop adds
     its dim, or takes it away.
     """
@@ -49,7 +50,7 @@ class Value:
     functions: tuple[str, ...] = ()
     pins: tuple[Pin, ...] = ()
     role: str = "activation"
-    follows: Value | None = None
+    rules_from: Value | None = None
     declared: tuple[str, ...] | None = None
 
     @property
@@ -65,7 +66,16 @@ class Value:
     @property
     def source(self) -> Value:
         """The tensor whose rules bind this one."""
-        return self.follows or self
+        return self.rules_from or self
+
+    def alike(self, **fields: Any) -> Value:
+        """An activation under the rules of this value, with other fields."""
+        return replace(self, role="activation", rules_from=self.source, **fields)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is a parameter as used, not as stored, where a layout tells these apart."""
+        return self.role == "param" and self.rules_from is not None
 
     @property
     def as_gradient(self) -> dict[str, Any]:
@@ -75,7 +85,7 @@ class Value:
         selectors of that function do not mean it.
         """
         name = ".".join((*self.path, f"d_{self.label}")) if self.name else None
-        return {"follows": self, "name": name, "path": self.path, "functions": self.functions}
+        return {"rules_from": self, "name": name, "path": self.path, "functions": self.functions}
 
 
 @dataclass(frozen=True, slots=True)

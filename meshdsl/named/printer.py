@@ -75,6 +75,6 @@ class _NamedPrinter(Printer[Value]):
         known_by = "" if dims in (None, value.type.names) else f" as [{', '.join(dims or ())}]"
         plain = value in self.entered or value.role in ("activation", "input", "seed")
         role = "" if plain else f" {value.role}"
-        follows = value.follows
-        whose = f" of {self.numbers[follows]}" if follows in self.numbers else ""
+        source = value.rules_from
+        whose = f" of {self.numbers[source]}" if source in self.numbers else ""
         return f"{type_text(value.type)}{pins}{known_by}{role}{whose}"

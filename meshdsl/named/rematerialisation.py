@@ -44,7 +44,7 @@ class _Copies(Visitor):
 
 def _copy(tape: Tape, value: Value) -> Value:
     """A new value under the same rules, made in the current block."""
-    copy = replace(value, role="activation", follows=value.source)
+    copy = value.alike()
     tape.builder.originals[copy] = tape.builder.originals.get(value, value)
     tape.builder.place(copy, len(tape.builder.frames) - 1)
     return copy

@@ -34,9 +34,9 @@ class Tape:
         """The origin of what is made for the gradient of a value, or to have it once more."""
         return Origin(self.inside.get(value, value), is_copy)
 
-    def emitter(self, at: Value, follows: Value | None = None) -> OpEmitter:
+    def emitter(self, at: Value, target: Value | None = None) -> OpEmitter:
         """An emitter for the gradient of `at`, at its place in the source."""
-        return OpEmitter(self.builder, self.numbers, at, self.origin(at), follows)
+        return OpEmitter(self.builder, self.numbers, at, self.origin(at), target)
 
     def collect(self, loop: NamedLoop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.
@@ -48,7 +48,7 @@ class Tape:
         collections = self.collected.setdefault(loop, _collections(loop))
         if value not in collections:
             type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
-            collections[value] = replace(value, type=type_, role="activation", follows=value.source)
+            collections[value] = value.alike(type=type_)
         self.builder.place(collections[value], depth)
         return collections[value]
 
@@ -113,5 +113,5 @@ class _Saving(Rebuild):
 
 def _saving(op: NamedOp, name: str) -> NamedOp:
     (_, *types) = lookup(name).infer(tuple(v.type for v in op.ins), dict(op.attrs))
-    plain: dict[str, Any] = {"name": None, "pins": (), "follows": None, "declared": None}
+    plain: dict[str, Any] = {"name": None, "pins": (), "rules_from": None, "declared": None}
     return replace(op, name=name, outs=(op.out, *(replace(op.out, type=t, **plain) for t in types)))

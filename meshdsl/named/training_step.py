@@ -135,7 +135,7 @@ class _Emitter:
         self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
         scope = self._scope(of)
-        fields = {"role": role, "follows": of}
+        fields = {"role": role, "rules_from": of}
         return self.builder.emit(name, ins, attrs, self.span, scope, fields=fields)
 
     def state(
@@ -150,7 +150,7 @@ class _Emitter:
         while name in self.taken:
             name += "_"
         self.taken.add(name)
-        value = self.builder.value(type, self.span, scope, name=name, role="state", follows=of)
+        value = self.builder.value(type, self.span, scope, name=name, role="state", rules_from=of)
         self.states.append(State(value, of, is_copy, parts))
         return value
 

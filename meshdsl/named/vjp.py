@@ -85,7 +85,7 @@ def _computed(builder: Builder, output: Output) -> Output:
     if value.role != "grad":
         return output
     scope = Scope({}, {}, prelude(), value.path, value.functions)
-    fields = {"follows": value.follows, "name": value.name}
+    fields = {"rules_from": value.rules_from, "name": value.name}
     return replace(
         output,
         value=builder.emit("identity", (value,), {}, value.span, scope, fields=fields)[0],
@@ -103,7 +103,7 @@ def _cotangent(builder: Builder, value: Value) -> Value:
 
 def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Value:
     """The gradient of an input, made a value of its own with the placement of the input."""
-    if grad.follows is value and grad.role == "activation" and grad not in taken:
+    if grad.rules_from is value and grad.role == "activation" and grad not in taken:
         return grad
     scope = Scope({}, {}, prelude(), value.path, value.functions)
     with in_phase(builder, "backward"):

@@ -43,7 +43,6 @@ from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sharding_rules import Call, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
-from meshdsl.placed.storage import is_loaded
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
 
 
@@ -212,7 +211,7 @@ class Placer:
         if self.stages is not None:
             self.request = replace(self.request, whole=frozenset(self.stages.whole))
         name, policy = self.request.layout.name, self.decider.policy
-        tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
+        tensors = tuple(t for v, t in self.state.settled.items() if not v.is_loaded)
         sections = (inputs, params, body, outputs, tensors, self.causes, states, updates)
         pipe, bounded = self.request.pipe, self.bounded
         return PlacedProgram(

@@ -276,7 +276,7 @@ class PlanSpace:
         what the backward pass reads of the forward one. It takes no more memory.
         """
         candidates = self.targets(item.outer, (), without=loop)
-        if item.outer.follows is None or self.request.is_settled(item.outer):
+        if item.outer.rules_from is None or self.request.is_settled(item.outer):
             return candidates
         ruled = self.request.ruled(item.outer).without_dim(loop)
         most = ruled.local(item.inside.type, self.mesh).elements

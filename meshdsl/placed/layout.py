@@ -178,7 +178,7 @@ class Layout:
 
         Rules of functions and tensors (`_naming`) tell values apart, as soon as there is one.
         """
-        if self._naming or value.pins or (value.follows is not None and value.follows.pins):
+        if self._naming or value.pins or value.source.pins:
             return value
         return value.type.names, value.role
 
@@ -212,7 +212,7 @@ class Layout:
         """
         if value.role == "grad":
             return returned or self._has_rule("grads", value)
-        return value.role == "state" or (value.role == "param" and value.follows is None)
+        return value.role == "state" or (value.role == "param" and not value.is_loaded)
 
     def _has_rule(self, role: str, value: Value) -> bool:
         return any(
@@ -231,7 +231,7 @@ class Layout:
                 level = self._level(rule, value, stored)
                 if level is not None:
                     yield level, rule
-        for pin in value.pins or (value.follows or value).pins:
+        for pin in value.pins or value.source.pins:
             if self._exists(pin.axes) and value.type.has(pin.dim):
                 yield PIN, Rule((value.label,), pin.dim, pin.axes, False, pin.span)
 
@@ -246,7 +246,7 @@ class Layout:
             if not stored or rule.selector not in (("params",), _ROLE_OF.get(value.role)):
                 return None
             return STORED if rule.selector == ("params",) else ROLE
-        levels = [selects(rule.selector, v) for v in (value, value.follows) if v is not None]
+        levels = [selects(rule.selector, v) for v in (value, value.rules_from) if v is not None]
         return max((level for level in levels if level is not None), default=None)
 
     def _equally_narrow(self, value: Value, first: Rule, second: Rule) -> None:
@@ -280,7 +280,7 @@ class Layout:
         if self.mesh.size(axis) == 1:
             return
         # An update has tensors without a name beside a state: rules for its parameter free all.
-        of = value.follows if value.role == "state" and value.follows else value
+        of = value.rules_from if value.role == "state" and value.rules_from else value
         fixes = _freed(of, second) if of.name else ()
         said = f"`{value.label}`" if value.name else "this subexpression"
         said += f" of `{of.label}`" if of is not value else ""

@@ -155,8 +155,7 @@ class _PlacedPrinter(Printer[PlacedTensor]):
         return f"{self.numbers[value]}{label(value.value)}"
 
     def type(self, value: PlacedTensor) -> str:
-        role = value.value.role
-        load = " param" if role == "param" and value.value.follows is not None else ""
+        load = " param" if value.value.is_loaded else ""
         return f"{placed_type_text(value.type, value.placement)}{load}"
 
     def leaf(self, node: Reshard) -> Iterator[str]:

@@ -211,7 +211,7 @@ class Request:
         sums: set[Value] = set()
         batches = (loop for loop in loops(self.program) if loop.phase == "forward")
         for carry in (c for loop in batches for c in loop.carries):
-            of = carry.inside.follows
+            of = carry.inside.rules_from
             if of is None or of.role != "param" or carry.inside.role != "activation":
                 continue
             if self.layout.is_stored(replace(carry.inside, role="grad"), False):

@@ -16,11 +16,6 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import Piped
 
 
-def is_loaded(value: Value) -> bool:
-    """Whether a value is a parameter as used, not as stored."""
-    return value.role == "param" and value.follows is not None
-
-
 def with_loads(program: NamedProgram, layout: Layout, pipe: Piped | None = None) -> NamedProgram:
     """The program with a load for every parameter that is not stored as it is used."""
     moved = {p.value for p in program.params if _moves(p.value, layout)}
@@ -72,7 +67,7 @@ class _StorageRewrite(Visitor):
         """The load of a value for a reader and its phase; with `pins`, it is left split so."""
         key = (value, pins, "" if _is_kept(value, self.layout) else reader.phase)
         if key not in self.loads:
-            self.loads[key] = replace(value, follows=value, pins=pins or value.pins)
+            self.loads[key] = replace(value, rules_from=value, pins=pins or value.pins)
             tags = reader.span, reader.phase, None, reader.origin, OpKind.LOAD
             load = NamedOp("identity", (value,), (self.loads[key],), (), *tags)
             self.made.append(load)
@@ -126,7 +121,7 @@ class _StorageRewrite(Visitor):
             is_whole = _is_kept(item.outer, self.layout) if staged else self._is_whole(item.outer)
             if item.outer in self.moved and is_whole:
                 outer = self._load(item.outer, loop)
-                new[item.inside] = replace(item.inside, follows=item.outer)
+                new[item.inside] = replace(item.inside, rules_from=item.outer)
                 self.slices[item.inside] = new[item.inside]
                 stacked.append(Stacked(outer, item.inside))
                 continue

@@ -140,9 +140,9 @@ def _is_zero(
 
 
 def _param(value: Value) -> str:
-    """The parameter that a value follows."""
-    assert value.follows is not None
-    return str(value.follows.name)
+    """The parameter whose update a value is of: its rules bind that."""
+    assert value.rules_from is not None
+    return str(value.rules_from.name)
 
 
 def _goal(program: NamedProgram) -> Goal:

@@ -73,10 +73,10 @@ class _NamedParser(ir.Parser[Value]):
             value = self.entry(scan, line, "state")
             scan.expect("=")
             if scan.accept("zeros"):
-                return State(value, value.follows, parts=scan.accept("in", "parts"))
+                return State(value, value.rules_from, parts=scan.accept("in", "parts"))
             scan.expect("a", "copy", "of")
-            assert self.scope[scan.next()] is value.follows, "it copies another parameter"
-            return State(value, value.follows, is_copy=True)
+            assert self.scope[scan.next()] is value.rules_from, "it copies another parameter"
+            return State(value, value.rules_from, is_copy=True)
 
     # --- values and nodes ---------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class _NamedParser(ir.Parser[Value]):
         if scan.peek() in ("grad", "state", "param"):
             fields["role"] = scan.next()
         if scan.accept("of"):
-            fields["follows"] = self.known[scan.next()]
+            fields["rules_from"] = self.known[scan.next()]
         return fields
 
     def type_of(self, value: Value) -> Fields:

@@ -232,7 +232,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
             about = (fields["type"], line.span, name, path, path, ())
             value = named.Value(*about, role=fields.get("role", "activation"))
             if fields.get("loaded"):
-                value = replace(value, role="param", follows=value)
+                value = replace(value, role="param", rules_from=value)
             self.made.append(PlacedTensor(fields.get("value", value), fields["placement"]))
             self.scope[number] = self.numbered[number] = self.made[-1]
             return self.made[-1]

@@ -338,7 +338,7 @@ def test_states_of_each_optimizer(name: str, dtype: Any) -> None:
     if master != dtype:
         expected["mlp.w.master"] = TensorType((A, B), master), w, True
     expected["step"] = TensorType((), I32), None, False
-    assert {n: (v.type, v.follows, c) for n, (v, c) in engine.states.items()} == expected
+    assert {n: (v.type, v.rules_from, c) for n, (v, c) in engine.states.items()} == expected
 
 
 def test_the_memory_of_mixed_precision_adam() -> None:
@@ -389,8 +389,8 @@ def test_what_belongs_to_a_parameter_follows_it(name: str) -> None:
     w, engine = param("w", A, B, dtype=BF16), Engine()
     engine.give(w, np.ones((4, 6)))
     engine.step(optimizer(f"{name}(lr=cosine(0.1, 10), clip=1.0)"), [w], [np.ones((4, 6))])
-    for op, outs, follows in engine.emitted:
-        assert follows is w or not any(v.type.dims for v in outs), op
+    for op, outs, of in engine.emitted:
+        assert of is w or not any(v.type.dims for v in outs), op
 
 
 # --- the page ----------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Engine:
         self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
         types = lookup(name).infer(tuple(v.type for v in ins), attrs)
-        outs = tuple(Value(t, SPAN, role=role, follows=of) for t in types)
+        outs = tuple(Value(t, SPAN, role=role, rules_from=of) for t in types)
         sig = Signature(tuple(v.type for v in ins), types, attrs)
         operands = [self.known[v] for v in ins]
         if self.in_torch:
@@ -85,7 +85,7 @@ class Engine:
         is_copy: bool = False,
         parts: bool = False,
     ) -> Value:
-        value = Value(type, SPAN, name, role="state", follows=of)
+        value = Value(type, SPAN, name, role="state", rules_from=of)
         if name not in self.kept:
             self.give(value, np.zeros(type.shape, np.float64))
             if is_copy:
@@ -119,7 +119,7 @@ class Engine:
     ) -> None:
         """One step: parameters and states have their new values afterwards."""
         self.updates = {}
-        values = [Value(p.type, SPAN, role="grad", follows=p) for p in params]
+        values = [Value(p.type, SPAN, role="grad", rules_from=p) for p in params]
         for value, array in zip(values, grads, strict=True):
             self.give(value, array)
         emit_update(self, optimizer, params, values, stacked)

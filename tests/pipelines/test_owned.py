@@ -166,7 +166,7 @@ def test_laws(name: str) -> None:
     owners = {p.value: p.on for p in program.params}
     named = made.placed.named
     for state in program.states:
-        of = next(s.value.follows for s in named.states if s.value is state.value)
+        of = next(s.of for s in named.states if s.value is state.value)
         if of is not None and state.local.dims:
             assert state.on == owners[of.source], state.name
     mesh = dict(program.mesh.axes)
