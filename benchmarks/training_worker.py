@@ -38,38 +38,37 @@ def run_local(pipe: Connection) -> None:
     """Be the local engine: a thread of this process for each device."""
     import torch
 
-    from meshdsl.backends.engines.in_process import load
-    from meshdsl.backends.engines.local_devices import DeviceThreads
-    from meshdsl.backends.engines.local_dist import LocalDist
+    from meshdsl.backends.engines.in_process import Emitted, LocalSession, call_device
+    from meshdsl.backends.engines.ranks import Ranks
+    from meshdsl.backends.torch.emitter import ProgramText
 
-    program: Any = None
+    session: Any = None
     given: list[tuple[dict[str, Any], ...]] = []
 
     def run(steps: int) -> tuple[list[float], float, float]:
         """The losses of all steps, and seconds and processor seconds of one."""
-        dist = LocalDist(program.MESH, program.GROUPS, {})
-        program.dist = dist
+        program = session.programs.program
         taken: list[tuple[float, float]] = []
 
-        def device(rank: int) -> list[Any]:
-            groups = dist.groups(rank)
+        def device(ranks: Ranks) -> list[Any]:
             torch.set_num_threads(1)  # no more processors than the others have
+            tables = given[ranks.rank]
             started, worked = time.perf_counter(), time.process_time()
-            found = [program.device(rank, groups, *given[rank])["loss"] for _ in range(steps)]
-            if rank == 0:
+            found = [call_device(ranks, program, tables)["loss"] for _ in range(steps)]
+            if ranks.rank == 0:
                 taken.append((time.perf_counter() - started, time.process_time() - worked))
             return found
 
-        done = DeviceThreads(len(given), dist, device).run()
-        done.check()
+        losses = session.run(device)[0]
         (wall, worked) = taken[0]
-        return [float(x) for x in done.outputs[0]], wall / steps, worked / steps
+        return [float(x) for x in losses], wall / steps, worked / steps
 
     while (asked := pipe.recv()) is not None:
         kind, first, second = asked
         if kind == "make":
             pin(first.devices)
-            program = load(second)
+            session = LocalSession(Emitted(ProgramText(second, {})).load())
+            program = session.programs.program
             kinds = (program.INPUTS, program.PARAMS, program.STATES)
             given = [tuple(tensors(program, k, r) for k in kinds) for r in range(first.devices)]
             pipe.send({"local": run(CHECKED)[0]})

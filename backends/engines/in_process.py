@@ -369,7 +369,8 @@ def given_tables(
 ) -> tuple[list[list[Tensors]], list[Store]]:
     """Inputs, parameters and, of a step that has them, states of each of `ranks`; and their stores.
 
-    `params` are also whole arrays of states. Raises LocalRunError for arrays that do not fit.
+    States that are copies of parameters begin as those in `params`. Raises LocalRunError for
+    arrays that do not fit.
     """
     check_given(inputs, program.INPUTS, "inputs")
     check_given(params, program.PARAMS, "parameters")

@@ -19,7 +19,6 @@ from meshdsl.backends.engines.in_process import (
     LocalSession,
     as_array,
     call_device,
-    given_tables,
     load,
     local_tensors,
     whole_arrays,
@@ -84,10 +83,14 @@ def on_devices(
     """Run every device of an emitted text once, as `run_local` does, and keep all local blocks."""
     session = LocalSession(Emitted(emitted).load())
     program, mesh = session.programs.program, session.programs.mesh
-    tables, _ = given_tables(program, inputs, kept, 0, range(session.programs.devices))
-    for rank, blocks in enumerate(before or ()):
+    sides = [(program.INPUTS, inputs), (program.PARAMS, kept)]
+    sides += [(program.STATES, kept)] if hasattr(program, "STATES") else []
+    ranks = range(session.programs.devices)
+    blocks = [local_tensors(mesh, *side, 0, ranks) for side in sides]
+    tables = [list(each) for each in zip(*blocks, strict=True)]
+    for rank, last in enumerate(before or ()):
         for own in tables[rank][1:]:
-            own.update({name: torch.from_numpy(blocks[name].copy()) for name in own})
+            own.update({name: torch.from_numpy(last[name].copy()) for name in own})
     results = session.run(lambda ranks: call_device(ranks, program, tables[ranks.rank]))
     stored = [dict(ChainMap(*each[1:])) for each in tables]
     specs = {**program.PARAMS, **program.updated}

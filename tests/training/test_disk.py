@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import re
 from pathlib import Path
@@ -14,14 +13,15 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import (
-    load,
+    Emitted,
+    LocalSession,
+    call_device,
     local_tensors,
     moved_away,
     run_local,
     whole_arrays,
 )
-from meshdsl.backends.engines.local_devices import DeviceThreads
-from meshdsl.backends.engines.local_dist import LocalDist
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.disk import Disk
 from meshdsl.backends.runtime.host import Host
 from meshdsl.backends.runtime.offloading import Store, chunks
@@ -115,22 +115,24 @@ def compiled(
 
 def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[Store]]:
     """Parameters and states after some steps, whole, and what each device has elsewhere."""
-    program = load(made.text)
-    mesh, ranks = program.MESH, range(math.prod(program.MESH.values()))
-    tables = (program.PARAMS, program.STATES)
-    params, states = (local_tensors(mesh, table, {}, 5, ranks) for table in tables)
+    session = LocalSession(Emitted(made.emitted).load())
+    program, mesh = session.programs.program, session.programs.mesh
+    ranks = range(session.programs.devices)
+    specs = {**program.PARAMS, **program.STATES}
+    params, states = (
+        local_tensors(mesh, table, {}, 5, ranks) for table in (program.PARAMS, program.STATES)
+    )
     stores = moved_away(program.STATES, states)
     for step in range(steps):
         inputs = local_tensors(mesh, program.INPUTS, {}, step, ranks)
-        program.dist = dist = LocalDist(mesh, program.GROUPS, {})
+        tables = list(zip(inputs, params, states, strict=True))
 
-        def call(rank: int, inputs: Any = inputs, dist: Any = dist) -> Any:
-            return program.device(rank, dist.groups(rank), inputs[rank], params[rank], states[rank])
+        def call(ranks: Ranks, tables: Any = tables) -> Any:
+            return call_device(ranks, program, tables[ranks.rank])
 
-        DeviceThreads(len(ranks), dist, call, made.text).run().check()
+        session.run(call)
     counted = [(each.read // steps, each.written // steps) for each in stores]
     held = [{**p, **s} for p, s in zip(params, states, strict=True)]
-    specs = {**program.PARAMS, **program.STATES}
     arrays = whole_arrays(specs, mesh, held)
     for each, (read, written) in zip(stores, counted, strict=True):
         each.read, each.written = read, written
