@@ -200,8 +200,11 @@ class LocalSession:
     """The devices of loaded programs, each a thread of this process. Runs one at a time.
 
     Threads that are `lasting` serve one run after another; those of a run that failed are
-    abandoned. `sent` are the collectives of each device in the last run.
+    abandoned. `sent` are the collectives of each device in the last run. During a run, `mark(rank)`
+    records that a device begins anew, as a step of a training run.
     """
+
+    mark: Callable[[int], None]
 
     def __init__(self, programs: Programs, lasting: bool = False) -> None:
         devices = programs.devices
@@ -237,14 +240,14 @@ class LocalSession:
                 return work(Ranks(mesh, rank, dist, dist.groups(rank)))
 
             text = programs.emitted.text
-            self._threads = DeviceThreads(programs.devices, dist, call, text, workers or None)
-            self._threads.run().check()
+            threads = DeviceThreads(programs.devices, dist, call, text, workers or None)
+            self.mark = threads.mark
+            try:
+                threads.run().check()
+            finally:
+                del self.mark  # what the run was given does not live on with this
             self._workers, self.sent = workers, dist.sent
-            return self._threads.outputs
-
-    def mark(self, rank: int) -> None:
-        """Record that a device of the current run begins anew, as a step of a training run."""
-        self._threads.mark(rank)
+            return threads.outputs
 
 
 _SESSIONS: weakref.WeakSet[LocalSession] = weakref.WeakSet()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
+import torch
 
 from meshdsl.backends.engines import local_devices
-from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.in_process import Emitted, LocalSession, run_local
 from meshdsl.backends.engines.local_devices import LocalRunError
-from tests.waiting import devices_end
+from meshdsl.backends.torch.emitter import ProgramText
+from tests.waiting import devices_end, until
 
 MATMUL = """
 y = inputs["x"] @ params["w"]
@@ -393,3 +396,10 @@ def test_the_engines_do_not_import_torch_before_they_run():
     imports = "; ".join(f"import meshdsl.backends.{name}" for name in modules)
     code = f"{imports}; import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_session_keeps_nothing_of_a_run(emit):
+    text = emit("return {}", {"r": 1})
+    session = LocalSession(Emitted(ProgramText(text, {})).load(), lasting=True)
+    result = weakref.ref(session.run(lambda ranks: torch.ones(3))[0])
+    until(lambda: result() is None)  # its thread may still be about to drop it
