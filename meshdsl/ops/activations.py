@@ -280,14 +280,17 @@ kit.operator(
 )
 
 
+def _gelu_grad_numpy(call: kit.NumpyCall, dy: kit.Array, x: kit.Array) -> kit.Array:
+    form = call.attrs["approximate"]
+    return kit.numpy_pointwise(lambda dy, x: dy * _gelu_slope(x, form))(call, dy, x)
+
+
 kit.operator(
     "gelu_grad",
     kit.Surface("view", (2, 2)),
     _gelu_infer,
     kit.plain(linear=[(0,)]),
-    lambda call, dy, x: kit.numpy_pointwise(
-        lambda dy, x: dy * _gelu_slope(x, call.attrs["approximate"])
-    )(call, dy, x),
+    _gelu_grad_numpy,
     _gelu_grad_text,
     _gelu_samples(kit.BINARY),
     exact=False,

@@ -317,9 +317,8 @@ kit.operator(
     _shift_factors,
     _shift_numpy,
     _shift_text,
-    (
-        *kit.samples("s | dim=s by=1", "b s h | dim=s by=-2", "h b: i32 | dim=h by=5"),
-        *kit.samples("b s: bool | dim=s by=2", values="bool"),
+    kit.samples(
+        "s | dim=s by=1", "b s h | dim=s by=-2", "h b: i32 | dim=h by=5", "b s: bool | dim=s by=2"
     ),
     flops=kit.no_flops,
     passes=True,

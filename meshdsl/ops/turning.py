@@ -49,9 +49,8 @@ kit.operator(
     _roll_factors,
     _roll_numpy,
     _roll_text,
-    (
-        *kit.samples("s | dim=s by=1", "b s h | dim=s by=2", "h b: i32 | dim=h by=5"),
-        *kit.samples("b s: bool | dim=s by=3", values="bool"),
+    kit.samples(
+        "s | dim=s by=1", "b s h | dim=s by=2", "h b: i32 | dim=h by=5", "b s: bool | dim=s by=3"
     ),
     flops=kit.no_flops,
     bind=_roll_bind,
@@ -80,10 +79,7 @@ kit.operator(
     _reverse_factors,
     lambda call, x: np.flip(x, kit.axis(call)),
     lambda call: f"{call.tensor(0)}.flip({kit.axis(call)})",
-    (
-        *kit.samples("s | dim=s", "b s h | dim=s", "h b: i32 | dim=h"),
-        *kit.samples("b s: bool | dim=s", values="bool"),
-    ),
+    kit.samples("s | dim=s", "b s h | dim=s", "h b: i32 | dim=h", "b s: bool | dim=s"),
     flops=kit.no_flops,
     gradient=lambda call: {
         0: call.emit("reverse", kit.with_dims(call, call.attrs["dim"]), **call.attrs)
