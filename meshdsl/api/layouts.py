@@ -8,14 +8,14 @@ from typing import Any
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
-from meshdsl.api.schedules import Schedule
+from meshdsl.api.schedules import Schedule, moved
 from meshdsl.api.schedules import given as given_schedule
 from meshdsl.api.sizes import Size, number_of
 from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.syntax import ast
-from meshdsl.syntax.printer import expression, scheduled
+from meshdsl.syntax.printer import rule, scheduled
 
 Rules = Mapping[Any, Any] | str | Iterable[str]
 """Rules of a layout: `{"batch": "rows"}`, `"batch:rows,hidden:cols"`, or rules of the language."""
@@ -75,7 +75,7 @@ class Layout:
     def __repr__(self) -> str:
         base = f" extends {self.base.name}" if self.base else ""
         used = f" with {scheduled(self.schedule.call)}" if self.schedule else ""
-        return f"layout {self.name}{base} {{ {', '.join(map(_rule_text, self.rules))} }}{used}"
+        return f"layout {self.name}{base} {{ {', '.join(map(rule, self.rules))} }}{used}"
 
     def syntax(self) -> Iterator[ast.LayoutDecl]:
         """The declaration of this layout, and of those it extends."""
@@ -93,17 +93,6 @@ class Layout:
             yield self.schedule.table
         if self.base is not None:
             yield from self.base.tables()
-
-
-def _rule_text(rule: Entry) -> str:
-    if isinstance(rule, ast.SettingDecl):
-        selector = ".".join(s.text for s in rule.selector)
-        return f"{selector}: {rule.name.text} = {expression(rule.value)}"
-    axes = [a.text for a in rule.axes]
-    target = axes[0] if len(axes) == 1 else f"({', '.join(axes)})" if axes else "none"
-    selector = ".".join(s.text for s in rule.selector)
-    keep = " keep" if rule.keep else ""
-    return f"{selector + ': ' if selector else ''}{rule.dim.text} -> {target}{keep}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +221,7 @@ def with_layout(
 
 def _layout_name(rules: tuple[Entry, ...], schedule: Schedule | None = None) -> str:
     used = f" with {scheduled(schedule.call)}" if schedule else ""
-    return (", ".join(map(_rule_text, rules)) or "none") + used
+    return (", ".join(map(rule, rules)) or "none") + used
 
 
 def _rules(given: Any, place: ArgumentPlace) -> Iterator[Entry]:
@@ -291,16 +280,8 @@ def _of_text(text: str, span: Span) -> Iterator[Entry]:
         raise DiagnosticError(replace(first, message=f"{first.message} in the rule `{text}`"))
     for node in tree.declarations:
         if isinstance(node, ast.LayoutDecl):
-            yield from (_at(rule, span) for rule in node.rules)
+            yield from moved(node.rules, span)
             yield from (replace(setting, span=span) for setting in node.settings)
-
-
-def _at(rule: ast.RuleDecl, span: Span) -> ast.RuleDecl:
-    def moved(names: tuple[ast.Name, ...]) -> tuple[ast.Name, ...]:
-        return tuple(replace(n, span=span) for n in names)
-
-    dim = replace(rule.dim, span=span)
-    return ast.RuleDecl(moved(rule.selector), dim, moved(rule.axes), rule.keep, span)
 
 
 def _no_rule(given: Any, span: Span) -> None:

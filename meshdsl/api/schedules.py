@@ -80,7 +80,7 @@ def of_text(text: str, span: Span) -> Schedule:
     if call is None:
         first = replace(problems[0], span=span, related=(), fixes=())
         raise DiagnosticError(replace(first, message=f"{first.message} in the schedule `{text}`"))
-    return Schedule(_moved(call, span), None)
+    return Schedule(moved(call, span), None)
 
 
 def given(found: Any, span: Span) -> Schedule | None:
@@ -177,13 +177,13 @@ def _action(word: str, span: Span) -> ast.ScheduleAction:
 Node = TypeVar("Node")
 
 
-def _moved(node: Node, span: Span) -> Node:
+def moved(node: Node, span: Span) -> Node:
     """A tree with this place for all of its nodes."""
     if isinstance(node, tuple):
-        return cast(Node, tuple(_moved(part, span) for part in node))
+        return cast(Node, tuple(moved(part, span) for part in node))
     if isinstance(node, Span):
         return cast(Node, span)
     if not is_dataclass(node) or isinstance(node, type):
         return node
-    changed = {f.name: _moved(getattr(node, f.name), span) for f in fields(node)}
+    changed = {f.name: moved(getattr(node, f.name), span) for f in fields(node)}
     return cast(Node, replace(cast(Any, node), **changed))

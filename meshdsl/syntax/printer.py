@@ -60,7 +60,7 @@ def _declaration(node: ast.Declaration) -> str:
             return _braces(f"mesh {node.name.text} =", axes, profile)
         case ast.LayoutDecl():
             base = f" extends {node.base.text}" if node.base else ""
-            rules = [*map(_rule, node.rules), *map(_setting, node.settings)]
+            rules = [*map(rule, node.rules), *map(rule, node.settings)]
             used = "" if node.schedule is None else f" with {scheduled(node.schedule)}"
             return _braces(f"layout {node.name.text}{base}", rules, used)
         case ast.Sbp():
@@ -77,14 +77,13 @@ def _declaration(node: ast.Declaration) -> str:
     raise AssertionError(f"dims are printed together: {node}")
 
 
-def _rule(rule: ast.RuleDecl) -> str:
-    selector = f"{_path(rule.selector)}: " if rule.selector else ""
-    keep = " keep" if rule.keep else ""
-    return f"{selector}{rule.dim.text} -> {_group(rule.axes) or 'none'}{keep}"
-
-
-def _setting(node: ast.SettingDecl) -> str:
-    return f"{_path(node.selector)}: {node.name.text} = {expression(node.value)}"
+def rule(node: ast.RuleDecl | ast.SettingDecl) -> str:
+    """A rule or a setting of a layout: `params: model -> data`, `grads: reduce = bf16`."""
+    selector = f"{_path(node.selector)}: " if node.selector else ""
+    if isinstance(node, ast.SettingDecl):
+        return f"{selector}{node.name.text} = {expression(node.value)}"
+    keep = " keep" if node.keep else ""
+    return f"{selector}{node.dim.text} -> {_group(node.axes) or 'none'}{keep}"
 
 
 def scheduled(call: ast.CallExpr) -> str:
