@@ -38,7 +38,8 @@ def test_a_column_says_what_explain_says(example: str) -> None:
     asked = itertools.product(layouts(example), POLICIES)
     for column, (layout, policy) in zip(columns, asked, strict=True):
         options = Options(layout=layout, reduce=policy, set_dims=SIZES.get(example, {}))
-        expected = explain(compile_source(source(example), options, Diagnostics()).device)
+        made = compile_source(source(example), options, Diagnostics())
+        expected = explain(made.device, identifiers=made.identifiers)
         plain = [{k: v for k, v in t.items() if k not in EXTRA} for t in column["tensors"]]
         found = {k: column[k] for k in expected} | {"tensors": plain, "warnings": []}
         assert found == expected
