@@ -16,7 +16,7 @@ def digits():
 
 
 def test_predictions_are_scikit_learns_under_every_layout(digits, tmp_path):
-    expected, truth = digits.fit(digits, tmp_path)
+    expected, truth = digits.fit(tmp_path)
     assert len(digits.LAYOUTS) == 4
     for layout in digits.LAYOUTS:
         found = digits.classify(tmp_path, layout)
