@@ -33,7 +33,7 @@ from tests.pipelines.test_programs import PROGRAMS
 __all__ = ["cli"]
 
 TEXT = """
-dim batch = 16, io = 512, hidden = 2048, layers = 8, out = io
+dim batch = 64, io = 512, hidden = 2048, layers = 8, out = io
 mesh some = { data: 2, pipe: 2, tp: 2 }
 layout staged { layers -> pipe } with gpipe[batch](4)
 program net(x[batch, io], t[batch, io]) {
@@ -215,7 +215,7 @@ def test_every_shape_of_a_mesh(file: Path, cli: Cli) -> None:
 
 def test_a_batch_that_stages_do_not_divide_is_cut_all_the_same() -> None:
     """The numbers of micro-batches nearest to multiples of the stages are taken."""
-    text = TEXT.replace("layers = 8", "layers = 6").replace("batch = 16", "batch = 32")
+    text = TEXT.replace("layers = 8", "layers = 6").replace("batch = 64", "batch = 32")
     found = found_in(text, "pipe:3")
     numbers = {p.schedule.micro for p in found.every if p.schedule is not None}
     assert numbers == {4, 8, 16, 32}
