@@ -69,18 +69,13 @@ class Options:
     cluster: str | None = None
     objective: str | None = None
 
-    @property
-    def search(self) -> PlanSearch:
-        """The objective, in bytes, and the cache of the search for a plan."""
-        return PlanSearch(Price(self.message_bytes), self.cache)
-
-    def search_on(self, timing: Timing | None) -> PlanSearch:
+    def search(self, timing: Timing | None = None) -> PlanSearch:
         """The search for a plan on a cluster; without one that of bytes. Raises MD0324."""
         if timing is None and self.objective == "time":
             help = "name one: `--cluster h100`, or `mesh … on h100`"
             fail("MD0324", "the least time is asked for, but no cluster is named", help=help)
         if timing is None or self.objective == "bytes":
-            return self.search
+            return PlanSearch(Price(self.message_bytes), self.cache)
         return PlanSearch(Price(clock=timing), self.cache)
 
 
@@ -411,7 +406,7 @@ def place_named(
     problems = lint(program, asked, declarations)
     diagnostics.add(*problems)
     problems.raise_errors()
-    search = options.search_on(timing_of(declarations, options, asked.mesh))
+    search = options.search(timing_of(declarations, options, asked.mesh))
     result = place(program, asked, options.reduce, search)
     if isinstance(asked, Layout) and result.pipe is not None and _needs_whole_batch(result):
         result = place(program, stored(program, asked), options.reduce, search)

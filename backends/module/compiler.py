@@ -102,7 +102,7 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
     written = made.written
     with_outputs = with_loss(written) if written.goal is not None else written
     program = finish_named(replace(with_outputs, goal=None), options.dtype, evaluate=False)
-    return Compiler(*_returning_states(program), layout, options.reduce, options.search)
+    return Compiler(*_returning_states(program), layout, options.reduce, options.search())
 
 
 def _returning_states(program: named.NamedProgram) -> tuple[named.NamedProgram, dict[str, str]]:

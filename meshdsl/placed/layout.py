@@ -120,6 +120,7 @@ class Layout:
 
     `declared` has the places where `("dim", name)` and `("axis", name)` are declared. `schedule` is
     that of a pipeline, where the layout names one; `cuts` are the stages that it gives by name.
+    `naming` are the rules for functions and tensors: with one of them, values are not alike.
     """
 
     name: str
@@ -129,11 +130,11 @@ class Layout:
     schedule: ScheduleUse | None = None
     settings: tuple[Setting, ...] = ()
     cuts: tuple[StageRule, ...] = ()
-    _naming: tuple[Rule, ...] = field(init=False, compare=False, repr=False)
+    naming: tuple[Rule, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         naming = (r for r in self.rules if r.selector and r.selector[0] not in ROLES)
-        object.__setattr__(self, "_naming", tuple(naming))
+        object.__setattr__(self, "naming", tuple(naming))
 
     def uneven(
         self, dim: str, size: int, axes: tuple[str, ...], span: Span
@@ -176,9 +177,9 @@ class Layout:
     def target(self, value: Value) -> Target:
         """All that rules can tell of a value: those with equal targets are bound alike.
 
-        Rules of functions and tensors (`_naming`) tell values apart, as soon as there is one.
+        Rules for functions and tensors (`naming`) tell values apart, as soon as there is one.
         """
-        if self._naming or value.pins or value.source.pins:
+        if self.naming or value.pins or value.source.pins:
             return value
         return value.type.names, value.role
 
@@ -187,9 +188,7 @@ class Layout:
 
         Less those that `op` cannot follow: it splits no dim along an axis that splits another one.
         """
-        if not self._naming:
-            return ()
-        naming = [r for r in self._naming if selects(r.selector, value) == TENSOR]
+        naming = [r for r in self.naming if selects(r.selector, value) == TENSOR]
         if not naming:
             return ()
         loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]

@@ -34,8 +34,8 @@ from meshdsl.placed.ir import (
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
-from meshdsl.placed.pipelined import forward_only, of_batch, piped, with_leaving
-from meshdsl.placed.request import Asked, BlockRequest, Request
+from meshdsl.placed.pipelined import Piped, forward_only, of_batch, piped, with_leaving
+from meshdsl.placed.request import Asked, BlockRequest, Request, loops
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
@@ -134,20 +134,33 @@ def _requested(program: named.NamedProgram, asked: Asked) -> Request:
         layout = Layout(asked.name, (), asked.mesh)
         request: Request = BlockRequest(program, layout, annotations=asked)
     else:
+        pipe = None
         if asked.settings:
             program = with_states_away(program, asked)
-        if all(node.phase != "update" for node in program.body):
-            asked = forward_only(program, asked)
-        pipe = piped(program, asked)
-        if asked.cuts:
-            pipe = cut_apart(program, asked, pipe) or pipe
-        if pipe is not None:
-            program = terms_apart(in_stage_order(program, pipe), pipe)
-            program = with_leaving(program, pipe)
-            asked = replace(asked, mesh=pipe.on(asked.mesh))
-        request = Request(with_loads(program, asked, pipe), asked, pipe=pipe)
+        if asked.schedule is not None or asked.cuts or any(loops(program)):
+            program, asked, pipe = _on_stages(program, asked)
+        if any(rule.selector == ("params",) for rule in asked.rules):
+            program = with_loads(program, asked, pipe)
+        request = Request(program, asked, pipe=pipe)
     in_parts = {s.value for s in request.program.states if s.parts}
     return with_workers(_with_parts(request, in_parts)) if in_parts else request
+
+
+def _on_stages(
+    program: named.NamedProgram, layout: Layout
+) -> tuple[named.NamedProgram, Layout, Piped | None]:
+    """The program with what leaves its stages, the layout on their mesh, and the pipeline.
+
+    All as they are where the layout has no pipeline for this program.
+    """
+    if all(node.phase != "update" for node in program.body):
+        layout = forward_only(program, layout)
+    pipe = piped(program, layout)
+    pipe = cut_apart(program, layout, pipe) or pipe
+    if pipe is None:
+        return program, layout, None
+    program = terms_apart(in_stage_order(program, pipe), pipe)
+    return with_leaving(program, pipe), replace(layout, mesh=pipe.on(layout.mesh)), pipe
 
 
 def _with_parts(request: Request, states: Set[Value]) -> Request:
@@ -285,14 +298,28 @@ def _has_uneven(program: PlacedProgram) -> bool:
 
 def cost(program: PlacedProgram, price: Price) -> tuple[int, int, int]:
     """The cost that is minimised; then collectives, and local steps."""
+    moves = [(n, k, n.route) for n, k in walk(program.body) if isinstance(n, Reshard)]
+    if program.pipe is not None:
+        moves = _on_each_stage(moves, program, price)
+    sent = sum(price.of(way, n.source.type) * k for n, k, way in moves)
+    if price.clock is not None:
+        sent += _computing(program, price)
+    collectives = sum(n.route.collectives * k for n, k, _ in moves)
+    return sent, collectives, sum(n.route.kernels * k for n, k, _ in moves)
+
+
+Moves = list[tuple[Reshard, int, Route]]
+"""Reshards, how often each runs, and the route that counts."""
+
+
+def _on_each_stage(moves: Moves, program: PlacedProgram, price: Price) -> Moves:
+    """The moves of a pipeline: as often as micro-batches send what they make as a whole."""
     each = _in_each_batch(program)
-    every = [(n, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
-    moves = [(n, k * each.get(n.source.value, 1)) for n, k in every]
-    collectives = sum(n.route.collectives * k for n, k in moves)
-    local = sum(n.route.kernels * k for n, k in moves)
-    routes = [n.route if n.source.value in each else _within(n, program, price) for n, _ in every]
-    sent = sum(price.of(r, n.source.type) * k for r, (n, k) in zip(routes, moves, strict=True))
-    return sent + _computing(program, price), collectives, local
+    counted = ((n, k * each.get(n.source.value, 1)) for n, k, _ in moves)
+    return [
+        (n, k, n.route if n.source.value in each else _within(n, program, price))
+        for n, k in counted
+    ]
 
 
 def _within(node: Reshard, program: PlacedProgram, price: Price) -> Route:
@@ -321,9 +348,7 @@ def _in_each_batch(program: PlacedProgram) -> dict[Value, int]:
 
 
 def _computing(program: PlacedProgram, price: Price) -> int:
-    """The cost of all operators: none where only what is sent counts."""
-    if price.clock is None:
-        return 0
+    """The cost of all operators."""
     total = 0
     for node, trips in walk(program.body):
         if isinstance(node, Apply):

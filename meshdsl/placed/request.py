@@ -249,11 +249,11 @@ class Request:
 
     def wants(self, op: NamedOp) -> tuple[Want, ...]:
         """The demands on the results of an operator. Raises MD0309 for one it cannot yield."""
-        return tuple([self._wanted(v, op) for v in op.outs])
-
-    def _wanted(self, value: Value, op: NamedOp) -> Want:
-        want, summed = self.asked(value).want, self.layout.summed(value, op)
-        return replace(want, summed=summed) if summed else want
+        wants = tuple([self.asked(v).want for v in op.outs])
+        if not self.layout.naming:
+            return wants
+        summed = (self.layout.summed(v, op) for v in op.outs)
+        return tuple([replace(w, summed=s) if s else w for w, s in zip(wants, summed, strict=True)])
 
     def pins(self, op: NamedOp) -> Pins:
         """The placements in which `op` must read its operands; rules do not tell readers apart.

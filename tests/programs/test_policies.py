@@ -28,7 +28,7 @@ def cost(case: Case, policy: str) -> int:
     """The objective of `optimal`: bytes, plus a price for each collective."""
     placed = compiled(replace(case, reduce=policy)).placed
     moves = [(n, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
-    price = case.options.search.price
+    price = case.options.search().price
     return sum(price.of(n.route, n.source.type) * trips for n, trips in moves)
 
 
