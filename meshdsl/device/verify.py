@@ -127,7 +127,7 @@ class _DeviceVerifier(Verifier[Var]):
         missing = ", ".join(self.works.keys() - before.keys())
         assert self.works == before, f"nobody waits for {missing}"
 
-    def node(self, node: Compute | Move | Bucket | Start | Wait) -> None:
+    def op(self, node: Compute | Move | Bucket | Start | Wait) -> None:
         self._there(node)
         match node:
             case Compute():
@@ -142,7 +142,7 @@ class _DeviceVerifier(Verifier[Var]):
                 assert waited is node.collective, f"nothing is in {node.work}"
                 self.define(node.makes)
             case _:
-                super().node(node)
+                super().op(node)
 
     def _there(self, node: Compute | Move | Bucket | Start | Wait) -> None:
         """Check that what one device of a pipeline has alone is read there alone."""

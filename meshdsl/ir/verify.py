@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from meshdsl.ir.program import Loop, Op
+from meshdsl.ir.rewrite import Visitor
 
 V = TypeVar("V")
 
 
-class Verifier(Generic[V]):
+class Verifier(Visitor, Generic[V]):
     """Walks a program in order; `known` are the values defined so far, and `made` all of them.
 
     Those are values of the named program, also of loops that have ended: origins may name them.
@@ -60,10 +61,7 @@ class Verifier(Generic[V]):
     def nodes(self, nodes: Iterable[Any]) -> None:
         """Check a block."""
         for node in nodes:
-            if isinstance(node, Loop):
-                self.loop(node)
-            else:
-                self.node(node)
+            self.visit(node)
 
     def check_origin(self, node: Any) -> None:
         """Check that an operator or a loop of the backward pass says what it was made for."""
@@ -73,22 +71,22 @@ class Verifier(Generic[V]):
         else:
             assert node.phase != "backward", f"an operator for {node.span} has no origin"
 
-    def node(self, node: Any) -> None:
+    def op(self, op: Any) -> None:
         """Check a node that is no loop."""
-        self.need(node.reads, getattr(node, "name", type(node).__name__))
-        if isinstance(node, Op) and node.kind is not None:
-            assert node.name == node.kind.operator, f"a {node.kind} is no {node.name}"
-        self.check(node)
-        self.define(node.makes)
+        self.need(op.reads, getattr(op, "name", type(op).__name__))
+        if isinstance(op, Op) and op.kind is not None:
+            assert op.name == op.kind.operator, f"a {op.kind} is no {op.name}"
+        self.check(op)
+        self.define(op.makes)
 
-    def loop(self, node: Loop[V, Any]) -> None:
+    def loop(self, loop: Loop[V, Any]) -> None:
         """Check a loop; values made in its body are unknown after it."""
-        who = f"repeat {node.dim}"
-        self.need(node.reads, who)
+        who = f"repeat {loop.dim}"
+        self.need(loop.reads, who)
         outside = set(self.known)
-        self.define(node.enters)
-        self.check_loop(node)
-        self.nodes(node.body)
-        self.need(node.ends, who)
+        self.define(loop.enters)
+        self.check_loop(loop)
+        self.nodes(loop.body)
+        self.need(loop.ends, who)
         self.known = outside
-        self.define(node.makes)
+        self.define(loop.makes)
