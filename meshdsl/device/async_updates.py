@@ -26,12 +26,12 @@ from meshdsl.device.ir import (
     Var,
     renamed,
     said,
-    with_vars,
 )
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, OpKind, Stacked
+from meshdsl.ir.program import Carry, OpKind, Stacked, block_loops
+from meshdsl.ir.rewrite import mapped
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
@@ -75,10 +75,10 @@ def given_whole(program: DeviceProgram) -> DeviceProgram:
 
 def loop_of(program: DeviceProgram, pipe: Piped) -> tuple[int, DeviceLoop]:
     """The loop over micro-batches, and where it stands."""
-    for at, node in enumerate(program.body):
-        if isinstance(node, DeviceLoop) and node.dim.name == pipe.micro:
-            return at, node
-    raise AssertionError("a pipeline has a loop over micro-batches")
+    over = (n for n in block_loops(program.body, DeviceLoop) if n.dim.name == pipe.micro)
+    loop = next(over, None)
+    assert loop is not None, "a pipeline has a loop over micro-batches"
+    return program.body.index(loop), loop
 
 
 def _whole(stack: Var, pipe: Piped, program: DeviceProgram) -> Var:
@@ -251,7 +251,7 @@ class _Updates:
             case Compute():
                 for var in node.outs:
                     self._of_stage(var)
-                return with_vars(node, self._read)
+                return mapped(node, self._read)
             case Move() if self.pipe.axis not in node.step.axes:
                 self._of_stage(node.target)
                 return self._move(node, node.step.axes)

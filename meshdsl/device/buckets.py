@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.aliases import shared
-from meshdsl.device.ir import Bucket, DeviceLoop, DeviceProgram, Move, Node
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, Node
 from meshdsl.device.issue_windows import BlockAccess, IssueWindow
 from meshdsl.device.liveness import LARGE
 from meshdsl.placed.collectives import COLLECTIVES
@@ -63,7 +63,7 @@ class _Buckets:
         self.owners = shared(program)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = tuple(n.mapped(self.block) if isinstance(n, DeviceLoop) else n for n in nodes)
+        nodes = tuple(n.mapped(self.block) for n in nodes)
         buckets = [b for b in self._filled(nodes) if len(b.moves) > 1]
         gone = {i for b in buckets for i in b.moves}
         at: dict[int, list[Node]] = {}

@@ -272,20 +272,17 @@ def _read(program: placed.PlacedProgram) -> set[placed.PlacedTensor]:
     """Tensors read as a whole, or along a dim that is not their first: not slice by slice."""
     tensors = {t for _, t in program.outputs} | {new for _, new in program.updates}
     for node in ir.every(program.body):
-        if isinstance(node, placed.PlacedLoop):
-            dim = node.dim.name
-            tensors.update(c.init for c in node.carries)
-            tensors.update(s.outer for s in node.stacked if s.outer.type.index(dim))
-            tensors.update(node.ends)
-        else:
-            tensors.update(node.reads)
+        slices = {s.outer for s in node.stacked}
+        tensors.update(v for v in node.reads if v not in slices)
+        tensors.update((*node.ends, *(c.init for c in node.carries)))
+    for loop in ir.loops(program.body, placed.PlacedLoop):
+        tensors.update(s.outer for s in loop.stacked if s.outer.type.index(loop.dim.name))
     return tensors
 
 
 def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.PlacedTensor]:
     """Stacks: tensors of which loops read a slice per iteration; the slice gets the plain name."""
-    loops = (node for node in ir.every(nodes) if isinstance(node, placed.PlacedLoop))
-    return {item.outer for loop in loops for item in loop.stacked}
+    return {item.outer for node in ir.every(nodes) for item in node.stacked}
 
 
 def _taken_over(
@@ -303,10 +300,9 @@ def _taken_over(
     ) -> Iterator[tuple[placed.PlacedTensor, placed.PlacedTensor]]:
         here: set[placed.PlacedTensor] = set()
         for node in nodes:
-            if isinstance(node, placed.PlacedLoop):
-                pairs = ((c.init, c.inside) for c in node.carries)
-                yield from ((a, b) for a, b in pairs if a in here and reads[a] == 1)
-                yield from found(node.body)
+            pairs = ((c.init, c.inside) for c in node.carries)
+            yield from ((a, b) for a, b in pairs if a in here and reads[a] == 1)
+            yield from found(node.body)
             here.update(_makes(node))
 
     return found(program.body)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -48,8 +48,25 @@ class Var:
         return self.value.type
 
 
+class Statement(ir.Leaf):
+    """A node of a device without a body. It has what only loops of a device have, none of it."""
+
+    __slots__ = ()
+    slices: ClassVar[tuple[()]] = ()
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """The names that it assigns to other things than variables."""
+        return ()
+
+    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Self:
+        """Itself: there is no block in it."""
+        del block
+        return self
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Compute(ir.Op[Var]):
+class Compute(Statement, ir.Op[Var]):
     """An operator on local tensors.
 
     `onto` is the operand that the result overwrites and shares the name of, if there is one.
@@ -71,7 +88,7 @@ def said(cause: str = "", remedy: str = "") -> placed.Words:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Move(ir.Leaf):
+class Move(Statement):
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
@@ -123,7 +140,7 @@ class Move(ir.Leaf):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bucket(ir.Leaf):
+class Bucket(Statement):
     """Moves of one kind, over the same axes, done by one collective on a flat buffer.
 
     `payload` and `wire` are those of the buffer.
@@ -167,7 +184,7 @@ Collective = Move | Bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start(ir.Leaf):
+class Start(Statement):
     """Issues a collective; `work` is the variable that names it while it is in flight.
 
     One issued `ahead` is that of the loop's next iteration, and does nothing in the last one.
@@ -193,6 +210,11 @@ class Start(ir.Leaf):
         return () if self.ahead else self.collective.reads
 
     @property
+    def other_names(self) -> tuple[str, ...]:
+        """The collective in flight."""
+        return (self.work,)
+
+    @property
     def makes(self) -> tuple[Var, ...]:
         """The targets, allocated at the start; for the next iteration the loop makes them."""
         return () if self.ahead else self.collective.makes
@@ -203,7 +225,7 @@ class Start(ir.Leaf):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wait(ir.Leaf):
+class Wait(Statement):
     """Waits for a collective issued before; its targets are available from here on."""
 
     collective: Collective
@@ -309,6 +331,11 @@ class DeviceLoop(ir.Loop[Var, "Node"]):
     def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
         """The loop with another block for its body."""
         return replace(self, body=block(self.body))
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """The index, and the collectives in flight before the first iteration."""
+        return (self.index, *(ahead.work for ahead in self.ahead))
 
     @property
     def slices(self) -> tuple[Stacked[Var], ...]:
@@ -468,12 +495,11 @@ class Pipeline(DeviceLoop):
 
     def trips(self, node: Node, part: StagePhase) -> int:
         """As `times`, of the iterations of a loop on the stages."""
-        assert isinstance(node, DeviceLoop)
         return self._most(part, lambda stage: self.iterations(node, part, stage))
 
-    def iterations(self, node: DeviceLoop, part: StagePhase, stage: int) -> int:
+    def iterations(self, node: Node, part: StagePhase, stage: int) -> int:
         """How many iterations of a loop of a part a stage has."""
-        return self.sizes[stage] if self.sizes and part in STAGED else node.dim.size
+        return self.sizes[stage] if self.sizes and part in STAGED else node.repeats
 
     def _most(self, part: StagePhase, count: Callable[[int], int], ends: Ends = ()) -> int:
         """The most that is counted of a device, for the micro-batches that it does a part of.
@@ -574,8 +600,7 @@ class Pipeline(DeviceLoop):
 
     def loop(self, part: StagePhase) -> DeviceLoop:
         """The loop whose iterations are on the stages, of the forward or the backward pass."""
-        (loop,) = self.of(part)
-        assert isinstance(loop, DeviceLoop)
+        (loop,) = ir.block_loops(self.of(part), DeviceLoop)
         return loop
 
     def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
@@ -588,6 +613,7 @@ class Pipeline(DeviceLoop):
 
 
 Node = Compute | Move | Bucket | Start | Wait | DeviceLoop
+N = TypeVar("N", bound=Node)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -608,6 +634,11 @@ class DeviceProgram:
     states: tuple[Var, ...] = ()
     updates: tuple[tuple[Var, Var], ...] = ()
     lists: frozenset[Var] = frozenset()
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """Its loop over the micro-batches of a pipeline, if it has one."""
+        return next(ir.block_loops(self.body, Pipeline), None)
 
     @property
     def away(self) -> Mapping[Var, str]:
@@ -649,20 +680,14 @@ def lie_alone(
 
 def of_other_stages(program: DeviceProgram) -> frozenset[str]:
     """The names of variables that a device has of the other stage of its pair."""
-    pipes = (node for node in program.body if isinstance(node, Pipeline))
-    stacked = [item for pipe in pipes for item in pipe.stacked]
+    stacked = () if program.pipeline is None else program.pipeline.stacked
     rows = {item.other for item in stacked if isinstance(item, StageRows) and item.other}
     sliced = {item.outer for item in stacked if item.inside in rows}
     return frozenset(var.name for var in rows | sliced)
 
 
-def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
-    """An operator, a collective or a loop with other variables, those of its body included."""
-    return mapped(node, of)
-
-
-def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
-    """The node with new variables in the place of some; `with_vars`."""
+def renamed(node: N, new: Mapping[Var, Var]) -> N:
+    """The node with new variables in the place of some, those of its body included."""
     return mapped(node, lambda var: new.get(var, var))
 
 
@@ -680,7 +705,7 @@ def siblings(program: DeviceProgram) -> tuple[tuple[int, ...], ...]:
 
     Without a pipeline, the only one there is along none.
     """
-    pipeline = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    pipeline = program.pipeline
     if pipeline is None:
         return ((0,),)
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -736,14 +761,13 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
             case Pipeline():
                 for inner, part, ends in node.places:
                     if part in STAGED and node.sizes:
-                        assert isinstance(inner, DeviceLoop)
                         yield from walk(inner.body, trips * node.trips(inner, part))
                     else:
                         times = trips * node.times(part, ends)
                         # What stages of one device hand on is not sent.
                         yield from walk((inner,), times) if times else ()
             case DeviceLoop():
-                yield from walk(node.body, trips * node.dim.size)
+                yield from walk(node.body, trips * node.repeats)
             case Wait():
                 yield node.collective, trips
             case Compute() | Move() | Bucket():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshdsl.device.ir import Collective, Compute, DeviceLoop, Node, Var
+from meshdsl.device.ir import Collective, Compute, Node, Var
 from meshdsl.device.liveness import overwrites, reads
 from meshdsl.ir.program import every
 
@@ -57,5 +57,4 @@ class BlockAccess:
 
 def _overwritten(node: Node) -> list[Var]:
     """The operands that a node, or a node in it, changes in place."""
-    inner = every(node.body) if isinstance(node, DeviceLoop) else (node,)
-    return [n.ins[i] for n in inner if isinstance(n, Compute) for i in overwrites(n)]
+    return [n.ins[i] for n in every((node,)) if isinstance(n, Compute) for i in overwrites(n)]

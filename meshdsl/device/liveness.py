@@ -21,7 +21,8 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
-from meshdsl.ir.program import every
+from meshdsl.ir.program import block_loops, every
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.ops.opdef import Signature, lookup
 
 LARGE = 1 << 20
@@ -97,8 +98,7 @@ def left_over(node: DeviceLoop, collected: frozenset[Var]) -> tuple[Var, ...]:
 
 def collected(program: DeviceProgram) -> frozenset[Var]:
     """The variables that loops collect."""
-    loops = (node for node in every(program.body) if isinstance(node, DeviceLoop))
-    return frozenset(c.outer for loop in loops for c in loop.collected)
+    return frozenset(c.outer for node in every(program.body) for c in node.collected)
 
 
 def used_up(program: DeviceProgram) -> frozenset[Var]:
@@ -107,24 +107,21 @@ def used_up(program: DeviceProgram) -> frozenset[Var]:
     made_in: dict[Var, tuple[int, bool]] = {}
 
     def found(nodes: tuple[Node, ...], depth: int) -> Iterator[Var]:
-        for node in nodes:
-            if isinstance(node, DeviceLoop):
-                made_in.update({c.outer: (depth, node.reverse) for c in node.collected})
-                for item in node.stacked:
-                    # A list read in an inner loop is read more than once.
-                    ends = made_in.get(item.outer) == (depth, not node.reverse)
-                    if item.outer in program.lists and ends and read[item.outer] == 1:
-                        yield item.inside
-                yield from found(node.body, depth + 1)
+        for loop in block_loops(nodes, DeviceLoop):
+            made_in.update({c.outer: (depth, loop.reverse) for c in loop.collected})
+            for item in loop.stacked:
+                # A list read in an inner loop is read more than once.
+                ends = made_in.get(item.outer) == (depth, not loop.reverse)
+                if item.outer in program.lists and ends and read[item.outer] == 1:
+                    yield item.inside
+            yield from found(loop.body, depth + 1)
 
     return frozenset(found(program.body, 0))
 
 
 def reads(node: Node) -> tuple[Var, ...]:
     """The variables that a node reads, of a loop also those that its body reads."""
-    if not isinstance(node, DeviceLoop):
-        return node.reads
-    return (*node.reads, *(v for n in node.body for v in reads(n)), *node.ends)
+    return reads_of(node)
 
 
 def uses(program: DeviceProgram) -> Counter[Var]:
@@ -163,8 +160,7 @@ def shown_by(program: DeviceProgram) -> dict[Var, Var]:
     """By variable, the earlier one whose memory it shows or overwrites, in order."""
     shown: dict[Var, Var] = {}
     for node in every(program.body):
-        if isinstance(node, DeviceLoop):
-            shown.update({s.inside: s.outer for s in node.slices})
+        shown.update({s.inside: s.outer for s in node.slices})
         pairs = ((var, _shown(node, var)) for var in node.makes)
         shown.update({var: source for var, source in pairs if source is not None})
     return shown
@@ -197,6 +193,6 @@ def _shown(node: Node, var: Var) -> Var | None:
             source = node.ins[over[node.outs.index(var)]]
     elif isinstance(node, Move) and node.step.kind == "slice":
         source = node.source
-    elif isinstance(node, DeviceLoop):
+    else:
         source = next((c.stack for c in node.collected if c.outer is var), None)
     return source

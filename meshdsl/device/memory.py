@@ -79,8 +79,8 @@ def memory(program: DeviceProgram) -> dict[str, int]:
 
 def walks(program: DeviceProgram) -> Iterator[MemoryWalk]:
     """A walk for each device along the axis of a pipeline; without one all are alike."""
-    pipes = [node for node in program.body if isinstance(node, Pipeline)]
-    for device in range(program.mesh.size(pipes[0].axis) if pipes else 1):
+    pipe = program.pipeline
+    for device in range(1 if pipe is None else program.mesh.size(pipe.axis)):
         yield MemoryWalk(program, device)
 
 
@@ -88,7 +88,7 @@ def gradients(program: DeviceProgram) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
     every = (v for node in program.body for v in node.makes)
-    taken = (v for node in program.body if isinstance(node, Pipeline) for v in node.taken)
+    taken = () if program.pipeline is None else program.pipeline.taken
     return frozenset((*taken, *(v for v in every if settled.get(v.value) == v.placement)))
 
 
@@ -116,7 +116,7 @@ class MemoryWalk:
         self.stage = self.chunk = 0
         self.passing = False
         self.others = of_other_stages(program)
-        self.loops: dict[DeviceLoop, int] = {}
+        self.loops: dict[Node, int] = {}
         self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
         self.held = LiveMemory(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
@@ -199,14 +199,15 @@ class MemoryWalk:
         for node, dead in zip(nodes, dying, strict=True):
             if not is_on(node, self.device):
                 continue
-            if isinstance(node, Pipeline):
-                self._pipeline(node)
-                self._drop(dead)
-            elif isinstance(node, DeviceLoop):
-                self._loop(node, dead)
-                self._drop(dead)
-            else:
-                self.statement(node, dead)
+            match node:
+                case Pipeline():
+                    self._pipeline(node)
+                    self._drop(dead)
+                case DeviceLoop():
+                    self._loop(node, dead)
+                    self._drop(dead)
+                case _:
+                    self.statement(node, dead)
 
     def statement(self, node: Compute | Collective | Start | Wait, dead: tuple[Var, ...]) -> None:
         """One statement, after which variables are `dead`."""
@@ -380,7 +381,6 @@ class MemoryWalk:
         self.loops = {
             n: node.iterations(n, part, stage)
             for n, part in zip(node.body, node.parts, strict=True)
-            if isinstance(n, DeviceLoop)
         }
         names, begun = set(self.held.names) | set(self.held.lists), self.held.now
         on_stage, passes, self.passing = node.on(stage), {}, True

@@ -30,7 +30,8 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
-from meshdsl.ir.program import Carry, OpKind, Stacked, kind_of
+from meshdsl.ir.program import Carry, OpKind, Stacked, every, kind_of
+from meshdsl.ir.rewrite import defined
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
 from meshdsl.named.ir import Value
@@ -513,7 +514,4 @@ def _joined(one: Component, other: Component) -> Component:
 
 
 def _every_var(node: Node) -> Iterable[Var]:
-    if not isinstance(node, DeviceLoop):
-        return (*node.reads, *node.makes)
-    inner = (v for n in node.body for v in _every_var(n))
-    return (*node.reads, *node.enters, *node.makes, *inner)
+    return (v for n in every((node,)) for v in (*n.reads, *defined(n)))

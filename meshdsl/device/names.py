@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
-from meshdsl.device.ir import DeviceLoop, DeviceProgram, Start
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import defined
 
 
 class Giver(Protocol):
@@ -41,17 +42,6 @@ def names_of(program: DeviceProgram) -> frozenset[str]:
     entries = (*program.inputs, *program.params, *program.states)
     names = {v.name for v in entries} | set(program.coordinates.values())
     for node in every(program.body):
-        names.update(v.name for v in node.makes)
-        if isinstance(node, Start):
-            names.add(node.work)
-        elif isinstance(node, DeviceLoop):
-            names.update(_of_loop(node))
+        names.update(node.other_names)
+        names.update(v.name for v in (*defined(node), *(s.inside for s in node.slices)))
     return frozenset(names)
-
-
-def _of_loop(node: DeviceLoop) -> Iterator[str]:
-    yield node.index
-    yield from (c.inside.name for c in node.carries)
-    yield from (s.inside.name for s in node.slices)
-    for ahead in node.ahead:
-        yield ahead.work

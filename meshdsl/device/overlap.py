@@ -29,6 +29,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.issue_windows import BlockAccess
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
+from meshdsl.ir.program import Leaf
 
 
 def overlapped(program: DeviceProgram) -> DeviceProgram:
@@ -54,9 +55,12 @@ class _Overlap:
         return _Plans(self, nodes, ahead).carried_out()
 
     def _inside(self, node: Node) -> Node:
-        if isinstance(node, Pipeline):
-            return node.mapped(lambda nodes: self.block(nodes, {}))
-        return self._loop(node) if isinstance(node, DeviceLoop) else node
+        match node:
+            case Pipeline():
+                return node.mapped(lambda nodes: self.block(nodes, {}))
+            case DeviceLoop():
+                return self._loop(node)
+        return node
 
     def _loop(self, node: DeviceLoop) -> DeviceLoop:
         """A loop; gathers of its slices of parameters are issued an iteration ahead."""
@@ -110,7 +114,7 @@ class _Plans:
     ) -> None:
         self.overlap, self.nodes, self.ahead = overlap, nodes, ahead
         self.facts = BlockAccess(nodes, overlap.owners)
-        self.loops = [i for i, node in enumerate(nodes) if isinstance(node, DeviceLoop)]
+        self.loops = [i for i, node in enumerate(nodes) if not isinstance(node, Leaf)]
         # Before each node: what is issued, what is waited for, what is issued after that.
         self.before: tuple[dict[int, list[Node]], ...] = ({}, {}, {})
 
@@ -221,4 +225,4 @@ def _computes(node: Node) -> bool:
     """Whether a node is work: loops are, views and operators on single numbers are not."""
     if isinstance(node, Compute):
         return node.flops > 0 and any(v.local.shape for v in (*node.ins, *node.outs))
-    return isinstance(node, DeviceLoop)
+    return not isinstance(node, Leaf)

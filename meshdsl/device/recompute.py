@@ -14,9 +14,7 @@ from dataclasses import replace
 from meshdsl.device.ir import (
     FORWARD,
     Compute,
-    DeviceCollected,
     DeviceLoop,
-    Move,
     Node,
     StagePhase,
     Var,
@@ -24,7 +22,8 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names
-from meshdsl.ir.program import Carry, every
+from meshdsl.ir.program import Carry, Leaf, block_loops, every
+from meshdsl.ir.rewrite import defined, needed
 
 AGAIN = {
     StagePhase.EVERY: StagePhase.EVERY_AGAIN,
@@ -51,7 +50,7 @@ def recomputed(pairs: list[Pair], micro: DeviceLoop, names: Names, lists: set[Va
     carried = {c.init for c in _iterations(forward).carries}
 
     def is_made_once(node: Node) -> bool:
-        adds = not isinstance(node, DeviceLoop) and any(v.name in sums for v in node.makes)
+        adds = isinstance(node, Leaf) and any(v.name in sums for v in node.makes)
         return is_constant(node) or bool(carried & {*node.makes}) or adds
 
     repeated = [(part, node) for part, node in forward if not is_made_once(node)]
@@ -108,12 +107,9 @@ def _made_again(
 ) -> list[Pair]:
     """The statements, with those of `own` again that the backward pass reads."""
     again = list(_needed(own, _read_by(backward)))
-    new = {
-        v: replace(v, name=name)
-        for v, name in _fresh((v for _, n in again for v in _defines(n)), names)
-    }
+    new = {v: replace(v, name=name) for v, name in _fresh(_defined(n for _, n in again), names)}
     lists |= {new[v] for v in lists if v in new}
-    later = [(AGAIN[part], _again(node, new, names)) for part, node in again]
+    later = [(AGAIN[part], _again(node, lambda v: new.get(v, v), names)) for part, node in again]
     later += [(part, renamed(node, new)) for part, node in backward]
     sums = {v for _, node in forward for v in node.makes if v.name in totals(micro)}
     first = _needed(forward, _read_by(later) | sums | {*micro.ends}, lambda part: part.sends)
@@ -121,8 +117,8 @@ def _made_again(
 
 
 def _iterations(pairs: list[Pair]) -> DeviceLoop:
-    (loop,) = (node for part, node in pairs if part is StagePhase.LOOP)
-    assert isinstance(loop, DeviceLoop)
+    nodes = (node for part, node in pairs if part is StagePhase.LOOP)
+    (loop,) = block_loops(nodes, DeviceLoop)
     return loop
 
 
@@ -159,12 +155,11 @@ def _kept_apart(pairs: list[Pair], names: Names) -> Iterator[Pair]:
     for part, node in pairs:
         if behind:
             # Versions of what was carried have one name behind the loop, too.
-            new |= {v: replace(v, name=later[v.name]) for v in _defines(node) if v.name in later}
+            new |= {v: replace(v, name=later[v.name]) for v in _defined((node,)) if v.name in later}
         if node is loop:
             behind = True
             yield from ((StagePhase.FIRST, start) for start in begun)
             looped = renamed(replace(loop, body=body), new)
-            assert isinstance(looped, DeviceLoop)
             yield part, replace(looped, carries=carries)
         else:
             yield part, renamed(node, new)
@@ -178,16 +173,16 @@ def _not_in_place(
     for node in body:
         if end in node.makes:
             new[end] = replace(end, name=names.fresh(end.name))
-            if isinstance(node, DeviceLoop):
-                (item,) = (c for c in node.collected if c.outer is end)
-                collected = tuple(
-                    DeviceCollected(c.inside, c.outer, c.is_list) if c is item else c
-                    for c in node.collected
-                )
-                inner = _not_in_place(node.body, item.inside, names, new)
-                node = replace(node, body=inner, collected=collected)
-            elif isinstance(node, Compute):
-                node = replace(node, onto=None)
+            match node:
+                case DeviceLoop():
+                    (item,) = (c for c in node.collected if c.outer is end)
+                    collected = tuple(
+                        replace(c, stack=None) if c is item else c for c in node.collected
+                    )
+                    inner = _not_in_place(node.body, item.inside, names, new)
+                    node = replace(node, body=inner, collected=collected)
+                case Compute():
+                    node = replace(node, onto=None)
         nodes.append(node)
     return tuple(nodes)
 
@@ -202,41 +197,19 @@ def _needed(
 ) -> list[Pair]:
     """The statements that make what is wanted, and those that are there for other reasons."""
     wanted = set(wanted)
-    needed: list[Pair] = []
+    kept: list[Pair] = []
     for part, node in reversed(pairs):
-        if always(part) or not wanted.isdisjoint(node.makes):
-            if isinstance(node, DeviceLoop):
-                node = _narrowed(node, wanted)
-            wanted.update(reads(node))
-            needed.append((part, node))
-    return needed[::-1]
-
-
-def _narrowed(loop: DeviceLoop, wanted: set[Var]) -> DeviceLoop:
-    """A loop that makes what is wanted of it alone."""
-    collected = tuple(c for c in loop.collected if c.outer in wanted)
-    carries = tuple(c for c in loop.carries if c.result in wanted)
-    while True:
-        ends = {*(c.next for c in carries), *(c.inside for c in collected)}
-        body = tuple(node for _, node in _needed([(StagePhase.LOOP, n) for n in loop.body], ends))
-        read = ends | {v for n in body for v in reads(n)}
-        more = tuple(c for c in loop.carries if c in carries or c.inside in read)
-        if more == carries:
-            break
-        carries = more
-    stacked = tuple(s for s in loop.stacked if s.inside in read)
-    return replace(loop, carries=carries, collected=collected, body=body, stacked=stacked)
+        wanted.update(node.makes if always(part) else ())
+        kept += [(part, narrowed) for narrowed in needed((node,), wanted)]
+    return kept[::-1]
 
 
 # --- once more -----------------------------------------------------------------------------------
 
 
-def _defines(node: Node) -> Iterator[Var]:
-    """The variables that a statement defines, also those of its body."""
-    for n in every((node,)):
-        yield from n.makes
-        if isinstance(n, DeviceLoop):
-            yield from n.enters
+def _defined(nodes: Iterable[Node]) -> Iterator[Var]:
+    """The variables that statements define, also those of their bodies."""
+    return (v for n in every(nodes) for v in defined(n))
 
 
 def _fresh(variables: Iterable[Var], names: Names) -> Iterator[tuple[Var, str]]:
@@ -248,12 +221,9 @@ def _fresh(variables: Iterable[Var], names: Names) -> Iterator[tuple[Var, str]]:
         yield var, fresh[var.name]
 
 
-def _again(node: Node, new: dict[Var, Var], names: Names) -> Node:
-    """A statement of the forward pass as one of the backward pass."""
-    again = renamed(node, new)
-    assert isinstance(again, Compute | Move | DeviceLoop), f"{again} of a pass"
-    again = replace(again, phase="backward")
-    if not isinstance(again, DeviceLoop):
-        return again
-    body = tuple(_again(n, {}, names) for n in again.body)
-    return replace(again, body=body, index=names.fresh(again.index))
+def _again(node: Node, of: Callable[[Var], Var], names: Names) -> Node:
+    """A statement of the forward pass as one of the backward pass, on other variables."""
+    if isinstance(node, Leaf):
+        return node.with_values(of, phase="backward")
+    body = tuple(_again(n, of, names) for n in node.body)
+    return node.with_values(of, phase="backward", body=body, index=names.fresh(node.index))

@@ -8,7 +8,7 @@ backward pass of a stage first makes what others wait for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from meshdsl.device.ir import (
@@ -21,11 +21,11 @@ from meshdsl.device.ir import (
     Var,
     renamed,
     said,
-    with_vars,
 )
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import defined, mapped
 from meshdsl.placed.collectives import send
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh
@@ -169,8 +169,7 @@ class Cuts:
     def _copy(self, node: Node, stage: int, new: dict[tuple[Var, int], Var]) -> Node:
         mapping: dict[Var, Var] = {}
         names: dict[str, str] = {}
-        inner = (v for n in every((node,)) for v in (*n.makes, *_enters(n)))
-        for var in inner:
+        for var in (v for n in every((node,)) for v in defined(n)):
             names.setdefault(var.name, self.names.fresh(var.name))
             mapping[var] = replace(var, name=names[var.name])
         new.update(((v, stage), mapping[v]) for v in node.makes)
@@ -192,7 +191,7 @@ class Cuts:
         """A statement that reads the copies of its stage; it is where it was, or `at`."""
         if stage is None or all((v, stage) not in new for v in reads(node)):
             return node
-        copy = with_vars(node, lambda v: new.get((v, stage), v))
+        copy = mapped(node, lambda v: new.get((v, stage), v))
         self.at[copy] = self.at[node] if at is None else at
         return copy
 
@@ -353,9 +352,5 @@ def _carried_over(loop: DeviceLoop, new: Mapping[Var, Var], fresh: Names | None)
         for c in loop.carries
         if c.init in new and c.inside.name == c.init.name
     }
-    inner = (v for n in every((loop,)) for v in (*n.makes, *_enters(n)))
+    inner = (v for n in every((loop,)) for v in defined(n))
     return {v: replace(v, name=names[v.name]) for v in inner if v.name in names}
-
-
-def _enters(node: Node) -> Iterator[Var]:
-    yield from node.enters if isinstance(node, DeviceLoop) else ()

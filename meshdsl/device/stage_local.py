@@ -23,13 +23,13 @@ from meshdsl.device.ir import (
     StagePhase,
     Var,
     said,
-    with_vars,
 )
 from meshdsl.device.liveness import reads, uses
 from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.stage_phases import read_in
-from meshdsl.ir.program import every
+from meshdsl.ir.program import Leaf, every
+from meshdsl.ir.rewrite import mapped
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.placements import Placement
 
@@ -45,7 +45,7 @@ def on_one_device(program: DeviceProgram, stored: Stored | None = None) -> Devic
 
     `stored` says where another program has them, of which this one is the forward pass.
     """
-    pipe = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    pipe = program.pipeline
     if pipe is None or pipe.known.schedule.updates:
         return program
     owners = _OwnedGroups(program, pipe).owners(stored)
@@ -120,7 +120,7 @@ class _OwnedGroups:
         yield from (v for v in self.roots if v in program.lists)
         yield from (s.outer for s in self.pipe.stacked if s.outer in self.roots)
         for node in program.body:
-            if isinstance(node, DeviceLoop) and node is not self.pipe:
+            if not isinstance(node, Leaf) and node is not self.pipe:
                 yield from (v for v in (*reads(node), *node.makes) if v in self.roots)
             elif isinstance(node, Compute) and any(v.placement.op != "sum" for v in _parts(node)):
                 # Numbers of single devices are added up over them: a maximum has to be whole.
@@ -225,7 +225,7 @@ class _Owned:
                 for var in reads(node):
                     if node is not self.pipe or self.read.get(var) != {self.on.get(var)}:
                         self._whole(var, node)
-                self.made.append(with_vars(node, self._now))
+                self.made.append(mapped(node, self._now))
             case _:
                 raise AssertionError(f"{node} comes after parameters have their devices")
 
@@ -260,7 +260,7 @@ class _Owned:
         for var in node.outs:
             if alone and var not in self.on:
                 self._own(var, *devices)
-        self.made.append(with_vars(node, self._now))
+        self.made.append(mapped(node, self._now))
 
     # --- numbers ---------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from meshdsl.device.split_backward import halves
 from meshdsl.device.stage_assignment import Cuts, Positions
 from meshdsl.device.virtual_stages import in_chunks, in_pairs
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, Stacked, every, uses
+from meshdsl.ir.program import Carry, Leaf, Stacked, block_loops, every, uses
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.pipelined import Piped, not_built
@@ -168,7 +168,7 @@ def _of_loop(
 
 def _check_loops(micro: DeviceLoop, pipe: Piped) -> None:
     """Refuse a step whose micro-batches do not go once through the stages, and once back."""
-    counts = Counter(n.phase for n in micro.body if isinstance(n, DeviceLoop) and pipe.cuts(n))
+    counts = Counter(n.phase for n in block_loops(micro.body, DeviceLoop) if pipe.cuts(n))
     alone = pipe.use is not None and pipe.use.forward
     if counts == {"forward": 1, **({} if alone else {"backward": 1})}:
         return
@@ -269,7 +269,6 @@ def _sends(
     for node, part in zip(body, parts, strict=True):
         if part not in RESULTS:
             continue
-        assert isinstance(node, DeviceLoop)
         to, behind = SENDS[part]
         for carry in node.carries:
             source = carry.result
@@ -369,7 +368,7 @@ class _PhaseAssignment:
         split = [v for n in within for v in n.makes if self._is_split(v)]
         undivided = [m.source for m in moves if self.pipe.axis in m.step.axes]
         stacks = [v for v in reads(node) if self.made.get(v) is StagePhase.COLLECTED]
-        if stacks and node.phase == "forward" and not isinstance(node, DeviceLoop):
+        if stacks and node.phase == "forward" and isinstance(node, Leaf):
             undivided += [] if all(map(self._is_split, node.makes)) else stacks
         if undivided:
             message = (
@@ -480,7 +479,7 @@ def read_in(reader: Node, part: StagePhase, var: Var) -> StagePhase:
 
 def _only_begins(node: Node, var: Var) -> bool:
     """Whether a loop reads a value only as the initial value of a carry."""
-    if not isinstance(node, DeviceLoop) or all(c.init is not var for c in node.carries):
+    if all(c.init is not var for c in node.carries):
         return False
     return all(v is not var for n in node.body for v in reads(n))
 

@@ -7,13 +7,15 @@ by slice. The sum of a narrower dtype needs no cast: it is widened as it is adde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
 from meshdsl.device.liveness import LARGE, uses
 from meshdsl.device.names import Names, names_of
-from meshdsl.ir.program import Carry, Stacked, every
+from meshdsl.ir.program import Carry, Leaf, Stacked, every
+from meshdsl.ir.rewrite import in_blocks
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.strategies import flops
 
@@ -41,10 +43,10 @@ class _Sums:
         makers = {v: node for node in nodes for v in node.makes}
         with_zeros: list[Node] = []
         for node in nodes:
-            if isinstance(node, DeviceLoop):
+            zeros: list[Compute] = []
+            if not isinstance(node, Leaf):
                 node, zeros = self._loop(node, makers)
-                with_zeros.extend(zeros)
-            with_zeros.append(node)
+            with_zeros += [*zeros, node]
         return tuple(with_zeros)
 
     def _loop(
@@ -134,13 +136,10 @@ class _Sums:
             return self._added(_swapped(remaining, add, narrow), narrow, total, next_)
         if alone and isinstance(maker, Move) and (inside := self._filled_inside(maker, body)):
             return self._added(inside, add, total, next_)
-        if (
-            alone
-            and isinstance(maker, DeviceLoop)
-            and (collected := _slice_by_slice(maker, part, total))
-        ):
+        if alone and (collecting := _slice_by_slice(maker, part, total)):
+            loop, item = collecting
             remaining = tuple(node for node in body if node is not add)
-            return _swapped(remaining, maker, self._in_slices(maker, collected, add, total, next_))
+            return _swapped(remaining, loop, self._in_slices(loop, item, add, total, next_))
         onto = replace(add, ins=(total, part), outs=(next_,), onto=0)
         if maker is None or (isinstance(maker, Move) and part.local.bytes < LARGE):
             # Collectives of small tensors may share a bucket, which an addition between them ends.
@@ -150,12 +149,13 @@ class _Sums:
 
     def _filled_inside(self, fill: Move, body: Nodes) -> Nodes | None:
         """The body with the zeros of a loop's slices made in the loop, in place of its stack's."""
-        stack, loop = fill.source, _maker(fill.source, body)
+        stack = fill.source
         if fill.step.kind != "zero_fill" or fill.step.dim is not None or self.uses[stack] != 1:
             return None
-        item = _slice_by_slice(loop, stack, fill.target) if isinstance(loop, DeviceLoop) else None
-        if item is None or not isinstance(loop, DeviceLoop):
+        collecting = _slice_by_slice(_maker(stack, body), stack, fill.target)
+        if collecting is None:
             return None
+        loop, item = collecting
         slice_ = item.inside
         after = fill.target.placement.without_dim(loop.dim.name)
         target = replace(slice_, name=self.names.fresh(slice_.name), placement=after)
@@ -232,12 +232,15 @@ def _widens(node: Compute) -> bool:
     return node.name == "cast" and kinds == {"float"}
 
 
-def _slice_by_slice(loop: DeviceLoop, part: Var, total: Var) -> DeviceCollected | None:
-    """The item that a loop collects as `part`, if `total` can be added to slice by slice."""
-    item = next((c for c in loop.collected if c.outer is part), None)
-    if item is None or item.is_list or item.stack is not None:
+def _slice_by_slice(
+    maker: Node | None, part: Var, total: Var
+) -> tuple[DeviceLoop, DeviceCollected] | None:
+    """The loop that collects `part`, and as what, if `total` can be added to slice by slice."""
+    if not isinstance(maker, DeviceLoop) or part.local.dims != total.local.dims:
         return None
-    return item if part.local.dims == total.local.dims else None
+    items = (c for c in maker.collected if c.outer is part and not c.is_list and c.stack is None)
+    item = next(items, None)
+    return None if item is None else (maker, item)
 
 
 def _swapped(nodes: Nodes, old: Node, *new: Node) -> Nodes:
@@ -259,7 +262,7 @@ def _without_unread_zeros(program: DeviceProgram) -> DeviceProgram:
         }
         if not gone:
             return program
-        program = replace(program, body=_without(program.body, gone))
+        program = replace(program, body=in_blocks(program.body, partial(_without, gone)))
 
 
 def _is_zeros(node: Node) -> bool:
@@ -268,9 +271,5 @@ def _is_zeros(node: Node) -> bool:
     return made_here or _passes(node) is not None
 
 
-def _without(nodes: Iterable[Node], gone: set[Node]) -> Nodes:
-    return tuple(
-        replace(node, body=_without(node.body, gone)) if isinstance(node, DeviceLoop) else node
-        for node in nodes
-        if node not in gone
-    )
+def _without(gone: set[Node], nodes: Nodes) -> Nodes:
+    return tuple(node for node in nodes if node not in gone)

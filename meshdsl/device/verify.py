@@ -42,9 +42,8 @@ def verify(program: DeviceProgram) -> None:
     for old, new in program.updates:
         assert new.local == old.local, f"{old.name} changes its shape"
     _check_collectives_read(program)
-    for node in program.body:
-        if isinstance(node, Pipeline):
-            _check_sums_written(node)
+    if program.pipeline is not None:
+        _check_sums_written(program.pipeline)
 
 
 def _check_collectives_read(program: DeviceProgram) -> None:
@@ -66,10 +65,9 @@ def _check_sums_written(node: Pipeline) -> None:
     """
     written, memory = set[Var](), dict[Var, tuple[Var, ...]]()
     for inner in every((node,)):
-        if isinstance(inner, DeviceLoop):
-            memory.update((s.inside, (s.outer, *_other(s))) for s in inner.stacked)
-            written.update(c.stack for c in inner.collected if c.stack is not None)
-        elif isinstance(inner, Move) and inner.step.kind == "slice":
+        memory.update((s.inside, (s.outer, *_other(s))) for s in inner.stacked)
+        written.update(c.stack for c in inner.collected if c.stack is not None)
+        if isinstance(inner, Move) and inner.step.kind == "slice":
             memory[inner.target] = (inner.source,)
         elif isinstance(inner, Compute) and inner.onto is not None:
             memory.update((var, (inner.ins[inner.onto],)) for var in inner.outs)

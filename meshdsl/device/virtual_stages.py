@@ -22,8 +22,8 @@ from meshdsl.device.ir import (
     StageRows,
     Var,
     said,
-    with_vars,
 )
+from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry, Stacked, every
@@ -146,15 +146,12 @@ class _Chunks:
     def _node(self, node: Node) -> Node:
         match node:
             case Compute():
-                mapped = with_vars(node, self._of)
-                assert isinstance(mapped, Compute)
-                return replace(mapped, flops=flops(lookup(mapped.name), mapped.local))
+                return with_flops(node.with_values(self._of))
             case Move():
                 return self._move(node)
             case DeviceLoop():
-                mapped = with_vars(replace(node, body=()), self._of)
-                assert isinstance(mapped, DeviceLoop)
-                return replace(mapped, body=tuple(map(self._node, node.body)))
+                looped = node.with_values(self._of)
+                return replace(looped, body=tuple(map(self._node, node.body)))
         raise AssertionError(f"{node} comes after stages are")
 
     def _move(self, node: Move) -> Move:
