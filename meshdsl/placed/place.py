@@ -184,7 +184,7 @@ def _with_parts(request: Request, states: Set[Value]) -> Request:
             for state, other in itertools.permutations(pair):
                 if state in states and state not in parts:
                     parts[state] = placements[other]
-    return replace(request, parts=parts)
+    return request.with_parts(parts)
 
 
 def _walked(

@@ -70,7 +70,8 @@ class Request:
 
     `left` are the placements in which a walk has left the outputs, `parts` those of states that are
     stored partial (`State.parts`). `pipe` is the pipeline; `whole` is what its passes make of
-    whole operands, since a stage reads all of it.
+    whole operands, since a stage reads all of it. `_constraints` is the table of what has been
+    looked up: by key, which values share that are constrained alike, and by value.
     """
 
     program: named.NamedProgram
@@ -79,17 +80,26 @@ class Request:
     pipe: Piped | None = None
     parts: Mapping[Value, Placement] = field(default_factory=dict, kw_only=True)
     whole: frozenset[Value] = field(default=frozenset(), kw_only=True)
-    _constraints: dict[Key, Constraint] = field(default_factory=dict, kw_only=True, repr=False)
+    _constraints: dict[Value | Key, Constraint] = field(
+        default_factory=dict, kw_only=True, repr=False
+    )
 
     def on(
         self, program: named.NamedProgram, left: Mapping[Value, Placement] | None = None
     ) -> Self:
         """The same request for a program that has been rewritten."""
-        return replace(self, program=program, left=left or {})
+        by_key: dict[Value | Key, Constraint] = {
+            key: c for key, c in self._constraints.items() if isinstance(key, tuple)
+        }
+        return replace(self, program=program, left=left or {}, _constraints=by_key)
 
     def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> Self:
         """The same request with a rule for a dim that the compiler made up."""
         return replace(self, layout=self.layout.also(dim, axes, span), _constraints={})
+
+    def with_parts(self, parts: Mapping[Value, Placement]) -> Self:
+        """The same request with states that are stored partial."""
+        return replace(self, parts=parts, _constraints={})
 
     def with_whole(self, value: Value) -> Self:
         """The same request with one more value that passes make of whole operands."""
@@ -115,7 +125,11 @@ class Request:
 
     def asked(self, value: Value) -> Constraint:
         """The placement requested of a value at its definition, and why; other axes are free."""
-        return self._constraint(self._key(value), value)
+        constraint = self._constraints.get(value)
+        if constraint is None:
+            constraint = self._constraint(self._key(value), value)
+            self._constraints[value] = constraint
+        return constraint
 
     def _constraint(self, key: Key, value: Value) -> Constraint:
         """The constraint of a key, of which `value` is one."""

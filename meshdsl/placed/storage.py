@@ -32,6 +32,8 @@ def _moves(value: Value, layout: Layout) -> bool:
 
 
 def _is_kept(value: Value, layout: Layout) -> bool:
+    if not any(rule.keep for rule in layout.rules):
+        return False
     causes = layout.bind(value, stored=True).causes.values()
     return any(rule.keep for rule in causes if rule.selector == ("params",))
 
