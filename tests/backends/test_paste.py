@@ -139,14 +139,15 @@ program counter(x[a]) {
 
 
 @pytest.mark.parametrize("kept", [("w",), ("w", "seen"), ("seen",)])
-def test_a_state_that_a_file_lacks_begins_anew_and_a_parameter_does_not(kept, tmp_path):
+def test_a_state_that_a_file_lacks_begins_anew_and_a_parameter_does_not(kept, forks, tmp_path):
     """As `meshdsl run` has it."""
     made = compile_text(COUNTER, layout=None, mesh="r:1")
     arrays: Any = {name: np.array([3, 1, 4, 1], "<f4") for name in kept}
     (tmp_path / "prog.py").write_text(made.text)
     np.savez(tmp_path / "p.npz", **arrays)
-    command = [sys.executable, "prog.py", "--params", "p.npz", "--updated", "new.npz"]
-    code = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
+    command = ["prog.py", "--params", "p.npz", "--updated", "new.npz"]
+    with forks.ranks(1, command, tmp_path, tmp_path / "log") as leader:
+        code = leader.wait()
     given = InputSource(params=str(tmp_path / "p.npz"))
     if "w" not in kept:
         with pytest.raises(DiagnosticError):
@@ -158,15 +159,16 @@ def test_a_state_that_a_file_lacks_begins_anew_and_a_parameter_does_not(kept, tm
         np.testing.assert_array_equal(found["seen"], expected["seen"])
 
 
-def test_a_training_step_reads_safetensors_and_writes_what_it_updates(tmp_path):
+def test_a_training_step_reads_safetensors_and_writes_what_it_updates(forks, tmp_path):
     w = np.array([1, 2, 3], "<f4")
     header = json.dumps({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
     data = len(header).to_bytes(8, "little") + header + w.tobytes()
     (tmp_path / "w.safetensors").write_bytes(data)
     text = compile_text(STEP, layout=None, mesh="r:1").text
     (tmp_path / "prog.py").write_text(text)
-    command = [sys.executable, "prog.py", "--params", "w.safetensors", "--updated", "new.npz"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    command = ["prog.py", "--params", "w.safetensors", "--updated", "new.npz"]
+    with forks.ranks(1, command, tmp_path, tmp_path / "log") as leader:
+        assert leader.wait() == 0
     expected = run_local(text, params={"w": w}).updated
     with np.load(tmp_path / "new.npz") as found:
         assert set(found) == set(expected) == {"w", "w.v", "step"}
