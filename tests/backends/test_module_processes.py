@@ -9,7 +9,6 @@ import copy
 import math
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +35,7 @@ from tests.backends.module_cases import (
     expected,
     mlp,
 )
-from tests.ranks import run_ranks
-from tests.waiting import ended, started
+from tests.ranks import Forks
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SQUARE = {"a": 2, "b": 2}
@@ -386,13 +384,10 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
 
 
 @pytest.mark.parametrize("world", SCENES)
-def test_processes(world: int, tmp_path: Path) -> None:
-    program = ["-m", "tests.backends.test_module_processes", str(tmp_path), str(world)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started([sys.executable, *program], cwd=ROOT, env=environment, **pipes) as (process,):
-        (said,) = ended([process])
-    assert process.returncode == 0, said
+def test_processes(world: int, forks: Forks, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with forks.ranks(world, [__file__, str(tmp_path)], ROOT, log, OMP_NUM_THREADS="1") as leader:
+        assert leader.wait() == 0, log.read_text(encoding="utf-8")
 
 
 def main(folder: Path, rank: int, world: int) -> None:
@@ -406,4 +401,4 @@ def main(folder: Path, rank: int, world: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run_ranks(int(sys.argv[2]), lambda rank: main(Path(sys.argv[1]), rank, int(sys.argv[2])))
+    main(Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
