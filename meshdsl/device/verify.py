@@ -130,6 +130,7 @@ class _DeviceVerifier(Verifier[Var]):
         match node:
             case Compute():
                 self.need(node.ins, node.name)
+                self.check_kind(node)
                 over = None if node.onto is None else node.ins[node.onto]
                 for var in node.outs:
                     self.define_over(var, over)

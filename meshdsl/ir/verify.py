@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
-from meshdsl.ir.program import Loop, Op
+from meshdsl.ir.program import Loop, kind_of
 from meshdsl.ir.rewrite import Visitor
 
 V = TypeVar("V")
@@ -71,11 +71,15 @@ class Verifier(Visitor, Generic[V]):
         else:
             assert node.phase != "backward", f"an operator for {node.span} has no origin"
 
+    def check_kind(self, op: Any) -> None:
+        """Check that an operator of a kind is the one that such an operator is on numbers."""
+        kind = kind_of(op)
+        assert kind is None or op.name == kind.operator, f"a {kind} is no {op.name}"
+
     def op(self, op: Any) -> None:
         """Check a node that is no loop."""
         self.need(op.reads, getattr(op, "name", type(op).__name__))
-        if isinstance(op, Op) and op.kind is not None:
-            assert op.name == op.kind.operator, f"a {op.kind} is no {op.name}"
+        self.check_kind(op)
         self.check(op)
         self.define(op.makes)
 

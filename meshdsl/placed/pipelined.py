@@ -464,7 +464,7 @@ def _behind_loop(program: NamedProgram, pipe: Piped) -> NamedProgram:
         (node,) = substitute((node,), new)
         body.append(node)
         if isinstance(node, NamedLoop) and node.dim.name == pipe.micro:
-            kept = _gradient_sums(node) if stays else set()
+            kept = {c.result for c in gradient_sums(node)} if stays else set()
             for value in node.makes:
                 if not value.type.has(pipe.dim) and value not in kept:
                     new[value] = replace(value)
@@ -472,10 +472,10 @@ def _behind_loop(program: NamedProgram, pipe: Piped) -> NamedProgram:
     return _ending(program, tuple(body), new)
 
 
-def _gradient_sums(loop: NamedLoop) -> set[Value]:
-    """The sums over iterations to which the backward pass adds."""
+def gradient_sums(loop: NamedLoop) -> tuple[ir.Carry[Value], ...]:
+    """The sums over batches to which the backward pass in a loop adds."""
     added = {v for n in loop.body if n.phase == "backward" for v in n.makes}
-    return {c.result for c in loop.carries if c.next in added}
+    return tuple(c for c in loop.carries if c.next in added)
 
 
 def _refuse_state(node: Node, pipe: Piped, made: Mapping[Value, Node]) -> None:

@@ -22,7 +22,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
-from meshdsl.placed.pipelined import Piped
+from meshdsl.placed.pipelined import Piped, gradient_sums
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
@@ -224,10 +224,7 @@ class Request:
         """The sums of gradients over batches that a rule for `grads` asks to be split."""
         sums: set[Value] = set()
         batches = (loop for loop in loops(self.program) if loop.phase == "forward")
-        for carry in (c for loop in batches for c in loop.carries):
-            of = carry.inside.rules_from
-            if of is None or of.role != "param" or carry.inside.role != "activation":
-                continue
+        for carry in (c for loop in batches for c in gradient_sums(loop)):
             if self.layout.is_stored(replace(carry.inside, role="grad"), False):
                 sums.update((carry.init, carry.inside, carry.next, carry.result))
         return frozenset(sums)

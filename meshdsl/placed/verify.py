@@ -51,13 +51,13 @@ class _PlacedVerifier(Verifier[PlacedTensor]):
             return
         self.check_origin(node)
         if node.kind is not None:
-            self.check_kind(node, node.kind)
+            self.check_placed(node, node.kind)
             return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
         legal = is_legal(call_of(node), ins, outs, self.mesh)
         assert legal, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
-    def check_kind(self, node: Apply, kind: OpKind) -> None:
+    def check_placed(self, node: Apply, kind: OpKind) -> None:
         """Check the placements of an operator of a kind, which no row of its factors has."""
         (source,), (result,) = ([t.placement for t in ts] for ts in (node.ins, node.outs))
         if kind is OpKind.LOAD:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshdsl.device.ir import Bucket, DeviceLoop, DeviceProgram, Node, Start, Wait
+from meshdsl.device.ir import Bucket, Compute, DeviceLoop, DeviceProgram, Node, Start, Wait
 from meshdsl.device.verify import verify
-from meshdsl.ir.program import block_loops
+from meshdsl.ir.program import OpKind, block_loops
 from tests.device.steps import passed, plain, with_overlap
 from tests.ir_text.device import parse_program
 
@@ -41,11 +41,18 @@ def mixed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return (*nodes[:at], replace(bucket, moves=(move, *bucket.moves[1:])), *nodes[at + 1 :])
 
 
+def of_a_kind(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The first operator is said to be what leaves the stages of a pipeline."""
+    at, op = next((i, n) for i, n in enumerate(nodes) if isinstance(n, Compute))
+    return (*nodes[:at], replace(op, kind=OpKind.STAGE_OUTPUT), *nodes[at + 1 :])
+
+
 BROKEN = {
     "nobody waits": (without(Wait), "nobody waits for|is not assigned"),
     "nothing is issued": (without(Start), "nothing is in"),
     "waited for before it is issued": (waits_first, "nothing is in"),
     "two kinds in a bucket": (mixed, "one bucket for"),
+    "an operator of another kind": (of_a_kind, "a stage_output is no"),
 }
 
 
