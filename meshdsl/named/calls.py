@@ -30,7 +30,7 @@ from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import LEAST, form, library, prelude
 from meshdsl.named.refused import is_foreign
-from meshdsl.ops.opdef import OpDef, OpError, load_all
+from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
 from meshdsl.syntax.printer import expression
@@ -137,7 +137,7 @@ class Calls:
             return (self._row_major(opdef, group, node.span, scope),)
         if opdef.surface.items == "dims?" and node.items is None:
             attrs = {"dims": tensors[0].type.dims if tensors else ()}
-        attrs = attrs | arguments.options
+        attrs = {**attrs, **arguments.options}
         if opdef.surface.items == "dims?" and not tensors:
             need_tensor(arguments.operands[0], arguments.spans[0])
         if opdef.surface.items == "dims?" and _changes_nothing(opdef, attrs, tensors[0]):
@@ -285,7 +285,7 @@ class Calls:
             return "seed", operand
         return keyword.name.text, option_value(operand, keyword.value.span)
 
-    def _items(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> dict[str, Any]:
+    def _items(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> Attrs:
         """The attributes from the bracket (or the arrow) of a call."""
         kind = opdef.surface.items
         if kind == "none":
@@ -336,7 +336,7 @@ class Calls:
             names.append(item.dim)
         return self.program.expressions.dims(names, scope)
 
-    def _arrow(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> dict[str, Any]:
+    def _arrow(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> Attrs:
         items = node.items or ()
         if len(items) != 1 or not isinstance(items[0], ast.ArrowItem):
             help = f"write `{surface_name(opdef)}`"
@@ -347,7 +347,7 @@ class Calls:
         )
         return {"source": sources, "target": targets}
 
-    def _windows(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> dict[str, Any]:
+    def _windows(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> Attrs:
         """The dims of `h by kh -> ho, …`: `source`, `window` (or its `size`) and `target`.
 
         Of a filter also the `dims` of its result, None if they are left out.

@@ -11,6 +11,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.named.builder import Scope
 from meshdsl.named.ir import Value
 from meshdsl.named.size_formulas import size_of
+from meshdsl.ops.opdef import Attrs
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import parts
 
@@ -162,7 +163,7 @@ class Views:
         return dim
 
     def _emit(
-        self, name: str, ins: tuple[Value, ...], attrs: dict[str, Any], span: Span, scope: Scope
+        self, name: str, ins: tuple[Value, ...], attrs: Attrs, span: Span, scope: Scope
     ) -> Value:
         spans = tuple(v.span for v in ins)
         return self.program.builder.emit(name, ins, attrs, span, scope, spans)[0]
