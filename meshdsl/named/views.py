@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import DiagnosticError, Poisoned, Related, Span, all_of, both, fail
 from meshdsl.ir.types import Dim
