@@ -13,8 +13,8 @@ from meshdsl.device.from_placed import lower
 from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.named import ir as named
-from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.prelude import prelude
+from meshdsl.named.builder import Builder
+from meshdsl.named.emit import emit_at
 from meshdsl.named.program_choice import finish_named
 from meshdsl.named.random_streams import without_dropout
 from meshdsl.named.training_step import with_loss
@@ -114,10 +114,9 @@ def _returning_states(program: named.NamedProgram) -> tuple[named.NamedProgram, 
     builder.adopt(program)
     outputs, names = list(program.outputs), {}
     for number, update in enumerate(program.updates):
-        old, scope = update.old, Scope({}, {}, prelude(), update.old.path, update.old.functions)
+        old = update.old
         fields = {**old.as_gradient, "role": "grad", "name": None}
-        ins, attrs = (update.new,), dict[str, object]()
-        (new,) = builder.emit("stop_gradient", ins, attrs, old.span, scope, fields=fields)
+        new = emit_at(builder, old, fields)("stop_gradient", update.new)
         name = f"new state {number}"  # no name of a tensor
         outputs.append(named.Output(name, new, old.span))
         names[name] = str(old.name)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from meshdsl.ir.program import Carry, Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import F32, Dim, DType, TensorType
-from meshdsl.named.autodiff import gradients, in_phase
-from meshdsl.named.builder import Builder, Frame, Scope
+from meshdsl.named.autodiff import gradients
+from meshdsl.named.builder import Builder, Frame
+from meshdsl.named.emit import Emit, emit_at
 from meshdsl.named.ir import NamedLoop, NamedProgram, Output, Update, Value, walk
-from meshdsl.named.prelude import prelude
 
 DIM = "accumulate"
 """The dim that inputs gain, first of all; so do the outputs that are no scalars."""
@@ -118,32 +117,14 @@ class _Loop:
         type_ = replace(part.type, dtype=summed(part.type.dtype))
         inside = replace(part, type=type_, role="activation", **fields)
         self.builder.place(inside, 1)
-        with in_phase(self.builder, "backward" if role == "grad" else "forward"):
-            scope = Scope({}, {}, prelude(), part.path, part.functions)
-            part = self._cast(part, type_.dtype, scope, fields, origin)
-            (next_,) = self.builder.emit(
-                "add", (inside, part), {}, part.span, scope, fields=fields, origin=origin
-            )
+        phase = "backward" if role == "grad" else "forward"
+        emit = emit_at(self.builder, part, fields, origin, phase)
+        next_ = emit("add", inside, emit.cast(part, type_.dtype))
         init, result = (replace(inside) for _ in range(2))
         for value in (init, result):
             self.builder.place(value, 0)
         self.carries.append(Carry(init, inside, next_, result))
         return result
-
-    def _cast(
-        self,
-        value: Value,
-        dtype: DType,
-        scope: Scope,
-        fields: Mapping[str, Any],
-        origin: Origin | None = None,
-    ) -> Value:
-        if value.type.dtype == dtype:
-            return value
-        (cast,) = self.builder.emit(
-            "cast", (value,), {"dtype": dtype}, value.span, scope, fields=fields, origin=origin
-        )
-        return cast
 
     def _kept(self, update: Update) -> Update:
         """The update of a state by its value after the last batch."""
@@ -166,34 +147,23 @@ class _Loop:
     def _zeros(self) -> None:
         """Initialise the sums with zeros."""
         for index, carry in enumerate(self.carries):
-            type_, scope = carry.inside.type, Scope({}, {}, prelude())
-            attrs = {"dims": type_.dims, "dtype": type_.dtype}
             fields = {"rules_from": carry.inside.rules_from}
-            (init,) = self.builder.emit("zeros", (), attrs, carry.inside.span, scope, fields=fields)
-            self.carries[index] = replace(carry, init=init)
+            emit = Emit(self.builder, carry.inside.span, None, fields)
+            self.carries[index] = replace(carry, init=emit.zeros(carry.inside.type))
 
     def _finished(self, value: Value, dtype: DType) -> Value:
         """The final value of an output of `dtype`: a mean is cast back."""
         if all(c.result is not value for c in self.carries):
             return value
         mean = self._mean(value, self.dim.size)
-        with in_phase(self.builder, "forward"):
-            scope = Scope({}, {}, prelude(), value.path, value.functions)
-            return self._cast(mean, dtype, scope, {"name": value.name})
+        return emit_at(self.builder, value, {"name": value.name}, phase="forward").cast(mean, dtype)
 
     def _mean(self, value: Value, count: int, origin: Origin | None = None) -> Value:
         """The sum of a gradient, which has an origin, or of an output, divided by a number."""
-        with in_phase(self.builder, "forward" if origin is None else "backward"):
-            scope = Scope({}, {}, prelude(), value.path, value.functions)
-            role = "activation" if origin is None else "grad"
-            fields = {"role": role, "rules_from": value.rules_from, "name": value.name}
-            if count == 1:
-                op: tuple[str, tuple[Value, ...]] = ("identity", (value,))
-            else:
-                dtype, share = value.type.dtype, 1 / count
-                number = self.builder.constant(share, dtype, value.span, scope, origin)
-                op = ("mul", (value, number))
-            return self.builder.emit(*op, {}, value.span, scope, fields=fields, origin=origin)[0]
+        phase, role = ("forward", "activation") if origin is None else ("backward", "grad")
+        fields = {"role": role, "rules_from": value.rules_from, "name": value.name}
+        emit = emit_at(self.builder, value, fields, origin, phase)
+        return emit("identity", value) if count == 1 else emit("mul", value, 1 / count)
 
 
 def summed(dtype: DType) -> DType:

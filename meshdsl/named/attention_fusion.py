@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
-from meshdsl.ir.types import F32, Dim
-from meshdsl.named.builder import Builder, Scope
+from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.ops.attention import MASKED, parts
 from meshdsl.syntax import ast
@@ -172,17 +171,7 @@ class _AttentionParts:
     """The primitives of one attention, being emitted."""
 
     op: NamedOp
-    builder: Builder
-    scope: Scope
-
-    def emit(self, name: str, *ins: Value | float, **attrs: Any) -> Value:
-        kinds = (v.type.dtype for v in ins if isinstance(v, Value))
-        dtype = next((d for d in kinds if d.kind == "float"), F32)
-        values = tuple(v if isinstance(v, Value) else self.number(v, dtype) for v in ins)
-        return self.builder.emit(name, values, attrs, self.op.span, self.scope)[0]
-
-    def number(self, number: float, dtype: Any) -> Value:
-        return self.builder.constant(number, dtype, self.op.span, self.scope)
+    emit: Emit
 
     @property
     def mem(self) -> Dim:
@@ -209,12 +198,10 @@ class _AttentionParts:
         return self.emit("where", mask[0], scores, MASKED) if mask else scores
 
 
-def attention_parts(
-    op: NamedOp, ins: tuple[Value, ...], builder: Builder, scope: Scope
-) -> tuple[Value, ...]:
+def attention_parts(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> tuple[Value, ...]:
     """The results of an attention or its gradient on `ins`, emitted in primitives."""
-    emitter = _AttentionParts(op, builder, scope)
-    return _gradient(emitter, ins) if op.name == "attention_grad" else _forward(emitter, ins)
+    made = _AttentionParts(op, emit)
+    return _gradient(made, ins) if op.name == "attention_grad" else _forward(made, ins)
 
 
 def _forward(made: _AttentionParts, ins: tuple[Value, ...]) -> tuple[Value, ...]:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 from meshdsl.ir.program import Carry, Collected, Origin
 from meshdsl.ir.rewrite import Visitor, feeding, makers, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.activity import active
-from meshdsl.named.builder import Builder, Frame, Scope
+from meshdsl.named.builder import Builder, Frame
+from meshdsl.named.emit import Emit
 from meshdsl.named.expand import expand
 from meshdsl.named.gradient_emitter import BackwardCall
 from meshdsl.named.ir import NamedLoop, NamedOp, Node, Value
-from meshdsl.named.prelude import prelude
 from meshdsl.named.rematerialisation import copied
 from meshdsl.named.tape import Tape, saving
 from meshdsl.ops.opdef import lookup
@@ -48,7 +47,7 @@ def pulled_back(
     builder.frames[-1].body[:] = nodes
     tape = Tape(builder, alive, frozenset(wrt))
     start = len(builder.frames[-1].body)
-    with in_phase(builder, "backward"):
+    with builder.in_phase("backward"):
         block = BackwardBlock(tape, nodes)
         for value, seed in seeds:
             emit = tape.emitter(value)
@@ -68,7 +67,7 @@ def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> li
     taken: set[Value] = set()
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
         if grad is not None and (grad in taken or grad in tape.builder.originals):
-            (grad,) = tape.emitter(value, value.source).apply("identity", (grad,), {})
+            grad = tape.emitter(value, value.source)("identity", grad)
         found[index] = grad
         taken.update([grad] if grad is not None else [])
     return found
@@ -85,10 +84,8 @@ def _marked(
         if grad is None or value.role != "param":
             continue
         if grad not in results:
-            with in_phase(builder, "backward"):
-                scope = Scope({}, {}, prelude(), value.path, value.functions)
-                origin = Origin(value)
-                grad = builder.emit("identity", (grad,), {}, grad.span, scope, origin=origin)[0]
+            emit = Emit(builder, grad.span, value, origin=Origin(value), phase="backward")
+            grad = emit("identity", grad)
         for part in (grad, *_parts(body, grad)):
             new[part] = replace(part, role="grad", **value.source.as_gradient)
             builder.place(new[part], len(builder.frames) - 1)
@@ -103,17 +100,6 @@ def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
         insides = [c.inside for c in node.collected if c.outer is grad]
         results = makers(node.body) if insides else {}
         yield from (v for v in insides if v in results)
-
-
-@contextmanager
-def in_phase(builder: Builder, phase: str) -> Iterator[None]:
-    """Emit operators in `phase`, outside of any `recompute` block."""
-    before = builder.phase, builder.block
-    builder.phase, builder.block = phase, None
-    try:
-        yield
-    finally:
-        builder.phase, builder.block = before
 
 
 # --- blocks and loops ---------------------------------------------------------------------------
@@ -161,7 +147,7 @@ class BackwardBlock(Visitor):
         emit = self.tape.emitter(value, value.source)
         total = parts[0]
         for part in parts[1:]:
-            total = emit.emit("add", total, part)
+            total = emit("add", total, part)
         if value in self.tape.wrt:
             self.add(value, total)
         return total
@@ -201,13 +187,25 @@ class BackwardBlock(Visitor):
             return
         grad = self.total(op.outs[0])
         assert grad is not None
+        start = len(self.builder.frames[-1].body)
         call = BackwardCall(op, grad, wanted, self.available, self.tape.emitter(op.outs[0]))
         labelled: dict[Value, Value] = {}  # one part may be that of two operands
         for index, part in gradient(call).items():
             if index in wanted:
-                followed = call.emitter.follow(labelled.get(part, part), op.ins[index])
+                followed = self._labelled(labelled.get(part, part), op.ins[index], start)
                 labelled[part] = followed
                 self.add(op.ins[index], followed)
+
+    def _labelled(self, value: Value, target: Value, start: int) -> Value:
+        """`value` as the gradient of `target`: bound by its rules, if made from `start` on."""
+        body = self.builder.frames[-1].body
+        results = {v for n in body[start:] if isinstance(n, NamedOp) for v in n.outs}
+        if value not in results or value.rules_from is not None or value in self.tape.numbers:
+            return value
+        labelled = replace(value, **target.source.as_gradient)
+        self.builder.place(labelled, len(self.builder.frames) - 1)
+        body[start:] = substitute(body[start:], {value: labelled})
+        return labelled
 
     def _defined(self, op: NamedOp) -> None:
         """Differentiate a composite by its definition in the prelude, rematerialised for that."""
@@ -343,7 +341,7 @@ class BackwardBlock(Visitor):
         assert grad is not None
         inside = self._gradient(value, grad.type.dims)
         emit = self.tape.emitter(value, value.source)
-        return inside, emit.full(emit.emit("add", inside, grad), inside.type.dims)
+        return inside, emit.full(emit("add", inside, grad), inside.type.dims)
 
     def _gradient(self, value: Value, dims: tuple[Dim, ...] | None = None) -> Value:
         """A new value for the gradient of `value`."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -110,6 +110,18 @@ class Scope:
         return (*self.path, instance), (*self.functions, function)
 
 
+class InCalls(Protocol):
+    """What is inside calls of functions, as a scope is and each value: their paths, outer first."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The instance names of the calls."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of their functions."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingParam:
     """A declared parameter whose `fan_in` is not known before its first use is.
@@ -148,10 +160,12 @@ class Builder:
 
     # --- values ------------------------------------------------------------------------------
 
-    def value(self, type_: TensorType, span: Span, scope: Scope | None = None, **kw: Any) -> Value:
-        """A new value made at the current depth of loops."""
+    def value(
+        self, type_: TensorType, span: Span, calls: InCalls | None = None, **kw: Any
+    ) -> Value:
+        """A new value made at the current depth of loops, inside the same calls as `calls`."""
         check_elements(type_, span)
-        where = {"path": scope.path, "functions": scope.functions} if scope else {}
+        where = {"path": calls.path, "functions": calls.functions} if calls else {}
         result = Value(type_, span, **{**where, **kw})
         self.place(result, len(self.frames) - 1)
         return result
@@ -267,6 +281,17 @@ class Builder:
 
     # --- operators ---------------------------------------------------------------------------
 
+    @contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Emit operators in `phase`, outside of any `recompute` block; empty: as before."""
+        before = self.phase, self.block
+        if phase:
+            self.phase, self.block = phase, None
+        try:
+            yield
+        finally:
+            self.phase, self.block = before
+
     def append(self, node: Node) -> None:
         """Append an existing node, and place its results."""
         self._count(node.span, sum(1 for _ in walk((node,))))
@@ -280,14 +305,15 @@ class Builder:
         ins: tuple[Value, ...],
         attrs: Mapping[str, Any],
         span: Span,
-        scope: Scope,
+        calls: InCalls | None,
         spans: tuple[Span, ...] = (),
         fields: Mapping[str, Any] = NO_FIELDS,
         origin: Origin | None = None,
     ) -> tuple[Value, ...]:
         """Append operator `name`; a call that it refuses becomes a diagnostic at `span`.
 
-        `spans` are the places of the operands, to point at their types; `fields` go to the results.
+        It is inside the same calls as `calls`. `spans` are the places of the operands, to point at
+        their types; `fields` go to the results.
         An operator of the backward pass has an `origin`.
         """
         if self.site is not None:
@@ -302,7 +328,7 @@ class Builder:
             fixes = _casts(error.code, spans, [v.type.dtype for v in ins])
             fail(error.code, error.message, span, *related, help=error.help, fixes=fixes)
         self._count(span)
-        outs = tuple(self.value(t, span, scope, **fields) for t in types)
+        outs = tuple(self.value(t, span, calls, **fields) for t in types)
         op = NamedOp(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block, origin)
         self.frames[-1].body.append(op)
         return outs
@@ -333,7 +359,7 @@ class Builder:
         number: int | float,
         dtype: DType,
         span: Span,
-        scope: Scope,
+        calls: InCalls | None,
         origin: Origin | None = None,
     ) -> Value:
         """A literal as a value without dims."""
@@ -343,7 +369,7 @@ class Builder:
             help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
             fail("MD0257", f"the number {shown(number)} is combined with {kind}", span, help=help)
         attrs = {"value": as_float(number) if dtype.kind == "float" else number, "dtype": dtype}
-        return self.emit("constant", (), attrs, span, scope, origin=origin)[0]
+        return self.emit("constant", (), attrs, span, calls, origin=origin)[0]
 
     def assign(
         self, value: Value, name: str, pins: tuple[Pin, ...], span: Span, scope: Scope

@@ -25,6 +25,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.count_include_pad import Elements
+from meshdsl.named.emit import Emit
 from meshdsl.named.expressions import option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
@@ -161,7 +162,7 @@ class Calls:
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         pad_counts = attrs.pop("pad_counts", 1)
         results = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
-        elements = Elements(self.builder, node.span, scope)
+        elements = Elements(Emit(self.builder, node.span, scope))
         return results if pad_counts == 1 else (elements.mean(results[0], attrs, pad_counts),)
 
     def _with_index(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> ast.CallExpr:
@@ -315,13 +316,10 @@ class Calls:
 
     def _row_major(self, opdef: OpDef, dims: tuple[Dim, ...], span: Span, scope: Scope) -> Value:
         """The row-major index over several dims, of the indices along each."""
-        row_major, *others = (
-            self.builder.emit(opdef.name, (), {"dim": dim}, span, scope)[0] for dim in dims
-        )
+        emit = Emit(self.builder, span, scope)
+        row_major, *others = (emit(opdef.name, dim=dim) for dim in dims)
         for dim, index in zip(dims[1:], others, strict=True):
-            size = self.builder.constant(dim.size, index.type.dtype, span, scope)
-            row_major = self.builder.emit("mul", (row_major, size), {}, span, scope)[0]
-            row_major = self.builder.emit("add", (row_major, index), {}, span, scope)[0]
+            row_major = emit("add", emit("mul", row_major, dim.size), index)
         return row_major
 
     def _dims(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> tuple[Dim, ...]:

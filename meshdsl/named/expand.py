@@ -20,6 +20,7 @@ from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.attention_fusion import ATTENTION, attention_parts
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.emit import Emit
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.prelude import prelude
@@ -72,9 +73,8 @@ def in_primitives(program: NamedProgram) -> NamedProgram:
 
 
 def _attention(op: NamedOp) -> Expansion:
-    builder, scope = Builder(Diagnostics()), _scope(op, prelude())
-    made = attention_parts(op, _operands(op, builder, scope), builder, scope)
-    return Expansion(_yield(builder, made, op, scope))
+    emit = _emit(op)
+    return Expansion(_yield(emit, attention_parts(op, _operands(op, emit), emit), op))
 
 
 def _from_prelude(op: NamedOp) -> tuple[NamedOp, ...]:
@@ -104,16 +104,18 @@ def _definition(
     operands, result = tuple(Value(t, span) for t in ins), Value(out, span)
     op = NamedOp(name, operands, (result,), attrs, span)
     program = ProgramBuilder(Declarations(span.source), Diagnostics())
-    scope = _scope(op, prelude())
+    emit = _emit(op, program.builder)
+    calls = _calls(op)
+    scope = Scope({}, {}, prelude(), calls.path, calls.functions)
     _bind_dims(function, own_dims(dict(attrs)), scope)
-    for param, value in zip(function.params, _operands(op, program.builder, scope), strict=False):
+    for param, value in zip(function.params, _operands(op, emit), strict=False):
         scope.names[param.name.text] = value
     for param in function.params[len(ins) :]:
         assert param.default is not None
         scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
     (computed,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
-    return _yield(program.builder, (computed,), op, scope), operands, result
+    return _yield(emit, (computed,), op), operands, result
 
 
 def _bind_dims(function: ast.FunctionDecl, own: tuple[Dim, ...], scope: Scope) -> None:
@@ -149,19 +151,15 @@ def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     dim: Dim = op.attr("dim")
     block_dims = _Blocks.of(dim, split[dim.name])
     blocks, every, block = block_dims.blocks, block_dims.every, block_dims.block
-    builder, scope = Builder(Diagnostics()), _scope(op, prelude())
-    (operand,) = _operands(op, builder, scope)
-
-    def emit(name: str, *ins: Value, **attrs: Any) -> Value:
-        return builder.emit(name, ins, attrs, op.span, scope)[0]
-
+    emit = _emit(op)
+    (operand,) = _operands(op, emit)
     x = emit("split", operand, dim=dim, into=(blocks, block))
     totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
     others = emit("cumsum", totals, **{**dict(op.attrs), "dim": every, "exclusive": 1})
     offsets = emit("rename", others, pairs=((every, blocks),))
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
-    return Expansion(_yield(builder, (result,), op, scope), block_dims.rules)
+    return Expansion(_yield(emit, (result,), op), block_dims.rules)
 
 
 def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
@@ -175,25 +173,22 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     size = min(target.size, block_dims.block.size)
     top = Dim(f"{dim.name}.top", size)
     candidates = Dim(f"{dim.name}.candidates", size * block_dims.blocks.size)
-    builder, scope = Builder(Diagnostics()), _scope(op, prelude())
-    builder.place(op.ins[0], 0)
-
-    def emit(name: str, *ins: Value, **attrs: Any) -> tuple[Value, ...]:
-        return builder.emit(name, ins, attrs, op.span, scope)
+    emit = _emit(op)
+    emit.builder.place(op.ins[0], 0)
 
     def gathered(value: Value) -> Value:
-        (renamed,) = emit("rename", value, pairs=((block_dims.blocks, block_dims.every),))
-        return emit("merge", renamed, dims=(block_dims.every, top), into=candidates)[0]
+        renamed = emit("rename", value, pairs=((block_dims.blocks, block_dims.every),))
+        return emit("merge", renamed, dims=(block_dims.every, top), into=candidates)
 
-    (x,) = emit("split", op.ins[0], dim=dim, into=(block_dims.blocks, block_dims.block))
-    best, inside = emit("top_k", x, source=(block_dims.block,), target=(top,))
-    width = builder.constant(block_dims.block.size, I32, op.span, scope)
-    (start,) = emit("mul", *emit("iota", dim=block_dims.blocks), width)
-    (index,) = emit("add", inside, start)
-    values, place = emit("top_k", gathered(best), source=(candidates,), target=(target,))
-    (which,) = emit("gather", gathered(index), place, dim=candidates)
-    (which,) = emit("transpose", which, dims=op.outs[1].type.dims)
-    ops = [o for o in builder.frames[0].body if isinstance(o, NamedOp)]
+    x = emit("split", op.ins[0], dim=dim, into=(block_dims.blocks, block_dims.block))
+    best, inside = emit.all("top_k", x, source=(block_dims.block,), target=(top,))
+    width = emit.number(block_dims.block.size, I32)
+    start = emit("mul", emit("iota", dim=block_dims.blocks), width)
+    index = emit("add", inside, start)
+    values, place = emit.all("top_k", gathered(best), source=(candidates,), target=(target,))
+    which = emit("gather", gathered(index), place, dim=candidates)
+    which = emit("transpose", which, dims=op.outs[1].type.dims)
+    ops = [o for o in emit.builder.frames[0].body if isinstance(o, NamedOp)]
     substituted = substitute(ops, {values: op.outs[0], which: op.outs[1]})
     placed = (_at(o, op) for o in substituted)
     return Expansion(tuple(placed), block_dims.rules)
@@ -208,44 +203,49 @@ def _at(inner: NamedOp, op: NamedOp) -> NamedOp:
     return replace(inner, span=op.span, phase=op.phase, block=op.block, origin=op.origin)
 
 
-def _scope(op: NamedOp, declarations: Declarations) -> Scope:
+@dataclass(frozen=True, slots=True)
+class _InDefinition:
+    """The calls that the definition of an operator is inside: its own is the last."""
+
+    path: tuple[str, ...]
+    functions: tuple[str, ...]
+
+
+def _emit(op: NamedOp, builder: Builder | None = None) -> Emit:
+    """Emits the definition of `op`, by itself or where a `builder` is."""
+    return Emit(builder or Builder(Diagnostics()), op.span, _calls(op))
+
+
+def _calls(op: NamedOp) -> _InDefinition:
     first = op.outs[0]
-    path, functions = (*first.path, op.name), (*first.functions, op.name)
-    return Scope({}, {}, declarations, path, functions)
+    return _InDefinition((*first.path, op.name), (*first.functions, op.name))
 
 
-def _operands(op: NamedOp, builder: Builder, scope: Scope) -> tuple[Value, ...]:
+def _operands(op: NamedOp, emit: Emit) -> tuple[Value, ...]:
     """The operands of `op`; floats of two bytes as f32 where the result is one of them."""
     for value in op.ins:
-        builder.place(value, 0)
+        emit.builder.place(value, 0)
     dtype = op.outs[0].type.dtype
     floats = {v.type.dtype for v in op.ins if v.type.dtype.kind == "float"}
     if dtype not in floats or dtype.bytes >= F32.bytes:
         return op.ins
     return tuple(
-        builder.emit("cast", (v,), {"dtype": F32}, op.span, scope)[0]
-        if v.type.dtype in floats and v.type.dtype.bytes < F32.bytes
-        else v
+        emit.cast(v, F32) if v.type.dtype in floats and v.type.dtype.bytes < F32.bytes else v
         for v in op.ins
     )
 
 
-def _yield(
-    builder: Builder, results: tuple[object, ...], op: NamedOp, scope: Scope
-) -> tuple[NamedOp, ...]:
+def _yield(emit: Emit, results: tuple[object, ...], op: NamedOp) -> tuple[NamedOp, ...]:
     """The operators built, which yield the outputs of `op` itself; all at its place."""
     new: dict[Value, Value] = {}
     for result, out in zip(results, op.outs, strict=True):
         assert isinstance(result, Value)
-        if result.type.dtype != out.type.dtype:
-            attrs: dict[str, Any] = {"dtype": out.type.dtype}
-            result = builder.emit("cast", (result,), attrs, op.span, scope)[0]
+        result = emit.cast(result, out.type.dtype)
         if result.type.dims != out.type.dims:
-            attrs = {"dims": out.type.dims}
-            result = builder.emit("transpose", (result,), attrs, op.span, scope)[0]
-        body = builder.frames[0].body
+            result = emit("transpose", result, dims=out.type.dims)
+        body = emit.builder.frames[0].body
         if result in new or not any(result in node.makes for node in body):
-            result = builder.emit("identity", (result,), {}, op.span, scope)[0]
+            result = emit("identity", result)
         new[result] = out
-    ops = substitute([o for o in builder.frames[0].body if isinstance(o, NamedOp)], new)
+    ops = substitute([o for o in emit.builder.frames[0].body if isinstance(o, NamedOp)], new)
     return tuple(_at(o, op) for o in ops)

@@ -9,8 +9,8 @@ from typing import Any
 from meshdsl.ir.program import Collected, Origin
 from meshdsl.ir.rewrite import Rebuild
 from meshdsl.ir.types import TensorType
-from meshdsl.named.builder import Builder
-from meshdsl.named.gradient_emitter import OpEmitter
+from meshdsl.named.builder import NO_FIELDS, Builder
+from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedLoop, NamedOp, Node, Value
 from meshdsl.ops.opdef import lookup
 
@@ -34,9 +34,13 @@ class Tape:
         """The origin of what is made for the gradient of a value, or to have it once more."""
         return Origin(self.inside.get(value, value), is_copy)
 
-    def emitter(self, at: Value, target: Value | None = None) -> OpEmitter:
-        """An emitter for the gradient of `at`, at its place in the source."""
-        return OpEmitter(self.builder, self.numbers, at, self.origin(at), target)
+    def emitter(self, at: Value, target: Value | None = None) -> Emit:
+        """What emits for the gradient of `at`, at its place in the source.
+
+        Results are the gradient of `target`, where given.
+        """
+        fields = NO_FIELDS if target is None else target.as_gradient
+        return Emit(self.builder, at.span, at, fields, self.origin(at), numbers=self.numbers)
 
     def collect(self, loop: NamedLoop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.

@@ -16,11 +16,11 @@ from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated
 from meshdsl.named.activity import active
 from meshdsl.named.autocast import mixed
-from meshdsl.named.autodiff import gradients, in_phase
-from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.autodiff import gradients
+from meshdsl.named.builder import Builder
+from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, State, Update, Value
 from meshdsl.named.optimizer_updates import emit_update
-from meshdsl.named.prelude import prelude
 
 
 def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram:
@@ -50,7 +50,7 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
         fail("MD0294", "the loss depends on no parameter", goal.span, help=help)
     emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
-    with in_phase(builder, "update"):
+    with builder.in_phase("update"):
         trained, grads = zip(*pairs, strict=True)
         norm = emit_update(emitter, optimizer, trained, grads, stacked, measured)
     if norm is not None:
@@ -134,9 +134,8 @@ class _Emitter:
     def emit(
         self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
-        scope = self._scope(of)
         fields = {"role": role, "rules_from": of}
-        return self.builder.emit(name, ins, attrs, self.span, scope, fields=fields)
+        return Emit(self.builder, self.span, of, fields).apply(name, ins, attrs)
 
     def state(
         self,
@@ -146,21 +145,15 @@ class _Emitter:
         is_copy: bool = False,
         parts: bool = False,
     ) -> Value:
-        scope = self._scope(of)
         while name in self.taken:
             name += "_"
         self.taken.add(name)
-        value = self.builder.value(type, self.span, scope, name=name, role="state", rules_from=of)
+        value = self.builder.value(type, self.span, of, name=name, role="state", rules_from=of)
         self.states.append(State(value, of, is_copy, parts))
         return value
 
     def constant(self, number: float, dtype: DType) -> Value:
-        return self.builder.constant(number, dtype, self.span, self._scope(None))
+        return Emit(self.builder, self.span, None).number(number, dtype)
 
     def update(self, old: Value, new: Value) -> None:
         self.updates.append(Update(old, new))
-
-    def _scope(self, of: Value | None) -> Scope:
-        if of is None:
-            return Scope({}, {}, prelude())
-        return Scope({}, {}, prelude(), of.path, of.functions)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import Origin
 from meshdsl.named.activity import active
-from meshdsl.named.autodiff import in_phase, pulled_back
-from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.autodiff import pulled_back
+from meshdsl.named.builder import Builder
+from meshdsl.named.emit import Emit, emit_at
 from meshdsl.named.ir import NamedProgram, Output, Value
 from meshdsl.named.passes import simplify
-from meshdsl.named.prelude import prelude
 from meshdsl.named.verify import verify
 
 
@@ -84,12 +84,8 @@ def _computed(builder: Builder, output: Output) -> Output:
     value = output.value
     if value.role != "grad":
         return output
-    scope = Scope({}, {}, prelude(), value.path, value.functions)
     fields = {"rules_from": value.rules_from, "name": value.name}
-    return replace(
-        output,
-        value=builder.emit("identity", (value,), {}, value.span, scope, fields=fields)[0],
-    )
+    return replace(output, value=emit_at(builder, value, fields)("identity", value))
 
 
 def _cotangent(builder: Builder, value: Value) -> Value:
@@ -105,7 +101,5 @@ def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Valu
     """The gradient of an input, made a value of its own with the placement of the input."""
     if grad.rules_from is value and grad.role == "activation" and grad not in taken:
         return grad
-    scope = Scope({}, {}, prelude(), value.path, value.functions)
-    with in_phase(builder, "backward"):
-        about, fields = (grad.span, scope), value.as_gradient
-        return builder.emit("identity", (grad,), {}, *about, fields=fields, origin=Origin(value))[0]
+    about = value.as_gradient, Origin(value), "backward"
+    return Emit(builder, grad.span, value, *about)("identity", grad)

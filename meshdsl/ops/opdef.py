@@ -275,7 +275,7 @@ class Backward(Protocol):
         """Result `index` of the call; stored likewise."""
 
     def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
-        """Apply an operator of one result; numbers take the dtype of the first tensor."""
+        """An operator of one result; numbers take the dtype of the first float, or first tensor."""
 
     def emit_all(self, name: str, *operands: Value, **attrs: Any) -> tuple[Value, ...]:
         """Apply an operator of several results."""

@@ -20,11 +20,11 @@ from meshdsl.device.ir import DeviceProgram as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.named.autodiff import gradients
-from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.builder import Builder
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.emit import Emit
 from meshdsl.named.ir import Goal, Init, NamedProgram, Output, Param, Value
 from meshdsl.named.optimizers import Optimizer
-from meshdsl.named.prelude import prelude
 from meshdsl.named.program_choice import finish_named
 from meshdsl.ops.opdef import Sample, Signature, load_all, lookup
 from meshdsl.pipeline import front, lower_placed
@@ -145,7 +145,6 @@ class Built:
 
     terms: Sequence[Term]
     builder: Builder = field(default_factory=lambda: Builder(Diagnostics()))
-    scope: Scope = field(default_factory=lambda: Scope({}, {}, prelude()))
     inputs: list[Value] = field(default_factory=list)
     params: list[Value] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -160,10 +159,15 @@ class Built:
         total: Value | None = None
         for number, term in enumerate(terms):
             loss = built._term(term, f"t{number}")
-            total = loss if total is None else built._emit("add", total, loss)
+            total = loss if total is None else built.emit("add", total, loss)
         assert total is not None
         built.program = step_of(built.builder, built.inputs, built.params, total)
         return built
+
+    @property
+    def emit(self) -> Emit:
+        """What makes operators at the end of the program so far."""
+        return Emit(self.builder, SPAN, None)
 
     @property
     def gradients(self) -> dict[str, Array]:
@@ -195,7 +199,7 @@ class Built:
                 self.leaves[name] = given[i].permute(order).detach().contiguous().requires_grad_()
                 back = [order.index(k) for k in range(len(order))]
                 given[i] = self.leaves[name].permute(back)
-        y = self._emit(term.name, *operands, **dict(term.sample.attrs))
+        y = self.emit(term.name, *operands, **dict(term.sample.attrs))
         found = oracle_of(term.name)(term.canonical, *given)
         number = self._number(term, label, y, found)
         return self._gradients(number, operands) if term.way == AGAIN else number
@@ -204,25 +208,25 @@ class Built:
         """A number made of a result: the value, and by torch."""
         dims, rng = term.canonical.outs[0].dims, np.random.default_rng(5)
         if term.way == "rectified":
-            y, found = self._emit("relu", y), found.clamp(min=0)
+            y, found = self.emit("relu", y), found.clamp(min=0)
         if term.way in ("squares", "rectified", AGAIN):
             self.losses.append((found * found).mean())
-            return self._mean(self._emit("square", y))
+            return self._mean(self.emit("square", y))
         known = letters(Signature((), (TensorType((*dims, ROOM), F64),), {}))
         names = ["".join(known[d.name] for d in ds) for ds in (dims, term.after)]
         if term.way == "weights":
             weight = torch.tensor(rng.normal(size=[d.size for d in term.after]))
             self.losses.append(torch.einsum(f"{names[0]},{names[1]}->", found, weight))
             other = self._tensor(f"{label}_weight", TensorType(term.after, F64), weight)
-            return self._emit("sum", self._emit("mul", y, other), dims=y.type.dims)
+            return self.emit("sum", self.emit("mul", y, other), dims=y.type.dims)
         matrix = TensorType((dims[-1], ROOM), F64)
         array = torch.tensor(rng.normal(size=matrix.shape))
         made = torch.einsum(f"{names[0]},{known[dims[-1].name]}{known['room']}->{names[1]}", found,
                             array)  # fmt: skip
         self.losses.append((made * made).mean())
         other = self._tensor(f"{label}_matrix", matrix, array)
-        turned = self._emit("einsum", y, other, dims=term.after)
-        return self._mean(self._emit("square", turned))
+        turned = self.emit("einsum", y, other, dims=term.after)
+        return self._mean(self.emit("square", turned))
 
     def _gradients(self, loss: Value, operands: Sequence[Value]) -> Value:
         """The squares of the gradients of the last loss, which they take the place of."""
@@ -230,28 +234,23 @@ class Built:
         leaves = [self.leaves[str(v.name)] for v in wrt]
         by_torch = torch.autograd.grad(last, leaves, create_graph=True, materialize_grads=True)
         self.losses.append(torch.stack([(g * g).sum() for g in by_torch]).sum())
-        total = self._emit("mul", loss, self.builder.constant(0.0, F64, SPAN, self.scope))
+        total = self.emit("mul", loss, 0.0)
         for grad in (g for g in gradients(self.builder, loss, wrt) if g is not None):
-            square = self._emit("square", grad)
+            square = self.emit("square", grad)
             dims = square.type.dims
-            total = self._emit(
-                "add", total, self._emit("sum", square, dims=dims) if dims else square
-            )
+            total = self.emit("add", total, self.emit("sum", square, dims=dims) if dims else square)
         return total
 
     def _mean(self, value: Value) -> Value:
-        return self._emit("mean", value, dims=value.type.dims) if value.type.dims else value
+        return self.emit("mean", value, dims=value.type.dims) if value.type.dims else value
 
     def _tensor(self, name: str, type_: TensorType, values: torch.Tensor) -> Value:
         """An input, or of floats that are operands a parameter."""
         trained = type_.dtype == F64 and name.rpartition("_")[2].isdigit()
         role, into = ("param", self.params) if trained else ("input", self.inputs)
-        into.append(self.builder.value(type_, SPAN, self.scope, name=name, role=role))
+        into.append(self.builder.value(type_, SPAN, name=name, role=role))
         self.arrays[name] = values.detach().contiguous().numpy()
         return into[-1]
-
-    def _emit(self, name: str, *ins: Value, **attrs: object) -> Value:
-        return self.builder.emit(name, ins, attrs, SPAN, self.scope)[0]
 
 
 def step_of(

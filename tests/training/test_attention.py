@@ -21,9 +21,9 @@ from meshdsl.backends.torch.emitter import emit
 from meshdsl.backends.torch.preamble import RUNTIME
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.types import BOOL, F64, Dim, TensorType
-from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.ir import Value, walk
-from meshdsl.named.prelude import prelude
+from meshdsl.named.builder import Builder
+from meshdsl.named.emit import Emit
+from meshdsl.named.ir import walk
 from tests.training.registry import SPAN, placed_on, step_of
 
 SIZES = {"b": 2, "s": 4, "m": 4, "h": 3, "k": 5, "d": 6}
@@ -70,17 +70,14 @@ def block(
     logits: str, out: str, mask: str, orders: tuple[str, str, str] = ("bshk", "bmhk", "bmhk")
 ) -> Callable[..., dict[str, Any]]:
     """The emitted step of the block on one device; `orders` are those of q, k and v."""
-    builder, scope = Builder(Diagnostics()), Scope({}, {}, prelude())
-
-    def do(name: str, *ins: Value, **attrs: Any) -> Value:
-        return builder.emit(name, ins, attrs, SPAN, scope)[0]
-
-    x = builder.value(TensorType(dims("bsd"), F64), SPAN, scope, name="x", role="input")
+    builder = Builder(Diagnostics())
+    do = Emit(builder, SPAN, None)
+    x = builder.value(TensorType(dims("bsd"), F64), SPAN, name="x", role="input")
     wq, wk, wv = (
-        builder.value(TensorType(dims("dhk"), F64), SPAN, scope, name=n, role="param")
+        builder.value(TensorType(dims("dhk"), F64), SPAN, name=n, role="param")
         for n in ("wq", "wk", "wv")
     )
-    seen = builder.value(TensorType(dims("mbs"), BOOL), SPAN, scope, name="seen", role="input")
+    seen = builder.value(TensorType(dims("mbs"), BOOL), SPAN, name="seen", role="input")
     q, k, v = (
         do("einsum", x, w, dims=dims(order.replace("m", "s")))
         for w, order in zip((wq, wk, wv), orders, strict=True)
@@ -90,13 +87,12 @@ def block(
     if mask:
         inside = do("ge", do("iota", dim=dims("s")[0]), do("iota", dim=dims("m")[0]))
         inside = seen if mask == "given" else inside
-        s = do("where", inside, s, builder.constant(-1e9, F64, SPAN, scope))
+        s = do("where", inside, s, -1e9)
     o = do("einsum", do("softmax", s, dim=dims("m")[0]), v, dims=dims(out))
     numbers = [do("cast", do("iota", dim=d), dtype=F64) for d in dims("shk")]
     weight = numbers[0]
     for number in numbers[1:]:
-        size = builder.constant(float(number.type.dims[0].size), F64, SPAN, scope)
-        weight = do("add", do("mul", weight, size), number)
+        weight = do("add", do("mul", weight, number.type.dims[0].size), number)
     loss = do("mean", do("mul", do("square", o), weight), dims=o.type.dims)
     program = step_of(builder, [x, seen], [wq, wk, wv], loss)
     assert {"attention_lse", "attention_grad"} <= {op.name for op in walk(program.body)}
