@@ -1,7 +1,7 @@
 """The loop over micro-batches as a pipeline: which stage does which of its statements, and when.
 
-The statements of an iteration keep their order, part by part (`ir.Part`). One belongs to the part
-in which its operands exist; one that reads only inputs, parameters and the like is done by those
+The statements of an iteration keep their order, phase by phase (`ir.StagePhase`). One belongs to the
+phase in which its operands exist; one that reads only inputs, parameters and the like is done by those
 stages that read the result. A sum of a step that has addends on several stages is added up on each
 of them apart: what leaves the loop is partial over the stages.
 """

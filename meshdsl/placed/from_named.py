@@ -238,7 +238,8 @@ class Placer:
             self.state.partial_why[value] = why.KEPT
         elif asked.partial:
             self.state.partial_why[value] = why.ANNOTATED
-            partial = self._version(value, asked, why.Ask("rule", "", value.span))
+            # Whatever reads it begins with this: no other version is made of what was stored.
+            partial = self._reshard(value, asked, why.Ask("rule", "", value.span))
             self.state.versions[value] = [partial]
         return entered
 

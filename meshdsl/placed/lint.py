@@ -322,7 +322,12 @@ def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> Non
 
 
 def _lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
-    """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once."""
+    """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once.
+
+    Of a split over the axis of stages placing says more (MD0907).
+    """
+    if layout.schedule is not None and _splits_stages(program, layout):
+        return
     request, reported = Request(program, layout), set()
     for value in values_of(program):
         try:
@@ -333,6 +338,15 @@ def _lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostic
             if rules not in reported:
                 diagnostics.add(conflict)
             reported.add(rules)
+
+
+def _splits_stages(program: NamedProgram, layout: Layout) -> bool:
+    """Whether a rule splits something else over the axis of the stages of a loop."""
+    loop_dims = {loop.dim.name for loop in loops(program)}
+    rules = [rule for rule in layout.rules if rule.selector not in STORAGE]
+    staged = [rule for rule in rules if rule.dim in loop_dims and not rule.selector]
+    axes = {axis for rule in staged for axis in rule.axes}
+    return any(axes.intersection(rule.axes) for rule in rules if rule not in staged)
 
 
 def _lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnostics) -> None:
