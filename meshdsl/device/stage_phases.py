@@ -1,9 +1,9 @@
 """The loop over micro-batches as a pipeline: which stage does which of its statements, and when.
 
-The statements of an iteration keep their order, phase by phase (`ir.StagePhase`). One belongs to the
-phase in which its operands exist; one that reads only inputs, parameters and the like is done by those
-stages that read the result. A sum of a step that has addends on several stages is added up on each
-of them apart: what leaves the loop is partial over the stages.
+The statements of an iteration keep their order, phase by phase (`ir.StagePhase`). One belongs to
+the phase in which its operands exist; one that reads only inputs, parameters and the like is done
+by those stages that read the result. A sum of a step that has addends on several stages is added
+up on each of them apart: what leaves the loop is partial over the stages.
 """
 
 from __future__ import annotations
