@@ -450,11 +450,13 @@ def has_logged(steps: int = 1) -> bool:
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_run_with_a_checkpoint(points: str, cli: Cli) -> None:
-    with training(points, "--checkpoint", "ck") as process:
+    """And with the parameters of the last step in the file that was asked for."""
+    with training(points, "--checkpoint", "ck", "--out", "w.npz") as process:
         until(has_logged)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert process.returncode == 130, err
+    assert "wrote w.npz" in out
     steps = len(logged("log"))
     assert f"note[MD0722]: stopped after step {steps}: ck/step-{steps}" in err
     assert "--resume" in err
