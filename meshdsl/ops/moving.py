@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.diagnostics import counted
-from meshdsl.ops import kit
+from meshdsl.ops import kit, views
 
 # --- concat ----------------------------------------------------------------------------------
 
@@ -77,26 +77,19 @@ def _concat_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             f"`concat` makes {sizes} = {total} elements, and `{target}` is of size {target.size}",
             f"declare `dim {target} = {' + '.join(s.name for s in sources)}`",
         )
-    first = _joined(ins[0], sources[0], target)
-    kit.need_distinct("concat", first)
-    for type_, source in zip(ins[1:], sources[1:], strict=True):
-        _need_same(first, _joined(type_, source, target), ins[0], type_)
-    return (kit.TensorType(first, dtype),)
-
-
-def _joined(type_: kit.TensorType, source: kit.Dim, target: kit.Dim) -> tuple[kit.Dim, ...]:
-    return tuple(target if d.name == source.name else d for d in type_.dims)
-
-
-def _need_same(
-    first: Sequence[kit.Dim], other: Sequence[kit.Dim], a: kit.TensorType, b: kit.TensorType
-) -> None:
-    if set(first) != set(other):
-        raise kit.OpError(
-            "MD0214",
-            f"`concat` of {a} and {b}: apart from the joined dim they must have the same dims",
-            "rename the dims of one as the other's: `x[a -> b]`",
-        )
+    joined = [
+        views.replaced("concat", type_, source, (target,))
+        for type_, source in zip(ins, sources, strict=True)
+    ]
+    for type_, other in zip(ins[1:], joined[1:], strict=True):
+        if set(other.dims) != set(joined[0].dims):
+            raise kit.OpError(
+                "MD0214",
+                f"`concat` of {ins[0]} and {type_}: apart from the joined dim they must have the "
+                "same dims",
+                "rename the dims of one as the other's: `x[a -> b]`",
+            )
+    return (kit.TensorType(joined[0].dims, dtype),)
 
 
 def _concat_factors(sig: kit.Signature) -> kit.Factors:
@@ -208,9 +201,7 @@ def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             f"and `{target}` is of size {target.size}",
             f"declare `dim {target} = {source} + {before + after}`",
         )
-    dims = _joined(ins[0], source, target)
-    kit.need_distinct("pad", dims)
-    return (kit.TensorType(dims, ins[0].dtype),)
+    return (views.replaced("pad", ins[0], source, (target,)),)
 
 
 def _check_fill(type_: kit.TensorType, value: float) -> None:

@@ -127,6 +127,13 @@ REFUSED: list[tuple[str, list[TensorType], dict[str, Any], str, str]] = [
         "they must have the same dims",
     ),
     (
+        "concat",
+        [t(A), t(B, Dim("e", 7))],
+        {"target": Dim("e", 7), "sources": (A, B)},
+        "MD0205",
+        "`concat` has the dim `e` twice",
+    ),
+    (
         "pad",
         [t(A)],
         {"source": (A, B), "target": (C,), "before": 0, "after": 0, "value": 0},
