@@ -217,15 +217,18 @@ def _form(attrs: kit.Attrs) -> str:
     return ', approximate="tanh"' if attrs["approximate"] == "tanh" else ""
 
 
+_gelu_type = kit.pointwise_type("gelu", "float")
+
+
 def _gelu_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-    kit.need_kind("gelu", "float", *ins)
+    outs = _gelu_type(ins, attrs)
     if attrs["approximate"] not in ("none", "tanh"):
         raise kit.OpError(
             "MD0213",
             f"`gelu` knows no approximation {attrs['approximate']!r}",
             'leave it out for the exact form, or write `approximate="tanh"`',
         )
-    return (kit.TensorType(kit.merged_dims("gelu", *ins), kit.need_one_dtype("gelu", *ins)),)
+    return outs
 
 
 def _gelu_grad_text(call: kit.TorchCall) -> str:

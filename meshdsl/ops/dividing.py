@@ -55,17 +55,10 @@ def _floored(
     meaning: str,
 ) -> None:
     """Register an operator that divides numbers of one dtype and rounds down."""
-
-    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-        del attrs
-        kit.need_kind(sign, "number", *ins)
-        dtype = kit.need_one_dtype(sign, *ins)
-        return (kit.TensorType(kit.merged_dims(sign, *ins), dtype),)
-
     kit.operator(
         name,
         kit.Surface("none", (2, 2)),
-        infer,
+        kit.pointwise_type(sign, "number"),
         kit.plain(),
         _numpy(numpy),
         _text(f"{{0}} {sign} {{1}}"),

@@ -8,7 +8,6 @@ from meshdsl.ir.types import BOOL as BOOL
 from meshdsl.ir.types import DTYPES as DTYPES
 from meshdsl.ir.types import F16 as F16
 from meshdsl.ir.types import F32 as F32
-from meshdsl.ir.types import F64 as F64
 from meshdsl.ir.types import I32 as I32
 from meshdsl.ir.types import I64 as I64
 from meshdsl.ir.types import Dim as Dim
@@ -54,6 +53,7 @@ from meshdsl.ops.pointwise import BINARY as BINARY
 from meshdsl.ops.pointwise import UNARY as UNARY
 from meshdsl.ops.pointwise import numpy_pointwise as numpy_pointwise
 from meshdsl.ops.pointwise import pointwise as pointwise
+from meshdsl.ops.pointwise import pointwise_type as pointwise_type
 from meshdsl.ops.pointwise import smooth as smooth
 from meshdsl.ops.pointwise import torch_pointwise as torch_pointwise
 from meshdsl.ops.requirements import NO_TRUE_ROWS as NO_TRUE_ROWS

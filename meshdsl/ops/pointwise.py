@@ -11,6 +11,7 @@ from meshdsl.ir.types import BOOL, F32, I32, DType, TensorType
 from meshdsl.ops.opdef import (
     Attrs,
     Gradient,
+    Infer,
     NumpyCall,
     OpDef,
     Sample,
@@ -69,20 +70,10 @@ def pointwise(
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
     the result in its memory. `said` is its name in messages, `infix` its sign in the language.
     """
-    said = said or infix or name
-
-    def infer(ins: Types, attrs: Attrs) -> Types:
-        del attrs
-        if check is not None:
-            check(*ins)
-        need_kind(said, accept, *ins)
-        dtype = need_one_dtype(said, *ins)
-        return (TensorType(merged_dims(said, *ins), result or dtype),)
-
     return operator(
         name,
         Surface("view" if internal else "none", (arity, arity)),
-        infer,
+        pointwise_type(said or infix or name, accept, check, result),
         plain(linear=linear, monotone=monotone),
         numpy_pointwise(numpy),
         torch_pointwise(torch),
@@ -99,6 +90,28 @@ def pointwise(
         spelled=spelled,
         meaning=meaning,
     )
+
+
+def pointwise_type(
+    said: str,
+    accept: str,
+    check: Callable[..., None] | None = None,
+    result: DType | None = None,
+) -> Infer:
+    """The shape rule of a pointwise operator: all dims of the operands, and their one dtype.
+
+    `accept`, `check` and `result` are those of `pointwise`; `said` is the name in messages.
+    """
+
+    def infer(ins: Types, attrs: Attrs) -> Types:
+        del attrs
+        if check is not None:
+            check(*ins)
+        need_kind(said, accept, *ins)
+        dtype = need_one_dtype(said, *ins)
+        return (TensorType(merged_dims(said, *ins), result or dtype),)
+
+    return infer
 
 
 def smooth(
