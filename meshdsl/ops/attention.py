@@ -343,12 +343,12 @@ def _grad_torch(call: kit.TorchCall) -> str:
     return _several(text, kernel, tuple((*text.batches, *end) for end in ends))
 
 
-def _several(text: _AttentionText, found: str, results: Sequence[Sequence[kit.Names]]) -> str:
+def _several(text: _AttentionText, kernel: str, results: Sequence[Sequence[kit.Names]]) -> str:
     """The tuple of the results of a kernel, each with its dims; the call itself if it has them."""
     as_made = [text.result("", groups, i) for i, groups in enumerate(results)]
     if not any(as_made):
-        return found
-    name = text.call.let("made", found)
+        return kernel
+    name = text.call.let("made", kernel)
     outputs = (text.result(f"{name}[{i}]", groups, i) for i, groups in enumerate(results))
     return f"({', '.join(outputs)})"
 

@@ -55,7 +55,7 @@ def _kernel_roles(sig: kit.Signature | kit.TorchCall) -> Roles:
     return roles_of(sig.ins[0], sig.outs[0], sig.ins[1], sig.attrs)
 
 
-def _found(attrs: kit.Attrs, *, back: bool = False) -> tuple[sliding.Slide, ...]:
+def _slides(attrs: kit.Attrs, *, back: bool = False) -> tuple[sliding.Slide, ...]:
     return sliding.slides(attrs, [d.size for d in attrs["window"]], back=back)
 
 
@@ -104,7 +104,7 @@ def _infer(name: str, back: bool) -> kit.Infer:
         kit.need_distinct(name, attrs["dims"])
         out = kit.TensorType(attrs["dims"], dtype)
         _check_places(name, image, kernel, out, attrs)
-        sliding.check_sizes(name, _found(attrs, back=back), attrs, back=back)
+        sliding.check_sizes(name, _slides(attrs, back=back), attrs, back=back)
         return (out,)
 
     return infer
@@ -146,7 +146,7 @@ def _kernel_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     kit.need_dims("conv_kernel", ins[0], attrs["source"])
     kit.need_dims("conv_kernel", ins[1], attrs["target"])
     kit.merged_dims("conv_kernel", *ins)
-    sliding.check_sizes("conv_kernel", _found(attrs), attrs)
+    sliding.check_sizes("conv_kernel", _slides(attrs), attrs)
     return (kit.TensorType(attrs["dims"], kit.need_one_dtype("conv_kernel", *ins)),)
 
 
@@ -157,7 +157,7 @@ def _factors(sig: kit.Signature, *, back: bool) -> kit.Factors:
     roles = _roles(sig)
     every = [kit.loop(sig, n) for n in (*roles.batch, *roles.group, *roles.made)]
     every += [kit.loop(sig, n, "sum") for n in roles.summed]
-    for slide in _found(sig.attrs, back=back):
+    for slide in _slides(sig.attrs, back=back):
         reads = slide.read_back() if back else slide.reads()
         source, target = (slide.fine, slide.coarse)[:: -1 if back else 1]
         ins, outs = (source.name, None), (target.name,)
@@ -169,7 +169,7 @@ def _kernel_factors(sig: kit.Signature) -> kit.Factors:
     roles = _kernel_roles(sig)
     every = [kit.loop(sig, n) for n in (*roles.group, *roles.summed, *roles.made)]
     every += [kit.loop(sig, n, "sum") for n in roles.batch]
-    for slide in _found(sig.attrs):
+    for slide in _slides(sig.attrs):
         reads = slide.reads()
         ins = (slide.fine.name, slide.coarse.name)
         windows = (reads, None) if reads else ()
@@ -256,7 +256,7 @@ def _names(dims: tuple[kit.Dim, ...]) -> tuple[kit.Names, ...]:
 
 
 def _options(
-    found: tuple[sliding.Slide, ...],
+    slides: tuple[sliding.Slide, ...],
     groups: str,
     padding: tuple[int, ...] = (),
     more: tuple[int, ...] = (),
@@ -264,10 +264,10 @@ def _options(
     """The options of a torch convolution that differ from its defaults."""
     text = ""
     for name, numbers, default in (
-        ("stride", [s.stride for s in found], 1),
+        ("stride", [s.stride for s in slides], 1),
         ("padding", padding, 0),
         ("output_padding", more, 0),
-        ("dilation", [s.dilation for s in found], 1),
+        ("dilation", [s.dilation for s in slides], 1),
     ):
         if any(n != default for n in numbers):
             text += f", {name}={sliding.equal_or_tuple(numbers)}"
@@ -279,19 +279,19 @@ def _operand(call: kit.TorchCall, index: int, groups: tuple[kit.Names, ...]) -> 
 
 
 def _image(
-    call: kit.TorchCall, found: tuple[sliding.Slide, ...], roles: Roles
+    call: kit.TorchCall, slides: tuple[sliding.Slide, ...], roles: Roles
 ) -> tuple[str, tuple[int, ...]]:
     """The image as torch has it, and the padding that torch is to add."""
     channels = (*roles.group, *roles.summed)
     text = _operand(call, 0, (roles.batch, channels, *_names(call.attrs["source"])))
-    padding = sliding.own_padding(call, found)
+    padding = sliding.own_padding(call, slides)
     if padding is None:
-        return sliding.padded(text, [sliding.margins(call, s) for s in found]), (0,) * len(found)
+        return sliding.padded(text, [sliding.margins(call, s) for s in slides]), (0,) * len(slides)
     return text, padding
 
 
 def _torch(call: kit.TorchCall) -> str:
-    slides, roles = _found(call.attrs), _roles(call)
+    slides, roles = _slides(call.attrs), _roles(call)
     image, padding = _image(call, slides, roles)
     channels = (*roles.group, *roles.made)
     kernel = _operand(call, 1, (channels, roles.summed, *_names(call.attrs["window"])))
@@ -302,7 +302,7 @@ def _torch(call: kit.TorchCall) -> str:
 
 
 def _up_torch(call: kit.TorchCall) -> str:
-    slides, roles = _found(call.attrs, back=True), _roles(call)
+    slides, roles = _slides(call.attrs, back=True), _roles(call)
     channels = (*roles.group, *roles.summed)
     image = _operand(call, 0, (roles.batch, channels, *_names(call.attrs["source"])))
     kernel = _operand(call, 1, (channels, roles.made, *_names(call.attrs["window"])))
@@ -319,23 +319,23 @@ def _up_torch(call: kit.TorchCall) -> str:
 
 
 def _cut(
-    call: kit.TorchCall, found: tuple[sliding.Slide, ...]
+    call: kit.TorchCall, slides: tuple[sliding.Slide, ...]
 ) -> tuple[tuple[int, ...], ...] | None:
     """The padding that torch is to cut off, and what it is to add at the end; None if it cannot."""
-    if any(sliding.is_part(call, s) for s in found):
+    if any(sliding.is_part(call, s) for s in slides):
         return None
-    widths = tuple(0 if s.is_identity else s.before for s in found)
-    pairs = zip(found, widths, strict=True)
+    widths = tuple(0 if s.is_identity else s.before for s in slides)
+    pairs = zip(slides, widths, strict=True)
     more = tuple(
         0 if s.is_identity else s.fine.size - s.covered(s.coarse.size) + 2 * before
         for s, before in pairs
     )
-    fits = (0 <= n < max(s.stride, s.dilation) for s, n in zip(found, more, strict=True))
+    fits = (0 <= n < max(s.stride, s.dilation) for s, n in zip(slides, more, strict=True))
     return (widths, more) if all(fits) else None
 
 
 def _kernel_torch(call: kit.TorchCall) -> str:
-    slides, roles = _found(call.attrs), _kernel_roles(call)
+    slides, roles = _slides(call.attrs), _kernel_roles(call)
     image, padding = _image(call, slides, roles)
     channels = (*roles.group, *roles.made)
     grad = _operand(call, 1, (roles.batch, channels, *_names(call.attrs["target"])))

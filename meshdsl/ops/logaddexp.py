@@ -9,8 +9,8 @@ from meshdsl.ops import kit
 
 def _torch(call: kit.TorchCall, texts: list[str]) -> str:
     """The torch text; `torch.logaddexp` takes tensors only."""
-    found = [call.tensor(i) if call.is_constant(i) else text for i, text in enumerate(texts)]
-    return f"torch.logaddexp({', '.join(found)})"
+    tensors = [call.tensor(i) if call.is_constant(i) else text for i, text in enumerate(texts)]
+    return f"torch.logaddexp({', '.join(tensors)})"
 
 
 def _share(call: kit.Backward, index: int) -> kit.Value:

@@ -18,7 +18,7 @@ from meshdsl.ops import kit, sliding
 LEAST = -math.inf
 
 
-def _found(attrs: kit.Attrs, *, back: bool = False) -> tuple[sliding.Slide, ...]:
+def _slides(attrs: kit.Attrs, *, back: bool = False) -> tuple[sliding.Slide, ...]:
     return sliding.slides(attrs, attrs["size"], back=back)
 
 
@@ -34,7 +34,7 @@ def _infer(name: str, *, back: bool = False, indices: bool = False) -> kit.Infer
         sliding.check_windows(name, attrs, attrs["size"])
         dims = sliding.replaced_dims(ins[0], attrs)
         kit.need_distinct(name, dims)
-        sliding.check_sizes(name, _found(attrs, back=back), attrs, back=back)
+        sliding.check_sizes(name, _slides(attrs, back=back), attrs, back=back)
         return (kit.TensorType(dims, kit.I32 if indices else ins[0].dtype),)
 
     return infer
@@ -42,7 +42,7 @@ def _infer(name: str, *, back: bool = False, indices: bool = False) -> kit.Infer
 
 def _factors(sig: kit.Signature, fill: float, linear: bool) -> kit.Factors:
     """The loops of what reads elements and yields one number for each position."""
-    slides = _found(sig.attrs)
+    slides = _slides(sig.attrs)
     every = [*kit.loops(sig, without=[s.coarse.name for s in slides])]
     for slide in slides:
         reads, indexed = slide.reads(fill), len(sig.ins) > 1
@@ -56,7 +56,7 @@ def _factors(sig: kit.Signature, fill: float, linear: bool) -> kit.Factors:
 
 def _back_factors(sig: kit.Signature) -> kit.Factors:
     """The loops of what reads the positions that an element went into."""
-    slides = _found(sig.attrs, back=True)
+    slides = _slides(sig.attrs, back=True)
     every = [*kit.loops(sig, without=[s.fine.name for s in slides])]
     for slide in slides:
         reads = slide.read_back()
@@ -80,7 +80,7 @@ def _number(tap: sliding.Tap, attrs: kit.Attrs) -> int:
 
 def _max_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     out = np.full(call.local(call.outs[0]).shape, LEAST, x.dtype)
-    for _, part in sliding.tap_parts(call, x, _found(call.attrs), LEAST):
+    for _, part in sliding.tap_parts(call, x, _slides(call.attrs), LEAST):
         out = np.maximum(out, part)
     return out
 
@@ -88,7 +88,7 @@ def _max_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
 def _at_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     shape = call.local(call.outs[0]).shape
     best, at = np.full(shape, LEAST, x.dtype), np.zeros(shape, np.int32)
-    for tap, part in sliding.tap_parts(call, x, _found(call.attrs), LEAST):
+    for tap, part in sliding.tap_parts(call, x, _slides(call.attrs), LEAST):
         larger = (part > best) | np.isnan(part)  # as torch: the last of NaN
         best, at = np.where(larger, part, best), np.where(larger, _number(tap, call.attrs), at)
     return at.astype(np.int32)
@@ -97,13 +97,13 @@ def _at_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
 def _take_numpy(call: kit.NumpyCall, x: kit.Array, at: kit.Array) -> kit.Array:
     out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
     best_taps = at.transpose([call.ins[1].index(n) for n in call.outs[0].names])
-    for tap, part in sliding.tap_parts(call, x, _found(call.attrs)):
+    for tap, part in sliding.tap_parts(call, x, _slides(call.attrs)):
         out += np.where(best_taps == _number(tap, call.attrs), part, 0)
     return out
 
 
 def _grad_numpy(call: kit.NumpyCall, dy: kit.Array, at: kit.Array) -> kit.Array:
-    slides = _found(call.attrs, back=True)
+    slides = _slides(call.attrs, back=True)
     best_taps = at.transpose([call.ins[1].index(n) for n in call.ins[0].names])
     parts = (
         (t, np.where(best_taps == _number(t, call.attrs), dy, 0)) for t in sliding.taps(slides)
@@ -113,7 +113,7 @@ def _grad_numpy(call: kit.NumpyCall, dy: kit.Array, at: kit.Array) -> kit.Array:
 
 def _mean_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     total = np.zeros(call.local(call.outs[0]).shape, x.dtype)
-    for _, part in sliding.tap_parts(call, x, _found(call.attrs)):
+    for _, part in sliding.tap_parts(call, x, _slides(call.attrs)):
         total += part
     return np.asarray(total / math.prod(call.attrs["size"]), dtype=x.dtype)
 
@@ -133,7 +133,7 @@ def _pool_text(
     call: kit.TorchCall, function: str, fill: float, more: str = "", cast: str = ""
 ) -> str:
     """A pooling of torch on operand 0, before its dims are put in order."""
-    slides = _found(call.attrs)
+    slides = _slides(call.attrs)
     x = kit.grouped(
         call.tensor(0), call.ins[0].names, _groups(call.ins[0].names, call.attrs["source"])
     )
@@ -175,7 +175,7 @@ def _mean_text(call: kit.TorchCall) -> str:
 def _at_text(call: kit.TorchCall) -> str:
     """The number of the tap, from the index into the padded tensor that torch gives."""
     index = _pool_text(call, "max_pool", LEAST, ", return_indices=True")
-    slides = _found(call.attrs)
+    slides = _slides(call.attrs)
     windows, strides = _geometry(slides)
     widths = kit.tuple_text([_width(call, s) for s in slides])
     return _in_order(call, f"{call.use('tap_of')}({index}[1], {widths}, {windows}, {strides})")
@@ -212,7 +212,7 @@ def _ordered(call: kit.TorchCall, text: str) -> str:
 
 
 def _take_text(call: kit.TorchCall) -> str:
-    slides = _found(call.attrs)
+    slides = _slides(call.attrs)
     x, at = _pair(call, call.attrs["source"], call.attrs["target"])
     x = sliding.padded(x, [sliding.margins(call, s) for s in slides])
     windows, strides = _geometry(slides)
@@ -220,7 +220,7 @@ def _take_text(call: kit.TorchCall) -> str:
 
 
 def _grad_text(call: kit.TorchCall) -> str:
-    slides = _found(call.attrs, back=True)
+    slides = _slides(call.attrs, back=True)
     dy, at = _pair(call, call.attrs["source"], call.attrs["source"])
     windows, strides = _geometry(slides)
     starts = []
@@ -261,7 +261,7 @@ def _by_taps(name: str) -> kit.Gradient:
 
 def _mean_gradient(call: kit.Backward) -> kit.Grads:
     """The transposed convolution of the cotangent with a kernel of equal numbers."""
-    attrs, slides = call.attrs, _found(call.attrs)
+    attrs, slides = call.attrs, _slides(call.attrs)
     # A user's name cannot contain a dot.
     windows = tuple(kit.Dim(f"{s.fine.name}.window", s.size) for s in slides)
     share = kit.number(call, 1.0 / math.prod(attrs["size"]), call.ins[0].dtype)

@@ -114,8 +114,8 @@ def check_options(said: str, attrs: kit.Attrs) -> None:
         )
 
 
-def _is_whole(found: object, least: int) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and found >= least
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_windows(said: str, attrs: kit.Attrs, sizes: Sequence[object]) -> None:
@@ -135,9 +135,11 @@ def check_size(said: str, source: kit.Dim, size: object) -> None:
         raise kit.OpError("MD0222", message, "give a whole number of 1 or more")
 
 
-def check_sizes(said: str, found: Sequence[Slide], attrs: kit.Attrs, *, back: bool = False) -> None:
+def check_sizes(
+    said: str, windows: Sequence[Slide], attrs: kit.Attrs, *, back: bool = False
+) -> None:
     """MD0222 for a window that is larger than its dim, MD0209 for a result of another size."""
-    for slide in found:
+    for slide in windows:
         fine, size, number = slide.fine, slide.fine.size, positions(slide, attrs["pad"])
         if number < 1:
             padded = size + 2 * slide.before
@@ -184,25 +186,25 @@ def replaced_dims(type_: kit.TensorType, attrs: kit.Attrs) -> tuple[kit.Dim, ...
 # --- numpy -----------------------------------------------------------------------------------
 
 
-def taps(found: Sequence[Slide]) -> Iterator[Tap]:
+def taps(windows: Sequence[Slide]) -> Iterator[Tap]:
     """The taps of a window over all dims, row-major."""
-    return itertools.product(*(range(s.size) for s in found))
+    return itertools.product(*(range(s.size) for s in windows))
 
 
 def tap_parts(
-    call: kit.NumpyCall, x: kit.Array, found: Sequence[Slide], fill: float = 0.0
+    call: kit.NumpyCall, x: kit.Array, windows: Sequence[Slide], fill: float = 0.0
 ) -> Iterator[tuple[Tap, kit.Array]]:
     """Each tap, with what it is of operand 0 at every local position."""
-    wide = _widened(call, x, found, fill)
-    for tap in taps(found):
-        yield tap, wide[_tapped(call, tap, found, call.ins[0].names)]
+    wide = _widened(call, x, windows, fill)
+    for tap in taps(windows):
+        yield tap, wide[_tapped(call, tap, windows, call.ins[0].names)]
 
 
 def _widened(
-    call: kit.NumpyCall, x: kit.Array, found: Sequence[Slide], fill: float = 0.0
+    call: kit.NumpyCall, x: kit.Array, windows: Sequence[Slide], fill: float = 0.0
 ) -> kit.Array:
     """Operand 0 from the first tap of the first local position to the last tap of the last."""
-    for slide in found:
+    for slide in windows:
         name = slide.fine.name
         if call.is_window(0, name):
             continue
@@ -215,11 +217,11 @@ def _widened(
 
 
 def _tapped(
-    call: kit.NumpyCall, tap: Tap, found: Sequence[Slide], dims: kit.Names
+    call: kit.NumpyCall, tap: Tap, windows: Sequence[Slide], dims: kit.Names
 ) -> tuple[slice, ...]:
     """The index of what a tap of every local position is in an array over `dims`, widened."""
     parts = {}
-    for t, slide in zip(tap, found, strict=True):
+    for t, slide in zip(tap, windows, strict=True):
         start, count = t * slide.dilation, call.extent(slide.coarse.name)
         parts[dims.index(slide.fine.name)] = slice(
             start, start + max((count - 1) * slide.stride + 1, 0), slide.stride
@@ -232,14 +234,17 @@ def _along(ndim: int, parts: dict[int, slice]) -> tuple[slice, ...]:
 
 
 def spread_back(
-    call: kit.NumpyCall, found: Sequence[Slide], parts: Iterator[tuple[Tap, kit.Array]], dtype: Any
+    call: kit.NumpyCall,
+    windows: Sequence[Slide],
+    parts: Iterator[tuple[Tap, kit.Array]],
+    dtype: Any,
 ) -> kit.Array:
     """The local result, to whose elements the parts of the taps are added, by position."""
     names, shape = call.outs[0].names, call.local(call.outs[0]).shape
     out = np.zeros(shape, dtype)
     for tap, part in parts:
         into, of = [np.arange(n) for n in shape], [np.arange(n) for n in part.shape]
-        for t, slide in zip(tap, found, strict=True):
+        for t, slide in zip(tap, windows, strict=True):
             at = names.index(slide.fine.name)
             first = call.start(0, slide.coarse.name) * slide.stride - slide.before
             element = first + np.arange(part.shape[at]) * slide.stride + t * slide.dilation
@@ -270,14 +275,16 @@ def margins(call: kit.TorchCall, slide: Slide) -> tuple[int, int]:
 
 
 def own_padding(
-    call: kit.TorchCall, found: Sequence[Slide], most: Callable[[Slide], bool] = lambda slide: True
+    call: kit.TorchCall,
+    windows: Sequence[Slide],
+    most: Callable[[Slide], bool] = lambda slide: True,
 ) -> tuple[int, ...] | None:
     """The padding on both sides that torch can add itself, and that makes all positions, or None.
 
     `most` says whether torch can pad so much.
     """
-    padded = [not (call.is_window(0, s.fine.name) or s.is_identity) for s in found]
-    pairs = list(zip(found, padded, strict=True))
+    padded = [not (call.is_window(0, s.fine.name) or s.is_identity) for s in windows]
+    pairs = list(zip(windows, padded, strict=True))
     fits = (positions(s, s.before) == s.coarse.size and most(s) for s, pads in pairs if pads)
     return tuple(s.before if pads else 0 for s, pads in pairs) if all(fits) else None
 
@@ -296,19 +303,19 @@ def is_part(call: kit.TorchCall, slide: Slide) -> bool:
     return call.is_window(0, slide.coarse.name) or call.is_split(slide.coarse.name)
 
 
-def cut_out(call: kit.TorchCall, text: str, found: Sequence[Slide]) -> str:
+def cut_out(call: kit.TorchCall, text: str, windows: Sequence[Slide]) -> str:
     """The local elements of what windows of all given positions add up to.
 
     Zeros where no window has an element.
     """
-    if not any(is_part(call, s) for s in found):
-        ends = [s.fine.size - s.covered(s.coarse.size) + s.before for s in found]
-        widths = [(-s.before, end) for s, end in zip(found, ends, strict=True)]
+    if not any(is_part(call, s) for s in windows):
+        ends = [s.fine.size - s.covered(s.coarse.size) + s.before for s in windows]
+        widths = [(-s.before, end) for s, end in zip(windows, ends, strict=True)]
         return padded(
-            text, [(0, 0) if s.is_identity else w for s, w in zip(found, widths, strict=True)]
+            text, [(0, 0) if s.is_identity else w for s, w in zip(windows, widths, strict=True)]
         )
     starts, sizes = [], []
-    for slide in found:
+    for slide in windows:
         fine, coarse = slide.fine.name, slide.coarse.name
         starts.append(_gap(call.offset(fine), call.start(0, coarse), slide))
         sizes.append(call.extent(fine))
@@ -323,10 +330,10 @@ def _gap(offset: str, position: str, slide: Slide) -> str:
     return f"{offset} - ({first} - {slide.before})" if slide.before else f"{offset} - ({first})"
 
 
-def guarded(call: kit.TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
+def guarded(call: kit.TorchCall, text: str, windows: Sequence[Slide] = ()) -> str:
     """`text`, but zeros on a device that has none of some dim: torch refuses empty images.
 
-    `found` are windows whose positions operand 0 has; a device may be given none of them.
+    `windows` are those whose positions operand 0 has; a device may be given none of them.
     """
     names = dict.fromkeys(n for t in (*call.outs, *call.ins[1:]) for n in t.names)
     sizes = [call.extent(n) for n in names]
@@ -335,7 +342,7 @@ def guarded(call: kit.TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
     if "0" in sizes:
         return zeros
     unknown = [s for s in sizes if not s.isdigit()]
-    for slide in found:
+    for slide in windows:
         if call.may_be_empty(slide.coarse.name, 0):
             unknown.append(f"{call.tensor(0)}.shape[{call.ins[0].index(slide.coarse.name)}]")
     return f"({text} if {' and '.join(dict.fromkeys(unknown))} else {zeros})" if unknown else text

@@ -64,13 +64,13 @@ def replaced(
     return kit.TensorType(dims, type_.dtype)
 
 
-def need_size(what: str, found: int, wanted: kit.Dim) -> None:
-    """MD0209 unless `found` is the size of `wanted`; `what` begins the message."""
-    if found != wanted.size:
+def need_size(what: str, size: int, wanted: kit.Dim) -> None:
+    """MD0209 unless `size` is the size of `wanted`; `what` begins the message."""
+    if size != wanted.size:
         raise kit.OpError(
             "MD0209",
-            f"{what} has {found} elements, and the dim `{wanted}` is of size {wanted.size}",
-            f"declare `dim {wanted} = {found}`, or use a dim of that size",
+            f"{what} has {size} elements, and the dim `{wanted}` is of size {wanted.size}",
+            f"declare `dim {wanted} = {size}`, or use a dim of that size",
         )
 
 

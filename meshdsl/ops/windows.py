@@ -13,7 +13,7 @@ import numpy as np
 from meshdsl.ops import kit, sliding
 
 
-def _found(attrs: kit.Attrs) -> sliding.Slide:
+def _slides(attrs: kit.Attrs) -> sliding.Slide:
     (dim,), (size,) = attrs["source"], attrs["size"]
     return sliding.Slide(dim, dim, size, 1, 1, attrs["before"])
 
@@ -54,7 +54,7 @@ def _factors(back: bool) -> Callable[[kit.Signature], kit.Factors]:
     """The loops; `back` for the gradient, which reads the windows that an element is in."""
 
     def factors(sig: kit.Signature) -> kit.Factors:
-        slide, target = _found(sig.attrs), sig.attrs["target"][0].name
+        slide, target = _slides(sig.attrs), sig.attrs["target"][0].name
         name = slide.fine.name
         reads = slide.read_back() if back else slide.reads()
         factor = kit.Factor(name, (name,), (name,), reads=(reads,) if reads else ())
@@ -68,13 +68,13 @@ def _factors(back: bool) -> Callable[[kit.Signature], kit.Factors]:
 
 
 def _numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
-    slide = _found(call.attrs)
+    slide = _slides(call.attrs)
     parts = [part for _, part in sliding.tap_parts(call, x, [slide])]
     return np.stack(parts, axis=call.ins[0].index(slide.fine.name) + 1)
 
 
 def _grad_numpy(call: kit.NumpyCall, dy: kit.Array) -> kit.Array:
-    slide, target = _found(call.attrs), call.attrs["target"][0].name
+    slide, target = _slides(call.attrs), call.attrs["target"][0].name
     at = call.ins[0].index(target)
     assert call.outs[0].names == tuple(n for n in call.ins[0].names if n != target)
     parts = ((tap, dy.take(tap[0], axis=at)) for tap in sliding.taps([slide]))
@@ -82,7 +82,7 @@ def _grad_numpy(call: kit.NumpyCall, dy: kit.Array) -> kit.Array:
 
 
 def _text(call: kit.TorchCall) -> str:
-    slide, names, x = _found(call.attrs), call.ins[0].names, call.tensor(0)
+    slide, names, x = _slides(call.attrs), call.ins[0].names, call.tensor(0)
     target = call.attrs["target"][0].name
     at = names.index(slide.fine.name)
     if not call.is_window(0, slide.fine.name) and slide.reach:
@@ -94,7 +94,7 @@ def _text(call: kit.TorchCall) -> str:
 def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
     """The bytes of the padded operand, which the result shows; a window has its padding."""
     del numbers
-    slide, x = _found(sig.attrs), sig.ins[0]
+    slide, x = _slides(sig.attrs), sig.ins[0]
     name, size = slide.fine.name, sig.outs[0].size(slide.fine.name)
     is_padded = slide.reach and x.size(name) == size
     return x.resized({name: size + slide.reach}).bytes if is_padded else 0
@@ -102,7 +102,7 @@ def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
 
 def _grad_text(call: kit.TorchCall) -> str:
     """Each window added where it was, through zeros behind it: a row longer, and flat again."""
-    slide, names = _found(call.attrs), call.ins[0].names
+    slide, names = _slides(call.attrs), call.ins[0].names
     fine, target = slide.fine.name, call.attrs["target"][0].name
     others = tuple(n for n in names if n not in (fine, target))
     dy = kit.permuted(call.tensor(0), names, (*others, fine, target))
