@@ -9,9 +9,8 @@ the primitives of `named/attention_fusion.py` are used instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -132,18 +131,22 @@ def _grad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
 # --- factors -----------------------------------------------------------------------------------
 
 
-def _loop(sig: kit.Signature, name: str) -> kit.Factor:
-    """The loop over a dim; summed in results that lack it though a gradient has it."""
-    is_summed = len(sig.outs) == 3 and not all(t.has(name) for t in sig.outs)
-    return kit.loop(sig, name, "sum" if is_summed else None)
+def _factors(
+    linear: Sequence[int] = (), *, gradient: bool = False
+) -> Callable[[kit.Signature], kit.Factors]:
+    """All dims but `key` and `mem` are loops; each operand of `linear` alone may be a partial sum.
 
+    A result of the `gradient` is summed over the dims that it lacks.
+    """
 
-def _factors(sig: kit.Signature) -> kit.Factors:
-    """All dims but `key` and `mem` are loops."""
-    undivided = {d.name for d in sig.attrs["dims"]}
-    names = dict.fromkeys(n for t in sig.ins for n in t.names if n not in undivided)
-    linear = {1: (frozenset({2}),), 2: (), 3: (frozenset({0}),)}[len(sig.outs)]
-    return kit.Factors(tuple(_loop(sig, n) for n in names), linear)
+    def factors(sig: kit.Signature) -> kit.Factors:
+        undivided = {d.name for d in sig.attrs["dims"]}
+        names = dict.fromkeys(n for t in sig.ins for n in t.names if n not in undivided)
+        summed = {n for n in names if gradient and not all(t.has(n) for t in sig.outs)}
+        loops = tuple(kit.loop(sig, n, "sum" if n in summed else None) for n in names)
+        return kit.Factors(loops, tuple(frozenset({i}) for i in linear))
+
+    return factors
 
 
 # --- numpy -------------------------------------------------------------------------------------
@@ -356,9 +359,8 @@ def _several(text: _AttentionText, kernel: str, results: Sequence[Sequence[kit.N
 # --- records -----------------------------------------------------------------------------------
 
 
-def _flops(sig: kit.Signature) -> int:
+def _flops(sig: kit.Signature, *, gradient: bool = False) -> int:
     """Two products forward; five backward, one of them the scores once more. 5 for a softmax."""
-    gradient = len(sig.outs) == 3
     types = operands(sig.ins) if gradient else sig.ins
     key_dim = sig.attrs["dims"][0].name
     scored = {d.name: d.size for t in (*types[:2], *types[3:]) for d in t.dims}
@@ -369,10 +371,8 @@ def _flops(sig: kit.Signature) -> int:
     return count * (2 * key + 2 * feature + 5)
 
 
-def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
+def _scratch(types: kit.Types) -> int:
     """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
-    del numbers
-    types = operands(sig.ins) if len(sig.outs) == 3 else sig.ins
     masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:])
     return masks + 2 * sum(t.bytes for t in types[:3])
 
@@ -417,7 +417,7 @@ kit.operator(
     "attention",
     kit.Surface("dims", (3, 4), (("scale", None),)),
     _infer,
-    _factors,
+    _factors([2]),
     lambda call, *arrays: _lse_numpy(call, *arrays)[0],
     _torch,
     _SAMPLES,
@@ -427,7 +427,7 @@ kit.operator(
     bind=_bind,
     gradient=_gradient,
     saving="attention_lse",
-    scratch=_scratch,
+    scratch=lambda sig, numbers: _scratch(sig.ins),
     precision="compute",
     ordered="causal",
     meaning=(
@@ -441,7 +441,7 @@ kit.operator(
     "attention_lse",
     kit.Surface("view", (3, 4)),
     _lse_infer,
-    _factors,
+    _factors(),
     _lse_numpy,
     _lse_torch,
     _SAMPLES,
@@ -453,7 +453,7 @@ kit.operator(
         "B, B, P -> P, B": "a partial result comes with partial ones alone",
         "B, B, P, B -> P, B": "a partial result comes with partial ones alone",
     },
-    scratch=_scratch,
+    scratch=lambda sig, numbers: _scratch(sig.ins),
     precision="compute",
     ordered="causal",
     meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
@@ -462,18 +462,18 @@ kit.operator(
     "attention_grad",
     kit.Surface("view", (6, 7)),
     _grad_infer,
-    _factors,
+    _factors([0], gradient=True),
     _grad_numpy,
     _grad_torch,
     tuple(map(_grad_sample, _SMALL)),
     exact=False,
     composite=True,
-    flops=_flops,
+    flops=lambda sig: _flops(sig, gradient=True),
     true_rows={
         "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
         "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",
     },
-    scratch=_scratch,
+    scratch=lambda sig, numbers: _scratch(operands(sig.ins)),
     precision="compute",
     ordered="causal",
     meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
