@@ -12,11 +12,11 @@ from meshdsl.syntax.build_expressions import (
     Maker,
     Makers,
     TreeBuilder,
-    every,
     make_call,
     make_items,
     make_keywords,
-    row,
+    node_maker,
+    tuple_maker,
 )
 from meshdsl.syntax.foreign_statements import statements
 
@@ -75,7 +75,7 @@ def _too_deep(b: TreeBuilder, tree: Any) -> Diagnostic | None:
 
 _NAME, _MAYBE_NAME, _NAMES = TreeBuilder.name, TreeBuilder.maybe_name, TreeBuilder.names
 _EXPR, _DIMS = TreeBuilder.expr, TreeBuilder.maybe_dims
-_target = row(ast.Target, _NAME, _DIMS)
+_target = node_maker(ast.Target, _NAME, _DIMS)
 
 
 def _assign(b: TreeBuilder, tree: Any) -> ast.Assign:
@@ -94,12 +94,12 @@ def _body(b: TreeBuilder, tree: Any) -> tuple[ast.Statement, ...]:
 _STATEMENTS: Makers = {
     **statements(_assign, _body),
     "assign": _assign,
-    "update": row(ast.UpdateStatement, _NAME, None, _EXPR),
-    "param": row(ast.ParamDecl, _target, _MAYBE_NAME, _maybe_call),
-    "repeat": row(ast.Repeat, _NAME, _body),
-    "recompute": row(ast.Recompute, _body),
-    "return_": lambda b, tree: ast.Return(every(_EXPR)(b, tree), b.span(tree)),
-    "minimize": row(ast.Minimize, _EXPR, make_call),
+    "update": node_maker(ast.UpdateStatement, _NAME, None, _EXPR),
+    "param": node_maker(ast.ParamDecl, _target, _MAYBE_NAME, _maybe_call),
+    "repeat": node_maker(ast.Repeat, _NAME, _body),
+    "recompute": node_maker(ast.Recompute, _body),
+    "return_": lambda b, tree: ast.Return(tuple_maker(_EXPR)(b, tree), b.span(tree)),
+    "minimize": node_maker(ast.Minimize, _EXPR, make_call),
 }
 
 
@@ -111,12 +111,12 @@ def _entries(makers: Makers) -> Maker:
     return lambda b, tree: b.all_of(tree.children, makers)
 
 
-_SETTING = row(ast.SettingDecl, _NAMES, _NAME, _EXPR)
+_setting = node_maker(ast.SettingDecl, _NAMES, _NAME, _EXPR)
 
 
 def _layout(b: TreeBuilder, tree: Any) -> ast.LayoutDecl:
     name, base, entries, schedule = tree.children
-    nodes = b.all_of(entries.children, {"rule": _rule, "setting": _SETTING})
+    nodes = b.all_of(entries.children, {"rule": _rule, "setting": _setting})
     rules = tuple(n for n in nodes if isinstance(n, ast.RuleDecl))
     settings = tuple(n for n in nodes if isinstance(n, ast.SettingDecl))
     used = None if schedule is None else _scheduled(b, schedule)
@@ -160,7 +160,7 @@ def _schedule(b: TreeBuilder, tree: Any) -> ast.ScheduleDecl:
     )
 
 
-_ACTION = row(ast.ScheduleAction, _NAME, TreeBuilder.maybe_number)
+_action = node_maker(ast.ScheduleAction, _NAME, TreeBuilder.maybe_number)
 
 
 def _rows(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
@@ -170,7 +170,7 @@ def _rows(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
         help = "a row begins with the number of its device: `0: F0 F1 B0 B1`"
         fail("MD0001", "expected the number of a device", b.span(trees[0]), help=help)
     for at, end in itertools.pairwise([*heads, len(trees)]):
-        actions = tuple([_ACTION(b, tree) for tree in trees[at + 1 : end]])
+        actions = tuple([_action(b, tree) for tree in trees[at + 1 : end]])
         device = b.number(trees[at].children[0])
         yield ast.ScheduleRow(device, actions, b.span(trees[at]).to(b.span(trees[end - 1])))
 
@@ -182,8 +182,8 @@ def _sbp_entry(b: TreeBuilder, tree: Any) -> ast.SbpEntry:
     return ast.SbpEntry(b.names(tensor), reader, placements, b.span(tree))
 
 
-_tensors = every(
-    row(
+_tensors = tuple_maker(
+    node_maker(
         ast.TensorParam,
         _NAME,
         lambda b, dims: b.maybe_dims(dims) or (),
@@ -206,22 +206,25 @@ def _count(b: TreeBuilder, tree: Any) -> ast.ExpectCount:
     return ast.ExpectCount(what, b.maybe_names(axes), b.expr(value), b.span(tree))
 
 
-_EXPECTED = _entries(
+_expected = _entries(
     {
-        "expect_placement": row(ast.ExpectPlacement, _NAMES, TreeBuilder.dims),
+        "expect_placement": node_maker(ast.ExpectPlacement, _NAMES, TreeBuilder.dims),
         "expect_count": _count,
     }
 )
 
 _DECLARATIONS: Makers = {
-    "dim_decl": row(ast.DimDecl, _NAME, _EXPR),
-    "mesh_decl": row(
-        ast.MeshDecl, _NAME, _entries({"mesh_axis": row(ast.MeshAxis, _NAME, _EXPR)}), _MAYBE_NAME
+    "dim_decl": node_maker(ast.DimDecl, _NAME, _EXPR),
+    "mesh_decl": node_maker(
+        ast.MeshDecl,
+        _NAME,
+        _entries({"mesh_axis": node_maker(ast.MeshAxis, _NAME, _EXPR)}),
+        _MAYBE_NAME,
     ),
     "layout_decl": _layout,
-    "sbp_decl": row(ast.Sbp, _NAME, _entries({"sbp_entry": _sbp_entry})),
+    "sbp_decl": node_maker(ast.Sbp, _NAME, _entries({"sbp_entry": _sbp_entry})),
     "schedule_decl": _schedule,
-    "function_decl": row(
+    "function_decl": node_maker(
         ast.FunctionDecl,
         _NAME,
         lambda b, dims: b.maybe_names(dims) or (),
@@ -229,6 +232,6 @@ _DECLARATIONS: Makers = {
         _DIMS,
         _body,
     ),
-    "program_decl": row(ast.ProgramDecl, _NAME, _tensors, _body),
-    "expect_decl": row(ast.Expect, _NAME, _MAYBE_NAME, _MAYBE_NAME, _EXPECTED),
+    "program_decl": node_maker(ast.ProgramDecl, _NAME, _tensors, _body),
+    "expect_decl": node_maker(ast.Expect, _NAME, _MAYBE_NAME, _MAYBE_NAME, _expected),
 }

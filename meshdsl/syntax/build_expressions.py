@@ -88,10 +88,10 @@ Maker = Callable[[TreeBuilder, Any], Any]
 Makers = dict[str, Maker]
 
 
-def row(node: Callable[..., Any], *fields: Maker | None) -> Maker:
+def node_maker(node: Callable[..., Any], *fields: Maker | None) -> Maker:
     """The maker of a node whose fields are the children of its tree, in order, and its span.
 
-    Each field is how a child is read; a child for which it is None is a sign.
+    `fields` read the children, one each; a child that has None is punctuation, and skipped.
     """
 
     def make(b: TreeBuilder, tree: Any) -> Any:
@@ -101,8 +101,8 @@ def row(node: Callable[..., Any], *fields: Maker | None) -> Maker:
     return make
 
 
-def every(read: Maker) -> Maker:
-    """The children of a tree, each read in the same way."""
+def tuple_maker(read: Maker) -> Maker:
+    """The maker of a tuple: the children of a tree, all read by `read`."""
     return lambda b, tree: tuple([read(b, child) for child in tree.children])
 
 
@@ -259,8 +259,8 @@ def _window(b: TreeBuilder, token: Any) -> ast.Name | ast.Number:
 EXPRESSIONS: Makers = {
     "number": lambda b, tree: b.number(tree.children[0]),
     "string": _string,
-    "ref": row(ast.Ref, TreeBuilder.name),
-    "unary": row(ast.Unary, lambda b, sign: str(sign), TreeBuilder.expr),
+    "ref": node_maker(ast.Ref, TreeBuilder.name),
+    "unary": node_maker(ast.Unary, lambda b, sign: str(sign), TreeBuilder.expr),
     "binary": _binary,
     "call": make_call,
     "view": _view,
@@ -273,11 +273,11 @@ EXPRESSIONS: Makers = {
 }
 
 _ITEMS: Makers = {
-    "dim_item": row(ast.DimItem, TreeBuilder.name),
-    "arrow_item": row(ast.ArrowItem, TreeBuilder.names, TreeBuilder.names),
-    "by_item": row(ast.ByItem, TreeBuilder.name, _window, TreeBuilder.maybe_name),
-    "pick_item": row(ast.PickItem, TreeBuilder.name, TreeBuilder.expr),
-    "slice_item": row(
+    "dim_item": node_maker(ast.DimItem, TreeBuilder.name),
+    "arrow_item": node_maker(ast.ArrowItem, TreeBuilder.names, TreeBuilder.names),
+    "by_item": node_maker(ast.ByItem, TreeBuilder.name, _window, TreeBuilder.maybe_name),
+    "pick_item": node_maker(ast.PickItem, TreeBuilder.name, TreeBuilder.expr),
+    "slice_item": node_maker(
         ast.SliceItem,
         TreeBuilder.name,
         TreeBuilder.maybe_expr,
