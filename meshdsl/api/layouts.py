@@ -8,10 +8,10 @@ from typing import Any
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
-from meshdsl.api.schedules import Schedule, moved
+from meshdsl.api.schedules import Schedule
 from meshdsl.api.schedules import given as given_schedule
 from meshdsl.api.sizes import Size, number_of
-from meshdsl.api.source_location import Site, here
+from meshdsl.api.source_location import Site, here, with_span
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.syntax import ast
@@ -280,7 +280,7 @@ def _of_text(text: str, span: Span) -> Iterator[Entry]:
         raise DiagnosticError(replace(first, message=f"{first.message} in the rule `{text}`"))
     for node in tree.declarations:
         if isinstance(node, ast.LayoutDecl):
-            yield from moved(node.rules, span)
+            yield from with_span(node.rules, span)
             yield from (replace(setting, span=span) for setting in node.settings)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.sizes import Size, number_of
-from meshdsl.api.source_location import here
+from meshdsl.api.source_location import here, with_span
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.syntax import ast, printer
 from meshdsl.syntax.tokens import is_name
@@ -80,7 +80,7 @@ def of_text(text: str, span: Span) -> Schedule:
     if call is None:
         first = replace(problems[0], span=span, related=(), fixes=())
         raise DiagnosticError(replace(first, message=f"{first.message} in the schedule `{text}`"))
-    return Schedule(moved(call, span), None)
+    return Schedule(with_span(call, span), None)
 
 
 def given(found: Any, span: Span) -> Schedule | None:
@@ -172,18 +172,3 @@ def _action(word: str, span: Span) -> ast.ScheduleAction:
     text, at, stage = word.partition("@")
     number = ast.Number(int(stage), span) if at else None
     return ast.ScheduleAction(ast.Name(text, span), number, span)
-
-
-Node = TypeVar("Node")
-
-
-def moved(node: Node, span: Span) -> Node:
-    """A tree with this place for all of its nodes."""
-    if isinstance(node, tuple):
-        return cast(Node, tuple(moved(part, span) for part in node))
-    if isinstance(node, Span):
-        return cast(Node, span)
-    if not is_dataclass(node) or isinstance(node, type):
-        return node
-    changed = {f.name: moved(getattr(node, f.name), span) for f in fields(node)}
-    return cast(Node, replace(cast(Any, node), **changed))

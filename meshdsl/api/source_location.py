@@ -17,8 +17,9 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import CodeType, FrameType
+from typing import Any, TypeVar, cast
 
 from meshdsl.diagnostics import Source, Span
 
@@ -285,3 +286,18 @@ def _named(value: ast.expr, target: ast.expr) -> Iterator[tuple[ast.AST, Names]]
                     yield from _named(each, one)
         case ast.Tuple() | ast.List(), _:
             yield value, tuple(e.id if isinstance(e, ast.Name) else None for e in target.elts)
+
+
+Node = TypeVar("Node")
+
+
+def with_span(node: Node, span: Span) -> Node:
+    """A syntax tree with `span` as the place of all its nodes."""
+    if isinstance(node, tuple):
+        return cast(Node, tuple(with_span(part, span) for part in node))
+    if isinstance(node, Span):
+        return cast(Node, span)
+    if not is_dataclass(node) or isinstance(node, type):
+        return node
+    changed = {f.name: with_span(getattr(node, f.name), span) for f in fields(node)}
+    return cast(Node, replace(cast(Any, node), **changed))

@@ -91,7 +91,7 @@ def _place(program: named.NamedProgram, found: Analysis, options: Options) -> No
     if result.pipe is None:
         return
     if result.pipe.use is not None and result.pipe.use.asynchronous:
-        _update_on_the_way(program, found, chosen)
+        _check_asynchronous(program, found, chosen)
         return
     try:
         lower_placed(result)
@@ -101,10 +101,10 @@ def _place(program: named.NamedProgram, found: Analysis, options: Options) -> No
         lower_placed(place_named(program, declarations, options, Diagnostics()))
 
 
-def _update_on_the_way(program: named.NamedProgram, found: Analysis, options: Options) -> None:
-    """Make what devices run of asynchronous updates.
+def _check_asynchronous(program: named.NamedProgram, found: Analysis, options: Options) -> None:
+    """Compile a program with asynchronous updates for devices.
 
-    What is not built for devices (MD0335) is a note: `train --engine reference` trains it.
+    A schedule that devices cannot run (MD0335) is a note: `train --engine reference` trains it.
     """
     name = program.name
     known_stages = Known(found.tree, found.declarations, found.written[name], program)
