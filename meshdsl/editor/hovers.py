@@ -13,10 +13,7 @@ from meshdsl.editor.facts import DocumentFacts, Placing
 from meshdsl.editor.line_costs import explained, tensors
 from meshdsl.ir.program import every
 from meshdsl.named.ir import NamedProgram, Value
-from meshdsl.placed.layout import (
-    collect_axes,
-    collect_declared,
-)
+from meshdsl.placed.layout import collect_axes, collect_declared
 from meshdsl.report.document import counted, human, mesh_text
 from meshdsl.report.explanation import type_text
 from meshdsl.report.schema import TensorFacts

@@ -1,6 +1,6 @@
-"""The one import of operator files: the record and all that operators are written in.
+"""All that an operator file needs, in one import: `OpDef`, types, and the shared helpers.
 
-Each name is explained where it is defined.
+Each name is documented where it is defined.
 """
 
 from meshdsl.ir.types import BF16 as BF16

@@ -24,15 +24,15 @@ _DIM = re.compile(r"([a-z]\w*)(?:=(\d+))?")
 
 
 def samples(*texts: str, values: str = "int", dtype: DType = F32) -> tuple[Sample, ...]:
-    """The samples of several lines in the notation, as `sample` reads each."""
+    """The samples of several lines, each read by `sample`."""
     return tuple(sample(text, values=values, dtype=dtype) for text in texts)
 
 
 def sample(text: str, values: str = "int", dtype: DType = F32) -> Sample:
     """The sample of one line; operands without a dtype have `dtype`.
 
-    `values` names a distribution (see `Sample`) for each operand, perhaps for some more, or one for
-    all. Bools are drawn from `bool`.
+    `values` names one distribution (see `Sample`) for all operands, or one for each; more than
+    there are operands may be named. Bools are drawn from `bool`.
     """
     operands, _, attrs = text.partition("|")
     reader = _Reader()
@@ -53,10 +53,10 @@ class _Reader:
     def operand(self, text: str, dtype: DType, kind: str) -> tuple[TensorType, str]:
         """The type and the distribution of an operand: `b s`, `b s: i32`, `(): f32 half`."""
         dims, _, dtype_and_kind = text.partition(":")
-        told = [*dtype_and_kind.split(), "", ""]
-        dtype = DTYPES[told[0]] if told[0] else dtype
+        written_dtype, written_kind, *_ = (*dtype_and_kind.split(), "", "")
+        dtype = DTYPES[written_dtype] if written_dtype else dtype
         words = [] if dims.strip() == "()" else dims.split()
-        kind = told[1] or ("bool" if dtype.kind == "bool" else kind)
+        kind = written_kind or ("bool" if dtype.kind == "bool" else kind)
         return TensorType(tuple(self._dim(w) for w in words), dtype), kind
 
     def attributes(self, words: Iterator[str]) -> Iterator[tuple[str, object]]:

@@ -97,9 +97,9 @@ def explain(
 ) -> ReportFacts:
     """The report of one program under one layout. Bytes and FLOPs are per device.
 
-    With a `timing` it has predicted times, too. `identifiers` gives the variables of the emitted
-    text by their names in the device program: it is called if a subexpression is sent, which has
-    no other name. Without it, one is called by its hint.
+    With a `timing` it has predicted times, too. `identifiers` maps names in the device program to
+    variables of the emitted text. It is called only if a subexpression is sent, since that has no
+    name in the source; without it, subexpressions are shown by their hints.
     """
     source = program.placed
     moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
@@ -359,7 +359,7 @@ def _collective(
 def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
     """The part of one tensor in a collective; alone it would send `wire_bytes`.
 
-    A subexpression has its name in the emitted text, by `names`; without one, the word of it.
+    A subexpression has its name in the emitted text, by `names`, or else its hint.
     """
     return {
         # What is sent to another stage has no name there: it is what it was here.

@@ -75,7 +75,7 @@ def timed_sentence(time: TimeFacts) -> str:
 
 
 def head_of(time: TimeFacts) -> str:
-    """The text `Predicted on h100: 81.2 µs`, of a pipeline with the stage that it is of."""
+    """The text `Predicted on h100: 81.2 µs`; of a pipeline it names the stage."""
     of = f" (a device of stage {time['stage']})" if "stage" in time else ""
     return f"Predicted on {time['cluster']}{of}: {duration(time['seconds'])}"
 

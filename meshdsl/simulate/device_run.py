@@ -25,14 +25,7 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.device.memory import MemoryWalk
-from meshdsl.simulate.timeline import (
-    COMPUTE,
-    PER_SECOND,
-    Event,
-    Folded,
-    Standstill,
-    Timeline,
-)
+from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Standstill, Timeline
 
 MILLION = 10**6
 
