@@ -23,7 +23,7 @@ from meshdsl.device.ir import (
     walk,
 )
 from meshdsl.schedule.times import TimedSchedule
-from meshdsl.simulate.model import model_flops
+from meshdsl.simulate.model import flops_by_dtype, model_flops
 
 PER_SECOND = 10**12
 """Times are whole picoseconds: sums are exact, and an iteration repeats to the last digit."""
@@ -178,18 +178,14 @@ class Timeline:
         Counted is all that they compute, with what is recomputed or computed alike on several.
         """
         groups = siblings(self.program)
-        return sum(len(group) * self._computed(group[0]) for group in groups) / sum(
-            map(len, groups)
-        )
+        computed = sum(len(group) * self._computed(group[0]) for group in groups)
+        return computed / sum(map(len, groups))
 
     def _computed(self, device: int) -> float:
         """The share of the step for which one device of a pipeline computes at its peak."""
-        computed: Counter[str] = Counter()
-        for node, times in walk(on_device(self.program, device)):
-            if isinstance(node, Compute):
-                dtype = (node.local.ins or node.local.outs)[0].dtype
-                computed[str(dtype)] += node.flops * times
-        return self._at_peak(computed)
+        nodes = walk(on_device(self.program, device))
+        calls = ((n.local, n.flops * times) for n, times in nodes if isinstance(n, Compute))
+        return self._at_peak(flops_by_dtype(calls))
 
     def _at_peak(self, flops: Mapping[str, int]) -> float:
         """The share of the step for which FLOPs keep one device busy at its peak rates."""
