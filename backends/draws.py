@@ -96,6 +96,6 @@ def _moves(op: NamedOp) -> bool:
 
 def _indexed(op: NamedOp) -> Iterator[tuple[Value, int]]:
     """The operand of indices, with the size of the dim they index."""
-    at = lookup(op.name).indexed()
+    at = lookup(op.name).indices
     if at is not None:
         yield op.ins[at], op.attr("dim").size

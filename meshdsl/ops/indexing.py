@@ -187,6 +187,7 @@ kit.operator(
     ),
     flops=kit.no_flops,
     gradient=_gather_gradient,
+    indices=1,
     relocates=True,
     shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
     ordered="dim",
@@ -231,6 +232,7 @@ kit.operator(
         values="index:v",
     ),
     flops=kit.no_flops,
+    indices=0,
     ordered="dim",
     meaning="1 at the index along a new dim, 0 elsewhere.",
 )

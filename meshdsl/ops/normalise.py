@@ -36,6 +36,7 @@ def composite(
     true_rows: Mapping[str, str] = kit.NO_TRUE_ROWS,
     scratch: kit.Scratch | None = None,
     reduces: bool = False,
+    indices: int | None = None,
 ) -> kit.OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -63,6 +64,7 @@ def composite(
         fits_in=fits_in,
         true_rows=true_rows,
         scratch=scratch,
+        indices=indices,
         precision="widest" if internal or exact else "f32",
         meaning=meaning,
     )
@@ -300,5 +302,6 @@ composite(
     cost=6,
     gradient=_cross_entropy_gradient,
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the log_softmax
+    indices=1,
     meaning="The negative logarithm of the softmax along a dim, at the index of the target.",
 )

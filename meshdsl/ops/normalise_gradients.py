@@ -263,5 +263,6 @@ normalise.composite(
     linear=lambda sig: ((0,),),
     cost=6,
     internal=True,
+    indices=2,
     meaning="The gradient of `cross_entropy` by the logits.",
 )

@@ -408,6 +408,7 @@ class OpDef:
     ordered: the attribute with the dims along which an element's index counts, though a loop goes
              through them alike in all tensors that have them. Along any other such dim elements may
              lie in any order, in operands and results alike.
+    indices: the operand with indices of the attribute `dim`; None: there is none.
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/operator_tables.py`.
@@ -442,6 +443,7 @@ class OpDef:
     precision: Literal["widest", "f32", "compute"] = "widest"
     lazy: bool = False
     ordered: str = ""
+    indices: int | None = None
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     meaning: str = ""
@@ -451,11 +453,6 @@ class OpDef:
         named = attrs[self.ordered] if self.ordered else ()
         dims: tuple[Dim, ...] = named if isinstance(named, tuple) else (named,)
         return frozenset(dim.name for dim in dims)
-
-    def indexed(self) -> int | None:
-        """The operand with indices of the attribute `dim`, if there is one."""
-        kinds = self.samples[0].values if "dim" in dict(self.samples[0].attrs) else ()
-        return next((i for i, kind in enumerate(kinds) if kind.startswith("index:")), None)
 
     def written_over(self, ins: Types, numbers: frozenset[int] = frozenset()) -> tuple[int, ...]:
         """The operands that have a text `in_place`, in a call where `numbers` are numbers."""

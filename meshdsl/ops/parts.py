@@ -87,6 +87,7 @@ kit.operator(
         "every device reads what all have sent, which is less than a dense sum",
         "S(b), S(b) -> P",
     ),
+    indices=1,
     ordered="dim",
     meaning="The sum of sparse parts, one after the other: values at their indices of a dim, "
     "which inside of a part are distinct.",

@@ -177,6 +177,7 @@ kit.operator(
     in_place={0: _over},
     gradient=_gradient,
     true_rows=kit.swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
+    indices=2,
     ordered="dim",
     meaning="The tensor with new values at an index of one of its dims, or at several; of "
     "equal indices the last is written.",

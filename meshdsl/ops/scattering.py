@@ -146,6 +146,7 @@ kit.operator(
     ),
     gradient=_gradient,
     scratch=_scratch,
+    indices=1,
     ordered="dim",
     meaning="The gradient of `gather`: rows added up at the indices they were read from.",
 )

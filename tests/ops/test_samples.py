@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from meshdsl.ir.types import BOOL, F32, I32, I64, Dim, DType, TensorType
-from meshdsl.ops.opdef import Sample, load_all
+from meshdsl.ops.opdef import Sample, load_all, lookup
 from meshdsl.ops.samples import BATCH, HIDDEN, SEQ, VOCAB, sample, samples
+from tests.ops.cases import SAMPLES
 
 PART, MEM = Dim("part", 2), Dim("m", 4)
 CASES: dict[str, Sample] = {
@@ -82,6 +83,15 @@ def _written(value: Any) -> str:
         case tuple():
             return f"({' '.join(map(_written, value))})"
     return repr(value)
+
+
+def test_samples_draw_indices_for_the_operand_that_the_record_names() -> None:
+    for label, (name, each) in SAMPLES.items():
+        dim = dict(each.attrs).get("dim")
+        kind = f"index:{dim.name}" if isinstance(dim, Dim) else None
+        drawn = [i for i, value in enumerate(each.values) if value == kind]
+        indices = lookup(name).indices
+        assert drawn == ([] if indices is None else [indices]), label
 
 
 @pytest.mark.parametrize("name", load_all())
