@@ -105,7 +105,7 @@ _slope(
     lambda call: call.emit("mul", call.operand(1), -2.0),
     exact=True,
     values="unit",
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         "so for finite cotangents; an infinite one times a slope of 0 is NaN",
         *(f"P({op}), B -> P({op})" for op in ("max", "min")),
     ),

@@ -30,12 +30,12 @@ def _power(base: int | float, exponent: int | float) -> int | float:
 
 
 def _falling(*rows: str) -> dict[str, str]:
-    return kit.swapped(_FALLS, *rows)
+    return kit.rows_with_reason(_FALLS, *rows)
 
 
 def _rising(why: str, *rows: str) -> dict[str, str]:
     """Rows of a rising function with `{}` for the op, one for maxima and one for minima."""
-    return kit.swapped(why, *(row.format(op, op) for row in rows for op in ("max", "min")))
+    return kit.rows_with_reason(why, *(row.format(op, op) for row in rows for op in ("max", "min")))
 
 
 def _no_integers(*ins: kit.TensorType) -> None:
@@ -95,13 +95,13 @@ kit.pointwise(
 )  # fmt: skip
 kit.pointwise(
     "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
-    true_rows=kit.swapped(_BOTH, "P(max), P(max) -> P(max)"),
+    true_rows=kit.rows_with_reason(_BOTH, "P(max), P(max) -> P(max)"),
     gradient=grads.extreme_gradient("lt", "le"), fold=max,
     meaning="The larger of two elements.",
 )  # fmt: skip
 kit.pointwise(
     "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
-    true_rows=kit.swapped(_BOTH, "P(min), P(min) -> P(min)"),
+    true_rows=kit.rows_with_reason(_BOTH, "P(min), P(min) -> P(min)"),
     gradient=grads.extreme_gradient("gt", "ge"), fold=min,
     meaning="The smaller of two elements.",
 )  # fmt: skip
@@ -132,12 +132,12 @@ _compare("gt", ">", np.greater, "number", 0, "the first element is greater than 
 _compare("ge", ">=", np.greater_equal, "number", 0, "the first element is at least the second")
 kit.pointwise(
     "logical_and", 2, np.logical_and, "{0} & {1}", infix="and", accept="bool", monotone=[0, 1],
-    true_rows=kit.swapped(_BOTH, "P(min), P(min) -> P(min)"),
+    true_rows=kit.rows_with_reason(_BOTH, "P(min), P(min) -> P(min)"),
     meaning="Whether both elements are true.",
 )  # fmt: skip
 kit.pointwise(
     "logical_or", 2, np.logical_or, "{0} | {1}", infix="or", accept="bool", monotone=[0, 1],
-    true_rows=kit.swapped(_BOTH, "P(max), P(max) -> P(max)"),
+    true_rows=kit.rows_with_reason(_BOTH, "P(max), P(max) -> P(max)"),
     meaning="Whether at least one of two elements is true.",
 )  # fmt: skip
 kit.pointwise(
@@ -285,7 +285,9 @@ kit.operator(
     kit.numpy_pointwise(np.where),
     _where_torch,
     kit.samples("b h: bool; b h; h b", "s: bool; b s h; h", "s b: bool; (); b", "(): bool; (); ()"),
-    true_rows=kit.swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
+    true_rows=kit.rows_with_reason(
+        _BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"
+    ),
     gradient=grads.where_gradient,
     in_place={1: _over(1), 2: _over(2)},
     fits_in=lambda index, ins, numbers: (

@@ -79,8 +79,8 @@ from meshdsl.ops.requirements import numpy_dtype as numpy_dtype
 from meshdsl.ops.requirements import numpy_padded as numpy_padded
 from meshdsl.ops.requirements import own_block as own_block
 from meshdsl.ops.requirements import plain as plain
+from meshdsl.ops.requirements import rows_with_reason as rows_with_reason
 from meshdsl.ops.requirements import same_type as same_type
-from meshdsl.ops.requirements import swapped as swapped
 from meshdsl.ops.samples import sample as sample
 from meshdsl.ops.samples import samples as samples
 from meshdsl.ops.torch_expressions import Names as Names

@@ -168,7 +168,7 @@ kit.operator(
     ),
     flops=kit.no_flops,
     bind=_concat_bind,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         "several partial operands come from as many reductions; one is enough",
         *_joint_extremes(3),
     ),

@@ -83,7 +83,7 @@ kit.operator(
         "b s one=1; b s one: i32 | dim=v", "b one=1; b one: i32 | dim=v", values="int index:v"
     ),
     flops=lambda sig: sig.ins[0].elements,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         "every device reads what all have sent, which is less than a dense sum",
         "S(b), S(b) -> P",
     ),

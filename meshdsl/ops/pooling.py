@@ -305,7 +305,7 @@ kit.operator(
     lambda call: _in_order(call, _pool_text(call, "max_pool", LEAST)),
     _CASES,
     flops=_cost,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         "`monotone` stands for both extremes, and only one of them passes here",
         "P(max) -> P(max)",
     ),

@@ -176,7 +176,9 @@ kit.operator(
     flops=kit.no_flops,
     in_place={0: _over},
     gradient=_gradient,
-    true_rows=kit.swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
+    true_rows=kit.rows_with_reason(
+        _BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"
+    ),
     indices=2,
     ordered="dim",
     meaning="The tensor with new values at an index of one of its dims, or at several; of "

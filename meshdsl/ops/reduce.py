@@ -200,12 +200,12 @@ def _prod_gradient(call: kit.Backward) -> kit.Grads:
 
 reduction(
     "max", "max", _extreme("max"), _method("max", "amax"),
-    true_rows=kit.swapped(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
+    true_rows=kit.rows_with_reason(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
     meaning="The largest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
     "min", "min", _extreme("min"), _method("min", "amin"),
-    true_rows=kit.swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
+    true_rows=kit.rows_with_reason(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
     meaning="The smallest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
@@ -215,12 +215,12 @@ reduction(
 )  # fmt: skip
 reduction(
     "any", "max", _over(np.any), _method("any", "any"), accept="bool",
-    true_rows=kit.swapped(_OUTER, "P(max) -> P(max)"),
+    true_rows=kit.rows_with_reason(_OUTER, "P(max) -> P(max)"),
     meaning="Whether any element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 reduction(
     "all", "min", _over(np.all), _method("all", "all"), accept="bool",
-    true_rows=kit.swapped(_OUTER, "P(min) -> P(min)"),
+    true_rows=kit.rows_with_reason(_OUTER, "P(min) -> P(min)"),
     meaning="Whether every element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 

@@ -248,8 +248,8 @@ def axes(type_: TensorType, dims: Sequence[Dim]) -> tuple[int, ...]:
 NO_TRUE_ROWS: Mapping[str, str] = {}
 
 
-def swapped(why: str, *rows: str) -> dict[str, str]:
-    """One reason for several undeclared rows."""
+def rows_with_reason(why: str, *rows: str) -> dict[str, str]:
+    """Entries of `OpDef.true_rows`: several undeclared rows with the same reason."""
     return dict.fromkeys(rows, why)
 
 

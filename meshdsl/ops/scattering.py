@@ -139,7 +139,7 @@ kit.operator(
         values="int index:v",
     ),
     flops=lambda sig: sig.ins[0].elements,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         "only where no two positions can mean one row",
         "P(max), B -> P(max)",
         "P(min), B -> P(min)",

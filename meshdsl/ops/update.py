@@ -158,7 +158,7 @@ update(
         values="int int positive positive",
     ),
     flops=3,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         _REDUCED,
         "P, P, B, B -> P",
         "P, B, P, B -> P",
@@ -178,7 +178,7 @@ update(
         values="int int int positive positive",
     ),
     flops=5,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         _REDUCED,
         "P, P, P, B, B -> P, P",
         "P, B, P, B, P -> P, P",
@@ -227,7 +227,7 @@ update(
     ),
     flops=12,
     fused=True,
-    true_rows=kit.swapped(
+    true_rows=kit.rows_with_reason(
         _REDUCED,
         *_extremes(
             "P({0}), B, B, B, B, B, B -> P({0}), B, B",
