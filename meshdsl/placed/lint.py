@@ -32,6 +32,7 @@ from meshdsl.placed.pipelined import check_layers, is_forward
 from meshdsl.placed.request import Asked, Request, loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
+from meshdsl.placed.stage_rules import pipeline_of
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
@@ -324,11 +325,10 @@ def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> Non
 def _lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once.
 
-    Of a split over the axis of stages placing says more (MD0907).
+    Where the pipeline of the layout is refused, that alone is reported: it is the cause.
     """
-    if layout.schedule is not None and _splits_stages(program, layout):
-        return
-    request, reported = Request(program, layout), set()
+    request, conflicts = Request(program, layout), Diagnostics()
+    reported = set()
     for value in values_of(program):
         try:
             request.asked(value)
@@ -336,17 +336,12 @@ def _lint_demands(program: NamedProgram, layout: Layout, diagnostics: Diagnostic
             (conflict,) = error.diagnostics
             rules = (conflict.code, *(related.span for related in conflict.related))
             if rules not in reported:
-                diagnostics.add(conflict)
+                conflicts.add(conflict)
             reported.add(rules)
-
-
-def _splits_stages(program: NamedProgram, layout: Layout) -> bool:
-    """Whether a rule splits something else over the axis of the stages of a loop."""
-    loop_dims = {loop.dim.name for loop in loops(program)}
-    rules = [rule for rule in layout.rules if rule.selector not in STORAGE]
-    staged = [rule for rule in rules if rule.dim in loop_dims and not rule.selector]
-    axes = {axis for rule in staged for axis in rule.axes}
-    return any(axes.intersection(rule.axes) for rule in rules if rule not in staged)
+    refusal = Diagnostics()
+    if conflicts.errors and layout.schedule is not None:
+        refusal.of(partial(pipeline_of, program, layout))
+    diagnostics.add(*(refusal.errors or conflicts))
 
 
 def _lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnostics) -> None:

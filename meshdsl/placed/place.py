@@ -34,12 +34,12 @@ from meshdsl.placed.ir import (
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
-from meshdsl.placed.pipelined import Piped, forward_only, of_batch, piped, with_leaving
+from meshdsl.placed.pipelined import Piped, of_batch, with_leaving
 from meshdsl.placed.request import Asked, BlockRequest, Request, loops
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
-from meshdsl.placed.stage_rules import cut_apart, with_homes
+from meshdsl.placed.stage_rules import pipeline_of, with_homes
 from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stage_walk import NeededWhole
 from meshdsl.placed.storage import with_loads
@@ -151,12 +151,9 @@ def _on_stages(
 ) -> tuple[named.NamedProgram, Layout, Piped | None]:
     """The program with what leaves its stages, the layout on their mesh, and the pipeline.
 
-    All as they are where the layout has no pipeline for this program.
+    Without a pipeline, the program as it is.
     """
-    if all(node.phase != "update" for node in program.body):
-        layout = forward_only(program, layout)
-    pipe = piped(program, layout)
-    pipe = cut_apart(program, layout, pipe) or pipe
+    layout, pipe = pipeline_of(program, layout)
     if pipe is None:
         return program, layout, None
     program = terms_apart(in_stage_order(program, pipe), pipe)

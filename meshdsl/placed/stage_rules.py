@@ -17,17 +17,24 @@ from meshdsl.ir.program import OpKind, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
-from meshdsl.placed.pipelined import (
-    Piped,
-    check_axis,
-    cut_of,
-)
+from meshdsl.placed.pipelined import Piped, check_axis, cut_of, forward_only, piped
 from meshdsl.placed.settings import StageRule
 
 
 def active_cuts(layout: Layout) -> tuple[StageRule, ...]:
     """The stages that rules of a layout give on axes with several devices."""
     return tuple(r for r in layout.cuts if layout.mesh.size_or_one(r.axis) > 1)
+
+
+def pipeline_of(program: NamedProgram, layout: Layout) -> tuple[Layout, Piped | None]:
+    """The pipeline of a program under a layout, if it has one, and the layout that it follows.
+
+    That of a program without an update has forward passes alone. Raises as `piped` and `cut_apart`.
+    """
+    if all(node.phase != "update" for node in program.body):
+        layout = forward_only(program, layout)
+    looped = piped(program, layout)
+    return layout, cut_apart(program, layout, looped) or looped
 
 
 def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Piped | None:
@@ -250,7 +257,7 @@ class _Stages:
         rule = self.ruled.get(node)
         if rule is not None:
             if latest is not None and self.stages[latest] > rule.stage:
-                self._backwards(node, rule, latest)
+                self._refuse_order(node, rule, latest)
             stage, cause = rule.stage, rule
         elif latest is not None:
             stage, latest_cause = self.stages[latest], self.causes.get(latest)
@@ -268,7 +275,7 @@ class _Stages:
             if cause is not None:
                 self.causes[value] = cause
 
-    def _backwards(self, node: Node, rule: StageRule, operand: Value) -> NoReturn:
+    def _refuse_order(self, node: Node, rule: StageRule, operand: Value) -> NoReturn:
         name = f"`{operand.label}`" if operand.name else "an operand"
         stage = self.stages[operand]
         message = f"`{rule}` is behind stage {stage}: it reads {name} of that"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshdsl.analysis import analyse
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
@@ -195,6 +196,23 @@ def test_another_dim_over_the_axis_of_the_stages(rule: str) -> None:
     assert found.code == code
     assert found.span is not None
     assert found.span.text == rule.partition(",")[0]
+
+
+LINTED = {
+    "l -> pipe, h -> pipe": "MD0907",
+    "l -> pipe, gone -> pipe, b -> d, m -> d": "MD0302",
+}
+"""Layouts with what is wrong with them. No tensor has the dim `gone`: the pipeline is possible."""
+
+
+@pytest.mark.parametrize("rules", LINTED)
+def test_lint_reports_what_placing_refuses(rules: str) -> None:
+    """An editor shows it: `analyse` places nothing."""
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4, gone = 2,")
+    text += "mesh two = { d: 2, pipe: 2 }\n"
+    text += f"layout staged {{ {rules} }} with gpipe[b](3)\n"
+    analysis = analyse(Source("step.mdsl", text), Options(layout="staged"))
+    assert {d.code for d in analysis.diagnostics.errors} == {LINTED[rules]}
 
 
 ONCE = {
