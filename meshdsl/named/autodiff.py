@@ -199,8 +199,8 @@ class BackwardBlock(Visitor):
     def _labelled(self, value: Value, target: Value, start: int) -> Value:
         """`value` as the gradient of `target`: bound by its rules, if made from `start` on."""
         body = self.builder.frames[-1].body
-        results = {v for n in body[start:] if isinstance(n, NamedOp) for v in n.outs}
-        if value not in results or value.rules_from is not None or value in self.tape.numbers:
+        is_bound = value.rules_from is not None or value in self.tape.numbers
+        if is_bound or value not in makers(body[start:]):
             return value
         labelled = replace(value, **target.source.as_gradient)
         self.builder.place(labelled, len(self.builder.frames) - 1)

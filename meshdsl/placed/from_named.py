@@ -479,10 +479,8 @@ class Placer:
     def read(self) -> set[Value]:
         """The values that the program reads, or keeps."""
         program = self.source
-        loops = ir.loops(program.body, named.NamedLoop)
-        ends = {v for loop in loops for v in (*loop.reads, *loop.ends)}
         results = {o.value for o in program.outputs} | {u.new for u in program.updates}
-        return ends | results | {v for n in named.walk(program.body) for v in n.ins}
+        return results.union(ir.uses(program.body))
 
     def _split_own_dims(self, op: named.NamedOp) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
