@@ -240,6 +240,23 @@ def uses_of(program: NamedProgram) -> Counter[Value]:
     return uses
 
 
+def loops_of(program: NamedProgram) -> Iterator[NamedLoop]:
+    """Every loop, those inside loops too."""
+    return ir.loops(program.body, NamedLoop)
+
+
+def values_of(program: NamedProgram) -> Iterator[Value]:
+    """Every tensor of a program: inputs, stored values, results, carried and collected values."""
+    yield from program.inputs
+    yield from (p.value for p in program.params)
+    yield from (s.value for s in program.states)
+    for op in walk(program.body):
+        yield from op.outs
+    for loop in loops_of(program):
+        yield from (c.inside for c in loop.carries)
+        yield from (c.outer for c in loop.collected)
+
+
 def walk(nodes: Iterable[Node]) -> Iterator[NamedOp]:
     """Every operator, those inside loops once, in program order."""
     return (node for node in ir.every(nodes) if isinstance(node, NamedOp))

@@ -17,10 +17,10 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
-from meshdsl.named.ir import NamedOp, Value
+from meshdsl.named.ir import NamedOp, Value, loops_of
 from meshdsl.ops.opdef import ReduceOp, lookup
 from meshdsl.placed.placements import B, Component, Partial, Placement, Split, placement
-from meshdsl.placed.request import Request, loops
+from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, route
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
 from meshdsl.placed.strategies import Chooser, Want, adding_first, allowed_rows, flops
@@ -84,7 +84,7 @@ class PlanSpace:
         self.mesh = request.mesh
         self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
         self.readers: dict[Value, dict[Placement, None]] = {}
-        self.loops = tuple(loops(program))
+        self.loops = tuple(loops_of(program))
         self.pairs = 0
         self.routes: dict[RouteKey, Route | None] = {}
         self.work = 0

@@ -25,11 +25,11 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import NamedProgram, Pin, Value, walk
+from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.pipelined import check_layers, is_forward
-from meshdsl.placed.request import Asked, Request, loops
+from meshdsl.placed.request import Asked, Request
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
 from meshdsl.placed.stage_rules import pipeline_of
@@ -37,18 +37,6 @@ from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
 from meshdsl.syntax.symbols import ROLES
-
-
-def values_of(program: NamedProgram) -> Iterator[Value]:
-    """Every tensor of a program: inputs, stored values, results, carried and collected values."""
-    yield from program.inputs
-    yield from (p.value for p in program.params)
-    yield from (s.value for s in program.states)
-    for op in walk(program.body):
-        yield from op.outs
-    for loop in loops(program):
-        yield from (c.inside for c in loop.carries)
-        yield from (c.outer for c in loop.collected)
 
 
 def lint(program: NamedProgram | None, asked: Asked, declarations: Declarations) -> Diagnostics:
@@ -93,7 +81,7 @@ def _lint_rules(
 ) -> None:
     """Warn of axes that the mesh lacks, and of rules that bind nothing."""
     # Rules for the dims of a `repeat` are reported elsewhere.
-    dims = {d for v in values for d in v.type.names} | {n.dim.name for n in loops(program)}
+    dims = {d for v in values for d in v.type.names} | {n.dim.name for n in loops_of(program)}
     for rule in layout.rules:
         for axis in rule.axes:
             if axis not in layout.mesh.names:
@@ -113,7 +101,7 @@ def _lint_blocks(
 
     Stages of a pipeline have as many iterations each, or there is none: that is MD0334.
     """
-    loop_dims = {loop.dim.name for loop in loops(program)} if program.goal else set[str]()
+    loop_dims = {loop.dim.name for loop in loops_of(program)} if program.goal else set[str]()
     sizes = {d.name: d.size for v in values for d in v.type.dims}
     pins = dict.fromkeys(pin for value in values for pin in value.pins)
     bound: tuple[Rule | Pin, ...] = (*layout.rules, *pins)
@@ -176,7 +164,7 @@ def _lint_schedule(
     there are batches that are accumulated (MD0535); its table can be made for the devices of the
     axis (MD0529, MD0536), and `layers=` has a number for each stage (MD0538).
     """
-    sizes = {n.dim.name: n.dim.size for n in loops(program)}
+    sizes = {n.dim.name: n.dim.size for n in loops_of(program)}
     rules = [r for r in layout.rules if r.dim in sizes and r.selector[:1] not in STORAGE]
     rules = [r for r in rules if not r.selector] or rules
     if cuts := _cuts_of(program, layout):

@@ -15,7 +15,7 @@ from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Value, loops_of
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
 from meshdsl.named.workers import is_per_worker
@@ -35,7 +35,7 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import Piped, of_batch, with_leaving
-from meshdsl.placed.request import Asked, BlockRequest, Request, loops
+from meshdsl.placed.request import Asked, BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
@@ -137,7 +137,7 @@ def _requested(program: named.NamedProgram, asked: Asked) -> Request:
         pipe = None
         if asked.settings:
             program = with_states_away(program, asked)
-        if asked.schedule is not None or asked.cuts or any(loops(program)):
+        if asked.schedule is not None or asked.cuts or any(loops_of(program)):
             program, asked, pipe = _on_stages(program, asked)
         if any(rule.selector == ("params",) for rule in asked.rules):
             program = with_loads(program, asked, pipe)

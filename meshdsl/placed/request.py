@@ -19,7 +19,7 @@ from meshdsl.ir.rewrite import makes_of
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import NamedOp, Value
+from meshdsl.named.ir import NamedOp, Value, loops_of
 from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
 from meshdsl.placed.pipelined import Piped, gradient_sums
@@ -185,7 +185,7 @@ class Request:
         if pipe is None:
             return frozenset()
         if pipe.cut is None:
-            micro = (loop for loop in loops(self.program) if loop.dim.name == pipe.micro)
+            micro = (loop for loop in loops_of(self.program) if loop.dim.name == pipe.micro)
             return self._sums.union(*(makes_of(loop) for loop in micro))
         passes = (n for n in self.program.body if n.phase != "update")
         inside = (n for n in passes if kind_of(n) is not OpKind.STAGE_OUTPUT)
@@ -197,7 +197,7 @@ class Request:
         pipe = self.pipe
         if pipe is None:
             return frozenset()
-        piped = (loop for loop in loops(self.program) if pipe.cuts(loop))
+        piped = (loop for loop in loops_of(self.program) if pipe.cuts(loop))
         sums = (v for v in self._sums if v.type.has(pipe.dim))
         grads = (v for v in self._in_passes if v.role == "grad" and v.type.has(pipe.dim))
         return frozenset((*(c.outer for loop in piped for c in loop.collected), *grads, *sums))
@@ -223,7 +223,7 @@ class Request:
     def _sums(self) -> frozenset[Value]:
         """The sums of gradients over batches that a rule for `grads` asks to be split."""
         sums: set[Value] = set()
-        batches = (loop for loop in loops(self.program) if loop.phase == "forward")
+        batches = (loop for loop in loops_of(self.program) if loop.phase == "forward")
         for carry in (c for loop in batches for c in gradient_sums(loop)):
             if self.layout.is_stored(replace(carry.inside, role="grad"), False):
                 sums.update((carry.init, carry.inside, carry.next, carry.result))
@@ -377,7 +377,7 @@ class BlockRequest(Request):
     @cached_property
     def _slices(self) -> dict[Value, tuple[Value, str]]:
         """The stack of every slice, and the dim of its loop."""
-        every = loops(self.program)
+        every = loops_of(self.program)
         return {s.inside: (s.outer, loop.dim.name) for loop in every for s in loop.stacked}
 
     @cached_property
@@ -526,11 +526,6 @@ def resolve(
     if sbp is not None:
         return resolve_sbp(declarations, sbp, on)
     return collect_layout(declarations, layout, on, diagnostics, schedule)
-
-
-def loops(program: named.NamedProgram) -> Iterator[named.NamedLoop]:
-    """Every loop, those inside loops too."""
-    return ir.loops(program.body, named.NamedLoop)
 
 
 def _fits(row: Row, parts: tuple[object, ...]) -> bool:

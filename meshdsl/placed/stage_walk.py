@@ -13,10 +13,10 @@ from functools import cached_property
 from meshdsl.ir.program import OpKind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named import ir as named
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value, loops_of
 from meshdsl.placed.pipelined import Piped, of_batch
 from meshdsl.placed.placements import Placement, placement
-from meshdsl.placed.request import Request, loops
+from meshdsl.placed.request import Request
 from meshdsl.placed.strategies import OnStages
 
 
@@ -63,7 +63,7 @@ class StageWalk:
         cut = self.pipe.cut
         if cut is not None:
             return frozenset(of_batch(self.program, cut)).difference(self.program.inputs)
-        micro = [loop for loop in loops(self.program) if loop.dim.name == self.pipe.micro]
+        micro = [loop for loop in loops_of(self.program) if loop.dim.name == self.pipe.micro]
         return frozenset(v for loop in micro for v in (*makes_of(loop), *loop.enters))
 
     @cached_property

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Value, values_of
 from meshdsl.named.prelude import prelude
-from meshdsl.placed.lint import values_of
 from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.dual import bound
 from meshdsl.search.problem import Problem

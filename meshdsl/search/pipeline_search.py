@@ -23,7 +23,7 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span, counted, fail
 from meshdsl.ir.program import block_loops
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
-from meshdsl.placed.lint import values_of
+from meshdsl.named.ir import values_of
 from meshdsl.placed.placements import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.candidate import Candidate, Rules, SearchRule, StageStart

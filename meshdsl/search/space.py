@@ -28,11 +28,9 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.expand import IN_BLOCKS, expand
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Value, loops_of, values_of
 from meshdsl.ops.opdef import Signature
-from meshdsl.placed.lint import values_of
 from meshdsl.placed.placements import Mesh
-from meshdsl.placed.request import loops
 from meshdsl.placed.sharding_rules import Call, call_of, whole_dims
 from meshdsl.placed.strategies import flops
 from meshdsl.search.candidate import Rules, SearchRule
@@ -91,7 +89,7 @@ class LayoutSpace:
         self.fixed = {d: tuple(a for a in axes if a in self.axes) for d, axes in self.asked.items()}
         self.narrower = tuple(rule for rule in fixed if rule.selector)
         self.calls, self.updates, self.related = _calls(program)
-        self.loops = frozenset(loop.dim.name for loop in loops(program))
+        self.loops = frozenset(loop.dim.name for loop in loops_of(program))
         self.dims = self._dims()
         self._tables: dict[Weigh, list[_Tables]] = {}
 

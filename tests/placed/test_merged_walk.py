@@ -17,11 +17,10 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import Dim
 from meshdsl.named.cse import cse
-from meshdsl.named.ir import NamedProgram
+from meshdsl.named.ir import NamedProgram, values_of
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.from_named import Placer, Walk
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.lint import values_of
 from meshdsl.placed.pipelined import stored
 from meshdsl.placed.place import WALKS, place
 from meshdsl.placed.placements import Mesh

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.named.ir import values_of
 from meshdsl.placed.layout import selects
-from meshdsl.placed.lint import values_of
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import POLICIES, Candidate, SearchRule
 from meshdsl.search.certificate import certificate
