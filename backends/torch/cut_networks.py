@@ -10,7 +10,8 @@ from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.backends.torch.passes import PassText
 from meshdsl.backends.torch.preamble import messages
 from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, Node, StagePhase, Var
-from meshdsl.device.liveness import is_constant, reads, totals
+from meshdsl.device.liveness import is_constant, totals
+from meshdsl.ir.rewrite import reads_of
 
 
 class CutNetworkText:
@@ -94,7 +95,7 @@ class CutNetworkText:
         self.writer.nodes(self.node.of(*computed, stage=stage))
 
     def _slices_of(self, stage: int, parts: tuple[StagePhase, ...]) -> None:
-        read = {v for n in self.node.of(*parts, stage=stage) for v in reads(n)}
+        read = {v for n in self.node.of(*parts, stage=stage) for v in reads_of(n)}
         for item in self.node.stacked:
             if item.inside in read:
                 self.writer.stacked(item.outer, item.inside, self.node)
@@ -129,7 +130,7 @@ class CutNetworkText:
         return self._read_later(stage, [*self._kept_on(stage), *results], WEIGHTS)
 
     def _read_later(self, stage: int, made: list[Var], parts: tuple[StagePhase, ...]) -> list[Var]:
-        read = {v for n in self.node.of(*parts, stage=stage) for v in reads(n)}
+        read = {v for n in self.node.of(*parts, stage=stage) for v in reads_of(n)}
         return [v for v in dict.fromkeys(made) if v in read and v.name not in totals(self.node)]
 
 

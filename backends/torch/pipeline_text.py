@@ -30,7 +30,8 @@ from meshdsl.device.ir import (
     StageRows,
     Var,
 )
-from meshdsl.device.liveness import given_up, is_constant, reads, totals
+from meshdsl.device.liveness import given_up, is_constant, totals
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.device.stage_phases import read_in
 
 Lines = dict[Var, str]
@@ -290,7 +291,7 @@ class PipelineText:
         read = {
             read_in(reader, part, var)
             for reader, part in zip(node.body, node.parts, strict=True)
-            if any(v is var or v.name == var.name in sums for v in reads(reader))
+            if any(v is var or v.name == var.name in sums for v in reads_of(reader))
         }
         for rows in node.stacked:
             if isinstance(rows, StageRows) and var in (rows.outer, rows.other):
@@ -358,7 +359,7 @@ class PipelineText:
     def _kept(self) -> Kept:
         """By stages, what backward passes read of forward passes."""
         node = self.node
-        read = {v for n in node.of(*INPUTS, *WEIGHTS) for v in reads(n)}
+        read = {v for n in node.of(*INPUTS, *WEIGHTS) for v in reads_of(n)}
         by_stages: Kept = {}
         for n, part in zip(node.body, node.parts, strict=True):
             if part not in FORWARD or is_constant(n):
@@ -374,7 +375,7 @@ class PipelineText:
     def _halves(self) -> list[Var]:
         """What the first half of a backward pass keeps for the second, which comes later."""
         node = self.node
-        read = {v for n in node.of(*WEIGHTS) for v in reads(n)}
+        read = {v for n in node.of(*WEIGHTS) for v in reads_of(n)}
         results = [v for n in node.of(*INPUTS) if not is_constant(n) for v in n.makes]
         candidates = [v for v in (*self.kept.get("every", ()), *results) if v in read]
         return [v for v in candidates if v.name not in totals(node)]

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, StageRows, Var
-from meshdsl.device.liveness import kept_after, overwrites, reads, shows_operand
+from meshdsl.device.liveness import kept_after, overwrites, shows_operand
 from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.ops.opdef import lookup
 
 
@@ -75,7 +76,7 @@ def copied_first(program: DeviceProgram) -> frozenset[Var]:
     nodes = tuple(enumerate(every(program.body)))
     # What a loop makes is there behind the last statement of its body.
     made_at = {v: at + sum(1 for _ in every((node,))) - 1 for at, node in nodes for v in node.makes}
-    last_read = {v: at for at, node in nodes for v in reads(node)}
+    last_read = {v: at for at, node in nodes for v in reads_of(node)}
     last_read |= dict.fromkeys(kept_after(program), len(nodes))
     owners = shared(program)
     showing: dict[Var, list[Var]] = {}

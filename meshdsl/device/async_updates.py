@@ -27,11 +27,10 @@ from meshdsl.device.ir import (
     renamed,
     said,
 )
-from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry, OpKind, Stacked, block_loops
-from meshdsl.ir.rewrite import mapped
+from meshdsl.ir.rewrite import mapped, reads_of
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
@@ -120,7 +119,7 @@ def sunk(program: DeviceProgram, pipe: Piped) -> DeviceProgram:
     dependent: set[Var] = set()
     moved: list[Node] = []
     for node in program.body[:at]:
-        if not (stored | dependent).isdisjoint(reads(node)):
+        if not (stored | dependent).isdisjoint(reads_of(node)):
             _check_stored(node, pipe)
             moved.append(node)
             dependent.update(node.makes)
@@ -192,7 +191,7 @@ class _Updates:
         nodes: list[Node] = []
         for node in reversed(self.after):
             if not needed.isdisjoint(node.makes):
-                needed.update(reads(node))
+                needed.update(reads_of(node))
                 nodes.append(node)
         return nodes[::-1]
 
@@ -203,7 +202,7 @@ class _Updates:
         """
         stored, pipeline = {old for old, _ in self.source.updates}, self.loop.known
         for node, part in zip(self.loop.body, self.loop.parts, strict=True):
-            for var in stored.intersection(reads(node)):
+            for var in stored.intersection(reads_of(node)):
                 home = owners.home(var)
                 if part in WEIGHTS and pipeline.schedule.halves and pipeline.changes:
                     message = f"`{var.value.label}` is read in the second half of a backward pass, "
@@ -224,7 +223,7 @@ class _Updates:
         owners = shared(self.source)
         stored = {owners.get(old, old) for old, _ in self.source.updates}
         saved = {v for n in self.loop.of(*FORWARD) for v in n.makes}
-        read = {v for n in self.loop.of(*INPUTS, *WEIGHTS) for v in reads(n)}
+        read = {v for n in self.loop.of(*INPUTS, *WEIGHTS) for v in reads_of(n)}
         return stored.isdisjoint(owners.get(v, v) for v in saved & read)
 
     def _refuse(self, message: str, help: str) -> NoReturn:
@@ -319,7 +318,7 @@ class _Owners:
         stored = {old for old, _ in source.updates if old.value is not counter}
         self.own = stored | {c.result for c in loop.carries}
         for node in nodes:
-            read = [v for v in reads(node) if v in self.own]
+            read = [v for v in reads_of(node) if v in self.own]
             if read:
                 self.own.update(node.makes)
                 for var in (*read, *node.makes):
@@ -354,4 +353,4 @@ class _Owners:
 
     def of(self, node: Node) -> str:
         """The stages that make a statement."""
-        return next((self.home(v) for v in reads(node) if v in self.own), "every")
+        return next((self.home(v) for v in reads_of(node) if v in self.own), "every")

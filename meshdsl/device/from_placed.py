@@ -8,10 +8,10 @@ from functools import partial
 from itertools import repeat
 
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
-from meshdsl.device.liveness import reads
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, OpKind, Stacked
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
@@ -231,7 +231,7 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
     waiting: dict[Var, Node] = {}
 
     def put(node: Node) -> None:
-        for var in dict.fromkeys(source.get(v, v) for v in reads(node)):
+        for var in dict.fromkeys(source.get(v, v) for v in reads_of(node)):
             if var in waiting:
                 put(waiting.pop(var))
         ordered.append(node)

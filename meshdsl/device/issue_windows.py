@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshdsl.device.ir import Collective, Compute, Node, Var
-from meshdsl.device.liveness import overwrites, reads
+from meshdsl.device.liveness import overwrites
 from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import reads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class BlockAccess:
         self._read: dict[Var, int] = {}
         self._overwritten: dict[Var, list[int]] = {}
         for i, node in enumerate(nodes):
-            for var in reads(node):
+            for var in reads_of(node):
                 self._read.setdefault(var, i)
             for var in _overwritten(node):
                 self._overwritten.setdefault(self._owner(var), []).append(i)

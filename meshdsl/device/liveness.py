@@ -41,7 +41,7 @@ def deaths(
     later: set[str] = {v.name for v in kept}
     dead_after: list[tuple[Var, ...]] = []
     for node in reversed(nodes):
-        touched = {v.name: v for v in (*reads(node), *node.makes)}
+        touched = {v.name: v for v in (*reads_of(node), *node.makes)}
         dying = [v for v in touched.values() if v in local and v.name not in later]
         together = isinstance(node.collective if isinstance(node, Start) else node, Bucket)
         size = sum(v.local.bytes for v in dying) if together else 0
@@ -58,7 +58,7 @@ def entered(node: DeviceLoop, collected: frozenset[Var]) -> frozenset[Var]:
 
 def given_up(node: DeviceLoop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
     """Variables `dead` after a loop that only begin a carry: deleted as the loop begins."""
-    inside = {*(s.outer for s in node.slices), *(v for n in node.body for v in reads(n))}
+    inside = {*(s.outer for s in node.slices), *(v for n in node.body for v in reads_of(n))}
     begun = {c.init for c in node.carries} - inside - set(node.makes)
     carried = {c.inside.name for c in node.carries}
     return tuple(v for v in dead if v in begun and v.name not in carried)
@@ -117,11 +117,6 @@ def used_up(program: DeviceProgram) -> frozenset[Var]:
             yield from found(loop.body, depth + 1)
 
     return frozenset(found(program.body, 0))
-
-
-def reads(node: Node) -> tuple[Var, ...]:
-    """The variables that a node reads, of a loop also those that its body reads."""
-    return reads_of(node)
 
 
 def uses(program: DeviceProgram) -> Counter[Var]:

@@ -40,7 +40,6 @@ from meshdsl.device.liveness import (
     kept_after,
     kept_inside,
     left_over,
-    reads,
     shown_by,
     shows_operand,
     sums,
@@ -50,6 +49,7 @@ from meshdsl.device.liveness import (
 from meshdsl.device.offloaded_updates import streamed
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.strategies import flops
@@ -472,7 +472,7 @@ class _Versions:
     """
 
     def __init__(self, node: Pipeline, stage: int, local: Callable[[Var], TensorType]) -> None:
-        read = {v for n in node.of(*INPUTS) for v in reads(n)}
+        read = {v for n in node.of(*INPUTS) for v in reads_of(n)}
         variables = [vs for part, vs in node.versioned.items() if node.does(part, stage)]
         sizes = [[local(v).bytes for v in vs] for vs in variables]
         self.bytes, self.largest = sum(map(sum, sizes)), max(map(max, sizes), default=0)

@@ -27,11 +27,10 @@ from meshdsl.device.ir import (
     Var,
     said,
 )
-from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
 from meshdsl.ir.program import Carry, OpKind, Stacked, every, kind_of
-from meshdsl.ir.rewrite import defined
+from meshdsl.ir.rewrite import defined, reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
 from meshdsl.named.ir import Value
@@ -116,13 +115,13 @@ class _Cutting:
         behind: set[Var] = set()
         for node in self.source.body:
             leaves = kind_of(node) is OpKind.STAGE_OUTPUT
-            if leaves or node.phase == "update" or not behind.isdisjoint(reads(node)):
+            if leaves or node.phase == "update" or not behind.isdisjoint(reads_of(node)):
                 behind.update(node.makes)
                 continue
             if isinstance(node, Move) and node.source not in inside:
                 continue  # of a parameter: micro-batches take their part of what arrives
             has = any(self._cut_dim(v) is not None for v in _every_var(node))
-            if has or any(v in inside for v in reads(node)):
+            if has or any(v in inside for v in reads_of(node)):
                 inside |= {node, *node.makes}
         return inside
 
@@ -471,7 +470,7 @@ class _Cutting:
         """What leaves the loop, by its name, and where it goes."""
         (var,), out = node.ins, node.outs[0]
         name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
-        if any(n.phase == "update" and out in reads(n) for n in self.source.body):
+        if any(n.phase == "update" and out in reads_of(n) for n in self.source.body):
             return f"{name} is read by the update"
         return f"{name} is returned"
 
@@ -494,7 +493,7 @@ def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
     for node in reversed(nodes):
         written = isinstance(node, Compute) and node.onto is not None
         if written or not needed.isdisjoint(node.makes):
-            needed.update(reads(node))
+            needed.update(reads_of(node))
             needed_nodes.append(node)
     return tuple(reversed(needed_nodes))
 

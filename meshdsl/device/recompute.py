@@ -20,10 +20,10 @@ from meshdsl.device.ir import (
     Var,
     renamed,
 )
-from meshdsl.device.liveness import is_constant, reads, totals
+from meshdsl.device.liveness import is_constant, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Carry, Leaf, block_loops, every
-from meshdsl.ir.rewrite import defined, needed
+from meshdsl.ir.rewrite import defined, needed, reads_of
 
 AGAIN = {
     StagePhase.EVERY: StagePhase.EVERY_AGAIN,
@@ -123,7 +123,7 @@ def _iterations(pairs: list[Pair]) -> DeviceLoop:
 
 
 def _read_by(pairs: Iterable[Pair]) -> set[Var]:
-    return {v for _, node in pairs for v in reads(node)}
+    return {v for _, node in pairs for v in reads_of(node)}
 
 
 # --- what is kept --------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from meshdsl.device.ir import (
     Var,
     renamed,
 )
-from meshdsl.device.liveness import is_constant, reads
+from meshdsl.device.liveness import is_constant
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Stacked
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh
@@ -45,7 +46,7 @@ def halves(
     for node in reversed(loop.body):
         if not needed.isdisjoint(node.makes):
             first.add(node)
-            needed.update(reads(node))
+            needed.update(reads_of(node))
     later = [n for n in loop.body if n not in first]
     plain = all(isinstance(n, Compute | Move) for n in later)
     if loop.ahead or not plain or not any(isinstance(n, Compute) and n.flops for n in later):
@@ -79,7 +80,7 @@ class _Fission:
         in_first |= {c.inside for c in self.loop.carries}
         numbers = {v: n for n in self.first if is_constant(n) for v in n.makes}
         ends = [c.inside for c in self.loop.collected if c.inside in self.slices]
-        for var in dict.fromkeys([v for n in self.later for v in reads(n)] + ends):
+        for var in dict.fromkeys([v for n in self.later for v in reads_of(n)] + ends):
             if var in in_first:
                 self._keep(var)
             elif var in numbers:

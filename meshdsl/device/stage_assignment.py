@@ -22,10 +22,10 @@ from meshdsl.device.ir import (
     renamed,
     said,
 )
-from meshdsl.device.liveness import is_constant, reads, totals
+from meshdsl.device.liveness import is_constant, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import every
-from meshdsl.ir.rewrite import defined, mapped
+from meshdsl.ir.rewrite import defined, mapped, reads_of
 from meshdsl.placed.collectives import send
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh
@@ -85,7 +85,7 @@ class Positions:
     def _of(self, node: Node) -> int:
         if is_constant(node):
             return FREE
-        before = [p for v in reads(node) if (p := self.made.get(v)) is not None]
+        before = [p for v in reads_of(node) if (p := self.made.get(v)) is not None]
         homes = self.pipe.homes
         # Of a sum of the step each stage has its own.
         results = [v for v in node.makes if v.name not in self.totals]
@@ -163,7 +163,7 @@ class Cuts:
         return [self._with(n, stages_of.get(n), new) for n in reversed(copied)]
 
     def _read_at(self, node: Node, read: dict[Var, set[int]], position: int) -> None:
-        for var in () if position == FREE else reads(node):
+        for var in () if position == FREE else reads_of(node):
             read.setdefault(var, set()).add(position)
 
     def _copy(self, node: Node, stage: int, new: dict[tuple[Var, int], Var]) -> Node:
@@ -189,7 +189,7 @@ class Cuts:
         at: int | None = None,
     ) -> Node:
         """A statement that reads the copies of its stage; it is where it was, or `at`."""
-        if stage is None or all((v, stage) not in new for v in reads(node)):
+        if stage is None or all((v, stage) not in new for v in reads_of(node)):
             return node
         copy = mapped(node, lambda v: new.get((v, stage), v))
         self.at[copy] = self.at[node] if at is None else at
@@ -205,7 +205,7 @@ class Cuts:
                 there = readers.get(node.target, set())
                 if node.source.local.bytes < node.target.local.bytes and len(there) == 1:
                     self.at[node] = max(self.at[node], *there)
-            for var in reads(node):
+            for var in reads_of(node):
                 readers.setdefault(var, set()).add(self.at[node])
 
     def _sent(self, nodes: list[Node]) -> tuple[list[Node], list[Message]]:
@@ -220,11 +220,11 @@ class Cuts:
         over: dict[Var, Var] = {}
         for node in nodes:
             at = self.at[node]
-            if not over.keys().isdisjoint(reads(node)):
+            if not over.keys().isdisjoint(reads_of(node)):
                 node = renamed(node, over)
             here = self.found.stage(at) if at != FREE else None
             away = [
-                v for v in dict.fromkeys(reads(node)) if self._is_away(position_of.get(v), here)
+                v for v in dict.fromkeys(reads_of(node)) if self._is_away(position_of.get(v), here)
             ]
             for var in away:
                 assert here is not None
@@ -282,13 +282,13 @@ class Cuts:
         new: dict[tuple[Var, int], Var] = {}
         for stage in range(last + 1):
             late = [n for n in nodes if self.at[n] == self.found.backward(stage)]
-            wanted = {v for n in late for v in reads(n)}
+            wanted = {v for n in late for v in reads_of(n)}
             wanted |= {m.source for m, at, ends in sends if at > last and ends[0] == stage}
             on_stage = [n for n in nodes if self.at[n] == stage]
             needed: list[Node] = []
             for node in reversed(on_stage):
                 if self._is_made_again(node) and not wanted.isdisjoint(node.makes):
-                    wanted.update(reads(node))
+                    wanted.update(reads_of(node))
                     needed.append(node)
             copies += [self._again(node, stage, new) for node in reversed(needed)]
         for node in nodes:
@@ -321,7 +321,7 @@ class Cuts:
         wanted = {move.source for move, *_ in sends}
         for node in reversed(nodes):
             if not wanted.isdisjoint(node.makes):
-                wanted.update(reads(node))
+                wanted.update(reads_of(node))
         keyed: list[tuple[tuple[int, int, int], Placed]] = []
         for node in nodes:
             at = self.at[node]

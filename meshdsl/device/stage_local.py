@@ -24,12 +24,12 @@ from meshdsl.device.ir import (
     Var,
     said,
 )
-from meshdsl.device.liveness import reads, uses
+from meshdsl.device.liveness import uses
 from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.stage_phases import read_in
 from meshdsl.ir.program import Leaf, every
-from meshdsl.ir.rewrite import mapped
+from meshdsl.ir.rewrite import mapped, reads_of
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.placements import Placement
 
@@ -80,7 +80,7 @@ class _OwnedGroups:
         while joined < len(self.roots):  # what joins a group later joins others to it
             joined = len(self.roots)
             for node in program.body:
-                read = [v for v in reads(node) if v in self.roots]
+                read = [v for v in reads_of(node) if v in self.roots]
                 self._join((*read, *node.makes) if read and node is not pipe else ())
 
     def _join(self, joined: Iterable[Var]) -> None:
@@ -121,7 +121,7 @@ class _OwnedGroups:
         yield from (s.outer for s in self.pipe.stacked if s.outer in self.roots)
         for node in program.body:
             if not isinstance(node, Leaf) and node is not self.pipe:
-                yield from (v for v in (*reads(node), *node.makes) if v in self.roots)
+                yield from (v for v in (*reads_of(node), *node.makes) if v in self.roots)
             elif isinstance(node, Compute) and any(v.placement.op != "sum" for v in _parts(node)):
                 # Numbers of single devices are added up over them: a maximum has to be whole.
                 yield from (v for v in node.ins if v in self.roots)
@@ -138,7 +138,7 @@ def _parts(node: Compute) -> tuple[Var, ...]:
 def read_in_passes(pipe: Pipeline) -> Iterator[tuple[Var, set[int]]]:
     """What the passes read, and on which devices along the axis of the stages."""
     for node, part, ends in pipe.places:
-        for var in reads(node):
+        for var in reads_of(node):
             yield var, _devices(pipe, node, part, ends, var)
 
 
@@ -222,7 +222,7 @@ class _Owned:
             case Move() if node.source in self.sums and self._fills(node):
                 self.sums[node.target] = self.sums[node.source]
             case Move() | DeviceLoop():
-                for var in reads(node):
+                for var in reads_of(node):
                     if node is not self.pipe or self.read.get(var) != {self.on.get(var)}:
                         self._whole(var, node)
                 self.made.append(mapped(node, self._now))

@@ -29,7 +29,7 @@ from meshdsl.device.ir import (
     renamed,
     said,
 )
-from meshdsl.device.liveness import blocks, is_constant, reads, totals
+from meshdsl.device.liveness import blocks, is_constant, totals
 from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import made_of_weights, recomputed
@@ -38,6 +38,7 @@ from meshdsl.device.stage_assignment import Cuts, Positions
 from meshdsl.device.virtual_stages import in_chunks, in_pairs
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry, Leaf, Stacked, block_loops, every, uses
+from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.pipelined import Piped, not_built
@@ -311,7 +312,7 @@ def _handed_back(micro: DeviceLoop, pipe: Piped, names: Names) -> DeviceLoop:
         parts.follow(node)
     first = {n for n in micro.body if parts.parts[n] is StagePhase.FIRST_BACKWARD}
     far = dict.fromkeys(
-        v for n in first for v in reads(n) if parts.made.get(v) is StagePhase.LAST_BACKWARD
+        v for n in first for v in reads_of(n) if parts.made.get(v) is StagePhase.LAST_BACKWARD
     )
     inside = {v: replace(v, name=names.fresh(v.name)) for v in far}
     new = {v: replace(inner) for v, inner in inside.items()}
@@ -337,7 +338,7 @@ class _PhaseAssignment:
         self.made: dict[Var, StagePhase | None] = dict.fromkeys(loop.enters)
         self.readers: dict[Var, list[Node]] = {}
         for node in loop.body:
-            for var in reads(node):
+            for var in reads_of(node):
                 self.readers.setdefault(var, []).append(node)
 
     def joint_with(self, others: Iterable[int]) -> StagePhase:
@@ -357,7 +358,7 @@ class _PhaseAssignment:
         assert len(parts) == len(self.loop.body)
         for node, part in zip(self.loop.body, parts, strict=True):
             self._check_stages(node, part)
-            for var in reads(node):
+            for var in reads_of(node):
                 self._check(node, part, var)
         return parts
 
@@ -367,7 +368,7 @@ class _PhaseAssignment:
         moves = [m for n in within if isinstance(n, Move | Bucket) for m in n.moves]
         split = [v for n in within for v in n.makes if self._is_split(v)]
         undivided = [m.source for m in moves if self.pipe.axis in m.step.axes]
-        stacks = [v for v in reads(node) if self.made.get(v) is StagePhase.COLLECTED]
+        stacks = [v for v in reads_of(node) if self.made.get(v) is StagePhase.COLLECTED]
         if stacks and node.phase == "forward" and isinstance(node, Leaf):
             undivided += [] if all(map(self._is_split, node.makes)) else stacks
         if undivided:
@@ -400,8 +401,8 @@ class _PhaseAssignment:
             self.made.update((c.outer, collected) for c in node.collected)
             self.parts[node] = part
             return
-        after = [p for v in reads(node) if (p := self.made.get(v)) is not None]
-        if any(self._has_part(v) for v in (*reads(node), *node.makes)):
+        after = [p for v in reads_of(node) if (p := self.made.get(v)) is not None]
+        if any(self._has_part(v) for v in (*reads_of(node), *node.makes)):
             after.append(
                 StagePhase.EVERY_BACKWARD if node.phase == "backward" else StagePhase.EVERY
             )
@@ -481,7 +482,7 @@ def _only_begins(node: Node, var: Var) -> bool:
     """Whether a loop reads a value only as the initial value of a carry."""
     if all(c.init is not var for c in node.carries):
         return False
-    return all(v is not var for n in node.body for v in reads(n))
+    return all(v is not var for n in node.body for v in reads_of(n))
 
 
 # --- sums ----------------------------------------------------------------------------------------
@@ -529,7 +530,7 @@ class _AddendSet:
         """None of what is on all stages; a new node stands where its operand is made."""
         for node in self.new:
             if var in node.makes:
-                return self._part(next(iter(reads(node))), of)
+                return self._part(next(iter(reads_of(node))), of)
         return of.made.get(var)
 
 
