@@ -1,9 +1,9 @@
-"""A training step of one micro-batch, taken apart: what each stage of a pipeline does of it.
+"""Which nodes of a training step each stage has, where stages update asynchronously.
 
-Stage s has its block of the iterations of one `repeat`. What comes before the loop is on the first
-stage, what comes behind it on the last one, and gradients are where their tensors are. Updates on
-the way need more than that: a stage updates alone, whenever the table says so. So each parameter
-is read on one stage, and is updated from what is there.
+The step is that of one micro-batch. Each stage has a block of the iterations of one `repeat`. Nodes
+before the loop are on the first stage, nodes after it on the last one, and gradients are on the
+stage of their tensors. Each parameter has to be read on one stage alone, which then updates it from
+what is there; other steps are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Span, fail
-from meshdsl.ir.rewrite import free, substitute
+from meshdsl.ir.rewrite import free, needed, substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.placed.pipelined import Piped
@@ -185,13 +185,11 @@ class StageParts:
 
     def _needed(self, wanted: Iterable[Value]) -> tuple[Node, ...]:
         """The nodes of the update that make the wanted values."""
-        needed, nodes = set(wanted), []
-        for node in reversed([n for n in self.program.body if n.phase == "update"]):
-            if needed.intersection(node.makes):
-                self._check_separate(node)
-                needed.update(free(node))
-                nodes.append(node)
-        return tuple(reversed(nodes))
+        update = [n for n in self.program.body if n.phase == "update"]
+        nodes = needed(update, set(wanted))
+        for node in reversed(nodes):
+            self._check_separate(node)
+        return nodes
 
     def _of_block(self, value: Value, size: int) -> Value:
         """The value as a stage has it: a block of what has the loop's dim."""
