@@ -24,8 +24,8 @@ from meshdsl.device.ir import (
     Pipeline,
     StagePhase,
     Var,
+    known_words,
     renamed,
-    said,
 )
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
@@ -103,7 +103,7 @@ def _slice(given: Var, item: Stacked[Var], axis: str, dim: str, loop: DeviceLoop
     splits[dim] = (*splits.get(dim, ()), axis)
     after = replace(given.placement, splits=tuple(sorted(splits.items())))
     step = Step("slice", (axis,), given.placement, after, dim=dim)
-    return Move(step, given, item.inside, 0, 0, loop.span, said(), "forward")
+    return Move(step, given, item.inside, 0, 0, loop.span, known_words(), "forward")
 
 
 # --- updates -------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class _Updates:
         target = replace(var, name=self.names.fresh(f"{var.name}_new"), placement=step.after)
         why = f"stage {stage} alone updates it"
         remedy = f"declare it inside of the loop over `{self.pipe.dim}`"
-        about = (0, 0, var.value.span, said(why, remedy), "update")
+        about = (0, 0, var.value.span, known_words(why, remedy), "update")
         for move in (Move(fill, var, part, *about), Move(step, part, target, *about)):
             ends.append(move.counted(mesh))
         return target

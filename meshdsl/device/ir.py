@@ -49,14 +49,14 @@ class Var:
 
 
 class Statement(ir.Leaf):
-    """A node of a device without a body. It has what only loops of a device have, none of it."""
+    """A node of a device without a body; what only loops have is empty."""
 
     __slots__ = ()
     slices: ClassVar[tuple[()]] = ()
 
     @property
     def other_names(self) -> tuple[str, ...]:
-        """The names that it assigns to other things than variables."""
+        """The names that it assigns, those of variables apart."""
         return ()
 
     def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Self:
@@ -82,8 +82,8 @@ class Compute(Statement, ir.Op[Var]):
         return Signature(ins, outs, dict(self.attrs))
 
 
-def said(cause: str = "", remedy: str = "") -> placed.Words:
-    """The words of a step whose cause is known where it is made."""
+def known_words(cause: str = "", remedy: str = "") -> placed.Words:
+    """The words of a step whose cause is known as soon as it is emitted."""
     return lambda: (cause, remedy)
 
 
@@ -111,7 +111,7 @@ class Move(Statement):
 
     @property
     def remedy(self) -> str:
-        """What would do without it."""
+        """A change that makes it unnecessary."""
         return self.words()[1]
 
     def counted(self, mesh: Mesh) -> Move:

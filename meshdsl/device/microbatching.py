@@ -25,7 +25,7 @@ from meshdsl.device.ir import (
     Move,
     Node,
     Var,
-    said,
+    known_words,
 )
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
@@ -215,7 +215,7 @@ class _Cutting:
             step = Step(
                 "zero_fill", (self.cut.axis,), source.placement, target.placement, op=need.op
             )
-        self.made.append(Move(step, source, target, 0, 0, node.span, said(), node.phase))
+        self.made.append(Move(step, source, target, 0, 0, node.span, known_words(), node.phase))
         return target
 
     # --- nodes -----------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class _Cutting:
         inside, block = replace(gathered), self.new[var]
         rows = replace(block, name=self.names.fresh(f"{var.name}_rows"))
         step = Step("slice", (self.cut.axis,), gathered.placement, rows.placement, dim=part.dim)
-        self.made.append(Move(step, inside, rows, 0, 0, node.span, said(), node.phase))
+        self.made.append(Move(step, inside, rows, 0, 0, node.span, known_words(), node.phase))
         put = Compute("add", (rows, block), (replace(rows),), (), *about, onto=0)
         self.made.append(with_flops(put))
         return zeros, Carry(gathered, inside, inside, replace(gathered))

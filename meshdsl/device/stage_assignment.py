@@ -19,8 +19,8 @@ from meshdsl.device.ir import (
     Node,
     StagePhase,
     Var,
+    known_words,
     renamed,
-    said,
 )
 from meshdsl.device.liveness import is_constant, totals
 from meshdsl.device.names import Names
@@ -266,7 +266,7 @@ class Cuts:
         remedy = f"another cut of `{self.pipe.axis}`, or a split of what is sent"
         phase = "forward" if position <= self.found.last else "backward"
         span = var.value.span
-        move = Move(step, var, arrived, held, sent, span, said(why, remedy), phase)
+        move = Move(step, var, arrived, held, sent, span, known_words(why, remedy), phase)
         return move, position, (source, target)
 
     # --- once more -------------------------------------------------------------------------------

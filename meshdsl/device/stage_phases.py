@@ -26,8 +26,8 @@ from meshdsl.device.ir import (
     Pipeline,
     StagePhase,
     Var,
+    known_words,
     renamed,
-    said,
 )
 from meshdsl.device.liveness import blocks, is_constant, totals
 from meshdsl.device.microbatching import with_flops
@@ -279,7 +279,7 @@ def _sends(
             held, sent = step.payload(source.type, mesh), step.wire(source.type, mesh)
             why = f"the {to} stage goes on with {name} of a micro-batch"
             remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
-            about = node.span, said(why, remedy), node.phase
+            about = node.span, known_words(why, remedy), node.phase
             yield behind, Move(step, source, target, held, sent, *about)
 
 

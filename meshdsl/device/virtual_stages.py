@@ -21,7 +21,7 @@ from meshdsl.device.ir import (
     Node,
     StageRows,
     Var,
-    said,
+    known_words,
 )
 from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names
@@ -226,7 +226,7 @@ class _Pairs(_Chunks):
         """What is sent to the device that has this one's stage too, for the same from there."""
         step = exchange(source.placement, self.pipe.axis, self.pipe.others)
         remedy = "a schedule with each stage on one device, such as one_f_one_b"
-        about = (source.value.span, said(why, remedy), phase)
+        about = (source.value.span, known_words(why, remedy), phase)
         return Move(step, source, target, 0, 0, *about).counted(self.mesh)
 
     def _other(self, var: Var, word: str = "other") -> Var:

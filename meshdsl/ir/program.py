@@ -24,10 +24,10 @@ L = TypeVar("L", bound="Loop[Any, Any]")
 
 
 class Node(Protocol):
-    """One statement of a program: its operands, its results, its source, and what a loop has.
+    """One statement of a program: its operands, its results, its source, and the parts of a loop.
 
-    Nodes without a body have the parts of a loop too, all of them empty (`Leaf`), so that a walk
-    seldom asks for the kind of a node. An empty `body` does not tell it: a loop may have none.
+    Of nodes without a body (`Leaf`) these parts are empty, so that few walks need the type of a
+    node. An empty `body` does not make a node a leaf: loops may have one.
     `phase` is `forward`, `backward` or `update`.
     """
 
@@ -113,7 +113,7 @@ class Origin:
 
 
 class OpKind(StrEnum):
-    """An operator that placing treats by itself, for what it stands for in the program.
+    """The role of an operator for which placement has rules of its own.
 
     LOAD:         a parameter is taken from storage, for uses that have it otherwise.
     STAGE_OUTPUT: a value leaves the stages of a pipeline, each of which has a part of it.
@@ -126,7 +126,7 @@ class OpKind(StrEnum):
 
     @property
     def operator(self) -> str:
-        """The operator of the registry that such a one is on numbers."""
+        """The operator of the registry that computes one of this kind."""
         return "parts" if self is OpKind.WORKER_PARTS else "identity"
 
 
@@ -136,7 +136,7 @@ class Op(Leaf, Generic[V]):
 
     `block` numbers the `recompute` that it is in, which the backward pass rematerialises. `origin`
     is None of what the program states; every operator of the backward pass has one. `kind` is None
-    of all that only computes.
+    where placement has no rules of its own.
     """
 
     name: str

@@ -72,7 +72,7 @@ class Verifier(Visitor, Generic[V]):
             assert node.phase != "backward", f"an operator for {node.span} has no origin"
 
     def check_kind(self, op: Any) -> None:
-        """Check that an operator of a kind is the one that such an operator is on numbers."""
+        """Check that an operator of a kind is the one of the registry that computes that kind."""
         kind = kind_of(op)
         assert kind is None or op.name == kind.operator, f"a {kind} is no {op.name}"
 

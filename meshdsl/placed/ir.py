@@ -35,9 +35,10 @@ class PlacedTensor:
 
 
 Words = Callable[[], tuple[str, str]]
-"""The cause of what is sent and the remedy, found when they are first read.
+"""The cause of a communication and its remedy.
 
-That needs the next best route, and most programs that are placed are never shown.
+They are computed when first read: that needs the next best route, and most placed programs are
+never shown.
 """
 
 

@@ -26,7 +26,7 @@ from meshdsl.device.ir import (
     Start,
     Var,
     Wait,
-    said,
+    known_words,
 )
 from meshdsl.ir import program as generic
 from meshdsl.ir.types import Dim
@@ -156,7 +156,7 @@ class _DeviceParser(ir.Parser[Var]):
         with self.reading(replace(line, text=match_[2])) as scan:
             step = parse_step(scan, self.mesh, source.placement)
         target = self.value(Scanner(match_[1]), line)(fields)
-        move = Move(step, source, target, 0, 0, line.span, said(), phase)
+        move = Move(step, source, target, 0, 0, line.span, known_words(), phase)
         return move.counted(self.mesh)
 
     def _moved(self, line: IRLine) -> Move:
