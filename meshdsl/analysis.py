@@ -241,8 +241,8 @@ def _lint(
     """Report what is wrong with the chosen layout or block in one program."""
     of_layout = Diagnostics()  # of the mesh and the layout by themselves
     names = (options.mesh, options.layout, options.sbp, options.schedule)
-    asked = resolve(declarations, *names, of_layout)
-    diagnostics.add(*lint(program, asked, declarations))
+    spec = resolve(declarations, *names, of_layout)
+    diagnostics.add(*lint(program, spec, declarations))
 
 
 # --- texts that were not parsed whole ------------------------------------------------------------

@@ -399,17 +399,17 @@ def place_named(
     check_policy(options.reduce)
     problems = Diagnostics()
     names = (options.mesh, options.layout, options.sbp, options.schedule)
-    asked = resolve(declarations, *names, problems)
+    spec = resolve(declarations, *names, problems)
     problems.raise_errors()
-    if schedule is not None and isinstance(asked, Layout):
-        asked = replace(asked, schedule=schedule)
-    problems = lint(program, asked, declarations)
+    if schedule is not None and isinstance(spec, Layout):
+        spec = replace(spec, schedule=schedule)
+    problems = lint(program, spec, declarations)
     diagnostics.add(*problems)
     problems.raise_errors()
-    search = options.search(timing_of(declarations, options, asked.mesh))
-    result = place(program, asked, options.reduce, search)
-    if isinstance(asked, Layout) and result.pipe is not None and _needs_whole_batch(result):
-        result = place(program, stored(program, asked), options.reduce, search)
+    search = options.search(timing_of(declarations, options, spec.mesh))
+    result = place(program, spec, options.reduce, search)
+    if isinstance(spec, Layout) and result.pipe is not None and _needs_whole_batch(result):
+        result = place(program, stored(program, spec), options.reduce, search)
     verify(result)
     return result
 

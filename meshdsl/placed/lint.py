@@ -29,7 +29,7 @@ from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.pipelined import check_layers, is_forward
-from meshdsl.placed.request import Asked, Request
+from meshdsl.placed.request import Request, ShardingSpec
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
 from meshdsl.placed.stage_rules import pipeline_of
@@ -39,22 +39,24 @@ from meshdsl.syntax.edits import without_entry, word_in
 from meshdsl.syntax.symbols import ROLES
 
 
-def lint(program: NamedProgram | None, asked: Asked, declarations: Declarations) -> Diagnostics:
+def lint(
+    program: NamedProgram | None, spec: ShardingSpec, declarations: Declarations
+) -> Diagnostics:
     """What is wrong with a layout or a block under a program, and what has no effect.
 
     Of a program that could not be built (None) the names in the file tell a part of that.
     """
     diagnostics = Diagnostics()
-    if isinstance(asked, Annotations):
+    if isinstance(spec, Annotations):
         if program is None:
-            _lint_names_in_block(asked, declarations, diagnostics)
+            _lint_names_in_block(spec, declarations, diagnostics)
         else:
-            _lint_block(program, asked, diagnostics)
+            _lint_block(program, spec, diagnostics)
     elif program is None:
-        _lint_names(asked, declarations, diagnostics)
+        _lint_names(spec, declarations, diagnostics)
     else:
-        _lint_layout(program, asked, diagnostics)
-        _lint_demands(program, asked, diagnostics)
+        _lint_layout(program, spec, diagnostics)
+        _lint_demands(program, spec, diagnostics)
     return diagnostics
 
 

@@ -35,7 +35,7 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import Piped, of_batch, with_leaving
-from meshdsl.placed.request import Asked, BlockRequest, Request
+from meshdsl.placed.request import BlockRequest, Request, ShardingSpec
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
@@ -102,7 +102,7 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 def place(
     program: named.NamedProgram,
-    asked: Asked,
+    spec: ShardingSpec,
     policy: str,
     search: PlanSearch = DEFAULT,
     watch: Callable[[], WalkObserver] | None = None,
@@ -113,7 +113,7 @@ def place(
     what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
-    request = _requested(program, asked)
+    request = _requested(program, spec)
     if policy == "optimal":
         placed = _least(request, search)
     else:
@@ -128,20 +128,20 @@ def place(
     return placed
 
 
-def _requested(program: named.NamedProgram, asked: Asked) -> Request:
+def _requested(program: named.NamedProgram, spec: ShardingSpec) -> Request:
     """The placements that are requested of a program, with its stages and loads."""
-    if isinstance(asked, Annotations):
-        layout = Layout(asked.name, (), asked.mesh)
-        request: Request = BlockRequest(program, layout, annotations=asked)
+    if isinstance(spec, Annotations):
+        layout = Layout(spec.name, (), spec.mesh)
+        request: Request = BlockRequest(program, layout, annotations=spec)
     else:
         pipe = None
-        if asked.settings:
-            program = with_states_away(program, asked)
-        if asked.schedule is not None or asked.cuts or any(loops_of(program)):
-            program, asked, pipe = _on_stages(program, asked)
-        if any(rule.selector == ("params",) for rule in asked.rules):
-            program = with_loads(program, asked, pipe)
-        request = Request(program, asked, pipe=pipe)
+        if spec.settings:
+            program = with_states_away(program, spec)
+        if spec.schedule is not None or spec.cuts or any(loops_of(program)):
+            program, spec, pipe = _on_stages(program, spec)
+        if any(rule.selector == ("params",) for rule in spec.rules):
+            program = with_loads(program, spec, pipe)
+        request = Request(program, spec, pipe=pipe)
     in_parts = {s.value for s in request.program.states if s.parts}
     return with_workers(_with_parts(request, in_parts)) if in_parts else request
 

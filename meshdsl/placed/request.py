@@ -50,17 +50,20 @@ class Constraint:
         object.__setattr__(self, "want", Want(self.placement))
 
 
-Asked = Layout | Annotations
-"""What a user asks for: a layout, or an `sbp` block."""
+ShardingSpec = Layout | Annotations
+"""What a user specifies: a layout, or an `sbp` block."""
 
-How = Literal["used", "stored", "sum", "parts", "block"]
-"""As what a value is placed: as rules say of what is computed, of what is stored, or of the sum of
-a gradient over batches; as `Request.parts` say; or as an `sbp` block says."""
+Basis = Literal["used", "stored", "sum", "parts", "block"]
+"""What constrains a value.
+
+The rules for computed values, those for stored ones, or those for gradients, of a sum over batches;
+`Request.parts`; or the `sbp` block.
+"""
 
 Where = Literal["everywhere", "passes", "stack"]
-"""Whether the passes of a micro-batch make a value, and it is collected by the loop on stages."""
+"""Whether the passes of a micro-batch make a value, and the loop on the stages collects it."""
 
-Key = tuple[Target, How, Where]
+Key = tuple[Target, Basis, Where]
 """All that a constraint depends on."""
 
 
@@ -138,9 +141,9 @@ class Request:
             constraint = self._constraints[key] = self._constrain(key, value)
         return constraint
 
-    def _bound(self, value: Value, how: How) -> Constraint:
+    def _bound(self, value: Value, basis: Basis) -> Constraint:
         """What rules request of a value, wherever in the program it is."""
-        return self._constraint((self.layout.target(value), how, "everywhere"), value)
+        return self._constraint((self.layout.target(value), basis, "everywhere"), value)
 
     def _key(self, value: Value) -> Key:
         """The key of what is requested of a value at its definition."""
@@ -162,11 +165,11 @@ class Request:
 
     def _constrain(self, key: Key, value: Value) -> Constraint:
         """The constraint of a value, of all that have the key."""
-        _, how, where = key
-        if how == "parts":
+        _, basis, where = key
+        if basis == "parts":
             return Constraint(self.parts[value], {})
-        bound = replace(value, role="grad") if how == "sum" else value
-        binding = self.layout.bind(bound, how != "used")
+        bound = replace(value, role="grad") if basis == "sum" else value
+        binding = self.layout.bind(bound, basis != "used")
         if where != "everywhere":
             return self._on_stages(binding, where)
         causes = binding.known(binding.splits)
@@ -516,7 +519,7 @@ def resolve(
     sbp: str | None,
     schedule: str | None,
     diagnostics: Diagnostics,
-) -> Asked:
+) -> ShardingSpec:
     """The layout, with its schedule, or the block of these names, on the mesh of this name.
 
     What None stands for, and errors, are as those of `collect_mesh`, `collect_layout` and
