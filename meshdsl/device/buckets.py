@@ -63,7 +63,7 @@ class _Buckets:
         self.owners = shared(program)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = tuple(n.mapped(self.block) for n in nodes)
+        nodes = tuple(n.with_body(self.block) for n in nodes)
         buckets = [b for b in self._filled(nodes) if len(b.moves) > 1]
         gone = {i for b in buckets for i in b.moves}
         at: dict[int, list[Node]] = {}

@@ -59,7 +59,7 @@ class Statement(ir.Leaf):
         """The names that it assigns, those of variables apart."""
         return ()
 
-    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Self:
+    def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Self:
         """Itself: there is no block in it."""
         del block
         return self
@@ -328,7 +328,7 @@ class DeviceLoop(ir.Loop[Var, "Node"]):
         # `super()` names no class here: with slots, the decorator makes another one of it.
         return ir.Loop.with_values(self, of, ahead=ahead, **fields)
 
-    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
+    def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
         """The loop with another block for its body."""
         return replace(self, body=block(self.body))
 
@@ -603,7 +603,7 @@ class Pipeline(DeviceLoop):
         (loop,) = ir.block_loops(self.of(part), DeviceLoop)
         return loop
 
-    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
+    def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
         """The pipeline with another block for that of each part, and each stage."""
         places = []
         for (part, ends), group in groupby(self.places, lambda place: place[1:]):

@@ -57,7 +57,7 @@ class _Overlap:
     def _inside(self, node: Node) -> Node:
         match node:
             case Pipeline():
-                return node.mapped(lambda nodes: self.block(nodes, {}))
+                return node.with_body(lambda nodes: self.block(nodes, {}))
             case DeviceLoop():
                 return self._loop(node)
         return node
