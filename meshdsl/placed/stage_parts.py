@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Span, fail
+from meshdsl.ir.program import block_loops
 from meshdsl.ir.rewrite import free, needed, substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
@@ -105,7 +106,7 @@ class StageParts:
 
     def _loops(self) -> tuple[NamedLoop, NamedLoop]:
         """The loop on the stages, and that of its gradients."""
-        cut_loops = [n for n in self.program.body if isinstance(n, NamedLoop) and self.pipe.cuts(n)]
+        cut_loops = [n for n in block_loops(self.program.body, NamedLoop) if self.pipe.cuts(n)]
         forward, backward = (
             [n for n in cut_loops if n.phase == phase] for phase in ("forward", "backward")
         )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Related, counted, fail
-from meshdsl.ir.program import OpKind, every, kind_of
+from meshdsl.ir.program import OpKind, block_loops, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
@@ -94,7 +94,7 @@ def _pipe(
 
 def _batches(program: NamedProgram) -> NamedLoop | None:
     """The loop over the batches that the optimizer accumulates."""
-    loops = (n for n in program.body if isinstance(n, NamedLoop))
+    loops = block_loops(program.body, NamedLoop)
     return next((n for n in loops if any(m.phase == "backward" for m in n.body)), None)
 
 
