@@ -16,10 +16,10 @@ from meshdsl.ir.program import Carry, Collected, Origin
 from meshdsl.ir.rewrite import Visitor, feeding, makers, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.activity import active
+from meshdsl.named.backward_call import BackwardCall
 from meshdsl.named.builder import Builder, Frame
 from meshdsl.named.emit import Emit
 from meshdsl.named.expand import expand
-from meshdsl.named.gradient_emitter import BackwardCall
 from meshdsl.named.ir import NamedLoop, NamedOp, Node, Value
 from meshdsl.named.rematerialisation import copied
 from meshdsl.named.tape import Tape, saving
