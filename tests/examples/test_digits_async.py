@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 import pytest
 
 import meshdsl as md
 from tests.examples.scripts import script
+
+ALL = "MESHDSL_CASES" in os.environ
 
 
 @pytest.fixture
@@ -16,15 +19,20 @@ def digits() -> ModuleType:
     return script("digits_async")
 
 
-@pytest.mark.parametrize(("schedule", "stages"), [("ampnet", 4), ("pipemare", 8)])
-def test_digits_are_learned(digits: ModuleType, schedule: str, stages: int) -> None:
-    """By four stages without any correction, by eight with corrections."""
-    assert digits.accuracy(digits.trained(schedule, stages, epochs=10), stages) >= 0.93
+def test_four_stages_learn_without_any_correction(digits: ModuleType) -> None:
+    """Three seeds to the end with `MESHDSL_CASES`, else one of them half as long."""
+    seeds, epochs, least = (range(3), digits.EPOCHS, 0.97) if ALL else (range(1), 10, 0.96)
+    accuracies = [digits.accuracy(digits.trained("ampnet", 4, n, epochs), 4) for n in seeds]
+    assert sum(accuracies) / len(accuracies) >= least
 
 
 def test_of_eight_stages_updates_come_too_late(digits: ModuleType) -> None:
     with pytest.raises(md.ProgramError, match="MD0720"):
         digits.trained("ampnet", 8)
+
+
+def test_eight_stages_learn_with_corrections(digits: ModuleType) -> None:
+    assert digits.accuracy(digits.trained("pipemare", 8, epochs=10), 8) >= 0.93
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "two_bw"])

@@ -181,7 +181,7 @@ def test_in_python(name: str, schedule: str, tmp_path: Path) -> None:
     hold_to(found[0], found[1], 1e-12)
 
 
-@pytest.mark.parametrize("schedule", ASYNCHRONOUS[:1])
+@pytest.mark.parametrize("schedule", ASYNCHRONOUS)
 def test_on_the_command_line(schedule: str, tmp_path: Path, cli: Cli) -> None:
     """Averages over held-out batches are those of the reference engine."""
     (tmp_path / "p.mdsl").write_text(laid_out("batch norm", "pipe:2", schedule), encoding="utf-8")

@@ -171,7 +171,7 @@ def holds(step: Step, close: float = CLOSE) -> None:
 # --- the numbers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mesh", ["pipe:4", "data:2,pipe:2"])
+@pytest.mark.parametrize("mesh", LAYOUTS)
 def test_an_input_may_be_left_unread(mesh: str) -> None:
     """It is given whole, as the others are."""
     text = MLP.replace("t[batch, model])", "t[batch, model], u[batch], v[model])")

@@ -91,6 +91,14 @@ def test_more_memory_is_never_worse(name: str) -> None:
         before = value(found)
 
 
+@pytest.mark.parametrize("name", ["net", "lookup", "mlp", "matmul"])
+def test_another_device_never_takes_more_memory(name: str) -> None:
+    """Nor more time: `test_agreement.py`."""
+    one = Mesh("one", (("x", 1),))
+    few, many = (solved(name, mesh, "layouts", "memory") for mesh in (one, LINE))
+    assert value(many) <= value(few)
+
+
 ADDED = """
 dim rows = 64, inner = 256, cols = 64
 program added(a[rows, inner], b[inner, cols], c[rows, inner], d[inner, cols]) {
