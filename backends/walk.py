@@ -152,15 +152,13 @@ class NotationWriter(ABC):
         """The `for` with its body, and before it the tensors that it collects."""
         for each in node.collected:
             self.begun(each, node)
-        with self.out.under(self.header(node)) as before:
+        with self.out.under(self.header(node)):
             for item in node.stacked:
                 self.stacked(item.outer, item.inside, node)
             self.body(node)
             for each in node.collected:
                 self.filled(each, node)
             self.next(node)
-            if not self.out.has_statements(before + 1):
-                self.out.add("pass")
         self.shown = NOWHERE
 
     def enter(self, node: DeviceLoop) -> None:

@@ -37,7 +37,8 @@ def covering(
     rules = rules or {}
     values = {name: list(each) for name, each in factors.items()}
     if "MESHDSL_CASES" in os.environ:
-        return [case for case in _combinations(values) if all(map(_holds(case), rules.values()))]
+        cases = _combinations(values)
+        return [case for case in cases if all(rule(case) for rule in rules.values())]
     constraints = [
         {"operator": "fn", "requires": list(read), "evaluate": holds}
         for read, holds in rules.items()
@@ -47,12 +48,8 @@ def covering(
         for one in apart
     ]
     strength = 1 if apart else 2
-    cases = make(values, strength=strength, sub_models=models, constraints=constraints)
-    return [{name: case[name] for name in values} for case in cases]
-
-
-def _holds(case: Case) -> Callable[[Callable[[Case], bool]], bool]:
-    return lambda rule: rule(case)
+    rows = make(values, strength=strength, sub_models=models, constraints=constraints)
+    return [{name: case[name] for name in values} for case in rows]
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> Iterator[Case]:

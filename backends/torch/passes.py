@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from meshdsl.backends.torch.line_breaks import INDENT
 from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import Move, Pipeline, Var
@@ -118,8 +117,8 @@ class PassText:
             else:
                 for action, call in calls.items():
                     test = f'in "B{action}"' if action in "IW" else f'== "{action}"'
-                    self.out.add(f"if action {test}:")
-                    self.out.add(f"{INDENT}{call}")
+                    with self.out.under(f"if action {test}:"):
+                        self.out.add(call)
 
     @contextmanager
     def function(self, action: str) -> Iterator[None]:
@@ -136,20 +135,11 @@ class PassText:
 
     @contextmanager
     def under(self, head: str, optional: bool = False) -> Iterator[int]:
-        """Write what stands under a line; where that is nothing, `pass`, or none of it if optional.
-
-        Yields the number of lines before it.
-        """
+        """Write a block of no source line, as `TextLines.under` does."""
         self.out.place = ""
         self.writer.shown = NOWHERE
-        with self.out.under(head) as before:
+        with self.out.under(head, optional) as before:
             yield before
-            if self.out.has_statements(before + 1):
-                pass
-            elif optional:
-                del self.out.lines[before:]
-            else:
-                self.out.add("pass")
         self.writer.shown = NOWHERE
 
     # --- what is kept ----------------------------------------------------------------------------

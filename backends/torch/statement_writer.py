@@ -95,11 +95,10 @@ class StatementWriter(NotationWriter):
             return
         self.state.last, self.state.device_alone = None, device
         coordinate = self.blocks.coordinate(self.blocks.pipe.axis)
-        with self.out.under(f"if {coordinate} == {device}:") as before:
+        with self.out.under(f"if {coordinate} == {device}:", optional=True) as before:
             yield
         self.state.last = self.state.device_alone = None
-        if not self.out.has_statements(before + 1):
-            del self.out.lines[before:]
+        if len(self.out.lines) == before:
             self.shown = NOWHERE
 
     def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:

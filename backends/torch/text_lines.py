@@ -116,13 +116,21 @@ class TextLines:
         self.lines.append(TextLine(f"{INDENT * self.depth}# {text}", self.place, self.node))
 
     @contextmanager
-    def under(self, head: str) -> Iterator[int]:
-        """Write what stands under a line; yields the number of lines before it."""
+    def under(self, head: str, optional: bool = False) -> Iterator[int]:
+        """Write a block under its head; yields the number of lines before it.
+
+        A block without statements is `pass`; where it is `optional`, it is left out with its head.
+        """
         before = len(self.lines)
         self.add(head)
         self.lines[before] = self.lines[before]._replace(opens=True)
         self.depth += 1
         yield before
+        if not self.has_statements(before + 1):
+            if optional:
+                del self.lines[before:]
+            else:
+                self.add("pass")
         self.depth -= 1
 
     def _lines(self, texts: list[str], binds: Iterable[str] = ()) -> list[TextLine]:

@@ -58,8 +58,7 @@ Blocks: TypeAlias = "Mapping[int, Mapping[str, torch.Tensor]]"
 """The tensors of each device of this process: by rank, then by name."""
 
 Piece = tuple[slice, ...]
-"""A part of a tensor without gaps."""
-"""A block as a part of the whole tensor: a slice of each dim."""
+"""A part of a tensor without gaps: a slice of each dim."""
 
 KEEP = 3
 """Checkpoints that are kept by default."""
@@ -571,10 +570,8 @@ def read_block(
     """The block of one tensor on a device, in memory of its own. Raises OSError and Refused."""
     is_sum = found.tensors[name].parts or spec.parts
     stored = _of_sum(spec, found, mesh, rank, name) if is_sum else [*_stored(found, name)]
-    arrays, part = (
-        functools.cache(lambda file: _arrays(found.path, file)),
-        local_part(spec, mesh, rank),
-    )
+    arrays = functools.cache(lambda file: _arrays(found.path, file))
+    part = local_part(spec, mesh, rank)
     block, filled = _read(spec, part, lambda file: arrays(file)[name], stored)
     assert is_sum or filled == block.numel(), f"{filled} of {block.numel()} elements"
     return block

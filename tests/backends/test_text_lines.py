@@ -45,13 +45,21 @@ def test_a_statement_taken_back_leaves_its_names_to_the_next(out: TextLines) -> 
     assert (line.text, *line.names, *line.binds) == ("z = x", "x", "z")
 
 
-def test_a_block_is_opened_and_may_be_empty(out: TextLines) -> None:
-    with out.under("if p == 1:") as before:
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_block_without_statements_is_pass_or_left_out(optional: bool, out: TextLines) -> None:
+    with out.under("if p == 1:", optional) as before:
         out.comment("nothing")
         assert not out.has_statements(before + 1)
     out.add("y = 1")
-    assert [line.opens for line in out.lines] == [True, False, False]
-    assert [line.text for line in out.lines] == ["if p == 1:", "    # nothing", "y = 1"]
+    block = [] if optional else ["if p == 1:", "    # nothing", "    pass"]
+    assert [line.text for line in out.lines] == [*block, "y = 1"]
+    assert [line.opens for line in out.lines] == [line.endswith(":") for line in (*block, "y = 1")]
+
+
+def test_a_block_with_a_statement_stays(out: TextLines) -> None:
+    with out.under("if p == 1:", optional=True):
+        out.add("y = 1")
+    assert [line.text for line in out.lines] == ["if p == 1:", "    y = 1"]
 
 
 def test_a_line_put_elsewhere_has_no_source_place(out: TextLines) -> None:
