@@ -37,6 +37,68 @@ def cut(x: np.ndarray, parts: list[Any], fills: list[object]) -> np.ndarray:
     return x
 
 
+def numbers(of: Reads) -> tuple[int, int, int, int, bool]:
+    """The numbers of a window as the functions of the runtime take them."""
+    return of.mul, of.div, of.lo, of.hi, of.flip
+
+
+def moves(
+    over: Mesh, base: Placement, placed: Placement, windows: list[Window], last: Window | None
+) -> tuple[list[c.Step], Placement]:
+    """The steps to windows, one after the other, and the placement in the end."""
+    steps, here = [], base
+    for window in windows:
+        steps.append(c.halo(over, here, placed.axes_of(window.dim), window))
+        here = steps[-1].after
+    if last is not None:
+        step = c.cut(over, here, replace(here, windows=(last,)))
+        assert step is not None
+        steps.append(step)
+        here = step.after
+    return steps, here
+
+
+def call(step: c.Step, placed: Placement, type_: TensorType) -> str:
+    """The text of a step."""
+    w, groups = step.window, ", groups" * step.moves
+    args = f"{placed.axes_of(w.dim)}, {(w.size, w.loop)}, {numbers(w.reads)}, {w.reads.fill!r}"
+    args += f", rank, MESH{groups}"
+    if (of := step.wider) is not None:
+        args += f", {(numbers(of.reads), of.reads.fill is None)}"
+    return f"x = {step.kind}(x, {type_.index(w.dim)}, {args})"
+
+
+def program(
+    mesh: dict[str, int],
+    type_: TensorType,
+    own: list[list[Any]],
+    shape: tuple[int, ...],
+    steps: list[c.Step],
+    placed: Placement,
+) -> str:
+    """A program that takes the steps on each device's `own` block, and shows it with its shape.
+
+    Blocks are shown as large as the largest, which has the `shape`.
+    """
+    calls = [call(step, placed, type_) for step in steps]
+    body = [f"own = {own}[rank]", "x = inputs['x'][tuple(slice(*o) for o in own)]", *calls]
+    body.append(f"y = torch.zeros({list(shape)}, dtype=x.dtype)")
+    body.append("y[tuple(slice(n) for n in x.shape)] = x")
+    body.append("return {'y': y[None], 'shape': torch.tensor(x.shape)[None]}")
+    split = f"{{'device': {tuple(mesh)}}}"
+    devices, dtype = math.prod(mesh.values()), type_.dtype.name
+    dims = {f"d{i}": n for i, n in enumerate(shape)}
+    return emitted(
+        "\n".join(body),
+        mesh,
+        groups=tuple({step.axes for step in steps}),
+        inputs=f"{{'x': Spec({dtype!r}, { ({d.name: d.size for d in type_.dims}) }, {{}})}}",
+        outputs=f"{{'y': Spec({dtype!r}, { ({'device': devices} | dims) }, {split}),"
+        f" 'shape': Spec('i64', { ({'device': devices, 'n': len(shape)}) }, {split})}}",
+        use=("halo", "window"),
+    )
+
+
 def check(
     mesh: dict[str, int],
     type_: TensorType,
@@ -53,51 +115,16 @@ def check(
     x = np.random.default_rng(5).integers(0, 2 if type_.dtype == BOOL else 99, type_.shape)
     x = x.astype(type_.dtype.numpy)
     base = WHOLE if whole else placed
-    steps, here = [], base
-    for window in windows:
-        steps.append(c.halo(over, here, placed.axes_of(window.dim), window))
-        here = steps[-1].after
-    if last is not None:
-        step = c.cut(over, here, replace(here, windows=(last,)))
-        assert step is not None
-        steps.append(step)
-        here = step.after
-    lines, own = [], blocks(mesh, base, type_)
-    for step in steps:
-        w, at = step.window, type_.index(step.window.dim)
-        reads = (w.reads.mul, w.reads.div, w.reads.lo, w.reads.hi, w.reads.flip)
-        axes, groups = placed.axes_of(w.dim), ", groups" * step.moves
-        fill = repr(w.reads.fill)
-        args = f"{axes}, {(w.size, w.loop)}, {reads}, {fill}, rank, MESH{groups}"
-        if (of := step.wider) is not None:
-            wide = (of.reads.mul, of.reads.div, of.reads.lo, of.reads.hi, of.reads.flip)
-            args += f", {(wide, of.reads.fill is None)}"
-        lines.append(f"x = {step.kind}(x, {at}, {args})")
-    shape = here.local(type_, over).shape
-    body = [f"own = {own}[rank]", "x = inputs['x'][tuple(slice(*o) for o in own)]", *lines]
-    body.append(f"y = torch.zeros({list(shape)}, dtype=x.dtype)")
-    body.append("y[tuple(slice(n) for n in x.shape)] = x")
-    body.append("return {'y': y[None], 'shape': torch.tensor(x.shape)[None]}")
-    split = f"{{'device': {tuple(mesh)}}}"
-    devices, dtype = math.prod(mesh.values()), type_.dtype.name
-    dims = {f"d{i}": n for i, n in enumerate(shape)}
-    text = emitted(
-        "\n".join(body),
-        mesh,
-        groups=tuple({step.axes for step in steps}),
-        inputs=f"{{'x': Spec({dtype!r}, { ({d.name: d.size for d in type_.dims}) }, {{}})}}",
-        outputs=f"{{'y': Spec({dtype!r}, { ({'device': devices} | dims) }, {split}),"
-        f" 'shape': Spec('i64', { ({'device': devices, 'n': len(shape)}) }, {split})}}",
-        use=("halo", "window"),
-    )
-    found = run_local(text, {"x": x})
+    steps, here = moves(over, base, placed, windows, last)
+    own, shape = blocks(mesh, base, type_), here.local(type_, over).shape
+    found = run_local(program(mesh, type_, own, shape, steps, placed), {"x": x})
     fills = {step.window.dim: step.window.reads.fill for step in steps}
     for rank, parts in enumerate(blocks(mesh, here, type_)):
         expected = cut(x, parts, [fills.get(d) for d in type_.names])
         assert tuple(found.outputs["shape"][rank]) == expected.shape
         got = found.outputs["y"][rank][tuple(slice(n) for n in expected.shape)]
         np.testing.assert_array_equal(got, expected)
-    sent = [found.wire_bytes(rank) for rank in range(devices)]
+    sent = [found.wire_bytes(rank) for rank in range(over.devices)]
     told = zip(*(step.by_device(type_, over) for step in steps), strict=True)
     assert sent == [*map(sum, told)] or (not steps and not any(sent))
 
