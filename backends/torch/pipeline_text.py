@@ -31,8 +31,8 @@ from meshdsl.device.ir import (
     Var,
 )
 from meshdsl.device.liveness import given_up, is_constant, totals
-from meshdsl.ir.rewrite import reads_of
 from meshdsl.device.stage_phases import read_in
+from meshdsl.ir.rewrite import reads_of
 
 Lines = dict[Var, str]
 """The line of each value that a loop carries from stage to stage."""
