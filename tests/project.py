@@ -33,7 +33,7 @@ def copy_tree(target: Path) -> Path:
 
 
 def guide_file(path: str) -> str:
-    """The file that CONTRIBUTING.md shows as `path`: the first block of Python behind its name."""
+    """The file that CONTRIBUTING.md shows as `path`: the first block of Python after its name."""
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     _, named, shown = guide.partition(f"`{path}`")
     assert named, f"the guide shows no `{path}`"

@@ -10,7 +10,7 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 
 MOST = {"to the device program": (505, 72), "with text and report": (825, 96)}
-"""The most functions and files of a warm compile: a way that grows longer has to be worth it."""
+"""The most functions and files of a warm compile. Raise them only for a good reason."""
 
 
 def walk() -> str:

@@ -74,7 +74,7 @@ def run(made: Compilation, engine: str, given: InputSource, budget: int | None =
 def errors_at(source: Source | None, resume: str | None = None) -> Iterator[None]:
     """Raise a RunError as a diagnostic, with the line of its place in the source.
 
-    `resume` is the help where a device failed or was killed, of a run that can go on.
+    `resume` is the help of a run that can be resumed, where a device failed or was killed.
     """
     try:
         yield

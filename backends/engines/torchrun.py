@@ -43,8 +43,8 @@ EVERY = 0.05
 """Seconds between two looks at the reports of the processes."""
 
 JOB, TOLD, OVER = "job.json", "told", "over"
-"""The files of the job, of what device 0 tells while it works, and that lets failed processes end.
-"""
+"""Files: the job, the lines that device 0 writes meanwhile, the permission for failed processes to
+end."""
 
 PATIENCE = 3.0
 """Seconds that a launcher gets to end its workers before all are killed."""
@@ -273,7 +273,7 @@ def reports_in(folder: Path) -> list[Report]:
 def error_of(
     emitted: Emitted, devices: int, reports: list[Report], log: str
 ) -> TorchrunError | DiagnosticError:
-    """The one error to report to the user, of what processes reported and torchrun's log."""
+    """The one error to report to the user, from the processes' reports and torchrun's log."""
     reporting = {report["rank"] for report in reports}
     victim = _signalled(log)
     if victim is not None and victim not in reporting:

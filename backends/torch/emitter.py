@@ -27,10 +27,7 @@ from meshdsl.device.liveness import kept_after
 
 @dataclass(frozen=True, slots=True)
 class ProgramText:
-    """The program, and what stands behind its lines.
-
-    That is the source place (`file:line`), and the statement of the device program.
-    """
+    """The program, with the source place (`file:line`) and the statement of each line."""
 
     text: str
     places: dict[int, str]

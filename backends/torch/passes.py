@@ -60,7 +60,7 @@ class PassText:
         state.fresh = outside | sums(node)
 
     def end(self, lines: Iterable[str]) -> None:
-        """Write what is behind the passes: the loop over actions, and the ends of the lines."""
+        """Write what follows the passes: the loop over actions, and the ends of the lines."""
         self._row()
         for name in lines:
             self.out.statement(f"{name}.close()")

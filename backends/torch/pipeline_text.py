@@ -147,7 +147,7 @@ class PipelineText:
                 self._put("last")
 
     def _inputs_pass(self, lines: Lines) -> None:
-        """Write what the stage before waits for, and what is done on the way to it."""
+        """Write what the stage before waits for, and what that depends on."""
         node, last = self.node, self.node.last
         self._slices(StagePhase.EVERY_AGAIN)
         self._taken("every")
@@ -173,7 +173,7 @@ class PipelineText:
                 self._taken("first")
                 self.writer.nodes(nodes)
 
-    # --- updates on the way ----------------------------------------------------------------------
+    # --- asynchronous updates --------------------------------------------------------------------
 
     def _begin_versions(self) -> None:
         """Write what keeps the versions of parameters that passes read."""
@@ -181,7 +181,7 @@ class PipelineText:
         for part, params in self.node.versioned.items():
             kind, how = "Versions", quoted(rule)
             if rule == "corrected":
-                assert use is not None, "updates on the way are those of a schedule"
+                assert use is not None, "a schedule says when stages update"
                 kind, how = "Corrected", str(use.anneal)
             names = map(self.out.mention, self.passes.names(params))
             with self._of_part(part):

@@ -91,7 +91,7 @@ class TextLines:
         self.lines += self._lines(statement(text, self.depth))
 
     def assign(self, names: Sequence[str], text: str, note: str = "") -> None:
-        """An assignment, with `note` behind it; above it where there is no room."""
+        """An assignment, with `note` after it, or above it where there is no room."""
         target = ", ".join(names)
         lines = statement(f"{target} = {text}", self.depth)
         if note and len(lines) == 1 and len(lines[0]) + len(note) + 4 <= WIDTH:

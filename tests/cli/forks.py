@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -38,7 +37,7 @@ class Fork:
         for number, output in enumerate(self._outputs, 1):
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", closefd=False) for n in (1, 2))
-        for name in ("stdout", "stderr"):  # else they seem replaced
+        for name in ("stdout", "stderr"):  # as of a process that nobody has redirected
             setattr(sys, f"__{name}__", getattr(sys, name))
         try:
             work()
@@ -54,9 +53,8 @@ def at_work(*arguments: object) -> Iterator[Fork]:
     try:
         yield fork
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(fork.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        if fork.returncode is None:  # else its number may be another process's by now
+            fork.send_signal(signal.SIGKILL)
             os.waitpid(fork.pid, 0)
 
 

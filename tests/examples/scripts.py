@@ -12,7 +12,7 @@ from tests.project import ROOT
 
 @functools.cache
 def script(name: str) -> ModuleType:
-    """`examples/NAME.py`, imported; where others are looked for is as before."""
+    """`examples/NAME.py`, imported; `sys.path` stays as it was."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Schedules by what the passes of a program are under them: in a kind, only the table differs."""
+"""Kinds of schedules: those of one kind have the same passes, and differ in their table alone."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def hold_bytes(run: LocalRun, made: Compilation) -> None:
 
 
 def hold(made: Compilation, text: str, part: float = 5e-5) -> LocalRun:
-    """A step has the numbers of one device, the same ones on all, and sends what is told."""
+    """A step has the numbers of one device, equal on all devices, and sends the reported bytes."""
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text), part)
     assert not run.disagreements()

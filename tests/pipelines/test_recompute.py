@@ -83,7 +83,7 @@ CLOSE = 0.05
 
 @functools.cache
 def wide(use: str) -> Compilation:
-    """The wide program in two stages; compiled once for all that is told of it."""
+    """The wide program in two stages, compiled once for all tests."""
     return compiled(WIDE, "pipe:2", "l -> pipe", use)
 
 
