@@ -269,11 +269,16 @@ class Trainer:
     # --- checkpoints and stopping --------------------------------------------------------------
 
     def _save(self) -> None:
-        """Write a checkpoint of this step, unless there is one or a parameter is not finite."""
-        if self.job.checkpoint is None or self.saved == self.step:
+        """Write a checkpoint of this step, if there is a folder for one and it has none yet.
+
+        A parameter that is not finite is trouble, also where only the results of a run are kept.
+        """
+        if self.saved == self.step:
             return
         if self.ranks.total(not self.held.is_finite()):
             self.trouble = search(self, "")
+            return
+        if self.job.checkpoint is None:
             return
         self.held.save(self.step)
         self.saved, self.checkpoint = self.step, f"{self.job.checkpoint}/step-{self.step}"

@@ -93,7 +93,7 @@ def own_folder(
     from meshdsl.backends.train.lock import locked
 
     check_folder(folder, resume, force, written)
-    with locked(folder):
+    with terminated_in_order(), locked(folder):
         check_folder(folder, resume, force, written)  # another run may have ended meanwhile
         yield
 
@@ -216,20 +216,36 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.set()
 
+    is_main = threading.current_thread() is threading.main_thread()
+    is_heard = is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    before = signal.signal(signal.SIGINT, interrupt) if is_heard else None
+    try:
+        with terminated_in_order():
+            yield asked.is_set
+    finally:
+        if is_heard:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def terminated_in_order() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, with 143: whoever holds something gives it back.
+
+    A handler of somebody else stays, and so does what a thread beside the main one would change.
+    """
+
     def terminate(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+    is_main = threading.current_thread() is threading.main_thread()
+    is_free = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_free:
+        signal.signal(signal.SIGTERM, terminate)
     try:
-        yield asked.is_set
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if is_free:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def troubled(

@@ -361,6 +361,13 @@ def test_a_parameter_that_is_no_number_is_never_saved(data, tmp_path):
     assert sorted(p.name for p in (tmp_path / "ck").glob("step*")) == ["step-2"]
 
 
+def test_a_parameter_that_is_no_number_is_no_result(data):
+    emitted = Emitted(training_text(SPOILED, LINE_TABLES, groups=[("d",)]))
+    message, ending = trouble(emitted, data)
+    assert message.startswith(f"a parameter is not finite in step {ending.step}; `w` became inf")
+    assert ending.how == "not finite"
+
+
 def test_trouble_long_before_it_was_seen_is_found(data):
     # The parameter goes bad in step 3, the loss looks at it 40 steps later.
     body = SPOILED.replace('"loss": loss', '"loss": torch.where(late < 43, loss, w.sum())')

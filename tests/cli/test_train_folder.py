@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import pytest
 
 from meshdsl.backends.train.lock import NAME, locked
+from meshdsl.backends.train.training_run import own_folder
 from meshdsl.diagnostics import DiagnosticError
 from tests.waiting import until
 
@@ -59,6 +60,21 @@ def test_a_folder_is_one_runs_until_that_ends(how: signal.Signals, points: str, 
     train(cli, "--steps", str(steps), "--resume", "--checkpoint", "ck", "--log", "log")
     assert len(logged("log")) == steps
     assert not LOCK.exists()
+
+
+def test_a_run_that_is_ended_while_it_prepares_leaves_its_folder(cli: Cli) -> None:
+    """Between the lock and the first step there are seconds, in which a plan is searched."""
+
+    def prepares() -> None:
+        with own_folder("ck", resume=False, force=False):
+            assert LOCK.exists()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        prepares()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert not LOCK.exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("left", ["", "{", "[]", "{}", "3"])
