@@ -9,8 +9,8 @@ from __future__ import annotations
 from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.backends.torch.passes import PassText
 from meshdsl.backends.torch.preamble import messages
-from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, Node, StagePhase, Var
-from meshdsl.device.liveness import is_constant, totals
+from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, StagePhase
+from meshdsl.device.pass_values import kept_for_backward, kept_for_weights
 from meshdsl.ir.rewrite import reads_of
 
 
@@ -21,18 +21,18 @@ class CutNetworkText:
         self.passes, self.node, self.writer = passes, passes.node, passes.writer
         self.state, self.out = passes.state, passes.out
         self.lines: dict[Move, str] = {}
+        self.kept = kept_for_backward(self.node)
+        self.kept_weights = kept_for_weights(self.node) if "I" in self.node.passes else {}
 
     def write(self) -> None:
         """Write the passes of all stages, and the loop over the actions of the device."""
         node, passes = self.node, self.passes
-        stages = range(node.last + 1)
         with passes.step():
             self.writer.nodes(node.of(StagePhase.EVERY))
             self._cut_lines()
-            halves = "I" in node.passes
-            if any(map(self._kept_on, stages)):
+            if self.kept:
                 self.out.assign(("kept",), "{}")
-            if halves and any(map(self._left_on, stages)):
+            if self.kept_weights:
                 self.out.assign(("kept_weights",), "{}")
             for kind in [kind for kind in "FBIW" if kind in node.passes]:
                 with passes.function(kind):
@@ -63,7 +63,7 @@ class CutNetworkText:
                 if kind in "IB":
                     self._inputs_of(stage, kind == "B")
                 if kind == "W":
-                    self.passes.take_from("kept_weights", self._left_on(stage))
+                    self.passes.take_from("kept_weights", self.kept_weights.get(stage, []))
                     self._stage_nodes(stage, WEIGHTS)
             if len(self.out.lines) > begun:
                 word = "elif"
@@ -71,12 +71,12 @@ class CutNetworkText:
     def _forward_of(self, stage: int) -> None:
         self._receive(stage, forward=True)
         self._stage_nodes(stage, FORWARD)
-        self.passes.put_in("kept", self._kept_on(stage))
+        self.passes.put_in("kept", self.kept.get(stage, []))
         self._send_on(stage, forward=True)
 
     def _inputs_of(self, stage: int, whole: bool) -> None:
         """Write what other stages wait for, and if it is the `whole` pass the rest of it."""
-        self.passes.take_from("kept", self._kept_on(stage))
+        self.passes.take_from("kept", self.kept.get(stage, []))
         self._receive(stage, forward=False)
         parts = (*INPUTS, *WEIGHTS) if whole else INPUTS
         self._slices_of(stage, parts)
@@ -85,7 +85,7 @@ class CutNetworkText:
         if whole:
             self._stage_nodes(stage, WEIGHTS, sliced=True)
         else:
-            self.passes.put_in("kept_weights", self._left_on(stage))
+            self.passes.put_in("kept_weights", self.kept_weights.get(stage, []))
 
     def _stage_nodes(self, stage: int, parts: tuple[StagePhase, ...], sliced: bool = False) -> None:
         """Write the statements of a stage, under the slices of inputs that they read."""
@@ -114,28 +114,3 @@ class CutNetworkText:
             self.out.place = ""
             self.out.comment(f"send, {move.wire:,} B: {move.why}")
             self.passes.send(move, self.lines[move])
-
-    # --- what is kept ----------------------------------------------------------------------------
-
-    def _kept_on(self, stage: int) -> list[Var]:
-        """What the backward pass of a stage reads of its forward pass."""
-        results = [m.target for m in self.node.arriving(stage, forward=True)]
-        results += [v for n in self.node.of(*FORWARD, stage=stage) for v in _made_by(n)]
-        return self._read_later(stage, results, (*INPUTS, *WEIGHTS))
-
-    def _left_on(self, stage: int) -> list[Var]:
-        """What the first half of a backward pass keeps for the second, which comes later."""
-        results = [m.target for m in self.node.arriving(stage, forward=False)]
-        results += [v for n in self.node.of(*INPUTS, stage=stage) for v in _made_by(n)]
-        return self._read_later(stage, [*self._kept_on(stage), *results], WEIGHTS)
-
-    def _read_later(self, stage: int, made: list[Var], parts: tuple[StagePhase, ...]) -> list[Var]:
-        read = {v for n in self.node.of(*parts, stage=stage) for v in reads_of(n)}
-        return [v for v in dict.fromkeys(made) if v in read and v.name not in totals(self.node)]
-
-
-def _made_by(node: Node) -> tuple[Var, ...]:
-    """What a statement makes; of a message the target is elsewhere, a number has no variable."""
-    if is_constant(node) or (isinstance(node, Move) and node.step.kind == "send"):
-        return ()
-    return node.makes

@@ -9,8 +9,9 @@ from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import Move, Pipeline, Var
 from meshdsl.device.liveness import sums, totals
+from meshdsl.device.pass_values import Where
 
-KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
+KEEPERS: dict[Where, str] = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 """By stages, where they keep what a backward pass needs of its forward pass."""
 
 STAGE = "stage"

@@ -18,10 +18,7 @@ from meshdsl.backends.torch.preamble import goes_back, line_group
 from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.torch.text_state import typed
 from meshdsl.device.ir import (
-    FORWARD,
-    INPUTS,
     UPDATE,
-    WEIGHTS,
     DeviceLoop,
     Move,
     Node,
@@ -30,7 +27,8 @@ from meshdsl.device.ir import (
     StageRows,
     Var,
 )
-from meshdsl.device.liveness import given_up, is_constant, totals
+from meshdsl.device.liveness import given_up, totals
+from meshdsl.device.pass_values import kept_for_backward, kept_for_weights
 from meshdsl.device.stage_phases import read_in
 from meshdsl.ir.rewrite import reads_of
 
@@ -43,9 +41,6 @@ VERSIONS = {
     StagePhase.LAST_UPDATE: "versions_last",
 }
 """What keeps the versions of the parameters that a part of an update makes."""
-
-Kept = dict[str, list[Var]]
-"""By stages, what backward passes read of forward passes."""
 
 
 def write_pipeline(writer: StatementWriter, node: Pipeline) -> None:
@@ -69,8 +64,9 @@ class PipelineText:
     def __init__(self, passes: PassText) -> None:
         self.passes, self.node, self.writer = passes, passes.node, passes.writer
         self.state, self.blocks, self.out = passes.state, passes.blocks, passes.out
-        self.kept = self._kept()
-        self.halves = self._halves() if "I" in self.node.passes else None
+        self.kept = kept_for_backward(self.node)
+        has_halves = "I" in self.node.passes
+        self.halves = kept_for_weights(self.node).get("every", []) if has_halves else None
 
     def write(self) -> None:
         """Write the passes, and the loop over the actions of the device."""
@@ -81,8 +77,8 @@ class PipelineText:
                 device = self.blocks.device(node.axis)
                 stages = f"{self.state.call('stages_of')}(SCHEDULE[{device}], {device})"
                 self.out.assign(("stages",), stages)
-            for stages in self.kept:
-                self.out.assign((KEEPERS[stages],), "{}")
+            for where in self.kept:
+                self.out.assign((KEEPERS[where],), "{}")
             if self.halves:
                 self.out.assign(("kept_weights",), "{}")
             self._begin_versions()
@@ -355,30 +351,6 @@ class PipelineText:
                 self.passes.send(move, line)
 
     # --- what is kept ----------------------------------------------------------------------------
-
-    def _kept(self) -> Kept:
-        """By stages, what backward passes read of forward passes."""
-        node = self.node
-        read = {v for n in node.of(*INPUTS, *WEIGHTS) for v in reads_of(n)}
-        by_stages: Kept = {}
-        for n, part in zip(node.body, node.parts, strict=True):
-            if part not in FORWARD or is_constant(n):
-                continue
-            results = {c.result for c in n.carries} if isinstance(n, DeviceLoop) else set()
-            for var in n.makes:
-                if var in read and var.name not in totals(node):
-                    stages = "last" if part is StagePhase.LOOP and var in results else part.stages
-                    stages = "every" if var in node.received else stages
-                    by_stages.setdefault(stages, []).append(var)
-        return by_stages
-
-    def _halves(self) -> list[Var]:
-        """What the first half of a backward pass keeps for the second, which comes later."""
-        node = self.node
-        read = {v for n in node.of(*WEIGHTS) for v in reads_of(n)}
-        results = [v for n in node.of(*INPUTS) if not is_constant(n) for v in n.makes]
-        candidates = [v for v in (*self.kept.get("every", ()), *results) if v in read]
-        return [v for v in candidates if v.name not in totals(node)]
 
     def _put(self, stages: str) -> None:
         self.passes.put_in(KEEPERS[stages], self.kept.get(stages, []))

@@ -69,7 +69,7 @@ def in_time(pipe: Pipeline, program: DeviceProgram, timing: Timing) -> TimedSche
             passes[kind] = run.passes[stage]
         each.append(passes[kind])
     longest = max(
-        sum(ticks(timing.node(move)) for move in _messages(pipe, forward, stage))
+        sum(ticks(timing.node(move)) for move in pipe.leaving(stage, forward))
         for forward in (True, False)
         for stage in range(last + 1)
     )
@@ -92,14 +92,6 @@ def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
     if "B" in passes:
         return passes["B"].sent, passes["B"].duration - passes["B"].sent
     return passes["I"].duration, passes["W"].duration
-
-
-def _messages(pipe: Pipeline, forward: bool, stage: int) -> tuple[Move, ...]:
-    """What a stage sends to the next one, or to the one before; of a cut network to any."""
-    if pipe.homes:
-        return pipe.leaving(stage, forward)
-    sends = pipe.of(StagePhase.SENT if forward else StagePhase.SENT_BACKWARD)
-    return tuple(node for node in sends if isinstance(node, Move))
 
 
 class _Stage(DeviceRun):
@@ -161,7 +153,7 @@ class _Stage(DeviceRun):
         free = dict.fromkeys(streams, begun)
         for slot in found.rows[self.device]:
             forward, stage = slot.action.kind == "F", slot.action.stage
-            messages = _messages(node, forward, stage)
+            messages = node.leaving(stage, forward)
             leaves = bool(node.homes) or node.does(
                 StagePhase.SENT if forward else StagePhase.SENT_BACKWARD, stage
             )
@@ -185,7 +177,7 @@ class _Stage(DeviceRun):
 
     def _awaited(self, node: Pipeline, forward: bool, stage: int) -> tuple[Move, ...]:
         """The messages that a pass of a stage waits for, if it begins with some."""
-        return node.arriving(stage, forward) if node.homes else _messages(node, forward, stage)
+        return node.arriving(stage, forward) if node.homes else node.leaving(stage, forward)
 
     def _put(self, done: Pass, at: int, held: int) -> None:
         """A pass that begins at a time, when so much memory is held."""
