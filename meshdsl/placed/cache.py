@@ -26,7 +26,7 @@ from meshdsl.placed.strategies import Choice, is_legal
 from meshdsl.placed.zero_one import SOLVER
 from meshdsl.version import __version__
 
-FORMAT = 4
+FORMAT = 5
 KIND = "plans"
 """The folder of cached plans."""
 
@@ -107,8 +107,9 @@ class CachedProblem:
         if isinstance(node, NamedOp):
             ins = [self._value(v) for v in node.ins]
             pins = [p and _json(p) for p in self.request.pins(node)]
+            read = [_json(self.request.read(v, node)) for v in node.ins]
             outs = [[self._value(v), self.request.layout.summed(v, node)] for v in node.outs]
-            return [node.kind or node.name, repr(node.attrs), ins, pins, outs]
+            return [node.kind or node.name, repr(node.attrs), ins, pins, read, outs]
         self.loops.append(node)
         before = [[self._value(c.init), self._value(c.inside)] for c in node.carries]
         stacked = [[self._value(s.outer), self._value(s.inside)] for s in node.stacked]

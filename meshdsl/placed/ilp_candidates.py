@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from meshdsl.ir import program as ir
@@ -74,6 +74,8 @@ class PlanSpace:
     """The search space: combinations of every operator, and where values may settle.
 
     readers: every placement that a reader may need a value in. trips: how often a value is made.
+    summed: the axes over which an operator may yield a value partial. read_as: the splits that
+    rules request of it where it is read.
     sliced: the dims of loops that slice or collect a value. splits: those that are considered on
     axes without a rule; None for all.
     """
@@ -83,6 +85,8 @@ class PlanSpace:
         self.program = program = request.program
         self.mesh = request.mesh
         self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
+        self.summed: dict[Value, set[str]] = defaultdict(set)
+        self.read_as: dict[Value, set[Placement]] = defaultdict(set)
         self.readers: dict[Value, dict[Placement, None]] = {}
         self.loops = tuple(loops_of(program))
         self.pairs = 0
@@ -103,6 +107,9 @@ class PlanSpace:
         self.uneven = any(p.splits_unevenly(v.type, self.mesh) for v, p in ruled)
         for op in named.walk(program.body):
             self.combinations[op] = self._of(op)
+            for combination in self.combinations[op]:
+                for value, placed in zip(op.outs, combination.yields, strict=True):
+                    self.summed[value].update(placed.partial)
         self._collect_readers()
 
     def route(self, value: Value, source: Placement, target: Placement) -> Route | None:
@@ -198,7 +205,10 @@ class PlanSpace:
         pins = self.request.pins(op)
         wants = self.request.wants(op)
         ruled = tuple(p or self.request.ruled(v) for p, v in zip(pins, op.ins, strict=True))
-        options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
+        read = tuple(p or self.request.read(v, op) for p, v in zip(pins, op.ins, strict=True))
+        for value, placed_so in zip(op.ins, read, strict=True):
+            self.read_as[value].add(placed_so)
+        options = [self._rows(op, axis, read, wants) for axis in self.axes]
         self._combined += math.prod(map(len, options))
         if self._combined > MOST_COMBINATIONS:
             raise NoPlan
@@ -220,23 +230,53 @@ class PlanSpace:
     def _rows(
         self, op: NamedOp, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
     ) -> list[Row]:
-        """Rows along one axis that suit the demands on the result, or the splits of the operands.
+        """The rows along one axis that keep the splits that rules demand.
 
-        Where a row does both, no other is considered but one that spares reducing a large result of
-        small operands.
+        A row keeps the split of an operand also where it takes what is partial in its place, and
+        that of a result where it yields that partial or whole. Beside those that keep the splits of
+        operands, one is considered that spares reducing a large result of small operands. Where
+        rules contradict each other, every row is considered that keeps the splits of parameters.
         """
         allowed = allowed_rows(legal_rows(call_of(op)), wants, axis)
         legal = adding_first(allowed, axis, self.request.added_first(op))
         every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
-        split_here = any(isinstance(p.component(axis), Split) for p in ruled)
-        standing = [row for row in every if split_here and _stands(row, axis, ruled)]
-        suiting = [row for row in every if _agrees(row, axis, wants)]
-        are_known = all(map(self.request.is_known, op.ins))
-        both = [row for row in standing if row in suiting and are_known]
-        if both:
-            return both + [r for r in every[:1] if r not in both and _spares(op, both)]
-        possible = [r for r in every if r in standing or r in suiting] or every
-        return [r for r in possible if r in standing or self._is_considered(r, axis)] or possible
+        split = {v for v, p in zip(op.ins, ruled, strict=True) if _is_split(p, axis)}
+        if not split:
+            return self._considered([r for r in every if _agrees(r, axis, wants)] or every, axis)
+        keeping = [r for r in every if self._keeps(r, axis, op, ruled, split)]
+        agreeing = [r for r in keeping if _agrees(r, axis, wants)]
+        if agreeing and all(map(self.request.is_known, op.ins)):
+            return agreeing + [r for r in every[:1] if r not in agreeing and _spares(op, agreeing)]
+        stored = {v for v in split if v.role == "param"}
+        possible = [r for r in every if self._keeps(r, axis, op, ruled, stored)] or every
+        return keeping + [r for r in self._considered(possible, axis) if r not in keeping]
+
+    def _keeps(
+        self,
+        row: Row,
+        axis: str,
+        op: NamedOp,
+        ruled: tuple[Placement, ...],
+        split: Set[Value],
+    ) -> bool:
+        """Whether the row takes operands as rules split them along the axis, or partial.
+
+        Partial, where an operator before it may have left an operand so.
+        """
+        passed = any(
+            isinstance(component, Partial) and axis in self.summed[value]
+            for component, value in zip(row.ins, op.ins, strict=True)
+        )
+        return all(
+            value not in split
+            or component == p.component(axis)
+            or (passed and isinstance(component, Partial))
+            for component, value, p in zip(row.ins, op.ins, ruled, strict=True)
+        )
+
+    def _considered(self, rows: list[Row], axis: str) -> list[Row]:
+        """The rows that split dims only as the search considers it; all, where none does."""
+        return [row for row in rows if self._is_considered(row, axis)] or rows
 
     def _is_considered(self, row: Row, axis: str) -> bool:
         """Whether a row splits dims only as the search considers it."""
@@ -273,14 +313,16 @@ class PlanSpace:
         """Where a collected value may settle: like its parts, or in a version that exists anyway.
 
         That is one which readers of the parts need, in this loop and in those that slice the whole:
-        what the backward pass reads of the forward one. It takes no more memory.
+        what the backward pass reads of the forward one. It takes no more memory than rules request
+        of it where it is read.
         """
         candidates = self.targets(item.outer, (), without=loop)
         if item.outer.rules_from is None or self.request.is_settled(item.outer):
             return candidates
         ruled = self.request.ruled(item.outer).without_dim(loop)
-        most = ruled.local(item.inside.type, self.mesh).elements
         slices = [s.inside for other in self.loops for s in other.stacked if s.outer is item.outer]
+        requested = {ruled}.union(*(self.read_as[s] for s in slices))
+        most = max(p.local(item.inside.type, self.mesh).elements for p in requested)
         again = {p for s in slices for p in self.readers.get(s, ())}
         sliced = self.sliced[item.outer]
         for p in self.readers.get(item.inside, ()):
@@ -297,15 +339,42 @@ class PlanSpace:
     def _completed(
         self, value: Value, ruled: Placement, yields: tuple[Placement, ...], splits: bool
     ) -> Iterator[Placement]:
-        """The demanded splits, with the free axes whole, partial or split."""
+        """The demanded splits, or partial in their place; the free axes whole, partial or split."""
         taken = {a for _, axes in ruled.splits for a in axes}
         free = [a for a in self.axes if a not in taken]
         for op in _sorted_ops(p.op for p in yields):
             ways = [self._along(value, axis, yields, op, splits) for axis in free]
-            for picked in itertools.product(*ways):
-                completed = self._with(ruled, dict(zip(free, picked, strict=True)), op)
-                if self._is_tried(value.type, completed, (ruled, *yields)):
-                    yield completed
+            for waiting in self._waiting(value, taken, yields, op):
+                kept = dict.fromkeys(waiting, Partial(op))
+                for picked in itertools.product(*ways):
+                    components = {**kept, **dict(zip(free, picked, strict=True))}
+                    completed = self._with(_without_axes(ruled, waiting), components, op)
+                    if self._is_tried(value.type, completed, (ruled, *yields)):
+                        yield completed
+
+    def _waiting(
+        self, value: Value, ruled: set[str], yields: tuple[Placement, ...], op: ReduceOp
+    ) -> Iterator[tuple[str, ...]]:
+        """The sets of ruled axes over which a value may stay partial: none of them first.
+
+        It may where a reader takes it so: what that yields is reduced in its place.
+        """
+        taken = {a for p in self.readers.get(value, ()) if p.op == op for a in p.partial}
+        left = {a for p in yields if p.op == op for a in p.partial}
+        axes = self.mesh.sorted(ruled & taken & left)
+        for count in range(len(axes) + 1):
+            yield from itertools.combinations(axes, count)
+
+    def may_read(self, value: Value, settled: Placement, need: Placement) -> bool:
+        """Whether a reader may need a value so: what waits partial is read so, or as rules say."""
+        if not settled.partial:
+            return True
+        ruled = self.request.ruled(value)
+        return all(
+            component == B or need.component(axis) in (component, Partial(settled.op or "sum"))
+            for axis in settled.partial
+            if (component := ruled.component(axis))
+        )
 
     def _is_tried(self, type_: TensorType, made: Placement, given: tuple[Placement, ...]) -> bool:
         """Whether every split is even, or that of a placement demanded or yielded."""
@@ -339,6 +408,14 @@ class PlanSpace:
         return placement(self.mesh, splits, partial, op)
 
 
+def _without_axes(placed: Placement, axes: tuple[str, ...]) -> Placement:
+    """The same splits less some axes."""
+    if not axes:
+        return placed
+    splits = ((d, tuple(a for a in over if a not in axes)) for d, over in placed.splits)
+    return Placement(tuple((d, over) for d, over in splits if over))
+
+
 def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:
     return {c.op for c in components if isinstance(c, Partial)}
 
@@ -349,12 +426,8 @@ def _sorted_ops(ops: Iterable[ReduceOp | None]) -> list[ReduceOp]:
     return sorted({op for op in ops if op}) or sums
 
 
-def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
-    """Whether the row takes as it is every operand that rules split along the axis."""
-    return all(
-        not isinstance(p.component(axis), Split) or p.component(axis) == component
-        for component, p in zip(row.ins, ruled, strict=True)
-    )
+def _is_split(placed: Placement, axis: str) -> bool:
+    return isinstance(placed.component(axis), Split)
 
 
 def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:

@@ -204,6 +204,22 @@ class Layout:
                 demanded[rule.dim] = axes
         return tuple(demanded.items())
 
+    def freed(self, value: Value, results: Iterable[Value]) -> frozenset[str]:
+        """The dims of a value that rules leave whole for the function in which it is read.
+
+        Of all `results` of the reader's function, and not of a value that a rule names itself.
+        """
+        inside = [r for r in self.naming if not r.axes and value.type.has(r.dim)]
+        if not inside or value.pins or value.source.pins:
+            return frozenset()
+        own = {r.dim for r in self.naming if selects(r.selector, value.source) == TENSOR}
+        return frozenset(
+            rule.dim
+            for rule in inside
+            if rule.dim not in own
+            and all(selects(rule.selector, result) == FUNCTION for result in results)
+        )
+
     def is_stored(self, value: Value, returned: bool) -> bool:
         """Whether rules for stored values bind a value at its definition.
 

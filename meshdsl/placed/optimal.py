@@ -354,7 +354,7 @@ class Model:
             flows = self._transport(value, settled, wanted)
         paid: Reader = {}
         for pair, terms in flows.items():
-            cost = self._cost(value, *pair)
+            cost = self._cost(value, *pair) if self.space.may_read(value, *pair) else math.inf
             if cost == math.inf:
                 self.lp.equal(terms, {})
             elif cost:
@@ -365,7 +365,11 @@ class Model:
         self, value: Value, settled: dict[Placement, Terms], wanted: dict[Placement, Terms]
     ) -> Reader:
         pairs = itertools.product(settled, wanted)
-        possible = [pair for pair in pairs if self._cost(value, *pair) < math.inf]
+        possible = [
+            pair
+            for pair in pairs
+            if self.space.may_read(value, *pair) and self._cost(value, *pair) < math.inf
+        ]
         flows = {pair: self.lp.variable(whole=False) for pair in possible}
         for source, here in settled.items():
             self.lp.equal(total(f for (s, _), f in flows.items() if s == source), here)

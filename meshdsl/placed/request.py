@@ -6,6 +6,7 @@ are free. The walk (`from_named.py`) and the search for the optimum (`optimal.py
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -236,6 +237,16 @@ class Request:
         """The placement requested of a value."""
         return self.asked(value).placement
 
+    def read(self, value: Value, op: NamedOp) -> Placement:
+        """The splits that rules request of a value where an operator reads it.
+
+        Dims that a rule for the operator's function leaves whole are so, whatever splits them
+        outside of it.
+        """
+        placed = self.ruled(value)
+        freed = self.layout.freed(value, op.outs) if placed.splits else frozenset()
+        return functools.reduce(Placement.without_dim, sorted(freed), placed)
+
     def demanded(self, value: Value) -> Placement:
         """The placement requested of a value that is not returned."""
         stored = self.layout.is_stored(value, False)
@@ -414,6 +425,10 @@ class BlockRequest(Request):
     def output(self, value: Value) -> Placement | None:
         """As a walk has left it."""
         return self.left.get(value)
+
+    def read(self, value: Value, op: NamedOp) -> Placement:
+        """As annotated: annotations name tensors, no functions."""
+        return self.ruled(value)
 
     def carried(self, carry: ir.Carry[Value]) -> Value | None:
         """The first that is annotated."""
