@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from meshdsl.ops import arithmetic_gradients, kit
+from meshdsl.ops import arithmetic_gradients, kit, zeros
 from meshdsl.ops.einsum_text import einsum_text
 
 
@@ -106,6 +106,7 @@ kit.operator(
     _SAMPLES,
     flops=_flops,
     gradient=arithmetic_gradients.einsum_gradient,
+    zeros=zeros.summed_product,
     precision="compute",
     shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
     scratch=_scratch,

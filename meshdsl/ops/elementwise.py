@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ops import arithmetic_gradients as grads
-from meshdsl.ops import kit
+from meshdsl.ops import kit, zeros
 
 # --- arithmetic ------------------------------------------------------------------------------
 
@@ -67,12 +67,14 @@ def _extreme(function: str, bound: str) -> Callable[[kit.TorchCall, list[str]], 
 
 kit.pointwise(
     "add", 2, np.add, "{0} + {1}", infix="+", linear=[(0, 1)], gradient=grads.add_gradient,
+    zeros=zeros.union,
     true_rows=_rising(_ENDS, "P({}), B -> P({})", "B, P({}) -> P({})"),
     in_place=["{0}.add_({1})", "{1}.add_({0})"], fold=operator.add, lazy=True,
     meaning="The sum of two tensors, element by element.",
 )  # fmt: skip
 kit.pointwise(
     "sub", 2, np.subtract, "{0} - {1}", infix="-", linear=[(0, 1)], gradient=grads.sub_gradient,
+    zeros=zeros.union,
     true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)")
     | _rising(_ENDS, "P({}), B -> P({})"),
     in_place=["{0}.sub_({1})"], fold=operator.sub,
@@ -80,12 +82,13 @@ kit.pointwise(
 )  # fmt: skip
 kit.pointwise(
     "mul", 2, np.multiply, "{0} * {1}", infix="*", linear=[(0,), (1,)], gradient=grads.mul_gradient,
-    in_place=["{0}.mul_({1})", "{1}.mul_({0})"], fold=operator.mul,
+    in_place=["{0}.mul_({1})", "{1}.mul_({0})"], fold=operator.mul, zeros=zeros.passes(0, 1),
     meaning="The product of two tensors, element by element.",
 )  # fmt: skip
 kit.pointwise(
     "div", 2, np.divide, "{0} / {1}", infix="/", accept="float", check=_no_integers, exact=False,
     linear=[(0,)], gradient=grads.div_gradient, in_place=["{0}.div_({1})"], fold=operator.truediv,
+    zeros=zeros.passes(0),
     meaning="The first tensor over the second, element by element; of floats only.",
 )  # fmt: skip
 kit.pointwise(
@@ -110,7 +113,13 @@ kit.pointwise(
 
 
 def _compare(
-    name: str, sign: str, numpy: Any, accept: str, rises: int | None, meaning: str
+    name: str,
+    sign: str,
+    numpy: Any,
+    accept: str,
+    rises: int | None,
+    meaning: str,
+    zero: kit.ZeroRule | None = None,
 ) -> None:
     """Register a comparison, rising in operand `rises` and falling in the other (None: neither)."""
     rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
@@ -120,18 +129,27 @@ def _compare(
         true = _falling(*falls) | _rising(_NOT_NAN, rows[1 - rises])
     kit.pointwise(
         name, 2, numpy, f"{{0}} {sign} {{1}}", infix=sign, accept=accept, result=kit.BOOL,
-        true_rows=true, meaning=f"Whether {meaning}.",
+        true_rows=true, zeros=zero, meaning=f"Whether {meaning}.",
     )  # fmt: skip
 
 
-_compare("eq", "==", np.equal, "any", None, "two elements are equal")
+_compare("eq", "==", np.equal, "any", None, "two elements are equal", zeros.equality)
 _compare("ne", "!=", np.not_equal, "any", None, "two elements differ")
 _compare("lt", "<", np.less, "number", 1, "the first element is less than the second")
 _compare("le", "<=", np.less_equal, "number", 1, "the first element is at most the second")
-_compare("gt", ">", np.greater, "number", 0, "the first element is greater than the second")
+_compare(
+    "gt",
+    ">",
+    np.greater,
+    "number",
+    0,
+    "the first element is greater than the second",
+    zeros.above,
+)
 _compare("ge", ">=", np.greater_equal, "number", 0, "the first element is at least the second")
 kit.pointwise(
     "logical_and", 2, np.logical_and, "{0} & {1}", infix="and", accept="bool", monotone=[0, 1],
+    zeros=zeros.passes(0, 1),
     true_rows=kit.rows_with_reason(_BOTH, "P(min), P(min) -> P(min)"),
     meaning="Whether both elements are true.",
 )  # fmt: skip
@@ -293,6 +311,7 @@ kit.operator(
     fits_in=lambda index, ins, numbers: (
         3 - index in numbers and 0 not in numbers
     ),  # beside a number,
+    zeros=zeros.choice,
     meaning="The element of x where the condition c is true, else that of y.",
 )
 
@@ -363,5 +382,6 @@ kit.operator(
     true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}
     | _rising("so in range; integers wrap, and what is no number has none", "P({}) -> P({})"),
     gradient=grads.cast_gradient,
+    zeros=zeros.passes(0),
     meaning="The tensor in another dtype.",
 )

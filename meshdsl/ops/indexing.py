@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshdsl.backends.runtime.indices import check_index
-from meshdsl.ops import kit
+from meshdsl.ops import kit, zeros
 
 # --- indices ---------------------------------------------------------------------------------
 
@@ -191,6 +191,7 @@ kit.operator(
     relocates=True,
     shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
     ordered="dim",
+    zeros=zeros.gathered,
     meaning="The elements of a table at the given indices of one of its dims.",
 )
 
@@ -234,5 +235,6 @@ kit.operator(
     flops=kit.no_flops,
     indices=0,
     ordered="dim",
+    zeros=zeros.one_along,
     meaning="1 at the index along a new dim, 0 elsewhere.",
 )

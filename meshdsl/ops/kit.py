@@ -48,6 +48,7 @@ from meshdsl.ops.opdef import Spelling as Spelling
 from meshdsl.ops.opdef import Surface as Surface
 from meshdsl.ops.opdef import TorchCall as TorchCall
 from meshdsl.ops.opdef import Types as Types
+from meshdsl.ops.opdef import ZeroRule as ZeroRule
 from meshdsl.ops.opdef import operator as operator
 from meshdsl.ops.pointwise import BINARY as BINARY
 from meshdsl.ops.pointwise import UNARY as UNARY

@@ -8,7 +8,7 @@ the call. No file of operators imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, Protocol
 
@@ -104,6 +104,31 @@ class Signature:
     ins: Types
     outs: Types
     attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Of the positions along `dims` at most `count` are not 0; which, may differ along `over`."""
+
+    dims: frozenset[str]
+    count: int
+    over: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What a rule of zeros may know of an operand: its fact, its operator, its value if constant.
+
+    A parameter or an input has the operator "".
+    """
+
+    filled: Filled | None = None
+    maker: str = ""
+    number: float | None = None
+
+
+ZeroRule = Callable[[Signature, Sequence[Operand]], Filled | None]
+"""The fact of a result, from those of the operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +437,8 @@ class OpDef:
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/operator_tables.py`.
+    zeros: the rule for where the (first) result is 0 whatever is computed (`ops/zeros.py`); None:
+             it may be other than 0 everywhere.
     meaning: what the result is, in one sentence of Markdown; for the operator's page and its
              docstring.
     """
@@ -446,6 +473,7 @@ class OpDef:
     indices: int | None = None
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
+    zeros: ZeroRule | None = None
     meaning: str = ""
 
     def ordered_dims(self, attrs: Attrs) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshdsl.ops import kit, views
+from meshdsl.ops import kit, views, zeros
 
 # --- pick ------------------------------------------------------------------------------------
 
@@ -153,5 +153,6 @@ views.view(
         "h s: i32 | dim=s start=2 stop=4 target=part=2",
     ),
     _slice_gradient,
+    zero=zeros.renamed(lambda sig: {sig.attrs["dim"].name: sig.attrs["target"].name}),
     meaning="A range of indices of a dim, under a new name.",
 )

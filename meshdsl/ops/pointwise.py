@@ -19,6 +19,7 @@ from meshdsl.ops.opdef import (
     Surface,
     TorchCall,
     Types,
+    ZeroRule,
     operator,
 )
 from meshdsl.ops.requirements import (
@@ -31,6 +32,7 @@ from meshdsl.ops.requirements import (
     plain,
 )
 from meshdsl.ops.samples import samples
+from meshdsl.ops.zeros import passes
 
 Text = str | Callable[[TorchCall, list[str]], str]
 NOT_SPELLED: Mapping[str, Spelling] = {}
@@ -61,6 +63,7 @@ def pointwise(
     precision: Literal["widest", "f32"] = "widest",
     lazy: bool = False,
     spelled: Mapping[str, Spelling] = NOT_SPELLED,
+    zeros: ZeroRule | None = None,
 ) -> OpDef:
     """Register a pointwise operator on operands of one dtype.
 
@@ -69,6 +72,7 @@ def pointwise(
     `check` is called with the types of the operands before other checks.
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
     the result in its memory. `said` is its name in messages, `infix` its sign in the language.
+    `zeros` is known of a function of one operand: its value at 0 says it.
     """
     return operator(
         name,
@@ -88,8 +92,14 @@ def pointwise(
         precision=precision,
         lazy=lazy,
         spelled=spelled,
+        zeros=passes(0) if arity == 1 and _is_zero_at_zero(numpy) else zeros,
         meaning=meaning,
     )
+
+
+def _is_zero_at_zero(numpy: Callable[..., Array]) -> bool:
+    with np.errstate(all="ignore"):
+        return not numpy(np.zeros((1,))).any()
 
 
 def pointwise_type(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshdsl.ops import indexing, kit
+from meshdsl.ops import indexing, kit, zeros
 
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
@@ -181,6 +181,7 @@ kit.operator(
     ),
     indices=2,
     ordered="dim",
+    zeros=zeros.written,
     meaning="The tensor with new values at an index of one of its dims, or at several; of "
     "equal indices the last is written.",
 )

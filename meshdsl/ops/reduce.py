@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshdsl.ops import einsum_text, kit
+from meshdsl.ops import einsum_text, kit, zeros
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -29,6 +29,7 @@ def reduction(
     true_rows: Mapping[str, str] | None = None,
     gradient: kit.Gradient | None = None,
     precision: Literal["widest", "f32"] = "widest",
+    zero: kit.ZeroRule | None = None,
 ) -> kit.OpDef:
     """Register a reduction over `dims`; a part of a reduced dim yields a partial `op`.
 
@@ -53,6 +54,7 @@ def reduction(
         true_rows=true_rows or {},
         gradient=gradient,
         precision=precision,
+        zeros=zero,
         meaning=meaning,
     )
 
@@ -133,6 +135,7 @@ reduction(
     linear=True,
     gradient=kit.passed,
     precision="f32",
+    zero=zeros.summed_product,
     meaning="The sum over the dims in brackets, or over all of them.",
 )
 reduction(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.ops import kit
+from meshdsl.ops import kit, zeros
 
 Splits = Mapping[str, int]
 Legal = Callable[[kit.Signature, Splits, Splits], bool]
@@ -34,6 +34,7 @@ def view(
     meaning: str,
     surface: kit.Surface = _INTERNAL,
     bind: kit.Bind | None = None,
+    zero: kit.ZeroRule | None = None,
 ) -> kit.OpDef:
     """Register a view of one tensor; with a `surface` it is called by name."""
     return kit.operator(
@@ -50,6 +51,7 @@ def view(
         legal=legal,
         gradient=gradient,
         lazy=lazy,
+        zeros=zero,
         meaning=meaning,
     )
 
@@ -113,6 +115,7 @@ view(
     kit.samples("b s | pairs=((s m=4))", "s b h: i32 | pairs=((s m=4) (b c=2))"),
     _rename_gradient,
     lazy=True,
+    zero=zeros.renamed(lambda sig: {old.name: new.name for old, new in sig.attrs["pairs"]}),
     meaning="The tensor with other names for some of its dims.",
 )
 
@@ -194,6 +197,7 @@ view(
     _split_gradient,
     lambda sig, ins, outs: _blocks(sig.attrs["into"], outs) == ins.get(sig.attrs["dim"].name, 1),
     lazy=True,
+    zero=zeros.split,
     meaning="The tensor with one dim as several, the outer first.",
 )
 
@@ -252,6 +256,7 @@ view(
     _merge_gradient,
     lambda sig, ins, outs: _blocks(sig.attrs["dims"], ins) == outs.get(sig.attrs["into"].name, 1),
     lazy=True,
+    zero=zeros.merged,
     meaning="The tensor with several dims as one, the first outermost.",
 )
 
@@ -276,6 +281,7 @@ view(
     kit.samples("s b | dims=(b s)", "s b h | dims=(h s b)", "b s h | dims=(b h s)", "() | dims=()"),
     kit.passed,
     lazy=True,
+    zero=zeros.passes(0),
     meaning="The tensor with its dims in another order.",
 )
 
@@ -314,6 +320,7 @@ view(
         "b s: i32 | dims=(s b)",
     ),
     kit.summed,
+    zero=zeros.passes(0),
     meaning="The tensor with the dims in brackets as its first, repeated along those that it "
     "lacks. Other operators do so by themselves.",
     surface=kit.Surface("dims", (1, 1)),
