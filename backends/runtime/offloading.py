@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from meshdsl.backends.runtime.main import local_value
+from meshdsl.backends.runtime.pieces import in_pieces
 from meshdsl.backends.runtime.values import Spec
 
 
@@ -78,45 +79,11 @@ def chunks(
 
     Those of the first tensor are views; one of a state has at most `size` bytes.
     """
-    first, at, most = tensors[0], 0, size // max(s.dtype.itemsize for s in states)
-    is_flat = first.is_contiguous()
-    room = [state.room(min(most, first.numel())) for state in states]
-    for index in pieces_of([first.numel()] if is_flat else first.shape, most):
-        pieces = [flat_piece(x, index[0]) if is_flat else x[index] for x in tensors]
+    at, most = 0, size // max(s.dtype.itemsize for s in states)
+    room = [state.room(min(most, tensors[0].numel())) for state in states]
+    for pieces in in_pieces(tensors[:1], tensors[1:], most):
         parts = [s.take(buffer, pieces[0], at) for s, buffer in zip(states, room, strict=True)]
         yield [*pieces, *parts]
         for state, part in zip(states, parts, strict=True):
             state.put(part, at)
         at += pieces[0].numel()
-
-
-def pieces_of(shape: Sequence[int], most: int) -> Iterator[Any]:
-    """Indices that cut a tensor, in the order of its elements, into pieces of `most` elements."""
-    if 0 in shape:
-        yield (slice(0, 0),)
-        return
-    row = torch.Size(shape[1:]).numel()
-    step = most // row
-    for first in range(0, shape[0], max(step, 1)):
-        if step:
-            yield (slice(first, first + step),)
-        else:
-            yield from ((first, *inner) for inner in pieces_of(shape[1:], most))
-
-
-def flat_piece(tensor: torch.Tensor, index: slice) -> torch.Tensor:
-    """Elements of a tensor in the order of its dims: a view, or of another order in memory a copy.
-
-    No more is copied than the rows that they lie in.
-    """
-    if tensor.is_contiguous():
-        return tensor.view(-1)[index]
-    row = tensor[0].numel()
-    start, stop = index.start // row, -(-min(index.stop, tensor.numel()) // row)
-    if stop - start > 2:
-        return tensor[start:stop].reshape(-1)[index.start - start * row : index.stop - start * row]
-    ends = (
-        (r, max(index.start - r * row, 0), min(index.stop - r * row, row))
-        for r in range(start, stop)
-    )
-    return torch.cat([flat_piece(tensor[r], slice(a, b)) for r, a, b in ends])

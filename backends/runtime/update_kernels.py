@@ -2,17 +2,32 @@
 
 `w` is a parameter, `g` its gradient, perhaps of a narrower dtype. `lr`, `scale` (a factor of the
 gradient) and `step` (1, 2, …) are numbers or tensors; nothing here waits for the values of tensors.
+
+A gradient that has to be widened, scaled or decayed is copied for that piece by piece, into the
+same memory: an update takes no memory of the size of the parameter.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from meshdsl.backends.runtime.pieces import in_pieces
+
+PIECE = 1 << 22
+"""The most elements of a gradient that are copied at once.
+
+Few beside a large parameter, and enough to keep a GPU busy. A multiple of what a processor's
+vectors hold, so that a kernel rounds each element as in one go.
+"""
+
 
 def sgd_(w: torch.Tensor, g: torch.Tensor, lr: Any, scale: Any, weight_decay: float) -> Any:
     """Gradient descent: w -= lr * (scale * g + weight_decay * w)."""
-    return step_along_(w, full_gradient(w, g, scale, weight_decay), lr)
+    for w_, full in full_gradients([w], g, scale, weight_decay, (lr, scale)):
+        step_along_(w_, full, lr)
+    return w
 
 
 def momentum_(
@@ -26,12 +41,10 @@ def momentum_(
     weight_decay: float,
 ) -> Any:
     """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
-    full = full_gradient(w, g, scale, weight_decay)
-    v.mul_(beta).add_(full)
-    if not nesterov:
-        return step_along_(w, v, lr), v
-    ahead = full.add(v, alpha=beta) if full is g else full.add_(v, alpha=beta)
-    return step_along_(w, ahead, lr), v
+    for w_, v_, full in full_gradients([w, v], g, scale, weight_decay, (lr, scale), nesterov):
+        v_.mul_(beta).add_(full)
+        step_along_(w_, full.add_(v_, alpha=beta) if nesterov else v_, lr)
+    return w, v
 
 
 def adam_(
@@ -57,32 +70,62 @@ def adam_(
     r = sqrt(c2), which saves a pass.
     """
     update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
+    scalars = (lr, scale, step)
     if update and fused and all(x.is_contiguous() for x in (w, m, v)):
-        full = full_gradient(w, g, scale, 0.0).contiguous()
         steps = torch.as_tensor(step, dtype=torch.float32, device=w.device)
         options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
         options |= {"weight_decay": weight_decay, "amsgrad": False, "maximize": False}
-        update([w], [full], [m], [v], [], [steps], **options)
+        for w_, m_, v_, full in full_gradients([w, m, v], g, scale, 0.0, scalars):
+            update([w_], [full.contiguous()], [m_], [v_], [], [steps], **options)
         return w, m, v
-    full = full_gradient(w, g, scale, 0.0 if decoupled else weight_decay)
-    if decoupled and weight_decay:
-        w.mul_(1 - lr * weight_decay)
-    m.lerp_(full, 1 - beta1)
-    v.mul_(beta2).addcmul_(full, full, value=1 - beta2)
+    decay = 0.0 if decoupled else weight_decay
+    copied = copies(w, g, scale, decay)
     root = one_less_power(beta2, step) ** 0.5
-    direction = torch.sqrt(v, out=None if full is g else full).add_(eps * root)
-    torch.div(m, direction, out=direction)
-    return step_along_(w, direction, lr * root / one_less_power(beta1, step)), m, v
+    size = lr * root / one_less_power(beta1, step)
+    for w_, m_, v_, full in full_gradients([w, m, v], g, scale, decay, scalars):
+        if decoupled and weight_decay:
+            w_.mul_(1 - lr * weight_decay)
+        m_.lerp_(full, 1 - beta1)
+        v_.mul_(beta2).addcmul_(full, full, value=1 - beta2)
+        direction = torch.sqrt(v_, out=full if copied else None).add_(eps * root)
+        torch.div(m_, direction, out=direction)
+        step_along_(w_, direction, size)
+    return w, m, v
 
 
-def full_gradient(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> Any:
-    """The sum scale * g + weight_decay * w in the dtype of `w`; `g` itself where that is all."""
-    full = g if g.dtype == w.dtype else g.to(w.dtype)
-    if not (isinstance(scale, float) and scale == 1):
-        full = full * scale if full is g else full.mul_(scale)
-    if weight_decay:
-        full = full.add(w, alpha=weight_decay) if full is g else full.add_(w, alpha=weight_decay)
-    return full
+def full_gradients(
+    tensors: list[torch.Tensor],
+    g: torch.Tensor,
+    scale: Any,
+    weight_decay: float,
+    scalars: tuple[Any, ...],
+    anew: bool = False,
+) -> Iterator[list[torch.Tensor]]:
+    """Pieces of tensors, the first of them `w`, each with that of scale * g + weight_decay * w.
+
+    That is `g` itself where this is all, unless it is wanted `anew`, to be overwritten. Where one
+    of the `scalars` differs from slice to slice, there is one piece.
+    """
+    w = tensors[0]
+    if not (anew or copies(w, g, scale, weight_decay)):
+        yield [*tensors, g]
+        return
+    differ = any(isinstance(x, torch.Tensor) and x.dim() for x in scalars)
+    most = w.numel() if differ else min(PIECE, w.numel())
+    room = w.new_empty(most)
+    for *pieces, part in in_pieces(tensors, [g], most):
+        full = room[: part.numel()].view(part.shape).copy_(part)
+        if not (isinstance(scale, float) and scale == 1):
+            full.mul_(scale)
+        if weight_decay:
+            full.add_(pieces[0], alpha=weight_decay)
+        yield [*pieces, full]
+
+
+def copies(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> bool:
+    """Whether scale * g + weight_decay * w, in the dtype of `w`, is another tensor than `g`."""
+    scaled = not (isinstance(scale, float) and scale == 1)
+    return g.dtype != w.dtype or scaled or bool(weight_decay)
 
 
 def step_along_(w: torch.Tensor, direction: torch.Tensor, size: Any) -> torch.Tensor:

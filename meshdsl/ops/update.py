@@ -18,6 +18,9 @@ from meshdsl.ops import kit
 
 _Arrays = tuple[kit.Array, ...]
 
+PIECE = 1 << 22
+"""The most elements of a gradient that the torch text copies at once (`update_kernels.PIECE`)."""
+
 _REDUCED = "parameters, states and scalars are never partial, and a gradient is reduced before"
 
 # --- constructor -----------------------------------------------------------------------------
@@ -68,13 +71,19 @@ def update(
 
 
 def _scratch(scale: int) -> kit.Scratch:
-    """The bytes of a copy of the gradient, if it is widened, scaled, decayed or looked ahead of."""
+    """The bytes of a copy of the gradient, if it is widened, scaled, decayed or looked ahead of.
+
+    It is made piece by piece, unless a scalar has dims.
+    """
 
     def count(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
         w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
         decays = attrs.get("weight_decay") and "decoupled" not in attrs
         copied = decays or attrs.get("nesterov") or g.dtype != w.dtype or numbers.get(scale) != 1
-        return w.bytes if copied else 0
+        if not copied:
+            return 0
+        differ = any(0 < len(type_.dims) < len(w.dims) for type_ in sig.ins[scale - 1 :])
+        return w.bytes if differ else min(w.bytes, PIECE * w.dtype.bytes)
 
     return count
 
