@@ -143,11 +143,13 @@ class _Cutting:
         """A placement with a component along the axis of micro-batches.
 
         A device cuts the block that it is given of an input: what is split further is split inside.
+        What is split otherwise is cut first of all: it has the blocks of several devices.
         """
         if not isinstance(part, Split):
             return placed
         splits = dict(placed.splits)
-        axes, outer = splits.get(part.dim, ()), len(self.given)
+        axes = splits.get(part.dim, ())
+        outer = 0 if self._is_exchanged(placed, part.dim) else len(self.given)
         splits[part.dim] = (*axes[:outer], self.cut.axis, *axes[outer:])
         return replace(placed, splits=tuple(sorted(splits.items())))
 
@@ -161,6 +163,14 @@ class _Cutting:
             self._refuse_given(var, dim)
         return next(iter(by_axes), ())
 
+    def _is_exchanged(self, placed: Placement, dim: str) -> bool:
+        """Whether a dim of a micro-batch is on other devices than its blocks of the inputs.
+
+        A micro-batch has one block of every device that an input is split over. Wherever they are
+        together, they are no neighbours in the whole batch.
+        """
+        return self.cut.micro > 1 and placed.axes_of(dim)[: len(self.given)] != self.given
+
     def _refuse_given(self, var: Var, dim: str) -> NoReturn:
         name = f"`{var.value.label}`" if var.value.name else "a value"
         _refuse(
@@ -172,12 +182,23 @@ class _Cutting:
             help="split the dim over the same axes everywhere, or over none",
         )
 
+    def _refuse_order(self, var: Var, dim: str, span: Span, what: str) -> NoReturn:
+        """MD0331: something needs the order of the batch, where blocks of devices are together."""
+        over = " and ".join(f"`{axis}`" for axis in self.given)
+        name = f"`{var.value.label}`" if var.value.name else "a value"
+        _refuse(
+            "MD0331",
+            f"{what} needs `{dim}` of {name} in its order, and a micro-batch has a block of each "
+            f"device of {over}",
+            span,
+            Related(self.cut.span, "cut here"),
+            help=f"do it where `{dim}` is split over {over}, as in the inputs; or take 1 micro-batch",
+        )
+
     def _check(self, var: Var, part: Component) -> None:
-        """Refuse blocks of several sizes, and those of other devices than the inputs have."""
+        """Refuse blocks of several sizes."""
         if not isinstance(part, Split):
             return
-        if var.placement.axes_of(part.dim)[: len(self.given)] != self.given:
-            self._refuse_given(var, part.dim)
         size, axes = var.type.size(part.dim), var.placement.axes_of(part.dim)
         count = self.cut.micro * self.source.mesh.size(*axes)
         if size % count:
@@ -205,10 +226,21 @@ class _Cutting:
             self.versions[var, need] = self._version(var, need, node)
         return self.versions[var, need]
 
+    def _differs(self, var: Var, dim: str) -> bool:
+        """Whether the elements of a value along a dim may differ, or come of their indices."""
+        maker = self.makers.get(var)
+        if not var.type.has(dim):
+            return False
+        if not isinstance(maker, Compute) or dim in _ordered(maker):
+            return True
+        return any(self._differs(v, dim) for v in maker.ins)
+
     def _version(self, var: Var, need: Component, node: Node) -> Var:
         source = self.new.get(var, var)
         target = replace(self._placed(var, need), name=self.names.fresh(var.name))
         if isinstance(need, Split):
+            if self._is_exchanged(var.placement, need.dim) and self._differs(var, need.dim):
+                self._refuse_order(var, need.dim, node.span, f"`{_word(node)}`")
             step = Step("slice", (self.cut.axis,), source.placement, target.placement, dim=need.dim)
         else:
             assert isinstance(need, Partial)
@@ -235,6 +267,10 @@ class _Cutting:
         row, ins = self._row(node)
         ins = tuple(self._read(v, need, node) for v, need in zip(ins, row.ins, strict=True))
         outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
+        for var, part in zip((*node.ins, *node.outs), (*row.ins, *row.outs), strict=True):
+            if isinstance(part, Split) and part.dim in _ordered(node):
+                if self._is_exchanged(var.placement, part.dim):
+                    self._refuse_order(var, part.dim, node.span, f"`{node.name}`")
         self.made.append(with_flops(replace(node, ins=ins, outs=outs)))
 
     def _row(self, node: Compute) -> tuple[Row, tuple[Var, ...]]:
@@ -426,7 +462,7 @@ class _Cutting:
 
     def _gathered(self, var: Var, part: Split, node: Compute) -> tuple[Compute, Carry[Var]]:
         """The zeros into which each micro-batch puts its block of a value, and their carry."""
-        if len(var.placement.axes_of(part.dim)) > len(self.given):
+        if var.placement.axes_of(part.dim) != self.given:
             self._refuse_given(var, part.dim)
         gathered = replace(var, name=self.names.fresh(f"{var.name}_whole"))
         about = (node.span, node.phase)
@@ -501,6 +537,16 @@ def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
 def with_flops(op: Compute) -> Compute:
     """An operator with the FLOPs of its local blocks."""
     return replace(op, flops=flops(lookup(op.name), op.local))
+
+
+def _word(node: Node) -> str:
+    """What a reader knows a node by."""
+    return node.name if isinstance(node, Compute) else "repeat"
+
+
+def _ordered(node: Compute) -> frozenset[str]:
+    """The dims along which the index of an element counts."""
+    return lookup(node.name).ordered_dims(dict(node.attrs))
 
 
 def _casts(node: Compute) -> bool:

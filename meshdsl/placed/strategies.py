@@ -241,10 +241,14 @@ class Chooser:
         return max((*each, *itertools.starmap(stages.moved, results)), default=0)
 
     def _is_cut(self, type_: TensorType, placed: Placement) -> bool:
-        """Whether a device has an equal part of every micro-batch, within its inputs' block."""
+        """Whether a device has an equal part of every micro-batch.
+
+        Where the index of an element counts, within its inputs' block.
+        """
         batch_axes = self.stages.given if self.stages else ()
+        ordered = self.call.opdef.ordered_dims(dict(self.call.attrs))
         return all(
-            axes[: len(batch_axes)] == batch_axes
+            (dim not in ordered or axes[: len(batch_axes)] == batch_axes)
             and type_.size(dim) % (micro * self.mesh.size(*axes)) == 0
             for dim, micro in self.mesh.cut
             if type_.has(dim)
