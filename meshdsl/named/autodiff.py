@@ -127,9 +127,14 @@ class BackwardBlock(Visitor):
         self.made: dict[Value, NamedOp] = makers(nodes)
         self.own = {v for n in nodes for v in n.makes}
         self.slices: dict[Value, Value] = {}
+        # The `recompute` block right before the operators being differentiated, by its values.
+        self.block_before: dict[Value, list[Node]] = {}
+        self.computed_again: set[Value] = set()
+        self.kept: set[Value] = set()
         if loop is not None:
             self.own.update(c.inside for c in loop.carries)
             self.slices = {s.inside: s.outer for s in loop.stacked}
+            self.kept.update(c.inside for c in loop.collected)
 
     # --- gradients ---------------------------------------------------------------------------
 
@@ -163,11 +168,21 @@ class BackwardBlock(Visitor):
     # --- reverse walk over the nodes --------------------------------------------------------
 
     def reverse(self) -> None:
-        """Differentiate the nodes from the last to the first."""
+        """Differentiate the nodes from the last to the first.
+
+        A `recompute` block is computed again before its own backward pass, or, where the operators
+        right after it read its values for their gradients, before that of these. Operators further
+        on read what is kept: all that the block computes would be live until its turn.
+        """
         groups = [(b, list(g)) for b, g in itertools.groupby(self.nodes, lambda n: n.block)]
-        for block, group in reversed(groups):
+        before: list[tuple[int | None, list[Node]]] = [(None, []), *groups[:-1]]
+        pairs = [*zip(groups, before, strict=True)] if groups else []
+        for (block, group), (block_before, group_before) in reversed(pairs):
             if not any(v in self.grads for n in group for v in n.makes):
                 continue
+            follows = block is None and block_before is not None
+            values = (v for n in group_before for v in n.makes) if follows else ()
+            self.block_before = dict.fromkeys(values, group_before)
             if block is not None:
                 self._compute_again(group)
             for node in reversed(group):
@@ -227,8 +242,15 @@ class BackwardBlock(Visitor):
 
     def available(self, value: Value) -> Value:
         """The value that replaces a value of the forward block here."""
+        if value in self.block_before and value not in self.kept:
+            self._compute_again(self.block_before[value])
+        return self.stored(value)
+
+    def stored(self, value: Value) -> Value:
+        """The same, of a block that is not computed again for that."""
         if value in self.moved:
             return self.moved[value]
+        self.kept.add(value)
         if self.forward is None or self.parent is None:
             return value
         with self.builder.at(self.depth):
@@ -237,7 +259,7 @@ class BackwardBlock(Visitor):
             if value in self.own:
                 replacement = self._collected(value, self.forward, self.parent)
             else:
-                replacement = self.parent.available(self.slices.get(value, value))
+                replacement = self.parent.stored(self.slices.get(value, value))
             self.moved[value] = self.builder.reach(replacement)
         return self.moved[value]
 
@@ -247,7 +269,7 @@ class BackwardBlock(Visitor):
         if loop in self.tape.twins:  # it was rematerialised beside the loop that is being built
             return outer
         parent.own.add(outer)
-        return parent.available(outer)
+        return parent.stored(outer)
 
     def _is_free(self, value: Value) -> bool:
         """Whether rematerialising the value is free, so that it need not be stored."""
@@ -258,10 +280,16 @@ class BackwardBlock(Visitor):
         if not op.ins or value.type.has(self.forward.dim.name):
             return True
         light = lookup(op.name).view or op.name in FREE
-        return light and all(v not in self.own or self._is_free(v) for v in op.ins)
+        return light and all(
+            v not in self.own or v in self.block_before or self._is_free(v) for v in op.ins
+        )
 
     def _compute_again(self, group: list[Node]) -> None:
         """Rematerialise a `recompute` block; the rest of the backward pass reads these values."""
+        values = {v for node in group for v in node.makes}
+        if not self.computed_again.isdisjoint(values):
+            return
+        self.computed_again |= values
         for node in group:
             self.moved.update(copied(self.tape, node, self.available))
 
