@@ -14,6 +14,7 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.placed.reshard import Route
+from meshdsl.placed.settings import Setting
 from meshdsl.placed.strategies import flops
 
 
@@ -150,7 +151,8 @@ class PlacedProgram:
     per value, the rule behind each split dim. `states` are an optimizer's as stored; `updates`
     pairs of a stored value and its new value, placed alike. `plan` is set under `optimal`, `pipe`
     where a loop is on the stages of a pipeline; `bounded` where, on many axes, not every
-    combination and route was looked at for some operator.
+    combination and route was looked at for some operator. `gathered_again` are the settings by
+    which the backward pass gathers again what the forward pass had (`gather_again.py`).
     """
 
     named: names.NamedProgram
@@ -168,6 +170,7 @@ class PlacedProgram:
     plan: PlanProvenance | None = None
     pipe: Piped | None = None
     bounded: bool = False
+    gathered_again: tuple[Setting, ...] = ()
 
     def blocks(self, type_: TensorType, p: Placement) -> dict[str, list[list[int]]]:
         """What lies where of the dim of a pipeline's loop, if a tensor has it (`Spec.blocks`).

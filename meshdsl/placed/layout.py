@@ -31,7 +31,13 @@ from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
-from meshdsl.placed.settings import Setting, StageRule, settings_of, stage_rules_of
+from meshdsl.placed.settings import (
+    ACTIVATIONS,
+    Setting,
+    StageRule,
+    settings_of,
+    stage_rules_of,
+)
 from meshdsl.placed.sharding_rules import call_of, legal_rows
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
@@ -68,6 +74,12 @@ def selects(selector: tuple[str, ...], value: Value) -> int | None:
             if names[-len(selector) :] == selector:
                 return TENSOR
     return None
+
+
+def selected(selector: tuple[str, ...], value: Value) -> int | None:
+    """The level at which a selector names a value, or the one whose rules bind it."""
+    levels = [selects(selector, v) for v in (value, value.rules_from) if v is not None]
+    return max((level for level in levels if level is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +164,15 @@ class Layout:
         """The setting of a name for what a selector names, if there is one."""
         fitting = (s for s in self.settings if (s.selector, s.name) == (selector, name))
         return next(fitting, None)
+
+    def setting_for(self, value: Value, name: str) -> Setting | None:
+        """The narrowest setting of a name for a value of the forward pass; of equals the last."""
+        chosen: tuple[int, Setting] | None = None
+        for setting in (s for s in self.settings if s.name == name):
+            level = GENERAL if setting.selector == ACTIVATIONS else selected(setting.path, value)
+            if level is not None and (chosen is None or level >= chosen[0]):
+                chosen = level, setting
+        return chosen and chosen[1]
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:
@@ -261,8 +282,7 @@ class Layout:
             if not stored or rule.selector not in (("params",), _ROLE_OF.get(value.role)):
                 return None
             return STORED if rule.selector == ("params",) else ROLE
-        levels = [selects(rule.selector, v) for v in (value, value.rules_from) if v is not None]
-        return max((level for level in levels if level is not None), default=None)
+        return selected(rule.selector, value)
 
     def _equally_narrow(self, value: Value, first: Rule, second: Rule) -> None:
         if first.axes == second.axes:

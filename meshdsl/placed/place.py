@@ -22,6 +22,7 @@ from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import CachedProblem
 from meshdsl.placed.from_named import Placer, Walk, WalkObserver
+from meshdsl.placed.gather_again import with_gathers_again
 from meshdsl.placed.ir import (
     EVERY,
     Apply,
@@ -120,6 +121,8 @@ def place(
         placed, _ = _walked(request, policy, watch)
     if is_per_worker(program):
         check_parts(placed)
+    if isinstance(spec, Layout):
+        placed = with_gathers_again(placed, spec, search.price)
     if placed.pipe is not None:
         placed = replace(placed, pipe=with_homes(placed.rewritten, placed.pipe))
     # The search counts every tensor in its own dtype.

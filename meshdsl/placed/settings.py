@@ -1,8 +1,9 @@
 """Settings of layouts: how what a selector names is handled, not where it lies.
 
 `grads: reduce = bf16` is the dtype in which parts of gradients are added up, `state: memory = disk`
-where the states of an optimizer are between steps. `SETTINGS` is the table of all of them. A number
-of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_rules.py`).
+where the states of an optimizer are between steps, `activations: gather = again` how the backward
+pass has what the forward pass has gathered (`gather_again.py`). `SETTINGS` is the table of all of
+them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_rules.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
 from meshdsl.syntax.symbols import ROLES
 
+ACTIVATIONS = "activations"
+"""The selector of all values that the forward pass computes."""
+
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
     ("state", "memory"): ("disk", "host"),
+    (ACTIVATIONS, "gather"): ("again", "once"),
 }
-"""The values of every setting, by its selector and name."""
+"""The values of every setting, by its selector and name.
+
+What `activations` have, single tensors and functions may have, too: `attend.x: gather = again`.
+"""
 
 NAMES = list(dict.fromkeys(name for _, name in SETTINGS))
 
@@ -42,6 +50,11 @@ class Setting:
     name: str
     value: str
     span: Span
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The parts of the selector."""
+        return tuple(self.selector.split("."))
 
     def __str__(self) -> str:
         return f"{self.selector}: {self.name} = {self.value}"
@@ -83,7 +96,7 @@ def stage_rules_of(
 
 def _is_stage(node: ast.SettingDecl) -> bool:
     """Whether a setting is the number of a stage: nothing else is set of a tensor."""
-    if node.selector[0].text in ROLES:
+    if node.selector[0].text in (*ROLES, ACTIVATIONS):
         return False
     return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)
 
@@ -124,7 +137,7 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
         return None
     every = ", ".join(f"`{text}`" for text in _forms())
     of = node.selector[-1].text
-    of = "NAME" if of in ROLES else of
+    of = "NAME" if of in (*ROLES, ACTIVATIONS) else of
     stage = f"`{of}: {name} = 1` is a stage of a pipeline"
     help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`; {stage}"
     fixes = spelled_right(node.name.span, name, NAMES)
@@ -135,7 +148,7 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
 def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name = node.name.text
     legal = [s for s, n in SETTINGS if n == name]
-    if selector in legal:
+    if selector in legal or (ACTIVATIONS in legal and node.selector[0].text not in ROLES):
         return None
     span = node.selector[0].span.to(node.selector[-1].span)
     said = " or ".join(f"`{s}: {name} = {SETTINGS[s, name][0]}`" for s in legal)
@@ -146,7 +159,7 @@ def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
 
 def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name, value = node.name.text, node.value
-    legal = SETTINGS[selector, name]
+    legal = SETTINGS.get((selector, name)) or SETTINGS[ACTIVATIONS, name]
     if isinstance(value, ast.Ref) and value.name.text in legal:
         return None
     text = value.name.text if isinstance(value, ast.Ref) else ""

@@ -103,6 +103,13 @@ def in_dtype(words: Callable[[], tuple[str, str]], setting: Setting) -> tuple[st
     return f"{because}; in {setting.value}, by {_rule((str(setting), setting.span))}", remedy
 
 
+def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, str]:
+    """The words of a gather of the backward pass, which stores `kept` bytes in place of `whole`."""
+    by = _rule((str(setting), setting.span))
+    because = f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered"
+    return because, f"gather it once, at the price of memory: drop `{setting}`"
+
+
 def _reduced_for(ask: Ask) -> str:
     return {
         "operand": f"{ask.who} needs the whole value, not parts of it",

@@ -1,0 +1,248 @@
+"""Activations that the forward pass gathers: the backward pass stores their parts instead.
+
+A value that is split where it settles may be gathered for the operators that read it. The plan has
+that gathered version serve the backward pass, too: nothing is sent twice, and all of it is kept
+from the one pass to the other. Under `activations: gather = again` the part is kept, and gathered
+again where the backward pass reads it. (What Korthikanti et al. 2023 do with the operands of linear
+layers under sequence parallelism; of parameters, `storage.py`.)
+
+The plan is made before, as if there were no setting: a plan that knew of the second gather would
+rather compute on gathered values, which stores them all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from meshdsl.diagnostics import Diagnostic, Span
+from meshdsl.ir.program import Collected, Stacked, every, uses
+from meshdsl.ir.rewrite import Visitor, free, in_blocks
+from meshdsl.placed import why
+from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.placements import placement
+from meshdsl.placed.reshard import Price, Route, route
+from meshdsl.placed.settings import Setting
+
+NAME, AGAIN = "gather", "again"
+"""The setting, and its value under which the backward pass gathers again."""
+
+
+def with_gathers_again(program: PlacedProgram, layout: Layout, price: Price) -> PlacedProgram:
+    """The program whose backward pass gathers again what the layout says."""
+    if not any(_says_again(setting) for setting in layout.settings):
+        return program
+    rewrite = _GatherAgain(program, layout, price)
+    body = tuple(rewrite.block(program.body, {}))
+    if not rewrite.carried_out:
+        return program
+    after = {t for _, t in (*program.outputs, *program.updates)}
+    body = _without_unread(body, after)
+    tensors = tuple(rewrite.parts.get(t, t) for t in program.tensors)
+    # The plan is the least of what was searched, and something is sent beside it.
+    plan = program.plan and replace(program.plan, least=False)
+    done = tuple(rewrite.carried_out)
+    return replace(program, body=body, tensors=tensors, plan=plan, gathered_again=done)
+
+
+def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnostic]:
+    """A note for each setting under which nothing of a training step is gathered again."""
+    if program.mesh.devices == 1 or not any(n.phase == "backward" for n in every(program.body)):
+        return
+    for setting in layout.settings:
+        if _says_again(setting) and setting not in program.gathered_again:
+            which = "" if setting.path == ("activations",) else f" of `{setting.selector}`"
+            message = f"`{setting}` changes nothing: the backward pass reads nothing{which} that is"
+            message += " gathered in the forward pass"
+            help = "remove it, or split the tensor where it is stored: `NAME: DIM -> AXIS`"
+            yield Diagnostic("MD0306", message, setting.span, "note", help=help)
+
+
+def _says_again(setting: Setting) -> bool:
+    return setting.name == NAME and setting.value == AGAIN
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The part that is stored in the place of a gathered version.
+
+    `kept` are the bytes of one device that it takes, `whole` those of the gathered version, of all
+    iterations.
+    """
+
+    tensor: PlacedTensor
+    setting: Setting
+    kept: int
+    whole: int
+
+
+Parts = dict[PlacedTensor, _Part]
+"""The gathered versions of a block, and the parts that stand for them in the backward pass."""
+
+
+class _GatherAgain(Visitor):
+    """Rewrites a program block by block.
+
+    parts: the tensors that are replaced by others, in all blocks: stacks and slices of them.
+    again: the versions that the backward pass has gathered again so far.
+    carried_out: the settings that had an effect, in order.
+    """
+
+    def __init__(self, program: PlacedProgram, layout: Layout, price: Price) -> None:
+        self.mesh, self.layout, self.price = program.mesh, layout, price
+        self.kept_anyway = _kept_anyway(program)
+        self.parts: dict[PlacedTensor, PlacedTensor] = {}
+        self.again: dict[PlacedTensor, PlacedTensor] = {}
+        self.carried_out: dict[Setting, None] = {}
+
+    def block(self, nodes: Iterable[Node], here: Parts) -> list[Node]:
+        """The nodes of a block; `here` are the gathered versions with which it begins."""
+        made: list[Node] = []
+        for node in nodes:
+            if node.phase == "backward" and not isinstance(node, Reshard):
+                made += self._gathered(free(node), here, node.span, self._as_slices(node, here))
+            made.append(self.visit(node, here))
+        return made
+
+    def op(self, node: Apply | Reshard, here: Parts) -> Node:
+        """An operator on what the backward pass has gathered again; a gather is noted."""
+        if isinstance(node, Reshard) and node.phase == "forward":
+            self._note(node, here)
+        if node.phase != "backward":
+            return node
+        if isinstance(node, Reshard) and node.source in here and node.source not in self.again:
+            part = here[node.source]
+            self.carried_out[part.setting] = None
+            return replace(node, source=part.tensor, route=self._route(part.tensor, node.target))
+        return node.with_values(lambda tensor: self.again.get(tensor, tensor))
+
+    def _note(self, node: Reshard, here: Parts) -> None:
+        """Note a version that is larger than the one that it is gathered of."""
+        source, target = node.source, node.target
+        setting = self.layout.setting_for(source.value, NAME)
+        if setting is None or setting.value != AGAIN or target in self.kept_anyway:
+            return
+        if source.placement.partial or target.placement.windows or source.value.role == "param":
+            return
+        part = here[source].tensor if source in here else source
+        kept, whole = (t.local(self.mesh).bytes for t in (part, target))
+        if kept < whole:
+            here[target] = _Part(part, setting, kept, whole)
+
+    def _gathered(
+        self, read: Iterable[PlacedTensor], here: Parts, span: Span, sliced: set[PlacedTensor]
+    ) -> Iterator[Reshard]:
+        """The gathers, once more, of what is read and has not been gathered again here."""
+        for tensor in read:
+            if tensor in here and tensor not in self.again and tensor not in sliced:
+                part = here[tensor]
+                self.carried_out[part.setting] = None
+                self.again[tensor] = PlacedTensor(tensor.value, tensor.placement)
+                yield self._reshard(part, self.again[tensor], span)
+
+    def _reshard(self, part: _Part, target: PlacedTensor, span: Span) -> Reshard:
+        words = functools.partial(why.gathered_again, part.setting, part.kept, part.whole)
+        way = self._route(part.tensor, target)
+        return Reshard(part.tensor, target, way, span, functools.cache(words), "backward")
+
+    def _route(self, source: PlacedTensor, target: PlacedTensor) -> Route:
+        ends = source.placement, target.placement
+        way = route(target.type, *ends, self.mesh, self.price)
+        assert way is not None, f"{ends[0]} was gathered on the way to {ends[1]} before"
+        return way
+
+    # --- loops -------------------------------------------------------------------------------
+
+    def _as_slices(self, node: Node, here: Parts) -> set[PlacedTensor]:
+        """The stacks of whose parts a loop of the backward pass takes slices.
+
+        It gathers each of them again. A stack whose part is split by the loop's dim is gathered
+        before the loop.
+        """
+        if not isinstance(node, PlacedLoop):
+            return set()
+        inside = {v for inner in node.body for v in free(inner)}
+        slices = (s.outer for s in node.stacked if s.outer in here and s.outer not in inside)
+        same = node.dim.name
+        return {
+            t for t in slices if here[t].tensor.placement.axes_of(same) == t.placement.axes_of(same)
+        }
+
+    def loop(self, loop: PlacedLoop, here: Parts) -> PlacedLoop:
+        """A loop: of the forward pass, it collects parts; of the backward pass, it slices them."""
+        inside: Parts = {}
+        stacked = tuple(self._stacked(s, loop, here, inside) for s in loop.stacked)
+        body = self.block(loop.body, inside)
+        if loop.phase == "backward":
+            body += self._gathered(loop.ends, inside, loop.span, set())
+        collected = tuple(self._collected(c, loop, inside, here) for c in loop.collected)
+        parts = replace(loop, stacked=stacked, body=tuple(body), collected=collected)
+        if loop.phase != "backward":
+            return parts
+        # What the body reads, it has in the new version already.
+        return parts.with_values(lambda tensor: self.again.get(tensor, tensor))
+
+    def _stacked(
+        self, item: Stacked[PlacedTensor], loop: PlacedLoop, here: Parts, inside: Parts
+    ) -> Stacked[PlacedTensor]:
+        if item.outer not in self._as_slices(loop, here) or loop.phase != "backward":
+            return item
+        part = here[item.outer]
+        of_part = part.tensor.placement.without_dim(loop.dim.name)
+        piece = self.parts[item.inside] = PlacedTensor(item.inside.value, of_part)
+        inside[item.inside] = replace(part, tensor=piece)
+        return Stacked(part.tensor, piece)
+
+    def _collected(
+        self, item: Collected[PlacedTensor], loop: PlacedLoop, inside: Parts, here: Parts
+    ) -> Collected[PlacedTensor]:
+        """All iterations of a part, where only the backward pass reads what is collected."""
+        part, outer = inside.get(item.inside), item.outer
+        if part is None or outer in self.kept_anyway or loop.phase == "backward":
+            return item
+        splits = dict(part.tensor.placement.splits)
+        splits[loop.dim.name] = outer.placement.axes_of(loop.dim.name)
+        placed = placement(self.mesh, {d: axes for d, axes in splits.items() if axes})
+        stack = self.parts[outer] = PlacedTensor(outer.value, placed)
+        kept, whole = (t.local(self.mesh).bytes for t in (stack, outer))
+        here[outer] = _Part(stack, part.setting, kept, whole)
+        return Collected(part.tensor, stack)
+
+
+def _without_unread(body: tuple[Node, ...], after: set[PlacedTensor]) -> tuple[Node, ...]:
+    """A program without the reshards into versions that nothing reads any more."""
+    read = after.union(uses(body))
+    unread = {n for n in every(body) if isinstance(n, Reshard) and n.target not in read}
+    if not unread:
+        return body
+    rest = in_blocks(body, lambda nodes: [n for n in nodes if n not in unread])
+    return _without_unread(rest, after)
+
+
+def _kept_anyway(program: PlacedProgram) -> set[PlacedTensor]:
+    """The tensors that are read after the backward pass, and stacks that the forward pass reads.
+
+    Whatever the backward pass reads of them is there.
+    """
+    kept = {t for _, t in program.outputs} | {new for _, new in program.updates}
+    collected: list[Collected[PlacedTensor]] = []
+    for node in every(program.body):
+        if node.phase == "backward":
+            continue
+        kept.update(s.outer for s in node.stacked)
+        collected += node.collected
+        if node.phase == "update":
+            kept.update(node.reads)
+    stacks = {c.outer for c in collected}
+    for node in every(program.body):
+        if node.phase == "forward" and not isinstance(node, PlacedLoop):
+            kept.update(stacks.intersection(node.reads))
+        if node.phase != "backward":
+            kept.update(stacks.intersection(c.init for c in node.carries))
+            kept.update(stacks.intersection(c.next for c in node.carries))
+    for item in collected:  # those of a loop around another one before its own
+        if item.outer in kept and item.inside in stacks:
+            kept.add(item.inside)
+    return kept
