@@ -275,6 +275,13 @@ class Compilation:
 
         return explain(self.device, self.diagnostics, self.timing, self.identifiers)
 
+    @cached_property
+    def advised(self) -> ReportFacts:
+        """The report with remedies: rules that were compiled, each with what it saves."""
+        from meshdsl.report.remedies import with_remedies
+
+        return with_remedies(self.report, self)
+
     def identifiers(self) -> Mapping[str, str]:
         """The variables of the text, by their names in the device program."""
         return self.functions.identifiers

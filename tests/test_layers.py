@@ -36,6 +36,7 @@ LAYERS = (
 LATER = {
     ("meshdsl", "meshdsl.notebook.magic"): "`%load_ext meshdsl` asks the package itself",
     ("meshdsl.pipeline", "meshdsl.report.explanation"): "the report ends a compilation",
+    ("meshdsl.pipeline", "meshdsl.report.remedies"): "remedies are compiled, to be in a report",
 }
 """Imports of what comes later, and why."""
 

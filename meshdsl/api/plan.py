@@ -406,7 +406,7 @@ class Plan(Looks):
         `top` largest collectives, what happens on a `line`, or to a `tensor`.
         """
         focus = Focus(all, top, line, tensor)
-        return Explanation(self._report, self._made.source, self._sources, focus)
+        return Explanation(self._made.advised, self._made.source, self._sources, focus)
 
     @told
     def cost(self) -> Cost:

@@ -87,13 +87,13 @@ def command(
             common.say_text(printer.print_program(getattr(compilation, stage)))
             return
         if given.json:
-            common.print_json(compilation.report)
+            common.print_json(compilation.advised)
             return
         from meshdsl.report.focus import focused
         from meshdsl.report.terminal import print_document
 
         # Warnings follow on the error output, with carets.
-        report: ReportFacts = {**compilation.report, "warnings": []}
+        report: ReportFacts = {**compilation.advised, "warnings": []}
         print_document(focused(report, {compilation.source.name: compilation.source}, focus, REST))
 
 

@@ -295,8 +295,7 @@ class _Updates:
         step = all_reduce(mesh, fill.after, (axis,))
         target = replace(var, name=self.names.fresh(f"{var.name}_new"), placement=step.after)
         why = f"stage {stage} alone updates it"
-        remedy = f"declare it inside of the loop over `{self.pipe.dim}`"
-        about = (0, 0, var.value.span, known_words(why, remedy), "update")
+        about = (0, 0, var.value.span, known_words(why), "update")
         for move in (Move(fill, var, part, *about), Move(step, part, target, *about)):
             ends.append(move.counted(mesh))
         return target

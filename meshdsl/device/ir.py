@@ -82,9 +82,9 @@ class Compute(Statement, ir.Op[Var]):
         return Signature(ins, outs, dict(self.attrs))
 
 
-def known_words(cause: str = "", remedy: str = "") -> placed.Words:
+def known_words(cause: str = "") -> placed.Words:
     """The words of a step whose cause is known as soon as it is emitted."""
-    return lambda: (cause, remedy)
+    return lambda: cause
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class Move(Statement):
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
-    (`traffic.py`: those of each). `words` finds its cause and its remedy, when they are first read.
+    (`traffic.py`: those of each). `words` finds its cause, when it is first read.
     """
 
     step: Step
@@ -107,12 +107,7 @@ class Move(Statement):
     @property
     def why(self) -> str:
         """The cause of the step."""
-        return self.words()[0]
-
-    @property
-    def remedy(self) -> str:
-        """A change that makes it unnecessary."""
-        return self.words()[1]
+        return self.words()
 
     def counted(self, mesh: Mesh) -> Move:
         """The move with the bytes of its step on a mesh."""

@@ -263,10 +263,9 @@ class Cuts:
         step = send(var.placement, self.pipe.axis)
         held, sent = step.payload(var.type, self.mesh), step.wire(var.type, self.mesh)
         why = f"stage {target} goes on with {name} of a micro-batch"
-        remedy = f"another cut of `{self.pipe.axis}`, or a split of what is sent"
         phase = "forward" if position <= self.found.last else "backward"
         span = var.value.span
-        move = Move(step, var, arrived, held, sent, span, known_words(why, remedy), phase)
+        move = Move(step, var, arrived, held, sent, span, known_words(why), phase)
         return move, position, (source, target)
 
     # --- once more -------------------------------------------------------------------------------

@@ -334,8 +334,7 @@ class _Owned:
 
     def _moved(self, step: Step, source: Var, target: Var, reader: Node) -> None:
         why = "each stage has its own part of it, and all read the sum"
-        remedy = "nothing worth the trouble: it is one number"
-        about = (reader.span, known_words(why, remedy), reader.phase)
+        about = (reader.span, known_words(why), reader.phase)
         self.made.append(Move(step, source, target, 0, 0, *about).counted(self.mesh))
 
     def _added(self, numbers: list[Var], reader: Node) -> Var:

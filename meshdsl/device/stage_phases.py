@@ -278,8 +278,7 @@ def _sends(
             step = send(source.placement, pipe.axis)
             held, sent = step.payload(source.type, mesh), step.wire(source.type, mesh)
             why = f"the {to} stage goes on with {name} of a micro-batch"
-            remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
-            about = node.span, known_words(why, remedy), node.phase
+            about = node.span, known_words(why), node.phase
             yield behind, Move(step, source, target, held, sent, *about)
 
 

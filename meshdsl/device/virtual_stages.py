@@ -225,8 +225,7 @@ class _Pairs(_Chunks):
     def _exchange(self, source: Var, target: Var, why: str, phase: str) -> Move:
         """What is sent to the device that has this one's stage too, for the same from there."""
         step = exchange(source.placement, self.pipe.axis, self.pipe.others)
-        remedy = "a schedule with each stage on one device, such as one_f_one_b"
-        about = (source.value.span, known_words(why, remedy), phase)
+        about = (source.value.span, known_words(why), phase)
         return Move(step, source, target, 0, 0, *about).counted(self.mesh)
 
     def _other(self, var: Var, word: str = "other") -> Var:

@@ -115,7 +115,7 @@ def place(known: DocumentFacts, wishes: Wishes, stale: Stale) -> Placing:
         parts = Known(known.tree, known.declarations, written[name], program)
         chosen = replace(options, program=name)
         try:
-            reports[name] = Compilation(known.text.source, chosen, Diagnostics(), parts).report
+            reports[name] = Compilation(known.text.source, chosen, Diagnostics(), parts).advised
         except DiagnosticError as error:
             problems.add(*error.diagnostics)
     for step in placement_checks(known.analysis, Options()):

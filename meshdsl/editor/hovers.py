@@ -139,7 +139,7 @@ def _under(placing: Placing) -> str:
     """The layout, mesh and policy that all this is said of."""
     report = next(iter(placing.reports.values()))
     mesh = mesh_text(report["mesh"]) or "one device"
-    proven = "; no plan costs less" if report["proven"] else ""
+    proven = "; no plan of this layout sends less" if report["proven"] else ""
     missing = f"; there is no `{placing.missing}` in this file" if placing.missing else ""
     policy = f"reduced `{report['reduce']}`{proven}"
     return f"*Layout `{report['layout']}` on {mesh}, {policy}{missing}.*"

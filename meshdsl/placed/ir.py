@@ -35,10 +35,10 @@ class PlacedTensor:
         return self.placement.local(self.value.type, mesh)
 
 
-Words = Callable[[], tuple[str, str]]
-"""The cause of a communication and its remedy.
+Words = Callable[[], str]
+"""The cause of a communication, in words.
 
-They are computed when first read: that needs the next best route, and most placed programs are
+It is found when it is first read: that needs the next best route, and most placed programs are
 never shown.
 """
 
@@ -135,8 +135,18 @@ class PlanProvenance:
 
     @property
     def proven(self) -> bool:
-        """Whether no other plan at all costs less."""
+        """Whether no other plan of the same layout costs less."""
         return self.least and self.searched == EVERY
+
+    @property
+    def claim(self) -> str:
+        """What is proven, of what: the rules of the layout are given, and hold in every plan."""
+        less = "takes less time" if self.timed else "sends less"
+        if self.proven:
+            return f"No plan of this layout {less}"
+        if self.least:
+            return f"No plan of this layout {less}, of those searched"
+        return f"Not proven that no plan of this layout {less}"
 
 
 EVERY = "splits along every dim"

@@ -93,9 +93,14 @@ class Rule:
     span: Span
 
     def __str__(self) -> str:
-        target = {0: "none", 1: "".join(self.axes)}.get(len(self.axes), f"({', '.join(self.axes)})")
-        prefix = f"{'.'.join(self.selector)}: " if self.selector else ""
-        return f"{prefix}{self.dim} -> {target}"
+        return rule_text(self.selector, self.dim, self.axes)
+
+
+def rule_text(selector: tuple[str, ...], dim: str, axes: tuple[str, ...]) -> str:
+    """A rule as the language writes it: `y: io -> cols`, `a -> (x, y)`, `b -> none`."""
+    target = {0: "none", 1: "".join(axes)}.get(len(axes), f"({', '.join(axes)})")
+    prefix = f"{'.'.join(selector)}: " if selector else ""
+    return f"{prefix}{dim} -> {target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,12 @@ from meshdsl.placed.sharding_rules import Call, Row, legal_rows, multiplies_a_su
 MOST_COMBINED = 64
 """The most combinations of rows that are looked at for one operator, on a mesh of many axes."""
 
+MOST_EXPLAINED, FEW_EXPLAINED = 256, 8
+"""The most combinations that are looked at only to tell the next best of them.
+
+Few are on a mesh of many axes, where each route is a search of its own.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -207,20 +213,31 @@ class Chooser:
         return many or any(choice.is_cut for choice in found)
 
     def next_best(self, chosen: Choice) -> Other | None:
-        """The cheapest combination dearer than `chosen`: only for explanations."""
-        choices, standing = self.candidates(), True
+        """The cheapest combination dearer than `chosen`: only for explanations.
+
+        Of very many combinations only some are looked at: explaining costs no more than placing.
+        """
+        choices = self.candidates()
         same_costs = (
             c.cost for c in choices if (c.needs, c.yields) == (chosen.needs, chosen.yields)
         )
         cost = next(same_costs, chosen.cost)
         dearer = [c.cost for c in choices if c.cost > cost]
+        some = has_many_axes(self.mesh) and self._leaves_out(choices, standing=True)
         if not dearer and choices and choices[0].cost:
-            choices, standing = tuple(self.combined(standing=False)), False
+            choices, some = self._some_others()
             dearer = [c.cost for c in choices if c.cost > cost]
-        if not dearer:
-            return None
-        some = has_many_axes(self.mesh) and self._leaves_out(choices, standing)
-        return Other(min(dearer), some)
+        return Other(min(dearer), some) if dearer else None
+
+    def _some_others(self) -> tuple[tuple[Choice, ...], bool]:
+        """Combinations of rows that operands need not match, and whether some were left out."""
+        axes, options = self._options(standing=False)
+        most = FEW_EXPLAINED if has_many_axes(self.mesh) else MOST_EXPLAINED
+        if math.prod(map(len, options)) <= most:
+            choices = tuple(self.combined(standing=False))
+            return choices, has_many_axes(self.mesh) and any(c.is_cut for c in choices)
+        combinations = itertools.islice(self._alike(axes, options), most)
+        return tuple(c for c in map(self._choice, combinations) if c is not None), True
 
     def misfit(self, choice: Choice) -> int:
         """How far a choice is from what passes can do: 0 where nothing is wrong with it.

@@ -1,4 +1,4 @@
-"""Explanations of reshards: the cause of one, and what would remove it."""
+"""Explanations of reshards: the cause of one, in words."""
 
 from __future__ import annotations
 
@@ -73,34 +73,25 @@ def summed(op: NamedOp, choice: Choice, causes: Mapping[str, tuple[str, Span]]) 
     return tuple(parts)
 
 
-def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[str, str]:
-    """The cause of a reshard, and what would remove it."""
+def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> str:
+    """The cause of a reshard."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
         text = ", and ".join(facts.partial) or "each device holds a part"
         tail = _reduced_for(ask)
-        remedy = _reduce_remedy(value, kinds, facts)
     elif "halo" in kinds or "window" in kinds:
         text = f"{ask.who} reads beyond each block of {_windowed(route)}"
         tail = _split_by(route, facts)
-        remedy = f"leave {_windowed(route)} whole, or split a dim whose blocks need no neighbours"
     elif ask.kind == "storage":
         text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"
-        remedy = "store it as it is used, at the price of memory: drop the `params:` rule"
     else:
         text, tail = _split_by(route, facts), _moved_for(ask, route)
-        axes = ", ".join(f"`{a}`" for a in _moved(route)[1])
-        remedy = f"give both sides the same rule for {axes}, or none"
-    if not any(step.moves for step in route.steps):
-        remedy = "nothing is sent"
-    because = "; ".join(part for part in (text, tail, _runner_up(ask)) if part)
-    return because, remedy
+    return "; ".join(part for part in (text, tail, _runner_up(ask)) if part)
 
 
-def in_dtype(words: Callable[[], tuple[str, str]], setting: Setting) -> tuple[str, str]:
+def in_dtype(words: Callable[[], str], setting: Setting) -> str:
     """The words of a reduction that is done in another dtype than that of the tensor."""
-    because, remedy = words()
-    return f"{because}; in {setting.value}, by {_rule((str(setting), setting.span))}", remedy
+    return f"{words()}; in {setting.value}, by {_rule((str(setting), setting.span))}"
 
 
 def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, str]:
@@ -124,7 +115,7 @@ def _reduced_for(ask: Ask) -> str:
 
 
 def _moved_for(ask: Ask, route: Route) -> str:
-    dims = " and ".join(f"`{d}`" for d in _moved(route)[0])
+    dims = " and ".join(f"`{d}`" for d in _moved(route))
     gathered = {step.kind for step in route.steps if step.moves} == {"all_gather"}
     return {
         "operand": f"{ask.who} needs {dims} {'whole' if gathered else 'split otherwise'}",
@@ -138,14 +129,12 @@ def _moved_for(ask: Ask, route: Route) -> str:
     }.get(ask.kind, ask.who)
 
 
-def _moved(route: Route) -> tuple[list[str], list[str]]:
-    """The dims whose blocks move, and the axes they move over; each once, in order."""
+def _moved(route: Route) -> list[str]:
+    """The dims whose blocks move; each once, in order."""
     steps = [step for step in route.steps if step.moves]
     dims = [step.dim for step in steps if step.dim]
     dims += [d for step in steps if step.kind == "permute" for d in step.changed()[0]]
-    return list(dict.fromkeys(dims)), list(
-        dict.fromkeys(axis for step in steps for axis in step.axes)
-    )
+    return list(dict.fromkeys(dims))
 
 
 def _windowed(route: Route) -> str:
@@ -174,20 +163,6 @@ def _stored_by(value: Value, facts: TensorCauses) -> str:
 
 def _split_by(route: Route, facts: TensorCauses) -> str:
     """The rules that split the dims that move."""
-    ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route)[0] if (c := facts.causes.get(d))]
-    by_operators = [f"its operator splits `{d}`" for d in _moved(route)[0] if d not in facts.causes]
+    ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route) if (c := facts.causes.get(d))]
+    by_operators = [f"its operator splits `{d}`" for d in _moved(route) if d not in facts.causes]
     return " and ".join(ruled + by_operators)
-
-
-def _reduce_remedy(value: Value, kinds: set[str], facts: TensorCauses) -> str:
-    if "reduce_scatter" in kinds:
-        return "leave the reduced dim whole; this is already half of an all_reduce"
-    dims = " or ".join(f"`{d}`" for d in value.type.names)
-    if not dims:
-        return "nothing worth the trouble: it is one number"
-    if facts.partial == STAGED:
-        return "in a `repeat` whose dim is on the stages, each stage has its own parameters"
-    return (
-        f"leave the reduced dim whole, or split {dims} over the same axis "
-        "(a reduce_scatter sends half the bytes)"
-    )

@@ -78,7 +78,7 @@ def _result(made: Compilation) -> PageResult:
     """The report in parts, each as markup, and the text of the program."""
     from meshdsl.report.explanation import explanation, sentence
 
-    report: ReportFacts = {**made.report, "warnings": []}
+    report: ReportFacts = {**made.advised, "warnings": []}
     writer = HTMLWriter(classes=True)
     _, *document = explanation(report, {made.source.name: made.source})  # the sentence is apart
     return {

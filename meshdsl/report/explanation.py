@@ -81,6 +81,10 @@ from meshdsl.report.schema import (
 from meshdsl.report.shard_view import Holding
 
 VERSION = 1
+
+MOST_REMEDIES = 3
+"""The most remedies that are named for one collective, or for the whole program."""
+
 LOOP_WORDS = {
     "carried": "carried through {trips} trips",
     "kept": "kept from {trips} trips",
@@ -97,6 +101,7 @@ def explain(
 ) -> ReportFacts:
     """The report of one program under one layout. Bytes and FLOPs are per device.
 
+    Remedies are left out: they are found by compiling (`remedies.py`).
     With a `timing` it has predicted times, too. `identifiers` maps names in the device program to
     variables of the emitted text. It is called only if a subexpression is sent, since that has no
     name in the source; without it, subexpressions are shown by their hints.
@@ -138,6 +143,7 @@ def explain(
             for d in warnings
             if d.severity == "warning"
         ],
+        "remedies": [],
     }
 
 
@@ -175,6 +181,7 @@ def _plan(found: placed.PlanProvenance | None) -> PlanFacts | None:
     if found is None:
         return None
     plan: PlanFacts = {
+        "claim": found.claim,
         "message_bytes": found.message_bytes,
         "searched": found.searched,
         "least": found.least,
@@ -346,7 +353,7 @@ def _collective(
         "from": _said(part["from"] for part in parts),
         "to": _said(part["to"] for part in parts),
         "why": _said(part["why"] for part in parts),
-        "remedy": _said(part["remedy"] for part in parts),
+        "remedies": [],
         "parts": parts if isinstance(node, Bucket) else [],
     }
     if any(m.step.is_uneven(m.source.type, mesh) for m in node.moves):
@@ -373,7 +380,7 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
         "from": show(node.source.placement, node),
         "to": show(node.target.placement, node),
         "why": node.why,
-        "remedy": node.remedy,
+        "remedies": [],
     }
 
 
@@ -488,8 +495,10 @@ def planned(report: ReportFacts) -> Iterator[Block]:
     message = plan["message_bytes"]
     cost = f"bytes + {human(message)} for each collective" if message else "bytes"
     cost = "predicted time" if "objective" in plan else cost
-    claim = "No plan costs less" if plan["least"] else "Not proven to cost least"
-    yield line(f"{claim} ({cost}; searched: {plan['searched']}).")
+    yield line(f"{plan['claim']} (counted: {cost}; searched: {plan['searched']}).")
+    if remedies := report["remedies"]:
+        yield line("Rules that make it send less:")
+        yield from (_headed(" ", remedy["told"]) for remedy in remedies[:MOST_REMEDIES])
 
 
 def _largest(report: ReportFacts) -> str:
@@ -662,7 +671,7 @@ def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
     details += [("only", f"where {axis} = {device}") for axis, device in c.get("on", {}).items()]
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     details += [("why", text) for text in _reasons(c, lambda part: part["why"])]
-    details += [("remove it", text) for text in _reasons(c, lambda part: part["remedy"])]
+    details += [("remove it", text) for text in _remedies(c)]
     items = (
         Item((Piece(f"{label + ':':11}", "muted"),), (Piece(text),), indent=indent + 3)
         for label, text in details
@@ -696,13 +705,23 @@ def _parts(c: CollectiveFacts) -> list[tuple[str, str]]:
 
 
 def _reasons(c: CollectiveFacts, texts: Callable[[MovedFacts], str]) -> list[str]:
-    """The reasons or the remedies; in a bucket each with its tensors."""
+    """The reasons; in a bucket each with its tensors."""
     whose: dict[str, list[str]] = {}
     for part in c["parts"]:
         whose.setdefault(texts(part), []).append(part["tensor"])
     if len(whose) < 2:
         return [texts(c)]
     return [f"{', '.join(names)}: {text}" for text, names in whose.items()]
+
+
+def _remedies(c: CollectiveFacts) -> list[str]:
+    """The best remedies of a collective; in a bucket each with its tensors."""
+    whose: dict[str, list[str]] = {}
+    for part in c["parts"]:
+        for text in part["remedies"]:
+            whose.setdefault(text, []).append(part["tensor"])
+    told = [f"{', '.join(names)}: {text}" for text, names in whose.items()] or c["remedies"]
+    return told[:MOST_REMEDIES]
 
 
 def _sent(c: CollectiveFacts) -> str:

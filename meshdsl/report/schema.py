@@ -69,7 +69,10 @@ _Way = TypedDict("_Way", {"from": str, "to": str})
 
 
 class MovedFacts(_Way):
-    """A tensor in a collective, and its placements before and after."""
+    """A tensor in a collective, and its placements before and after.
+
+    `remedies` are in words, the best first: edits of the layout by one rule that were compiled.
+    """
 
     tensor: str
     file: str
@@ -78,7 +81,7 @@ class MovedFacts(_Way):
     payload_bytes: int
     wire_bytes: int
     why: str
-    remedy: str
+    remedies: list[str]
 
 
 @final
@@ -112,8 +115,39 @@ class TotalsFacts(TypedDict):
     flops_per_device: int
 
 
+class EditFacts(TypedDict):
+    """Characters `start` to `end` of a file, from 0, replaced by `text`."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+
+
+class RemedyFacts(TypedDict):
+    """A change of a layout by one rule that was compiled, with what it saves per device.
+
+    `told` is all of it in words. `holds_bytes` is the change of the peak of memory, `computes` the
+    quotient of FLOPs after and before. `edits` carry it out; there are none where the layout is not
+    written as text.
+    """
+
+    title: str
+    told: str
+    layout: str
+    saves_bytes: int
+    holds_bytes: int
+    computes: float
+    edits: list[EditFacts]
+
+
 class PlanFacts(TypedDict):
-    """What the plan of the policy `optimal` minimises, and how far it was searched."""
+    """What the plan of the policy `optimal` minimises, and how far it was searched.
+
+    `claim` says in words what is proven of it.
+    """
+
+    claim: str
 
     message_bytes: int
     searched: str
@@ -252,6 +286,7 @@ class ReportFacts(CompressionFacts, OffloadFacts, PipedFacts, TimedFacts, Bounde
     totals: TotalsFacts
     memory: dict[str, int]
     warnings: list[WarningFacts]
+    remedies: list[RemedyFacts]
 
 
 # --- compare -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import meshdsl
 from meshdsl.device.printer import print_program as print_device
 from meshdsl.named.printer import print_program as print_named
 from meshdsl.placed.printer import print_program as print_placed
-from meshdsl.report.explanation import explain, explanation
+from meshdsl.report.explanation import explanation
 from meshdsl.report.terminal import print_document
 from tests.project import matching
 from tests.report.golden import GOLDEN, PRINTED, UPDATE, WHOLE, Case, made, same_as_golden
@@ -26,8 +26,7 @@ def report_text(case: Case) -> str:
     """The output of `explain` on a screen that is not a terminal."""
     stages = made(case)
     out = io.StringIO()
-    facts = explain(stages.device, identifiers=stages.identifiers)
-    document = explanation(facts, {stages.source.name: stages.source})
+    document = explanation({**stages.advised, "warnings": []}, {stages.source.name: stages.source})
     print_document(document, Console(file=out, width=100))
     return out.getvalue()
 

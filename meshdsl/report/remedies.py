@@ -1,0 +1,302 @@
+"""Remedies: rules that make a program send less, each compiled before it is offered.
+
+Each collective suggests edits of the layout by one rule. An edit is offered if the program compiles
+under it, without a new warning, sends fewer bytes, and costs less by what its plan minimises. How
+much is tried is bounded by a count of work, never by the clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, computed, walk
+from meshdsl.device.memory import memory
+from meshdsl.device.traffic import busiest
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Value
+from meshdsl.placed.place import WALKS, cost
+from meshdsl.placed.placements import Placement
+from meshdsl.placed.rule_edits import RuleEdit
+from meshdsl.report.document import human
+from meshdsl.report.schema import CollectiveFacts, MovedFacts, RemedyFacts, ReportFacts
+from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.pipeline import Compilation, Options
+
+MOST_WORK = 600
+"""The work of all trials for one report: operators placed, each times 2 to the number of axes.
+
+However large a program is, one edit is tried: the first for the dearest collective.
+"""
+
+LARGE = 75
+"""The work of placing a program above which an edit is tried by a walk before it is planned."""
+
+WALKS_IN_A_PLAN = 4
+"""So many walks are about as much work as a plan."""
+
+MOST_TRIED = 48
+"""The most edits looked at, those counted that are refused before anything is placed."""
+
+SLIGHT = 0.01
+"""A share of memory, or of the FLOPs, that is no price worth naming."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """An edit that was compiled; per device, what it saves and what it costs.
+
+    `fix` is none where the layout is not written as text.
+
+    `saves` are bytes sent in a step, `holds` the bytes that are held more at the worst moment, a
+    share `grows` of the peak before; `computes` is the quotient of FLOPs after it and before.
+    """
+
+    title: str
+    fix: Fix | None
+    saves: int
+    holds: int
+    grows: float
+    computes: float
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The best first: those that compute no more, then by what they save, and hold."""
+        return self.computes > 1 + SLIGHT, -self.saves, self.holds
+
+    def __str__(self) -> str:
+        text = f"{self.title} (saves {human(self.saves)})"
+        price = [f"holds {human(self.holds)} more"] if self.grows > SLIGHT else []
+        if self.computes > 1 + SLIGHT:
+            price.append(f"computes {self.computes:.3g} times as much")
+        return f"{text}, which {' and '.join(price)}" if price else text
+
+
+def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
+    """The report of a compilation with the remedies of each collective, and of all of them."""
+    layout = layout_of(made)
+    if layout is None:
+        return report
+    moves = [n for n, _ in walk(made.device.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    known = dict(zip(moves, report["collectives"], strict=True))
+    dearest = sorted(known, key=lambda node: -known[node]["wire_bytes"])
+    node = made.declarations.layouts[layout]
+    suggested = {move: suggestions(move, made.device, node) for n in dearest for move in n.moves}
+    tried = Trials(made, layout).remedies(_in_turn(list(suggested.values())))
+
+    def of(moves: Iterable[Move]) -> list[str]:
+        remedies = [tried[edit] for move in moves for edit in suggested[move] if edit in tried]
+        return [str(remedy) for remedy in _best_first(remedies)]
+
+    def told(node: Move | Bucket, facts: CollectiveFacts) -> CollectiveFacts:
+        pairs = zip(facts["parts"], node.moves, strict=True) if facts["parts"] else ()
+        parts: list[MovedFacts] = [{**part, "remedies": of([move])} for part, move in pairs]
+        return {**facts, "remedies": of(node.moves), "parts": parts}
+
+    collectives = [told(node, facts) for node, facts in known.items()]
+    remedies = [_facts(remedy, layout) for remedy in _best_first(tried.values())]
+    return {**report, "collectives": collectives, "remedies": remedies}
+
+
+def _best_first(remedies: Iterable[Remedy]) -> list[Remedy]:
+    return sorted(dict.fromkeys(remedies), key=lambda remedy: remedy.rank)
+
+
+def _facts(remedy: Remedy, layout: str) -> RemedyFacts:
+    edits = remedy.fix.edits if remedy.fix is not None else ()
+    return {
+        "title": remedy.title,
+        "told": str(remedy),
+        "layout": layout,
+        "saves_bytes": remedy.saves,
+        "holds_bytes": remedy.holds,
+        "computes": remedy.computes,
+        "edits": [
+            {"file": e.span.file, "start": e.span.start, "end": e.span.end, "text": e.text}
+            for e in edits
+        ],
+    }
+
+
+def layout_of(made: Compilation) -> str | None:
+    """The declared layout of a compilation; None where it is written out, or an `sbp` block."""
+    options, layouts = made.options, made.declarations.layouts
+    if options.sbp is not None:
+        return None
+    name = next(iter(layouts), None) if options.layout is None else options.layout
+    return name if name in layouts else None
+
+
+def _in_turn(each: Sequence[tuple[RuleEdit, ...]]) -> Iterator[RuleEdit]:
+    """The first suggestion of each, then the second of each, and so on; none twice."""
+    rounds = itertools.zip_longest(*each)
+    return iter(dict.fromkeys(edit for edits in rounds for edit in edits if edit is not None))
+
+
+# --- what is suggested ---------------------------------------------------------------------------
+
+
+def suggestions(move: Move, program: DeviceProgram, layout: ast.LayoutDecl) -> tuple[RuleEdit, ...]:
+    """The edits that might make a collective unnecessary or cheaper, the likeliest first."""
+    value, step = move.source.value, move.step
+    here, axes = move.source.placement, step.axes
+    if step.kind in ("all_reduce", "reduce_scatter"):
+        return tuple(_split_further(value, here, axes, program))
+    if value.role in ("param", "state") and not value.is_loaded:
+        return tuple(_stored_whole(value, axes, program, layout))
+    dims = (step.dim,) if step.dim else tuple(d for d in value.type.names if here.axes_of(d))
+    edits = [
+        RuleEdit(selector, dim, _less(here.axes_of(dim), axes))
+        for selector in _selectors(value, program)
+        for dim in dims
+        if value.type.has(dim)
+    ]
+    for reader in _readers(value, program):
+        edits += _split_further(reader, _placement_of(reader, program), axes, program)
+    edits += _split_further(value, here.without_dim(step.dim) if step.dim else here, axes, program)
+    return tuple(dict.fromkeys(edits))
+
+
+def _split_further(
+    value: Value, here: Placement, axes: tuple[str, ...], program: DeviceProgram
+) -> Iterator[RuleEdit]:
+    """Rules that split a value over axes along one of its dims."""
+    ways = program.mesh.size(*axes)
+    for selector, dim in itertools.product(_selectors(value, program), value.type.names):
+        split = here.axes_of(dim)
+        of_each = value.type.size(dim) // program.mesh.size(*split)
+        if set(axes).isdisjoint(split) and of_each % ways == 0:
+            yield RuleEdit(selector, dim, (*split, *axes))
+
+
+def _stored_whole(
+    value: Value, axes: tuple[str, ...], program: DeviceProgram, layout: ast.LayoutDecl
+) -> Iterator[RuleEdit]:
+    """Edits after which a parameter is stored as it is used."""
+    for dim, (rule, _) in program.placed.causes.get(value, {}).items():
+        selector = rule.partition(": ")[0]
+        if selector not in ("params", "state"):
+            continue
+        split = _placement_of(value, program).axes_of(dim)
+        whole = RuleEdit((selector,), dim, _less(split, axes))
+        removal = RuleEdit((selector,), dim, split, removed=True)
+        yield removal if not whole.axes and removal.is_of(layout) else whole
+
+
+def _less(axes: tuple[str, ...], less: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis not in less)
+
+
+def _selectors(value: Value, program: DeviceProgram) -> Iterator[tuple[str, ...]]:
+    """The selectors of a tensor of the user's own text: rules name no other."""
+    if value.role == "grad":
+        yield ("grads",)
+    elif value.name is not None and value.span.file == program.placed.named.span.file:
+        yield (value.label,)
+
+
+def _placement_of(value: Value, program: DeviceProgram) -> Placement:
+    """The placement that a value settles in."""
+    return next(t.placement for t in program.placed.tensors if t.value is value)
+
+
+def _readers(value: Value, program: DeviceProgram) -> list[Value]:
+    """The named results of the operators that read a value, past those without a name."""
+    settled = {t.value for t in program.placed.tensors}
+    reading, readers = {value}, []
+    for op in named.walk(program.placed.named.body):
+        if op.phase == "forward" and not reading.isdisjoint(op.ins):
+            readers += [v for v in op.outs if v.name is not None and v in settled]
+            reading.update(v for v in op.outs if v.name is None)
+    return readers
+
+
+# --- what is tried -------------------------------------------------------------------------------
+
+
+class Trials:
+    """Edits of a declared layout of a compilation, tried until the work is used up."""
+
+    def __init__(self, made: Compilation, layout: str) -> None:
+        self.made, self.layout = made, layout
+        self.node = made.declarations.layouts[layout]
+        self.price = made.options.search(made.timing).price
+        self.warned = set(map(_told, made.diagnostics))
+        operators = sum(1 for _ in named.walk(made.named.body))
+        self.work = operators << len(made.placed.mesh.axes)
+        self.worked = 0
+
+    def remedies(self, edits: Iterable[RuleEdit]) -> dict[RuleEdit, Remedy]:
+        """Those of some edits that are remedies."""
+        remedies = dict[RuleEdit, Remedy]()
+        for edit in itertools.islice(edits, MOST_TRIED):
+            if self.worked and self.worked + self._least_work > MOST_WORK:
+                break
+            after = self._placed(edit)
+            remedy = None if after is None else self._remedy(edit, after)
+            if remedy is not None:
+                remedies[edit] = remedy
+        return remedies
+
+    @property
+    def _least_work(self) -> int:
+        """The work of a trial that comes to nothing: of a large program it ends after a walk."""
+        return self.work // WALKS_IN_A_PLAN if self._is_large else self.work
+
+    @property
+    def _is_large(self) -> bool:
+        return self.work > LARGE and self.made.options.reduce == "optimal"
+
+    def _placed(self, edit: RuleEdit) -> Compilation | None:
+        """The program after an edit, placed; None where it costs no less, or is refused."""
+        options = replace(self.made.options, cache=False)
+        if self._is_large and self._cheaper(edit, replace(options, reduce=WALKS[-1])) is None:
+            return None
+        return self._cheaper(edit, options)
+
+    def _cheaper(self, edit: RuleEdit, options: Options) -> Compilation | None:
+        """The program placed after an edit; None where it costs no less, or is refused.
+
+        Nor may anything be newly warned of.
+        """
+        after = self.made.under(
+            options, Diagnostics(), edit.on(self.made.declarations, self.layout)
+        )
+        try:
+            placed = after.placed
+        except DiagnosticError:
+            return None
+        is_walk = options.reduce != self.made.options.reduce
+        self.worked += self.work // WALKS_IN_A_PLAN if is_walk else self.work
+        warned = {_told(d) for d in after.diagnostics if d.severity != "note"}
+        falls = cost(placed, self.price) < cost(self.made.placed, self.price)
+        return after if falls and warned <= self.warned else None
+
+    def _remedy(self, edit: RuleEdit, after: Compilation) -> Remedy | None:
+        """What an edit saves, where devices send noticeably fewer bytes."""
+        try:
+            now, then = self.made.device, after.device
+        except DiagnosticError:
+            return None
+        before, peak = sent(now), memory(now)["peak"]
+        saves, holds = before - sent(then), memory(then)["peak"] - peak
+        if saves <= SLIGHT * before:
+            return None
+        computes = computed(then) / max(computed(now), 1)
+        fix = edit.fix(self.node)
+        return Remedy(edit.title(self.node), fix, saves, holds, holds / max(peak, 1), computes)
+
+
+def _told(diagnostic: Diagnostic) -> tuple[str, str]:
+    return diagnostic.code, diagnostic.message
+
+
+def sent(program: DeviceProgram) -> int:
+    """The bytes that a device sends in a step: the total of a report."""
+    done = busiest(program).done.items()
+    return sum(each.bytes for node, each in done if node.phase != "output")
