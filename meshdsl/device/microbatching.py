@@ -192,7 +192,8 @@ class _Cutting:
             f"device of {over}",
             span,
             Related(self.cut.span, "cut here"),
-            help=f"do it where `{dim}` is split over {over}, as in the inputs; or take 1 micro-batch",
+            help=f"do it where `{dim}` is split over {over}, as in the inputs; "
+            "or take 1 micro-batch",
         )
 
     def _check(self, var: Var, part: Component) -> None:

@@ -94,11 +94,10 @@ def in_dtype(words: Callable[[], str], setting: Setting) -> str:
     return f"{words()}; in {setting.value}, by {_rule((str(setting), setting.span))}"
 
 
-def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, str]:
-    """The words of a gather of the backward pass, which stores `kept` bytes in place of `whole`."""
+def gathered_again(setting: Setting, kept: int, whole: int) -> str:
+    """The cause of a gather of the backward pass, which stores `kept` bytes in place of `whole`."""
     by = _rule((str(setting), setting.span))
-    because = f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered"
-    return because, f"gather it once, at the price of memory: drop `{setting}`"
+    return f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered"
 
 
 def _reduced_for(ask: Ask) -> str:
