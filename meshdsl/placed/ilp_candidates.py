@@ -87,6 +87,7 @@ class PlanSpace:
         self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
         self.summed: dict[Value, set[str]] = defaultdict(set)
         self.read_as: dict[Value, set[Placement]] = defaultdict(set)
+        self.joined = self._joined()
         self.readers: dict[Value, dict[Placement, None]] = {}
         self.loops = tuple(loops_of(program))
         self.pairs = 0
@@ -259,20 +260,35 @@ class PlanSpace:
         ruled: tuple[Placement, ...],
         split: Set[Value],
     ) -> bool:
-        """Whether the row takes operands as rules split them along the axis, or partial.
+        """Whether the row takes operands as rules split them along the axis, or partial."""
+        pairs = zip(row.ins, op.ins, ruled, strict=True)
+        kept = [(c, c == p.component(axis)) for c, value, p in pairs if value in split]
+        if all(same for _, same in kept):
+            return True
+        possible = all(same or isinstance(c, Partial) for c, same in kept)
+        return possible and self._spares_sums(op, row, axis)
 
-        Partial, where an operator before it may have left an operand so.
+    def _spares_sums(self, op: NamedOp, row: Row, axis: str) -> bool:
+        """Whether less is reduced where operands that rules split are taken partial by a row.
+
+        Only where several of those that it takes so may have been left so, which are added up, or
+        where one was and less is reduced of what is made of it, here or later. Else it is reduced
+        before, which sends as much. An operator that computes much is not repeated for it.
         """
-        passed = any(
-            isinstance(component, Partial) and axis in self.summed[value]
-            for component, value in zip(row.ins, op.ins, strict=True)
-        )
-        return all(
-            value not in split
-            or component == p.component(axis)
-            or (passed and isinstance(component, Partial))
-            for component, value, p in zip(row.ins, op.ins, ruled, strict=True)
-        )
+        taken = {v for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
+        left = {value for value in taken if axis in self.summed[value]}
+        spared = len(left) > 1 or (left and (_shrinks(op, left) or self.joined & {*op.outs}))
+        return bool(spared) and _is_light(op)
+
+    def _joined(self) -> set[Value]:
+        """The values of which, partial, linear operators after them may make less to reduce."""
+        joined: set[Value] = set()
+        for op in reversed(list(named.walk(self.program.body))):
+            for row in legal_rows(call_of(op)):
+                taken = {v for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
+                if len(taken) > 1 or _shrinks(op, taken) or not joined.isdisjoint(op.outs):
+                    joined |= taken
+        return joined
 
     def _considered(self, rows: list[Row], axis: str) -> list[Row]:
         """The rows that split dims only as the search considers it; all, where none does."""
@@ -446,10 +462,19 @@ def _spares(op: NamedOp, rows: list[Row]) -> bool:
     if not all(_partial_ops(row.outs) for row in rows) or any(v.role == "param" for v in split):
         return False
     gathered = min(_split_bytes(op, row) for row in rows)
+    return _is_light(op) and gathered < 2 * sum(v.type.bytes for v in op.outs)
+
+
+def _is_light(op: NamedOp) -> bool:
     call = call_of(op)
     moved = sum(v.type.elements for v in (*op.ins, *op.outs))
-    light = flops(call.opdef, call.signature) <= LIGHT * moved
-    return light and gathered < 2 * sum(v.type.bytes for v in op.outs)
+    return flops(call.opdef, call.signature) <= LIGHT * moved
+
+
+def _shrinks(op: NamedOp, values: Iterable[Value]) -> bool:
+    """Whether an operator yields less than it reads of one of some values."""
+    made = sum(v.type.bytes for v in op.outs)
+    return any(made < v.type.bytes for v in values)
 
 
 def _split_bytes(op: NamedOp, row: Row) -> int:

@@ -6,8 +6,9 @@ decides what it leaves open; `from_named.Placer` carries out the decisions.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
@@ -26,6 +27,7 @@ from meshdsl.placed.gather_again import with_gathers_again
 from meshdsl.placed.ir import (
     EVERY,
     Apply,
+    Node,
     PlacedProgram,
     PlanProvenance,
     Reshard,
@@ -224,8 +226,9 @@ def _placed(
 def _least(request: Request, search: PlanSearch) -> PlacedProgram:
     """The planned program, unless a walk sends nothing, or is better, or there is no plan.
 
-    The plan is made for the last walk's rewritten program; the others run if nothing is proven.
-    Of blocks of several sizes nothing is: a walk may take rows that the search leaves out.
+    The plan is made for the last walk's rewritten program, and of the rows that keep the splits of
+    rules (`PlanSpace._rows`). A walk may rewrite operators otherwise, or take other rows: so none
+    may cost less, whatever is proven of the plan.
     """
     price = search.price
     last, walked_request = _walked(request, WALKS[-1])
@@ -234,20 +237,48 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
     if is_per_worker(request.program):  # others would reduce what workers compress
         return replace(last, policy="optimal", plan=search.found("no other policy"))
     planned = None if request.pipe else _planned(request, walked_request, last, search)
-    if planned is not None and _has_uneven(last):
-        assert planned.plan is not None
-        planned = replace(planned, plan=replace(planned.plan, least=False))
-    proven = planned is not None and planned.plan is not None and planned.plan.proven
-    if planned is not None and proven and cost(planned, price) <= cost(last, price):
-        return planned
-    walks = (*(_walked(request, policy)[0] for policy in WALKS[:-1]), last)
-    best = min(walks, key=lambda walked: cost(walked, price))
+    least = min(cost(p, price)[0] for p in (planned, last) if p is not None)
+    walks = [walked for policy in WALKS[:-1] for walked in _up_to(least, request, policy, price)]
+    best = min((*walks, last), key=lambda walked: cost(walked, price))
     if planned is None or cost(planned, price)[0] > cost(best, price)[0]:
         searched = ", ".join(["the other policies"] + [SOME_ROUTES] * best.bounded)
         return replace(best, policy="optimal", plan=search.found(searched))
-    if cost(planned, price) > cost(best, price):
-        return replace(best, policy="optimal", plan=planned.plan)
-    return planned
+    assert planned.plan is not None
+    # Of blocks of several sizes nothing is proven: there are rows that the search leaves out.
+    proven = planned.plan.least and not _has_uneven(last)
+    chosen = best if cost(planned, price) > cost(best, price) else planned
+    return replace(chosen, policy="optimal", plan=replace(planned.plan, least=proven))
+
+
+def _up_to(most: int, request: Request, policy: str, price: Price) -> Iterator[PlacedProgram]:
+    """The placed program of a walk; nothing where it costs more than `most`."""
+    with contextlib.suppress(_Dearer):
+        yield _walked(request, policy, lambda: _Counted(price, most))[0]
+
+
+class _Dearer(Exception):
+    """A walk costs more than a limit."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A `WalkObserver` that ends a walk where it costs more than `most`."""
+
+    price: Price
+    most: int
+    cost: int = 0
+
+    def passes(self, node: Node, depth: int, times: int) -> None:
+        """A node, as often as it runs."""
+        if isinstance(node, Reshard):
+            self.cost += self.price.of(node.route, node.source.type) * times
+        if self.cost > self.most:
+            raise _Dearer
+
+    def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
+        """Nodes of a block, with the bodies of loops."""
+        for node, repeats in walk(tuple(nodes)):
+            self.passes(node, depth, times * repeats)
 
 
 def _planned(
