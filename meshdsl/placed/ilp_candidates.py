@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.ir import program as ir
@@ -206,10 +206,9 @@ class PlanSpace:
         pins = self.request.pins(op)
         wants = self.request.wants(op)
         ruled = tuple(p or self.request.ruled(v) for p, v in zip(pins, op.ins, strict=True))
-        read = tuple(p or self.request.read(v, op) for p, v in zip(pins, op.ins, strict=True))
-        for value, placed_so in zip(op.ins, read, strict=True):
-            self.read_as[value].add(placed_so)
-        options = [self._rows(op, axis, read, wants) for axis in self.axes]
+        for value in op.ins:
+            self.read_as[value].add(self.request.read(value, op))
+        options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
         self._combined += math.prod(map(len, options))
         if self._combined > MOST_COMBINATIONS:
             raise NoPlan
@@ -236,37 +235,28 @@ class PlanSpace:
         A row keeps the split of an operand also where it takes what is partial in its place, and
         that of a result where it yields that partial or whole. Beside those that keep the splits of
         operands, one is considered that spares reducing a large result of small operands. Where
-        rules contradict each other, every row is considered that keeps the splits of parameters.
+        rules contradict each other, an operator that computes much keeps the splits of its results.
         """
         allowed = allowed_rows(legal_rows(call_of(op)), wants, axis)
         legal = adding_first(allowed, axis, self.request.added_first(op))
         every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
-        split = {v for v, p in zip(op.ins, ruled, strict=True) if _is_split(p, axis)}
-        if not split:
-            return self._considered([r for r in every if _agrees(r, axis, wants)] or every, axis)
-        keeping = [r for r in every if self._keeps(r, axis, op, ruled, split)]
-        agreeing = [r for r in keeping if _agrees(r, axis, wants)]
-        if agreeing and all(map(self.request.is_known, op.ins)):
-            return agreeing + [r for r in every[:1] if r not in agreeing and _spares(op, agreeing)]
-        stored = {v for v in split if v.role == "param"}
-        possible = [r for r in every if self._keeps(r, axis, op, ruled, stored)] or every
+        suiting = [r for r in every if _agrees(r, axis, wants)]
+        if not any(_is_split(p, axis) for p in ruled):
+            return self._considered(suiting or every, axis)
+        keeping = [r for r in every if self._keeps(r, axis, op, ruled)]
+        both = [r for r in keeping if r in suiting]
+        if both and all(map(self.request.is_known, op.ins)):
+            return both + [r for r in every[:1] if r not in both and _spares(op, both)]
+        possible = suiting if suiting and not _is_light(op) else every
         return keeping + [r for r in self._considered(possible, axis) if r not in keeping]
 
-    def _keeps(
-        self,
-        row: Row,
-        axis: str,
-        op: NamedOp,
-        ruled: tuple[Placement, ...],
-        split: Set[Value],
-    ) -> bool:
+    def _keeps(self, row: Row, axis: str, op: NamedOp, ruled: tuple[Placement, ...]) -> bool:
         """Whether the row takes operands as rules split them along the axis, or partial."""
-        pairs = zip(row.ins, op.ins, ruled, strict=True)
-        kept = [(c, c == p.component(axis)) for c, value, p in pairs if value in split]
-        if all(same for _, same in kept):
-            return True
-        possible = all(same or isinstance(c, Partial) for c, same in kept)
-        return possible and self._spares_sums(op, row, axis)
+        pairs = zip(row.ins, ruled, strict=True)
+        others = [c for c, p in pairs if _is_split(p, axis) and c != p.component(axis)]
+        if not all(isinstance(c, Partial) for c in others):
+            return False
+        return not others or self._spares_sums(op, row, axis)
 
     def _spares_sums(self, op: NamedOp, row: Row, axis: str) -> bool:
         """Whether less is reduced where operands that rules split are taken partial by a row.
