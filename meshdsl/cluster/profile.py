@@ -69,6 +69,7 @@ class Device:
     gemm_half: rows (of the shorter side) and columns of a product that reaches half of that.
     hbm: bytes/s of memory, of which `hbm_eff` is reached. launch: seconds to start a kernel.
     memory: bytes. overlap_slowdown: how much longer computing takes beside a collective.
+    attention_eff: the part of `flops` that a kernel of attention reaches; as products where None.
     """
 
     flops: Mapping[str, float] = field(hash=False)
@@ -79,6 +80,7 @@ class Device:
     launch: float
     memory: float
     overlap_slowdown: float
+    attention_eff: float | None = None
 
     def peak(self, dtype: str) -> float:
         """FLOP/s at best; what the device has no unit for runs as f32 does."""
@@ -246,6 +248,7 @@ CHECKS: dict[type, dict[str, Check]] = {
         "launch": _number(),
         "memory": _positive,
         "overlap_slowdown": _number(1, 100),
+        "attention_eff": _number(0.01, 1),
     },
     _MeasuredTable: {
         "collective": _word(*TIMED, *KERNELS),

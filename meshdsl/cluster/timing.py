@@ -170,7 +170,15 @@ class Timing:
         if sides is None and flops <= DENSE * elements:
             return flops / self.flops("f32")
         floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
-        return self.product(floats[0] if floats else "f32", flops, sides)
+        dtype = floats[0] if floats else "f32"
+        if opdef.attended is not None:
+            return self._attention(dtype, flops * opdef.attended(signature))
+        return self.product(dtype, flops, sides)
+
+    def _attention(self, dtype: str, flops: float) -> float:
+        """Seconds of the arithmetic of an attention kernel."""
+        reached = self.cluster.device.attention_eff
+        return flops / (self.flops(dtype) * reached) if reached else self.product(dtype, flops, None)
 
     def _filled(self, sides: tuple[int, int] | None) -> float:
         """The part of the units of a device that a product keeps busy, by its sides."""

@@ -371,6 +371,11 @@ def _flops(sig: kit.Signature, *, gradient: bool = False) -> int:
     return count * (2 * key + 2 * feature + 5)
 
 
+def _attended(sig: kit.Signature) -> float:
+    """Blocks of scores that a causal mask hides as a whole are left out: nearly half of them."""
+    return 0.5 if sig.attrs["causal"] else 1.0
+
+
 def _scratch(types: kit.Types) -> int:
     """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
     masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:])
@@ -424,6 +429,7 @@ kit.operator(
     exact=False,
     composite=True,
     flops=_flops,
+    attended=_attended,
     bind=_bind,
     gradient=_gradient,
     saving="attention_lse",
@@ -448,6 +454,7 @@ kit.operator(
     exact=False,
     composite=True,
     flops=_flops,
+    attended=_attended,
     gradient=_gradient,
     true_rows={
         "B, B, P -> P, B": "a partial result comes with partial ones alone",
@@ -469,6 +476,7 @@ kit.operator(
     exact=False,
     composite=True,
     flops=lambda sig: _flops(sig, gradient=True),
+    attended=_attended,
     true_rows={
         "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
         "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",

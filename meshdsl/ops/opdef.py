@@ -402,6 +402,7 @@ class OpDef:
              in no loop is whole, expanded there otherwise.
     flops:   signature (local types) -> floating-point operations; None counts one per output
     element.
+    attended: of an attention kernel, signature -> the part of `flops` that it computes.
     legal:   further condition on a whole multi-axis placement (views): (signature, splits of the
              operand, splits of the output) -> bool, where splits map dim -> product of axis sizes.
     true_rows: placements that are numerically valid but not declared, each with the reason.
@@ -456,6 +457,7 @@ class OpDef:
     passes: bool = False
     composite: bool = False
     flops: Callable[[Signature], int] | None = None
+    attended: Callable[[Signature], float] | None = None
     legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None
     true_rows: Mapping[str, str] = field(default_factory=dict)
     bind: Bind | None = None
