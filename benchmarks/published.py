@@ -35,7 +35,7 @@ class Row:
     source: str
     what: str
     unit: str
-    published: tuple[float, ...]
+    published: float
     works: float
     model: str
     program: str
@@ -47,7 +47,7 @@ class Row:
     dtype: str | None = None
     objective: str | None = None
     fused: bool = True
-    memory: tuple[float, ...] = ()
+    memory: float | None = None
 
     def timeline(self) -> Timeline:
         """The simulated step."""
@@ -84,14 +84,21 @@ TITAN = {
 
 
 def _llama(
-    size: str, of: str, data: int, tp: int, batch: int, program: str, *published: float
+    size: str,
+    of: str,
+    data: int,
+    tp: int,
+    batch: int,
+    program: str,
+    published: float,
+    memory: float | None = None,
 ) -> Row:
     """A row of torchtitan: `batch` sequences for each of `data` groups of `tp` devices."""
     cluster = "a100-dgx" if of == "2024" and tp == 1 else "h100-grand-teton"
     kind = "A100" if cluster == "a100-dgx" else "H100"
     tensor = f", TP {tp}" if tp > 1 else ""
     return Row(
-        name=f"llama-{size}-{kind}-{data * tp}".lower(),
+        name=f"llama-{size}-{kind}-{data * tp}{'-eager' * (program == 'eager')}".lower(),
         source=f"torchtitan, {TITAN[of]}",
         what=f"Llama 3.1 {size}, {data * tp} {kind}, FSDP {data}{tensor}, batch {batch}, {program}",
         unit="tokens/s/GPU",
@@ -103,7 +110,7 @@ def _llama(
         layout="fsdp_tp" if tp > 1 else "fsdp",
         cluster=cluster,
         sizes={"batch": data * batch, **LLAMA[size]},
-        memory=(77.0, 82.4) if data * tp == 8 else (),
+        memory=memory,
     )
 
 
@@ -122,8 +129,8 @@ GPT = """
 1008B  160 25600 128 8 64 3072 3072  1 1 163
 """
 """Table 1 of Narayanan et al. 2021: parameters, heads, hidden size, layers, tensor and pipeline
-parallelism, devices, batch; of a micro-batch and stages for each device examples/sc21/run_table_1.sh
-of Megatron-LM; TFLOP/s for each device."""
+parallelism, devices, batch, sequences of a micro-batch, stages for each device, and TFLOP/s for
+each device. Micro-batches and stages are those of Megatron-LM's examples/sc21/run_table_1.sh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ class _Gpt:
             what=f"GPT {name}, {self.devices} A100, data {data}, tensor {self.tensor}, "
             f"pipeline {self.pipeline}, batch {self.batch}",
             unit=unit,
-            published=(published,),
+            published=published,
             works=works,
             model="gpt",
             program="full",
@@ -213,7 +220,7 @@ def _turing_nlg() -> Iterator[Row]:
         full,
         name="gpt-530b-selective-2240",
         what=f"{full.what}, sequence parallelism, selective recomputation",
-        published=(54.2,),
+        published=54.2,
         program="selective",
         layout="sequence",
     )
@@ -222,7 +229,8 @@ def _turing_nlg() -> Iterator[Row]:
 ROWS = {
     row.name: row
     for row in (
-        _llama("8B", "2024-12", 8, 1, 2, "selective", 6667, 5762),
+        _llama("8B", "2024-12", 8, 1, 2, "eager", 5762, 82.4),
+        _llama("8B", "2024-12", 8, 1, 2, "selective", 6667, 77.0),
         _llama("8B", "2025-06", 8, 8, 12, "selective", 4378),
         _llama("70B", "2025-06", 32, 8, 16, "full", 597.3),
         _llama("405B", "2024", 16, 8, 2, "full", 109),
@@ -237,7 +245,7 @@ ROWS = {
 # --- the table -----------------------------------------------------------------------------------
 
 HEAD = """\
-| row | published | predicted | off by | peak memory, predicted |
+| row | published | predicted | off by | peak memory |
 |---|---|---|---|---|"""
 
 
@@ -245,12 +253,11 @@ def line(row: Row) -> str:
     """A line of the table, of which every figure but the published one is computed now."""
     timeline = row.timeline()
     found = row.works / timeline.seconds
-    published = ", ".join(f"{figure:,.4g}" for figure in row.published)
-    off = ", ".join(f"{found / figure - 1:+.1%}" for figure in row.published)
     peak = f"{timeline.peak[0] / GIB:.1f} GiB"
-    if row.memory:
-        peak += f" (published: {' and '.join(map(str, row.memory))})"
-    return f"| `{row.name}` | {published} {row.unit} | {found:,.4g} | {off} | {peak} |"
+    if row.memory is not None:
+        peak += f", published {row.memory}"
+    figures = f"{row.published:,.4g} {row.unit} | {found:,.4g} | {found / row.published - 1:+.1%}"
+    return f"| `{row.name}` | {figures} | {peak} |"
 
 
 def main(names: Sequence[str]) -> None:
