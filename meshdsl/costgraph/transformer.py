@@ -150,8 +150,8 @@ class LayerStage:
             (rows, h, 4 * h // t, 1),
         )
         # A chain of pointwise operators counts its ends: two norms and two dropouts with residuals
-        # of the width, gelu of four times the width, softmax of the scores.
-        moved = 10 * rows * h + 8 * rows * h // t + 2 * heads * scores * scores
+        # of the width, gelu of four times the width, softmax and dropout of the scores.
+        moved = 10 * rows * h + 8 * rows * h // t + 4 * heads * scores * scores
         return sum(self._product(*sizes) for sizes in products) + self.timing.passing(HALF * moved)
 
     def _head(self) -> float:

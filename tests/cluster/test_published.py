@@ -152,3 +152,26 @@ def test_profiles_against_published_tables(
     for i, milliseconds in enumerate(measured):
         found = _seconds(cluster, kind, "x", MB << i, **mesh)
         assert found == pytest.approx(1e-3 * milliseconds, rel=tolerance), MB << i
+
+
+# --- measured kernels --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sizes", "measured", "tolerance"),
+    [
+        (H100, (2048, 2048, 2048), 515, 0.03),
+        (H100, (2048, 4096, 4096), 614, 0.09),
+        (H100, (2048, 8192, 8192), 722, 0.02),
+        (A100, (3456, 4096, 8192), 235, 0.02),
+    ],
+)
+def test_products_of_cublas(
+    cluster: Cluster, sizes: tuple[int, int, int], measured: float, tolerance: float
+) -> None:
+    """TFLOP/s: triton-lang/triton, issue 2339 (H100); NVIDIA/cutlass, issue 956 (A100)."""
+    rows, columns, summed = sizes
+    flops = 2 * rows * columns * summed
+    seconds = Timing(cluster, Mesh("m", (("x", 2),))).product("f16", flops, (rows, columns))
+    found = flops / (seconds + cluster.device.launch) / 1e12
+    assert found == pytest.approx(measured, rel=tolerance)

@@ -38,7 +38,7 @@ MEGATRON = [
 """Narayanan et al. 2021, Table 1: parameters in 10^9, layers, width, heads, devices, batch, tensor
 and pipeline parallel sizes, and TFLOP/s achieved by a device."""
 
-SLOWER = 0.075
+SLOWER = 0.17
 """How much slower than our fastest a published plan is at most, by the profile (nothing fitted).
 
 Theirs take 8 tensor-parallel devices wherever a node has them; by the profile fewer of them and
@@ -56,9 +56,9 @@ def test_published_plans_of_megatron() -> None:
         shapes = ((p.division.tensor, p.division.pipeline) for p in plans)
         theirs = plans[next(i for i, s in enumerate(shapes) if s == (tensor, pipeline))]
         assert ours.seconds <= theirs.seconds <= ours.seconds * (1 + SLOWER), size
-        within += theirs.seconds <= ours.seconds * 1.04
+        within += theirs.seconds <= ours.seconds * 1.05
         reached = theirs.utilisation * A100.device.peak("bf16") / 1e12
-        assert 0.65 * achieved < reached < achieved, size
+        assert reached == pytest.approx(achieved, rel=0.06), size
     assert within >= 7
 
 
