@@ -64,18 +64,32 @@ def all_reduce_start(x: torch.Tensor, group: Any, op: str) -> Pending:
     return Pending("all_reduce", work, lambda: as_received(sent, dtype))
 
 
-def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
-    """The blocks of all devices joined along `dim`, laid out in memory with `dim` outermost."""
-    return all_gather_start(x, dim, group).wait()  # type: ignore[no-any-return]
+def all_gather(
+    x: torch.Tensor, dim: int, group: Any, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The blocks of all devices joined along `dim`, laid out in memory with `dim` outermost.
+
+    Or written `into` a tensor, of which `x` may be this device's block.
+    """
+    return all_gather_start(x, dim, group, into).wait()  # type: ignore[no-any-return]
 
 
-def all_gather_start(x: torch.Tensor, dim: int, group: Any) -> Pending:
-    """Begin an `all_gather`."""
+def all_gather_start(
+    x: torch.Tensor, dim: int, group: Any, into: torch.Tensor | None = None
+) -> Pending:
+    """Begin an `all_gather`; what is in `into` is not to be read any more."""
     block = x.movedim(dim, 0).contiguous()
-    gathered = block.new_empty(block.shape[0] * dist.get_world_size(group), *block.shape[1:])
+    shape = [block.shape[0] * dist.get_world_size(group), *block.shape[1:]]
+    in_place = into is not None and dim == 0 and into.is_contiguous()
+    gathered = into if in_place else block.new_empty(shape)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work = gather(as_numbers(gathered), as_numbers(block), group=group, async_op=True)
-    return Pending("all_gather", work, lambda: gathered.movedim(0, dim))
+    return Pending("all_gather", work, lambda: placed(gathered.movedim(0, dim), into))
+
+
+def placed(x: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+    """A tensor, in the memory of another one where it is to be there."""
+    return x if into is None or x.data_ptr() == into.data_ptr() else into.copy_(x)
 
 
 def reduce_scatter(x: torch.Tensor, dim: int, group: Any, op: str) -> torch.Tensor:

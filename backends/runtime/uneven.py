@@ -25,14 +25,25 @@ def block_sizes(size: int, ways: tuple[Way, ...]) -> list[int]:
 
 
 def all_gather_uneven(
-    x: torch.Tensor, dim: int, size: int, ways: tuple[Way, ...], group: Any
+    x: torch.Tensor,
+    dim: int,
+    size: int,
+    ways: tuple[Way, ...],
+    group: Any,
+    into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The blocks of all devices joined along `dim`."""
-    return all_gather_uneven_start(x, dim, size, ways, group).wait()  # type: ignore[no-any-return]
+    """The blocks of all devices joined along `dim`, or written `into` a tensor."""
+    pending = all_gather_uneven_start(x, dim, size, ways, group, into)
+    return pending.wait()  # type: ignore[no-any-return]
 
 
 def all_gather_uneven_start(
-    x: torch.Tensor, dim: int, size: int, ways: tuple[Way, ...], group: Any
+    x: torch.Tensor,
+    dim: int,
+    size: int,
+    ways: tuple[Way, ...],
+    group: Any,
+    into: torch.Tensor | None = None,
 ) -> Pending:
     """Begin an `all_gather_uneven`: blocks are sent as long as the largest, and cut on arrival."""
     sizes = block_sizes(size, ways)
@@ -43,7 +54,12 @@ def all_gather_uneven_start(
 
     def finish() -> torch.Tensor:
         rows = torch.chunk(started.finish(), len(sizes))
-        return torch.cat([r[:n] for r, n in zip(rows, sizes, strict=False)]).movedim(0, dim)
+        rows = [r[:n] for r, n in zip(rows, sizes, strict=False)]
+        if into is None:
+            return torch.cat(rows).movedim(0, dim)
+        for target, row in zip(torch.split(into.movedim(dim, 0), sizes), rows, strict=True):
+            target.copy_(row)
+        return into
 
     return Pending(started.kind, started.work, finish)
 

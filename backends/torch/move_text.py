@@ -134,7 +134,9 @@ class MoveText:
         if _is_uneven(node, self.mesh):
             ways = tuple_text(self._ways(node, node.source, node.step.dim))
             sizes = f"{self._joined(node)}, {ways}, "
-        return f"{call}({self.state.name(node.source)}, {dim}, {sizes}{self._group(node)})"
+        x, group = self.state.name(node.source), self._group(node)
+        into = "" if node.into is None else f", into={self.state.name(node.into)}"
+        return f"{call}({x}, {dim}, {sizes}{group}{into})"
 
     def _reduce_scatter(self, node: Move, call: str) -> str:
         dim = self._position(node.source, node.step.dim)

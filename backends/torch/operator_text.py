@@ -34,6 +34,10 @@ class OperatorText:
 
     def write(self, node: Compute) -> None:
         """Write an operator, in place where no other variable shares the memory."""
+        if node.into is not None:
+            into = self.state.name(node.into)
+            self.state.let(node.outs[0], f"{into}.copy_({self.state.tensor(node.ins[0])})")
+            return
         if node.onto is not None:
             self._write_onto(node, node.onto)
             self.state.fresh.update(node.outs if node.ins[node.onto] in self.state.fresh else ())

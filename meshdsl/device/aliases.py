@@ -16,7 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, StageRows, Var
+from meshdsl.device.ir import (
+    Compute,
+    DeviceLoop,
+    DeviceProgram,
+    Move,
+    Node,
+    StageRows,
+    Var,
+    written_into,
+)
 from meshdsl.device.liveness import kept_after, overwrites, shows_operand
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
@@ -46,6 +55,7 @@ def _root(found: Mapping[Var, Var], var: Var) -> Var:
 
 def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
     """Pairs of variables that may show the same memory after `node`."""
+    yield from ((into, result) for result, into in written_into(node).items())
     match node:
         case Compute():
             yield from _of_operator(node)

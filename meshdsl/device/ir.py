@@ -69,17 +69,26 @@ class Statement(ir.Leaf):
 class Compute(Statement, ir.Op[Var]):
     """An operator on local tensors.
 
-    `onto` is the operand that the result overwrites and shares the name of, if there is one.
+    `onto` is the operand that the result overwrites and shares the name of, if there is one. A cast
+    may write its result `into` the memory of a variable that nothing reads any more: it has the
+    name of that, too.
     """
 
     flops: int = 0
     onto: int | None = None
+    into: Var | None = None
 
     @property
     def local(self) -> Signature:
         """The types of the operands and results on one device, and the attributes."""
         ins, outs = (tuple(v.local for v in vs) for vs in (self.ins, self.outs))
         return Signature(ins, outs, dict(self.attrs))
+
+    def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Compute:
+        """The operator on the variables that `of` gives, also the one it writes into."""
+        fields = {"into": self.into and of(self.into), **fields}
+        # `super()` names no class here: with slots, the decorator makes another one of it.
+        return ir.Op.with_values(self, of, **fields)
 
 
 def known_words(cause: str = "") -> placed.Words:
@@ -93,6 +102,8 @@ class Move(Statement):
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
     (`traffic.py`: those of each). `words` finds its cause, when it is first read.
+    A gather may write `into` the memory of a variable that nothing reads any more; the target has
+    the name of that.
     """
 
     step: Step
@@ -103,6 +114,7 @@ class Move(Statement):
     span: Span
     words: placed.Words
     phase: str
+    into: Var | None = None
 
     @property
     def why(self) -> str:
@@ -131,6 +143,7 @@ class Move(Statement):
 
     def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Move:
         """The move between the variables that `of` gives for its own."""
+        fields = {"into": self.into and of(self.into), **fields}
         return replace(self, source=of(self.source), target=of(self.target), **fields)
 
 
@@ -320,7 +333,6 @@ class DeviceLoop(ir.Loop[Var, "Node"]):
     def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Self:
         """The loop on the variables that `of` gives, also ahead; with other `fields`."""
         ahead = tuple(item.on(of) for item in self.ahead)
-        # `super()` names no class here: with slots, the decorator makes another one of it.
         return ir.Loop.with_values(self, of, ahead=ahead, **fields)
 
     def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
@@ -679,6 +691,21 @@ def of_other_stages(program: DeviceProgram) -> frozenset[str]:
     rows = {item.other for item in stacked if isinstance(item, StageRows) and item.other}
     sliced = {item.outer for item in stacked if item.inside in rows}
     return frozenset(var.name for var in rows | sliced)
+
+
+def written_into(node: Node) -> dict[Var, Var]:
+    """The results that a statement writes into the memory of other variables, with these."""
+    if isinstance(node, Compute):
+        return {} if node.into is None else {node.outs[0]: node.into}
+    collective = node.collective if isinstance(node, Start | Wait) else node
+    moves = collective.moves if isinstance(collective, Move | Bucket) else ()
+    return {move.target: move.into for move in moves if move.into is not None}
+
+
+def arrives_in_place(move: Move, mesh: Mesh) -> bool:
+    """Whether what a gather writes into another variable arrives there, not in a buffer first."""
+    outermost = move.target.local.names[:1] == (move.step.dim,)
+    return outermost and not move.step.is_uneven(move.source.type, mesh)
 
 
 def renamed(node: N, new: Mapping[Var, Var]) -> N:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshdsl.device.ir import Collective, Compute, Node, Var
+from meshdsl.device.ir import Collective, Compute, Node, Var, written_into
 from meshdsl.device.liveness import overwrites
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
@@ -34,10 +34,13 @@ class BlockAccess:
         self._owners = owners
         self.made = {v: i for i, node in enumerate(nodes) for v in node.makes}
         self._read: dict[Var, int] = {}
+        # By memory, the positions of the nodes that read it, and of those that overwrite it.
+        self._seen: dict[Var, list[int]] = {}
         self._overwritten: dict[Var, list[int]] = {}
         for i, node in enumerate(nodes):
             for var in reads_of(node):
                 self._read.setdefault(var, i)
+                self._seen.setdefault(self._owner(var), []).append(i)
             for var in _overwritten(node):
                 self._overwritten.setdefault(self._owner(var), []).append(i)
 
@@ -50,6 +53,9 @@ class BlockAccess:
             # A variable read before it is overwritten stays read before it, and after likewise.
             for i in self._overwritten.get(self._owner(move.source), ()):
                 ready, needed = (max(ready, i), needed) if i < at else (ready, min(needed, i))
+        for into in written_into(node).values():
+            # What reads the memory before it is written to stays before that.
+            ready = max(ready, *(i for i in self._seen.get(self._owner(into), ()) if i < at), -1)
         return IssueWindow(ready, needed)
 
     def _owner(self, var: Var) -> Var:
@@ -57,5 +63,7 @@ class BlockAccess:
 
 
 def _overwritten(node: Node) -> list[Var]:
-    """The operands that a node, or a node in it, changes in place."""
-    return [n.ins[i] for n in every((node,)) if isinstance(n, Compute) for i in overwrites(n)]
+    """The variables that a node, or a node in it, changes in place."""
+    inner = tuple(every((node,)))
+    changed = [n.ins[i] for n in inner if isinstance(n, Compute) for i in overwrites(n)]
+    return changed + [into for n in inner for into in written_into(n).values()]

@@ -20,6 +20,7 @@ from meshdsl.device.ir import (
     Start,
     Var,
     Wait,
+    written_into,
 )
 from meshdsl.ir.program import block_loops, every
 from meshdsl.ir.rewrite import reads_of
@@ -180,7 +181,9 @@ def shows_operand(node: Compute) -> bool:
 
 def _shown(node: Node, var: Var) -> Var | None:
     """The operand whose memory a variable shows or overwrites."""
-    source: Var | None = None
+    source = written_into(node).get(var)
+    if source is not None:
+        return source
     if isinstance(node, Compute):
         if shows_operand(node):
             source = node.ins[0]

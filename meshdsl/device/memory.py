@@ -26,6 +26,7 @@ from meshdsl.device.ir import (
     Start,
     Var,
     Wait,
+    arrives_in_place,
     home_of,
     is_on,
     of_other_stages,
@@ -52,6 +53,7 @@ from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.strategies import flops
 from meshdsl.schedule.table import Action
 
@@ -270,7 +272,9 @@ class MemoryWalk:
     def _room(self, node: Collective) -> list[MemoryBlock]:
         """The memory of a collective: its buffers, and the results if they are not in those."""
         line = node.span.line
-        blocks = [self.held.take(size, line) for size in _worked_in(node, self.bytes)]
+        blocks = [
+            self.held.take(size, line) for size in _worked_in(node, self.program.mesh, self.bytes)
+        ]
         if isinstance(node, Move):
             blocks.append(self._memory(node.target, line))
         for block in blocks:
@@ -281,8 +285,8 @@ class MemoryWalk:
         """Bind the results: to the last of the blocks, all or part of it, or to copies from it."""
         for move in node.moves:
             is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
-            size, line = self.local(move.target).bytes, node.span.line
-            self.held.bind(move.target.name, self.held.take(size, line) if is_copy else blocks[-1])
+            block = self._memory(move.target, node.span.line) if is_copy else blocks[-1]
+            self.held.bind(move.target.name, block)
         for block in blocks:
             self.held.release(block)
 
@@ -506,7 +510,9 @@ class _Versions:
 # --- buffers of collectives ----------------------------------------------------------------------
 
 
-def _worked_in(node: Collective, bytes: Callable[[Iterable[Var]], int]) -> Iterator[int]:
+def _worked_in(
+    node: Collective, mesh: Mesh, bytes: Callable[[Iterable[Var]], int]
+) -> Iterator[int]:
     """Bytes of the buffers of a collective; of a bucket the last one is the result.
 
     A sent tensor has the dim that is gathered or scattered outermost; an all_reduce of a bucket
@@ -515,7 +521,7 @@ def _worked_in(node: Collective, bytes: Callable[[Iterable[Var]], int]) -> Itera
     together = isinstance(node, Bucket) and node.step.kind != "all_reduce"
     if together or any(map(_is_sent_otherwise, node.moves)):
         yield bytes(m.source for m in node.moves)
-    if isinstance(node, Bucket):
+    if isinstance(node, Bucket) or (node.into is not None and not arrives_in_place(node, mesh)):
         yield bytes(m.target for m in node.moves)
 
 

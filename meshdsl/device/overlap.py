@@ -25,6 +25,7 @@ from meshdsl.device.ir import (
     Start,
     Var,
     Wait,
+    arrives_in_place,
 )
 from meshdsl.device.issue_windows import BlockAccess
 from meshdsl.device.liveness import uses
@@ -42,6 +43,7 @@ def overlapped(program: DeviceProgram) -> DeviceProgram:
 
 class _Overlap:
     def __init__(self, program: DeviceProgram) -> None:
+        self.mesh = program.mesh
         self.names = Names(names_of(program))
         self.trains = bool(program.updates)
         self.owners = shared(program)
@@ -106,7 +108,8 @@ class _Plans:
 
     Of parameters one gather at a time is in flight beside those an iteration ahead, and none during
     a loop. An all_reduce in place takes no memory: any number may be in flight. A reduce_scatter
-    keeps its source alive: one at a time, and no longer than without overlap but for one use.
+    keeps its source alive: one at a time, and no longer than without overlap but for one use. So
+    does what is gathered in a buffer, to be copied to its place.
     """
 
     def __init__(
@@ -174,24 +177,31 @@ class _Plans:
             return
         collectives = [(i, n) for i, n in self._collectives() if not self._is_stored(n)]
         scatters = [(i, n) for i, n in collectives if n.step.kind == "reduce_scatter"]
-        held = dict(self._one_at_a_time(scatters))
+        copied = [(i, n) for i, n in collectives if self._is_copied(n)]
+        held = dict((*self._one_at_a_time(scatters), *self._one_at_a_time(copied)))
         for i, node in collectives:
             if node in held:
                 yield node, held[node]
             else:
                 yield node, _Plan(self._earliest(i, node), self.facts.window(i, node).needed)
 
+    def _is_copied(self, node: Collective) -> bool:
+        """Whether the results of a gather are in a buffer until they go to their place."""
+        mesh = self.overlap.mesh
+        into = (m for m in node.moves if m.into is not None)
+        return any(isinstance(node, Bucket) or not arrives_in_place(m, mesh) for m in into)
+
     def _one_at_a_time(
-        self, scatters: list[tuple[int, Collective]]
+        self, collectives: list[tuple[int, Collective]]
     ) -> Iterator[tuple[Collective, _Plan]]:
         free = 0
-        earliest = [self._earliest(i, n) for i, n in scatters]
-        for number, (i, node) in enumerate(scatters):
+        earliest = [self._earliest(i, n) for i, n in collectives]
+        for number, (i, node) in enumerate(collectives):
             start = max(free, earliest[number])
             loops = (j for j in self.loops if j >= start)
             ends = (self.facts.window(i, node).needed, *loops, *earliest[number + 1 :][:1])
             after_waits = start == free
-            free = max(i, start, min(ends))
+            free = max(start, min(ends), i if node.step.kind == "reduce_scatter" else 0)
             yield node, _Plan(start, free, after_waits)
 
     def _earliest(self, at: int, node: Collective) -> int:

@@ -13,6 +13,7 @@ from meshdsl.device.overlap import overlapped
 from meshdsl.device.stage_local import Stored, on_one_device
 from meshdsl.device.stage_phases import pipelined
 from meshdsl.device.sums import summed_in_place
+from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.placed.ir import PlacedProgram
 
 Pass = Callable[[DeviceProgram], DeviceProgram]
@@ -30,6 +31,7 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
         *((in_micro_batches, given_whole) if has_stages else ()),
         *sums,
         *((pipelined, partial(on_one_device, stored=stored)) if has_stages else ()),
+        updated_in_place,
         in_buckets,
         overlapped,
     )

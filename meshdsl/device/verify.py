@@ -131,7 +131,8 @@ class _DeviceVerifier(Verifier[Var]):
             case Compute():
                 self.need(node.ins, node.name)
                 self.check_kind(node)
-                over = None if node.onto is None else node.ins[node.onto]
+                over = node.into if node.onto is None else node.ins[node.onto]
+                assert node.into is None or node.into.local == node.out.local, node.out.name
                 for var in node.outs:
                     self.define_over(var, over)
             case Start():
@@ -139,9 +140,16 @@ class _DeviceVerifier(Verifier[Var]):
             case Wait():
                 waited = self.works.pop(node.work, None)
                 assert waited is node.collective, f"nothing is in {node.work}"
-                self.define(node.makes)
+                self._arrive(node.collective)
             case _:
-                super().op(node)
+                self.need(node.reads, node.step.kind)
+                self.check(node)
+                self._arrive(node)
+
+    def _arrive(self, node: Collective) -> None:
+        for move in node.moves:
+            assert move.into is None or move.into.local == move.target.local, move.target.name
+            self.define_over(move.target, move.into)
 
     def _there(self, node: Compute | Move | Bucket | Start | Wait) -> None:
         """Check that what one device of a pipeline has alone is read there alone."""

@@ -48,7 +48,8 @@ class Alone:
 
     def all_gather_single(self, out: torch.Tensor, x: torch.Tensor, **how: Any) -> Work:
         """Fills `out` with copies of `x`."""
-        out.view(self.get_world_size(how["group"]), -1).copy_(x.reshape(1, -1))
+        for block in out.view(-1).chunk(self.get_world_size(how["group"])):
+            block.copy_(x.reshape(-1))  # one of them may be `x` itself
         return Work(out, x)
 
     def reduce_scatter_single(

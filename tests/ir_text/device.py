@@ -64,6 +64,8 @@ class _DeviceParser(ir.Parser[Var]):
         self.states: list[named.State] = []
         self.rows: list[StageRows] = []
         self.works: dict[str, Collective] = {}
+        # What had a name before it was given to another variable.
+        self.before: dict[str, Var] = {}
         self.coordinates = {axis: axis for axis in self.mesh.names}
 
     def whole(self, size: int, axes: tuple[str, ...]) -> int:
@@ -87,6 +89,8 @@ class _DeviceParser(ir.Parser[Var]):
             return self._known(entry)
 
     def _known(self, var: Var) -> Var:
+        if (before := self.scope.get(var.name)) is not None:
+            self.before[var.name] = before
         self.scope[var.name] = var
         return var
 
@@ -122,7 +126,11 @@ class _DeviceParser(ir.Parser[Var]):
         names = [v.name for v in op.ins]
         onto = names.index(op.outs[0].name) if op.outs[0].name in names else None
         about = (op.attrs, op.span, op.phase, op.block)
-        return Compute(op.name, op.ins, op.outs, *about, kind=op.kind, flops=cost, onto=onto)
+        into = self.before.get(op.outs[0].name) if onto is None else None
+        kind = op.kind
+        return Compute(
+            op.name, op.ins, op.outs, *about, kind=kind, flops=cost, onto=onto, into=into
+        )
 
     def leaf(self, line: IRLine) -> Node | None:
         words = line.text.split(" ")
@@ -156,7 +164,8 @@ class _DeviceParser(ir.Parser[Var]):
         with self.reading(replace(line, text=match_[2])) as scan:
             step = parse_step(scan, self.mesh, source.placement)
         target = self.value(Scanner(match_[1]), line)(fields)
-        move = Move(step, source, target, 0, 0, line.span, known_words(), phase)
+        into = self.before.get(target.name)
+        move = Move(step, source, target, 0, 0, line.span, known_words(), phase, into)
         return move.counted(self.mesh)
 
     def _moved(self, line: IRLine) -> Move:
