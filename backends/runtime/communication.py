@@ -79,9 +79,11 @@ def all_gather_start(
 ) -> Pending:
     """Begin an `all_gather`; what is in `into` is not to be read any more."""
     block = x.movedim(dim, 0).contiguous()
-    shape = [block.shape[0] * dist.get_world_size(group), *block.shape[1:]]
-    in_place = into is not None and dim == 0 and into.is_contiguous()
-    gathered = into if in_place else block.new_empty(shape)
+    if into is not None and dim == 0 and into.is_contiguous():
+        gathered = into
+    else:
+        count = block.shape[0] * dist.get_world_size(group)
+        gathered = block.new_empty(count, *block.shape[1:])
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work = gather(as_numbers(gathered), as_numbers(block), group=group, async_op=True)
     return Pending("all_gather", work, lambda: placed(gathered.movedim(0, dim), into))
@@ -147,6 +149,25 @@ def permute(
     return received.view(x.dtype)
 
 
+Padded = tuple[int, tuple[str, ...], tuple[int, int], tuple[int, int, int, int, bool], float]
+"""A window with numbers beyond the borders: the dim, the axes, the sizes, the reads, the fill."""
+
+
+def padding_of(padded: Padded, rank: int, mesh: dict[str, int]) -> tuple[int, int, int, float]:
+    """The dim of a window, and how many elements before and behind it are its fill."""
+    dim, axes, sizes, reads, fill = padded
+    start, stop = blocks_and_windows(mesh, axes, [rank], sizes, reads, False)[1][0]
+    extent = max(stop - start, 0)
+    return dim, min(max(-start, 0), extent), min(max(stop - sizes[0], 0), extent), fill
+
+
+def without(x: torch.Tensor, padding: list[tuple[int, int, int, float]]) -> torch.Tensor:
+    """A view of `x` without padding."""
+    for dim, before, behind, _ in padding:
+        x = x.narrow(dim, before, max(x.shape[dim] - before - behind, 0))
+    return x
+
+
 def halo(
     x: torch.Tensor,
     dim: int,
@@ -157,11 +178,13 @@ def halo(
     rank: int,
     mesh: dict[str, int],
     groups: dict[str, Any],
+    padded: tuple[Padded, ...] = (),
 ) -> torch.Tensor:
     """What this device's block of a loop reads of `dim`: own elements, others' and `fill`.
 
     `sizes` are those of the dim and of the loop, both split over `axes`, outer first; `reads` as in
     `span`. Without a fill the window ends at the border; with "wrap" it goes on at the other end.
+    What earlier windows have `padded` is not sent: each device has it.
     """
     over = in_mesh_order(mesh, axes)
     members = next(ranks for ranks in group_members(mesh, over) if rank in ranks)
@@ -171,7 +194,8 @@ def halo(
     leaves = [parts_of(window, blocks[me], period) for window in read]
     arrives = [parts_of(read[me], block, period) for block in blocks]
     leaves[me], arrives[me] = [], []
-    rows = as_numbers(x).movedim(dim, 0)
+    padding = [padding_of(place, rank, mesh) for place in padded]
+    rows = as_numbers(without(x, padding)).movedim(dim, 0)
     sent = [rows.narrow(0, at, length) for parts in leaves for _, length, at in parts]
     buffer = (torch.cat(sent) if sent else rows[:0]).contiguous()
     counts, lengths = ([sum(n for _, n, _ in p) for p in every] for every in (arrives, leaves))
@@ -182,7 +206,11 @@ def halo(
     first = 0
     for place, length, _ in (part for parts in arrives for part in parts):
         part = received.narrow(0, first, length).view(x.dtype)
-        framed_block.narrow(dim, place, length).copy_(part.movedim(0, dim))
+        arrived = framed_block.narrow(dim, place, length)
+        without(arrived, padding).copy_(part.movedim(0, dim))
+        for at, before, behind, number in padding:
+            arrived.narrow(at, 0, before).fill_(number)
+            arrived.narrow(at, arrived.shape[at] - behind, behind).fill_(number)
         first += length
     return framed_block
 

@@ -53,8 +53,8 @@ def all_gather_uneven_start(
     started = all_gather_start(padded, 0, group)
 
     def finish() -> torch.Tensor:
-        rows = torch.chunk(started.finish(), len(sizes))
-        rows = [r[:n] for r, n in zip(rows, sizes, strict=False)]
+        padded_rows = torch.chunk(started.finish(), len(sizes))
+        rows = [r[:n] for r, n in zip(padded_rows, sizes, strict=False)]
         if into is None:
             return torch.cat(rows).movedim(0, dim)
         for target, row in zip(torch.split(into.movedim(dim, 0), sizes), rows, strict=True):

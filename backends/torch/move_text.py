@@ -13,6 +13,7 @@ from meshdsl.device.ir import Bucket, Collective, Move, Start, Var, Wait
 from meshdsl.diagnostics import Span
 from meshdsl.ops.opdef import Reads
 from meshdsl.ops.torch_expressions import scalar, tuple_text
+from meshdsl.placed.collectives import padding_windows
 from meshdsl.placed.placements import Mesh, Window
 
 MOST_SHOWN = 8
@@ -198,7 +199,15 @@ class MoveText:
         where = "rank, MESH" + (", groups" if node.step.moves else "")
         if (wider := node.step.wider) is not None:
             where += f", {(_numbers(wider.reads), wider.reads.fill is None)}"
+        if node.step.moves and (padded := padding_windows(node.step.before, self.mesh)):
+            where += f", {tuple_text([self._padded(node, each) for each in padded])}"
         return f"{call}({self.state.tensor(node.source)}, {position}, {args}, {fill}, {where})"
+
+    def _padded(self, node: Move, window: Window) -> str:
+        """Text of an earlier window whose fill is not sent."""
+        position = self._position(node.source, window.dim)
+        args = window_text(window, node.step.before.axes_of(window.dim))
+        return f"({position}, {args}, {_filling(node.source, window.reads.fill)})"
 
     def _about_windows(self, node: Move) -> None:
         """Write a comment: what each device has of the dim, of many the first and the last."""

@@ -12,7 +12,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshdsl.backends.runtime.values import Way, block, group_members, parts_of, source_rank
+from meshdsl.backends.runtime.values import (
+    Way,
+    block,
+    group_members,
+    overlap,
+    parts_of,
+    source_rank,
+)
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.placements import Mesh, Placement, Window, placement
@@ -325,14 +332,30 @@ def _rows_sent(step: Step, mesh: Mesh) -> tuple[int, ...]:
 def _halo_bytes(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
     """The bytes that the device with the coordinates `at` sends in a halo."""
     before, dim, sent = step.before, step.window.dim, 1
+    padded = {window.dim for window in padding_windows(before, mesh)}
     for other in type_.dims:
         number = before.number(other.name, mesh, at)
         if other.name == dim:
             sent *= _rows_sent(step, mesh)[number]
         else:
             start, stop = _held(before, other.name, other.size, mesh)[number]
-            sent *= stop - start
+            if other.name in padded:
+                start, stop = overlap((start, stop), (0, other.size))
+            sent *= max(stop - start, 0)
     return sent * type_.dtype.bytes
+
+
+def padding_windows(p: Placement, mesh: Mesh) -> tuple[Window, ...]:
+    """The windows of a placement in which devices have numbers from beyond the borders.
+
+    Nobody sends these: every device knows them.
+    """
+    return tuple(
+        w
+        for w in p.windows
+        if isinstance(w.reads.fill, float | int)
+        and any(a < 0 or b > w.size for a, b in _held(p, w.dim, w.size, mesh))
+    )
 
 
 @functools.lru_cache(maxsize=4096)

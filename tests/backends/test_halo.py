@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime.values import coordinates
+from meshdsl.device.ir import Move
+from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.types import BOOL, F32, I64, Dim, TensorType
 from meshdsl.ops.opdef import Reads
+from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed import collectives as c
 from meshdsl.placed.placements import WHOLE, Mesh, Placement, Window, placement
 from tests.backends.conftest import emitted
@@ -58,13 +61,18 @@ def moves(
     return steps, here
 
 
-def call(step: c.Step, placed: Placement, type_: TensorType) -> str:
+def call(step: c.Step, placed: Placement, type_: TensorType, over: Mesh) -> str:
     """The text of a step."""
     w, groups = step.window, ", groups" * step.moves
     args = f"{placed.axes_of(w.dim)}, {(w.size, w.loop)}, {numbers(w.reads)}, {w.reads.fill!r}"
     args += f", rank, MESH{groups}"
     if (of := step.wider) is not None:
         args += f", {(numbers(of.reads), of.reads.fill is None)}"
+    if step.moves:
+        windows = c.padding_windows(step.before, over)
+        about = ((type_.index(v.dim), placed.axes_of(v.dim), v) for v in windows)
+        padded = ((*at, (v.size, v.loop), numbers(v.reads), v.reads.fill) for *at, v in about)
+        args += f", {tuple(padded)}"
     return f"x = {step.kind}(x, {type_.index(w.dim)}, {args})"
 
 
@@ -80,7 +88,8 @@ def program(
 
     Blocks are shown as large as the largest, which has the `shape`.
     """
-    calls = [call(step, placed, type_) for step in steps]
+    over = Mesh("m", tuple(mesh.items()))
+    calls = [call(step, placed, type_, over) for step in steps]
     body = [f"own = {own}[rank]", "x = inputs['x'][tuple(slice(*o) for o in own)]", *calls]
     body.append(f"y = torch.zeros({list(shape)}, dtype=x.dtype)")
     body.append("y[tuple(slice(n) for n in x.shape)] = x")
@@ -173,7 +182,10 @@ def test_windows_of_the_same_steps_are_cut_from_their_hull(mesh, size, loop, one
             check(mesh, type_, placed, [wider], last=window)
 
 
-@given(st.integers(1, 7), st.integers(1, 7), reads((0.0,)), reads((0.0,)), st.integers(1, 5))
+@given(
+    st.integers(1, 7), st.integers(1, 7), reads((0.0, 3.0, None)), reads((0.0, 2.0)),
+    st.integers(1, 5),
+)  # fmt: skip
 def test_two_dims_are_exchanged_one_after_the_other_with_their_corners(h, w, of_h, of_w, loop):
     mesh = {"p": 2, "q": 3}
     type_ = TensorType((Dim("h", h), Dim("b", 2), Dim("w", w)), F32)
@@ -190,3 +202,26 @@ def test_what_wraps_comes_from_the_other_end(mesh, size, by, flip):
         lo = -(by % size)
         window = Window("d", size, Reads(lo=lo, hi=lo, flip=flip, fill="wrap"), size)
         check(mesh, TensorType((Dim("d", size), Dim("other", 2)), F32), placed, [window])
+
+
+CONVOLUTION = """
+dim n = 4, h = 64, w = 64, c = 64, out = 8, kh = 3, kw = 3
+mesh m = { r: 2, q: 2 }
+layout image { h -> r, w -> q }
+program net(x[n, c, h, w]) {
+  param k[out, c, kh, kw]
+  return conv[h by kh, w by kw](x, k, pad=1 -> [n, out, h, w])
+}
+"""
+
+
+def test_a_convolution_of_blocks_sends_neither_padding_nor_a_corner_twice() -> None:
+    """Of blocks of 32 x 32 a device sends a row, a column, and one corner on to another."""
+    made = compile_source(Source("case.mdsl", CONVOLUTION), Options(), Diagnostics())
+    inputs, params = np.zeros((4, 64, 64, 64), "f4"), np.ones((8, 64, 3, 3), "f4")
+    found = run_local(made.text, {"x": inputs}, {"k": params})
+    sent = 4 * 64 * (32 + 32 + 1) * F32.bytes
+    assert sent == 66_560
+    assert [found.wire_bytes(rank) for rank in range(4)] == [sent] * 4
+    steps = [n.step for n in made.device.body if isinstance(n, Move) and n.step.moves]
+    assert sum(step.wire(made.device.inputs[0].type, made.device.mesh) for step in steps) == sent
