@@ -88,7 +88,7 @@ class Looks:
 
     @property
     def memory(self) -> Memory:
-        """Bytes of memory per device, of parameters, gradients, state, inputs and activations."""
+        """Bytes of memory per device, by kind: parameters, gradients, activations and others."""
         from meshdsl.report.views.parts import Memory
 
         return Memory({self._made.placed.layout: self._report["memory"]})

@@ -7,11 +7,52 @@ inside of each other are walked a few times each, not for every combination of i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TypeVar
 
 V = TypeVar("V")
+
+
+class MemoryKind(IntEnum):
+    """What memory is for, beside the tensors that are stored from step to step.
+
+    GRADS are the gradients of parameters where they stay until the update, NEW_GRADS those of a
+    layer, or of a batch, before they get there. GATHERED are parameters as used, where they are
+    stored otherwise. UPDATES are values that only the update has, BUFFERS what a collective or an
+    operator works in. All else are ACTIVATIONS, and what the backward pass makes of them.
+    """
+
+    ACTIVATIONS = 0
+    GRADS = 1
+    NEW_GRADS = 2
+    GATHERED = 3
+    UPDATES = 4
+    BUFFERS = 5
+
+
+Amounts = tuple[int, ...]
+"""Bytes of each kind."""
+
+
+def plus(one: Amounts, other: Amounts) -> Amounts:
+    """The sum, kind by kind."""
+    return tuple(map(operator.add, one, other))
+
+
+def less(one: Amounts, other: Amounts) -> Amounts:
+    """The difference, kind by kind."""
+    return tuple(map(operator.sub, one, other))
+
+
+def of_kind(size: int, kind: MemoryKind) -> Amounts:
+    """So many bytes of one kind."""
+    return tuple(size if each is kind else 0 for each in MemoryKind)
+
+
+NONE: Amounts = (0,) * len(MemoryKind)
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +61,7 @@ class MemoryBlock:
 
     bytes: int
     holders: int = 0
+    kind: MemoryKind = MemoryKind.ACTIVATIONS
 
 
 class AccessNotes(dict[str, V]):
@@ -54,15 +96,18 @@ class AccessNotes(dict[str, V]):
 class _Effect:
     """What a walk did to memory in some state, whose blocks are numbered; new ones follow.
 
-    `most`, `high` and `now` count from what was held before. `holders` are those that a known block
-    has more, and all of a new one.
+    `most`, `high` and `now` count from what was held before, and so does what is held of each kind
+    at the peak, and after the walk. `holders` are those that a known block has more, and all of a
+    new one.
     """
 
     most: int
     line: int
     high: int
     now: int
-    sizes: tuple[int, ...]
+    at_peak: Amounts
+    after: Amounts
+    sizes: tuple[tuple[int, MemoryKind], ...]
     holders: tuple[int, ...]
     names: tuple[tuple[str, int | None], ...]
     lists: tuple[tuple[str, tuple[int, ...] | None], ...]
@@ -72,13 +117,16 @@ class _Effect:
 class LiveMemory:
     """The memory of variables and lists at a moment, by their names, and the peak so far.
 
-    `high` is the most since somebody set it to `now`. `looked` are the names that a walk looks at.
+    `high` is the most since somebody set it to `now`. `by_kind` is what there is of each kind, and
+    `at_peak` what there was. `looked` are the names that a walk looks at.
     """
 
     now: int = 0
     most: int = 0
     line: int = 0
     high: int = 0
+    by_kind: list[int] = field(default_factory=lambda: list(NONE))
+    at_peak: Amounts = NONE
     names: AccessNotes[MemoryBlock] = field(default_factory=AccessNotes)
     lists: AccessNotes[list[MemoryBlock]] = field(default_factory=AccessNotes)
     looked: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
@@ -90,20 +138,26 @@ class LiveMemory:
     def _note_in(self, noted: set[str]) -> None:
         self.names.noted = self.lists.noted = noted
 
-    def take(self, size: int, line: int = 0) -> MemoryBlock:
+    def take(
+        self, size: int, line: int = 0, kind: MemoryKind = MemoryKind.ACTIVATIONS
+    ) -> MemoryBlock:
         """Allocate memory, to which nothing refers yet."""
         self.now += size
+        self.by_kind[kind] += size
         self.mark(0, line)
-        return MemoryBlock(size)
+        return MemoryBlock(size, kind=kind)
 
     def mark(self, scratch: int, line: int) -> None:
         """Note a moment at which `scratch` bytes more are allocated."""
-        self._raise(self.now + scratch, line, self.now + scratch)
+        self.high = max(self.high, self.now + scratch)
+        if self.now + scratch > self.most:
+            at_peak = plus(tuple(self.by_kind), of_kind(scratch, MemoryKind.BUFFERS))
+            self.raise_to(self.now + scratch, line, at_peak)
 
-    def _raise(self, most: int, line: int, high: int) -> None:
-        self.high = max(self.high, high)
+    def raise_to(self, most: int, line: int, at_peak: Amounts) -> None:
+        """Note a moment with `most` bytes, if there was none with as many."""
         if most > self.most:
-            self.most, self.line = most, line
+            self.most, self.line, self.at_peak = most, line, at_peak
 
     def bind(self, name: str, block: MemoryBlock) -> None:
         """Make a variable refer to `block`, and no longer to its former one."""
@@ -126,7 +180,9 @@ class LiveMemory:
     def release(self, block: MemoryBlock) -> None:
         """Remove one reference."""
         block.holders -= 1
-        self.now -= 0 if block.holders else block.bytes
+        if not block.holders:
+            self.now -= block.bytes
+            self.by_kind[block.kind] -= block.bytes
 
     # --- the same again ------------------------------------------------------------------------
 
@@ -143,6 +199,7 @@ class LiveMemory:
             self._apply(effect, blocks)
             return
         before, most, line, high = self.now, self.most, self.line, self.high
+        begun, at_peak = tuple(self.by_kind), self.at_peak
         holders, outside = [block.holders for block in blocks], self.names.noted
         self.most, self.high = -1, 0
         self._note_in(set())
@@ -150,13 +207,15 @@ class LiveMemory:
         noted = self.names.noted
         self._note_in(outside | noted)
         change = self.most - before, self.line, self.high - before, self.now - before
+        kinds = less(self.at_peak, begun), less(tuple(self.by_kind), begun)
         if looked is not None and noted.issubset(looked):
-            self.effects[about, state] = self._effect(change, looked, blocks, holders)
+            self.effects[about, state] = self._effect(change, kinds, looked, blocks, holders)
         else:
             self.looked[about] = tuple(sorted(noted.union(looked or ())))
-        highest, at, higher = self.most, self.line, self.high
-        self.most, self.line, self.high = most, line, high
-        self._raise(highest, at, higher)
+        highest, at, here = self.most, self.line, self.at_peak
+        self.most, self.line, self.at_peak = most, line, at_peak
+        self.high = max(self.high, high)
+        self.raise_to(highest, at, here)
 
     def _state(self, looked: tuple[str, ...]) -> tuple[list[MemoryBlock], Hashable]:
         """The blocks of names, and all that a walk depends on which looks at no others.
@@ -171,7 +230,7 @@ class LiveMemory:
             return numbers.setdefault(block, len(numbers))
 
         names, lists = self._named(looked, number)
-        about = tuple((b.bytes, b.holders > count) for b, count in seen.items())
+        about = tuple((b.bytes, b.kind, b.holders > count) for b, count in seen.items())
         return list(numbers), (names, lists, about)
 
     def _named(
@@ -188,6 +247,7 @@ class LiveMemory:
     def _effect(
         self,
         found: tuple[int, int, int, int],
+        kinds: tuple[Amounts, Amounts],
         looked: tuple[str, ...],
         blocks: list[MemoryBlock],
         holders: list[int],
@@ -198,10 +258,11 @@ class LiveMemory:
         fresh = list(numbers)[len(blocks) :]
         more = [b.holders - count for b, count in zip(blocks, holders, strict=True)]
         every = (*more, *(b.holders for b in fresh))
-        return _Effect(*found, tuple(b.bytes for b in fresh), every, names, lists)
+        sizes = tuple((b.bytes, b.kind) for b in fresh)
+        return _Effect(*found, *kinds, sizes, every, names, lists)
 
     def _apply(self, effect: _Effect, blocks: list[MemoryBlock]) -> None:
-        every = [*blocks, *map(MemoryBlock, effect.sizes)]
+        every = [*blocks, *(MemoryBlock(size, kind=kind) for size, kind in effect.sizes)]
         for block, more in zip(every, effect.holders, strict=True):
             block.holders += more
         for name, number in effect.names:
@@ -212,5 +273,8 @@ class LiveMemory:
             self.lists.take_out(name)
             if numbers is not None:
                 self.lists[name] = [every[i] for i in numbers]
-        self._raise(self.now + effect.most, effect.line, self.now + effect.high)
+        now = tuple(self.by_kind)
+        self.high = max(self.high, self.now + effect.high)
+        self.raise_to(self.now + effect.most, effect.line, plus(now, effect.at_peak))
         self.now += effect.now
+        self.by_kind = list(plus(now, effect.after))

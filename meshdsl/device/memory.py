@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshdsl.device.ir import (
     INPUTS,
@@ -31,7 +31,16 @@ from meshdsl.device.ir import (
     is_on,
     of_other_stages,
 )
-from meshdsl.device.live_memory import LiveMemory, MemoryBlock
+from meshdsl.device.live_memory import (
+    NONE,
+    Amounts,
+    LiveMemory,
+    MemoryBlock,
+    MemoryKind,
+    less,
+    of_kind,
+    plus,
+)
 from meshdsl.device.liveness import (
     collected,
     deaths,
@@ -59,21 +68,25 @@ from meshdsl.schedule.table import Action
 
 
 def memory(program: DeviceProgram) -> dict[str, int]:
-    """Bytes of one device: stored tensors by role, the `peak` and its line, and `activations`.
+    """Bytes of one device: stored tensors by role, the `peak`, its line, and what is there then.
 
-    `grads` are the gradients of all parameters, as of the end of the backward pass.
-    `activations` are the rest of the peak.
+    `grads` are the gradients of all parameters, as of the end of the backward pass, `grads_later`
+    those that are not there yet at the peak. The other kinds (`MemoryKind`) are of the peak, so
+    the kinds less `grads_later` add up to it.
     """
     walk = max(walks(program), key=lambda walk: walk.stored + walk.walked().most)
     params, state, inputs = map(walk.bytes, (program.params, walk.states, program.inputs))
     held = walk.held
-    grads = min(held.most, walk.bytes(gradients(program)))
+    kinds = {kind.name.lower(): held.at_peak[kind] for kind in MemoryKind}
+    grads = max(kinds["grads"], walk.bytes(gradients(program)))
+    later = grads - kinds["grads"]
     return {
         "params": params,
         "grads": grads,
         "state": state,
         "inputs": inputs,
-        "activations": held.most - grads,
+        **{name: size for name, size in kinds.items() if name != "grads"},
+        "grads_later": later,
         "peak": params + state + inputs + held.most,
         "peak_line": held.line,
     }
@@ -122,6 +135,7 @@ class MemoryWalk:
         self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
         self.held = LiveMemory(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
+        self.gradients = frozenset(map(self._first, gradients(program)))
         self.own = dict(self._kept_copies())
         # What an update rounds is there as it begins.
         self.streamed = streamed(program)
@@ -236,7 +250,23 @@ class MemoryWalk:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
         source = self.own.get(var) or self.shown.get(var)
         block = None if source is None else self.held.names.get(source.name)
-        return block or self.held.take(self.local(var).bytes, line)
+        return block or self._take(var, line)
+
+    def _take(self, var: Var, line: int) -> MemoryBlock:
+        """Memory of its own for a variable."""
+        return self.held.take(self.local(var).bytes, line, self._kind(var))
+
+    def _kind(self, var: Var) -> MemoryKind:
+        """What a variable that has memory of its own is for."""
+        if var.name in self.gradients:
+            return MemoryKind.GRADS
+        return _KINDS.get(var.value.role, MemoryKind.ACTIVATIONS)
+
+    def _first(self, var: Var) -> str:
+        """The name of the variable whose memory a variable shows or overwrites."""
+        while var in self.shown:
+            var = self.shown[var]
+        return var.name
 
     # --- operators and collectives -------------------------------------------------------------
 
@@ -248,9 +278,9 @@ class MemoryWalk:
             return
         scratch, line = self._scratch(node), node.span.line
         if node in self.streamed and (cast := self.streamed[node].cast):
-            self.held.bind(cast.outs[0].name, self.held.take(self.local(cast.outs[0]).bytes, line))
+            self.held.bind(cast.outs[0].name, self._memory(cast.outs[0], line))
         if scratch and shows_operand(node):
-            blocks = [self.held.take(scratch, line)]
+            blocks = [self.held.take(scratch, line, self._kind(node.outs[0]))]
         else:
             blocks = [self._memory(v, line) for v in node.outs]
             self.held.mark(scratch, line)
@@ -272,9 +302,9 @@ class MemoryWalk:
     def _room(self, node: Collective) -> list[MemoryBlock]:
         """The memory of a collective: its buffers, and the results if they are not in those."""
         line = node.span.line
-        blocks = [
-            self.held.take(size, line) for size in _worked_in(node, self.program.mesh, self.bytes)
-        ]
+        mesh, buffers = self.program.mesh, MemoryKind.BUFFERS
+        sizes = _worked_in(node, mesh, self.bytes)
+        blocks = [self.held.take(size, line, buffers) for size in sizes]
         if isinstance(node, Move):
             blocks.append(self._memory(node.target, line))
         for block in blocks:
@@ -336,8 +366,7 @@ class MemoryWalk:
             if item.is_list:
                 self.held.lists[item.outer.name] = []
             elif item.stack is None:
-                room = self.held.take(self.local(item.outer).bytes, node.span.line)
-                self.held.bind(item.outer.name, room)
+                self.held.bind(item.outer.name, self._take(item.outer, node.span.line))
         for ahead in node.ahead:
             self.issue(ahead.collective, ahead.work)
 
@@ -366,21 +395,24 @@ class MemoryWalk:
         self.dead = dict(zip(node.body, dying, strict=True))
         passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
         versions = {stage: _Versions(node, stage, self.local) for stage in passes}
-        now = self.held.now + sum(stage_versions.always for stage_versions in versions.values())
+        # Of each kind; versions of parameters are of those that only updates have.
+        always = sum(stage_versions.always for stage_versions in versions.values())
+        now = plus(tuple(self.held.by_kind), of_kind(always, MemoryKind.UPDATES))
         for action in node.rows[self.device]:
             stage_versions = versions[action.stage]
-            now += stage_versions.grown(action)
+            now = plus(now, of_kind(stage_versions.grown(action), MemoryKind.UPDATES))
             for kind in node.passes_of(action.kind):
-                most, line, held = passes[action.stage][kind]
-                most = stage_versions.most(action, most)
-                if now + most > self.held.most:
-                    self.held.most, self.held.line = now + most, line
-                now += held
+                each = passes[action.stage][kind]
+                beside = stage_versions.most(action, each.most) - each.most
+                at_peak = plus(plus(now, each.at_peak), of_kind(beside, MemoryKind.UPDATES))
+                self.held.raise_to(sum(at_peak), each.line, at_peak)
+                now = plus(now, each.left)
         # What keeps versions is there to the end, as the functions of passes are.
-        self.held.take(now - self.held.now)
+        for kind_, size in zip(MemoryKind, less(now, tuple(self.held.by_kind)), strict=True):
+            self.held.take(size, kind=kind_)
 
-    def _passes(self, node: Pipeline, stage: int) -> dict[str, tuple[int, int, int]]:
-        """Walk the passes of a stage; the most memory of each, its line, and what it leaves."""
+    def _passes(self, node: Pipeline, stage: int) -> dict[str, PassMemory]:
+        """Walk the passes of a stage; the memory of each."""
         self.stage, self.chunk = stage, node.known.held[self.device].index(stage)
         self.loops = {
             n: node.iterations(n, part, stage)
@@ -391,17 +423,16 @@ class MemoryWalk:
         for kind, parts in node.passes.items():
             later = [n for n, p in zip(on_stage.body, on_stage.parts, strict=True) if p > parts[-1]]
             read_later = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
-            before = self.held.now
-            most, line = self._pass(node, parts, names | read_later)
-            passes[kind] = most, line, self.held.now - before
+            passes[kind] = self._pass(node, parts, names | read_later)
         assert self.held.now == begun, "a micro-batch leaves memory behind"
         self.chunk, self.passing = 0, False
         return passes
 
-    def _pass(self, node: Pipeline, parts: Sequence[StagePhase], kept: set[str]) -> tuple[int, int]:
-        """Walk a pass; the most memory that it takes beside what there was, and its line."""
-        held, before = self.held, self.held.now
-        most, line, held.most = held.most, held.line, 0
+    def _pass(self, node: Pipeline, parts: Sequence[StagePhase], kept: set[str]) -> PassMemory:
+        """Walk a pass; its memory beside what there was."""
+        held, before = self.held, tuple(self.held.by_kind)
+        most, line, at_peak = held.most, held.line, held.at_peak
+        held.most, held.at_peak = 0, NONE
         outside = {name: block for name, block in held.names.items() if name in kept}
         for block in outside.values():
             block.holders += 1
@@ -415,9 +446,10 @@ class MemoryWalk:
             if held.names.get(name) is not block:
                 held.bind(name, block)
             held.release(block)
-        peak, at = held.most - before, held.line
-        held.most, held.line = most, line
-        return peak, at
+        left = less(tuple(held.by_kind), before)
+        each = PassMemory(held.most - sum(before), held.line, less(held.at_peak, before), left)
+        held.most, held.line, held.at_peak = most, line, at_peak
+        return each
 
     def _part(self, node: Pipeline, part: StagePhase) -> None:
         """Walk a part of a pass; what a loop carries is received where it does not begin."""
@@ -425,7 +457,7 @@ class MemoryWalk:
         if not node.homes and begins.get(part, self.stage) != self.stage:
             loop = node.loop(part)
             for carry in loop.carries:
-                received = self.held.take(self.local(carry.inside).bytes, loop.span.line)
+                received = self._take(carry.inside, loop.span.line)
                 self.held.bind(carry.init.name, received)
         if node.homes and part in (StagePhase.LOOP, StagePhase.LOOP_BACKWARD):
             self._arrived(node, part is StagePhase.LOOP)
@@ -435,8 +467,7 @@ class MemoryWalk:
     def _arrived(self, node: Pipeline, forward: bool) -> None:
         """Take the memory of the messages that a pass begins with."""
         for move in node.arriving(self.stage, forward):
-            received = self.held.take(self.local(move.target).bytes, move.span.line)
-            self.held.bind(move.target.name, received)
+            self.held.bind(move.target.name, self._take(move.target, move.span.line))
 
     def _slice(self, stack: Var, inside: Var) -> None:
         blocks = self.held.lists.get(stack.name)
@@ -465,8 +496,29 @@ class MemoryWalk:
             blocks = self.held.lists[part.outer.name]
             is_new = blocks[-1] is not blocks[-2]
             for _ in range(trips):
-                more = self.held.take(blocks[-1].bytes) if is_new else blocks[-1]
+                last = blocks[-1]
+                more = self.held.take(last.bytes, kind=last.kind) if is_new else last
                 self.held.append(part.outer.name, more)
+
+
+class PassMemory(NamedTuple):
+    """The memory of a pass, beside what there was before.
+
+    The most, and the line of it; what there is of each kind then, and what the pass leaves.
+    """
+
+    most: int
+    line: int
+    at_peak: Amounts
+    left: Amounts
+
+
+_KINDS = {
+    "param": MemoryKind.GATHERED,
+    "grad": MemoryKind.NEW_GRADS,
+    "state": MemoryKind.UPDATES,
+}
+"""By the role of a value, what the memory of a variable is for that is not stored."""
 
 
 class _Versions:

@@ -53,6 +53,7 @@ from meshdsl.report.document import (
     plain,
     scaled,
 )
+from meshdsl.report.memory_kinds import KINDS, at_peak
 from meshdsl.report.pictures import small_picture
 from meshdsl.report.pipeline_facts import (
     by_stage,
@@ -807,10 +808,12 @@ def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]
 def held(memory: Mapping[str, int]) -> Iterator[Item]:
     """The memory of a device at the worst moment, by kind."""
     yield _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment")
-    kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
-    rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
-    where = f"activations, line {memory['peak_line']}"
-    yield from _amounts([*rows, ("", where, memory["activations"])])
+    words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
+    if memory["grads_later"]:
+        words["grads"] = f"gradients, of {human(memory['grads'])}"
+    amounts = at_peak(memory)
+    shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
+    yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])
 
 
 AWAY = {

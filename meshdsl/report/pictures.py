@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.document import Picture, aligned, human
 from meshdsl.report.html import Attribute, Child, Markup, drawing, join, tag
+from meshdsl.report.memory_kinds import KINDS, at_peak
 from meshdsl.report.shard_view import Holding
 
 # --- colours and measures --------------------------------------------------------------------
@@ -646,20 +647,15 @@ def _bent(x0: float, y0: float, x1: float, y1: float, right: float, below: float
 
 # --- memory ----------------------------------------------------------------------------------
 
-KINDS = {
-    "params": "parameters",
-    "grads": "gradients",
-    "state": "state",
-    "inputs": "inputs",
-    "activations": "activations",
-}
-FILLS = dict(zip(KINDS, (BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[5], BLOCKS[3]), strict=True))
+FILLS = dict(
+    zip(KINDS, (*(BLOCKS[n] for n in (0, 1, 2, 5, 7, 6, 4)), BACK, BLOCKS[3]), strict=True)
+)
 WIDTH, HEIGHT, STEP = 380.0, 20.0, 30.0
 
 
 def kinds_held(rows: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
     """The kinds that any row has; `rows` maps a title to the `memory` of a report."""
-    return tuple(k for k in KINDS if any(row.get(k) for row in rows.values()))
+    return tuple(k for k in KINDS if any(at_peak(row)[k] for row in rows.values()))
 
 
 def memory_table(rows: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
@@ -667,7 +663,8 @@ def memory_table(rows: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
     kinds = kinds_held(rows)
     head = ["held per device", *(KINDS[k] for k in kinds), "at most"]
     return [head] + [
-        [title, *(human(row[k]) for k in kinds), human(row["peak"])] for title, row in rows.items()
+        [title, *(human(at_peak(row)[k]) for k in kinds), human(row["peak"])]
+        for title, row in rows.items()
     ]
 
 
@@ -690,9 +687,9 @@ def memory_picture(rows: Mapping[str, Mapping[str, int]]) -> Markup:
 def _bar(
     kinds: Sequence[str], row: Mapping[str, int], left: float, y: float, scale: float
 ) -> Markup:
-    parts, x = [], left
+    parts, x, amounts = [], left, at_peak(row)
     for kind in kinds:
-        width = row[kind] * scale
+        width = amounts[kind] * scale
         parts.append(_filled(kind, x=x, y=y, width=width, height=HEIGHT))
         x += width
     return join(*parts)

@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, Move, Pipeline, StagePhase
+from meshdsl.device.memory import PassMemory
 from meshdsl.schedule.times import TimedSchedule, Times, timed
 from meshdsl.simulate.device_run import PER_PASS, DeviceRun, ticks
 from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back
@@ -117,7 +118,7 @@ class _Stage(DeviceRun):
 
     # --- a pass --------------------------------------------------------------------------------
 
-    def _pass(self, node: Pipeline, parts: Sequence[StagePhase], kept: set[str]) -> tuple[int, int]:
+    def _pass(self, node: Pipeline, parts: Sequence[StagePhase], kept: set[str]) -> PassMemory:
         """Walk a pass as if it began at 0, and take what it did out of the timeline."""
         outside = {name: getattr(self, name) for name in PER_PASS}
         self._restart()

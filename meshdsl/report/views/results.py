@@ -175,7 +175,8 @@ class Cost:
     """The costs of a run per device: bytes sent (ring algorithms), FLOPs, bytes of memory.
 
     `cluster_wire_bytes` is the sum over the devices; collectives in loops are counted each time.
-    `memory` is by role: `params`, `grads`, `state`, `inputs`, and `activations` at the peak.
+    `memory` is by kind: `params`, `grads`, `state`, `inputs`, and at the peak `activations`,
+    `gathered` parameters, gradients of a layer (`new_grads`), values of `updates`, and `buffers`.
     """
 
     wire_bytes: float
