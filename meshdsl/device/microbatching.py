@@ -38,7 +38,7 @@ from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.pipelined import Microbatching
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split
-from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
+from meshdsl.placed.sharding_rules import Row, best_row, call_of
 from meshdsl.placed.strategies import flops
 
 
@@ -126,7 +126,7 @@ class _Cutting:
         return inside
 
     def _cut_dim(self, var: Var) -> str | None:
-        return next((d for d in self.cut.dims if var.type.has(d)), None)
+        return self.cut.dim_of(var)
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -192,8 +192,8 @@ class _Cutting:
             f"device of {over}",
             span,
             Related(self.cut.span, "cut here"),
-            help=f"do it where `{dim}` is split over {over}, as in the inputs; "
-            "or take 1 micro-batch",
+            help=f"do it where `{dim}` is split over {over}, as in the inputs; or take 1 "
+            "micro-batch",
         )
 
     def _check(self, var: Var, part: Component) -> None:
@@ -317,24 +317,9 @@ class _Cutting:
 
     def _best_row(self, node: Compute, ins: tuple[Var, ...]) -> Row | None:
         have = [self._component(v) for v in ins]
-        if have == [Partial("sum")] and _casts(node):
-            # Each addend is rounded, as where the optimizer accumulates.
-            return Row(tuple(have), tuple(have))
         # One micro-batch is the whole batch.
         wanted = [self._cut_dim(v) if self.cut.micro > 1 else None for v in node.outs]
-        ranked = []
-        for row in legal_rows(call_of(node)):
-            pairs = list(zip(have, row.ins, strict=True))
-            if any(h not in (B, need) for h, need in pairs):
-                continue
-            if row.factor is not None and any(row.factor.reads):
-                continue
-            moved = sum(h != need for h, need in pairs)
-            cut = sum(
-                d is not None and c == Split(d) for d, c in zip(wanted, row.outs, strict=True)
-            )
-            ranked.append(((-cut, moved), row))
-        return min(ranked, key=lambda item: item[0], default=(None, None))[1]
+        return best_row(call_of(node), have, wanted)
 
     def _refuse(self, node: Compute, have: list[Component]) -> NoReturn:
         """MD0332: an operator needs something of all micro-batches at once."""
@@ -349,13 +334,16 @@ class _Cutting:
             if isinstance(part, Partial)
             else f"`{node.name}` needs all of {dims} of {name} at once"
         )
+        alone = (
+            f"`with {self.cut.name}` and `accumulate={self.cut.micro}`: each batch is on its own"
+        )
         _refuse(
             "MD0332",
             f"{what}, which is cut into {self.parts}",
             var.value.span if sums else node.span,
             Related(self.cut.span, "cut here"),
-            help="take 1 micro-batch; or `accumulate`, where each batch is on its own; or an "
-            "operator that does not reduce the dim",
+            help="the loss and its gradients cannot wait for the last micro-batch: take "
+            f"`stop_gradient` of it in a metric or a state alone, or 1 micro-batch; or {alone}",
         )
 
     def _move(self, node: Move) -> None:
@@ -548,11 +536,6 @@ def _word(node: Node) -> str:
 def _ordered(node: Compute) -> frozenset[str]:
     """The dims along which the index of an element counts."""
     return lookup(node.name).ordered_dims(dict(node.attrs))
-
-
-def _casts(node: Compute) -> bool:
-    """Whether an operator is a cast of floats to floats."""
-    return node.name == "cast" and {v.type.dtype.kind for v in (*node.ins, *node.outs)} == {"float"}
 
 
 def _joined(one: Component, other: Component) -> Component:

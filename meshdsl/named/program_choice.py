@@ -110,6 +110,7 @@ def finish_named(
     """
     from meshdsl.named.dtype_override import retype
     from meshdsl.named.random_streams import without_dropout
+    from meshdsl.named.simplify import drop_unused
     from meshdsl.named.training_step import training_step, with_loss
 
     if dtype is not None:
@@ -120,7 +121,7 @@ def finish_named(
     if program.goal is None:
         return program
     if evaluate:
-        return replace(with_loss(program), goal=None, updates=())
+        return drop_unused(replace(with_loss(program), goal=None, updates=()))
     return _simplified(training_step(program, measured), spoken)
 
 

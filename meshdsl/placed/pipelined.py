@@ -41,7 +41,11 @@ class Microbatching:
 
     def has(self, value: Value) -> bool:
         """Whether a micro-batch has a part of a value."""
-        return any(value.type.has(dim) for dim in self.dims)
+        return self.dim_of(value) is not None
+
+    def dim_of(self, value: Any) -> str | None:
+        """The dim along which a value, or a variable of a device, is cut."""
+        return next((dim for dim in self.dims if value.type.has(dim)), None)
 
 
 @dataclass(frozen=True, slots=True)

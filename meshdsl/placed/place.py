@@ -47,6 +47,7 @@ from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stage_walk import NeededWhole
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.verify import verify
+from meshdsl.placed.whole_batch import after_batch
 from meshdsl.placed.worker_parts import check_parts, with_workers
 from meshdsl.syntax import ast
 
@@ -161,6 +162,7 @@ def _on_stages(
     layout, pipe = pipeline_of(program, layout)
     if pipe is None:
         return program, layout, None
+    program = after_batch(program, pipe)
     program = terms_apart(in_stage_order(program, pipe), pipe)
     return with_leaving(program, pipe), replace(layout, mesh=pipe.on(layout.mesh)), pipe
 

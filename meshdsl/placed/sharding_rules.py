@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +91,32 @@ def call_of(op: ir.Op[Any]) -> Call:
 def legal_rows(call: Call) -> tuple[Row, ...]:
     """The rows of a call along one axis."""
     return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
+
+
+def best_row(call: Call, have: Sequence[Component], wanted: Sequence[str | None]) -> Row | None:
+    """The row for operands as they are along an axis, of which B may become anything, if any.
+
+    The first that splits most of the `wanted` dims of the results, and changes the fewest operands.
+    Rows that read windows are none.
+    """
+    if [*have] == [Partial("sum")] and _casts_floats(call):
+        # Each addend is rounded, as where the optimizer accumulates.
+        return Row(tuple(have), tuple(have))
+    ranked = []
+    for row in legal_rows(call):
+        pairs = list(zip(have, row.ins, strict=True))
+        if any(h not in (B, need) for h, need in pairs):
+            continue
+        if row.factor is not None and any(row.factor.reads):
+            continue
+        moved = sum(h != need for h, need in pairs)
+        cut = sum(d is not None and c == Split(d) for d, c in zip(wanted, row.outs, strict=True))
+        ranked.append(((-cut, moved), row))
+    return min(ranked, key=lambda item: item[0], default=(None, None))[1]
+
+
+def _casts_floats(call: Call) -> bool:
+    return call.name == "cast" and {t.dtype.kind for t in (*call.ins, *call.outs)} == {"float"}
 
 
 def multiplies_a_sum(row: Row) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NoReturn
 
-from meshdsl.diagnostics import Related, fail
+from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import Factor, Signature, lookup
 from meshdsl.placed.pipelined import Piped
@@ -30,6 +31,9 @@ def in_stage_order(program: NamedProgram, pipe: Piped) -> NamedProgram:
 def _in_order(nodes: tuple[Node, ...], pipe: Piped) -> Iterator[Node]:
     for node in nodes:
         if isinstance(node, NamedLoop):
+            if node.dim.name == pipe.dim and node.phase == "update" and node.carries:
+                value = node.carries[0].result
+                _refuse(f"what makes `{value.label}`", node.span, pipe)
             yield replace(node, body=tuple(_in_order(node.body, pipe)))
         elif node.name == "iota" and node.attr("dim").name == pipe.dim:
             attrs = [("dim", node.attr("dim")), ("order", pipe.order)]
@@ -54,12 +58,16 @@ def _check(op: NamedOp, pipe: Piped) -> None:
         return
     named = next((v for v in (*op.outs, *having) if v.name), None)
     what = f"`{op.name}`" + (f" (for `{named.label}`)" if named is not None else "")
+    _refuse(what, op.span, pipe)
+
+
+def _refuse(what: str, span: Span, pipe: Piped) -> NoReturn:
     schedule = f"`{pipe.use.name}`" if pipe.use is not None else "this schedule"
     fail(
         "MD0338",
         f"{what} needs `{pipe.dim}` in its order, and under {schedule} a device has iterations "
         "that are not neighbours",
-        op.span,
+        span,
         Related(pipe.span, "they are on the stages by this rule"),
         help="take a schedule of one stage a device, such as one_f_one_b; or do it inside of the "
         "loop, iteration by iteration",

@@ -33,6 +33,8 @@ from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.placements import Placement, placement
 from meshdsl.placed.strategies import flops
 from meshdsl.schedule.table import WEIGHTS, Weights
 from meshdsl.schedule.verification import printed
@@ -162,11 +164,24 @@ class _DeviceParser(ir.Parser[Var]):
             scan.expect(":")
             fields = {**self.type(scan), "value": source.value}
         with self.reading(replace(line, text=match_[2])) as scan:
-            step = parse_step(scan, self.mesh, source.placement)
+            step = self._step(scan, source.placement, fields["placement"])
         target = self.value(Scanner(match_[1]), line)(fields)
         into = self.before.get(target.name)
         move = Move(step, source, target, 0, 0, line.span, known_words(), phase, into)
         return move.counted(self.mesh)
+
+    def _step(self, scan: Scanner, before: Placement, after: Placement) -> Step:
+        """A step; what blocks go from device to device is in the same micro-batch before and after.
+
+        Where a block of another device comes in between is said by the types alone.
+        """
+        in_time = {axis for axis, _ in self.mesh.moments}
+        if scan.peek() not in ("all_gather", "all_to_all", "reduce_scatter"):
+            return parse_step(scan, self.mesh, before)
+        splits = {d: tuple(a for a in axes if a not in in_time) for d, axes in before.splits}
+        bare = placement(self.mesh, splits, before.partial, before.op)
+        bare = replace(bare, windows=before.windows)
+        return replace(parse_step(scan, self.mesh, bare), before=before, after=after)
 
     def _moved(self, line: IRLine) -> Move:
         with self.errors(line):

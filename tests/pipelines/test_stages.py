@@ -59,6 +59,7 @@ RIGHT = {
     "weights of the samples": (
         "", "", "n = mean[m](t * t)\n  q = sum(x * n) / (sum(n) + 1.0)\n  loss = loss + q",
     ),
+    "a root of a mean": ("", "", "q = sqrt(mean(x * x))"),
     "a parameter in the loop": ("x = x * s", "x = x * s", "q = mean(x)"),
     "a parameter on three kinds of stages": (
         "x = x * s", "x = x * s", "x = x * s\n  loss = loss + mean(x * x)\n  q = mean(x)",
@@ -116,7 +117,6 @@ REFUSED = {
         "x = einsum(x, cast(iota[l], f32) -> [b, m])",
         "q = mean(x)",
     ),
-    "MD0332 a root of a mean": ("", "", "q = sqrt(mean(x))"),
     "MD0333 a maximum": ("", "", "q = max(x)"),
     "MD0333 a product": ("", "", "q = prod(1.0 + 0.01 * x)"),
 }

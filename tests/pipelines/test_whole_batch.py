@@ -1,0 +1,107 @@
+"""What is made once of a whole batch, after its last micro-batch: metrics, and states of a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from tests.covering import in_turn
+from tests.pipelines.test_programs import compiled, hold, hold_text
+from tests.pipelines.test_stages import written
+
+MADE = {
+    "a bias moved by loads": (
+        "",
+        "param e[m] = zeros()\n    pick = one_hot[m](argmax[m](x + e))\n"
+        "    e := e + 0.01 * sign(1 / m - mean[b](pick))\n    x = x + 0.1 * pick",
+        "q = mean(x)",
+    ),
+    "an average of the weights": (
+        "", "param e[m, o] = zeros()\n    e := 0.9 * e + 0.1 * stop_gradient(w)", "q = mean(x)",
+    ),
+    "a root of a mean": ("", "", "q = sqrt(mean(square(x)))"),
+    "a ratio of sums": ("", "", "q = sum(x * t) / sum(x * x)"),
+    "a deviation of the samples": ("", "", "c = x - mean[b](x)\n  q = mean(c * c)"),
+    "added up over iterations": (
+        "q = 0.0", "q = q + max(abs(mean[b](x) - 0.1))", "q = q + mean(x)",
+    ),
+    "a state, and a number of it": (
+        "",
+        "param e[m] = zeros()\n    v = square(mean[b](x))\n    e := 0.9 * e + v\n    h = sum(v)",
+        "q = sum(h)",
+    ),
+    "a state of the last stage": (
+        "param e[m] = zeros()", "", "v = sqrt(mean[b](x * x))\n  e := 0.9 * e + v\n  q = sum(v)",
+    ),
+    "a state of the first stage": (
+        "param e[m] = zeros()\n  e := 0.9 * e + sqrt(mean[b](x * x))", "", "q = mean(x)",
+    ),
+    "a loop in the loop": (
+        "", "repeat k {\n param u[m] = zeros()\n u := u + tanh(mean[b](x))\n }", "q = mean(x)",
+    ),
+    "a distribution of loads": (
+        "",
+        "param e[m] = zeros()\n    v = mean[b](x)\n    e := e + softmax[m](v) * cumsum[m](v)",
+        "q = mean(x)",
+    ),
+    "loads and weights": (
+        "",
+        "param e[m] = zeros()\n    e := e + sign(mean[b](x) - einsum(w, w -> [m]))",
+        "q = mean(x)",
+    ),
+    "a random state": (
+        "",
+        "param e[m] = zeros()\n    e := e + dropout(mean[b](x), 0.5) * sign(mean[b](x))",
+        "q = mean(x)",
+    ),
+}  # fmt: skip
+IN_ORDER = {"a carried number": ("q = 0.0", "q = q * 0.5 + sqrt(mean(x * x))", "q = q + mean(x)")}
+"""Iterations that follow each other once more, in their own order."""
+
+MESHES = {
+    "pipe:2": "l -> pipe",
+    "pipe:4": "l -> pipe",
+    "d:2,pipe:2": "l -> pipe, b -> d",
+    "pipe:2,tp:2": "l -> pipe, m -> tp",
+    "d:2,pipe:2,tp:2": "l -> pipe, b -> d, m -> tp, params: m -> d",
+}
+SCHEDULES = (
+    "one_f_one_b[b](4)", "gpipe[b](2)", "zb_h1[b](4)", "interleaved[b](4, chunks=2)", "zb_v[b](4)",
+    "chimera[b](4)", "one_f_one_b[b](4, recompute=stage)", "gpipe[b](1)",
+)  # fmt: skip
+
+
+@in_turn(name=MADE, mesh=MESHES, use=SCHEDULES)
+def test_the_numbers_of_the_whole_batch(name: str, mesh: str, use: str) -> None:
+    if "chunks" in use or "zb_v" in use:
+        mesh = "pipe:2" if mesh == "pipe:4" else mesh  # four iterations are two stages a device
+    text = written(MADE[name])
+    made = compiled(text, mesh, MESHES[mesh], f"with {use}")
+    hold(made, text)
+    hold_text(made)
+    made.evaluation.checked()
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_iterations_in_their_order(name: str) -> None:
+    text = written(IN_ORDER[name])
+    hold(compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](2)"), text)
+    with pytest.raises(DiagnosticError, match="MD0338"):
+        compiled(text, "pipe:2", "l -> pipe", "with interleaved[b](2, chunks=2)").checked()
+
+
+def test_it_is_summed_in_the_passes_and_made_behind_them() -> None:
+    made = compiled(
+        written(MADE["a bias moved by loads"]), "pipe:2", "l -> pipe", "with gpipe[b](4)"
+    )
+    inside, behind = made.bare.split("\n    x_line.close()")
+    assert "torch.sign" in behind
+    assert "torch.sign" not in inside
+    assert "e_stack[layers]" not in inside.split("def backward")[1]
+
+
+def test_a_network_of_one_way_waits_for_nothing() -> None:
+    """A forward pass is not taken for a metric: it would run outside of the stages."""
+    text = written(("", "x = x - mean[b](x)", "q = mean(x)")).split("  minimize")[0] + "}\n"
+    with pytest.raises(DiagnosticError, match="MD0332"):
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](2)").checked()
