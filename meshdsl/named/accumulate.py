@@ -1,6 +1,7 @@
 """`accumulate=K`: a training step reads K batches in a loop and adds their gradients up.
 
-What the program assigns (`:=`) is carried from batch to batch.
+What the program assigns (`:=`) is assigned once, of the means over all batches; with `each`, by
+each batch, one after the other (`one_batch.py`).
 
 The sum is carried through the loop as it is, partial where it is: one reduction, not K. It is in
 f32 at least, also where the gradients of a batch are narrower: in bf16 a sum of equal terms stops
@@ -18,7 +19,8 @@ from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Frame
 from meshdsl.named.emit import Emit, emit_at
-from meshdsl.named.ir import NamedLoop, NamedProgram, Output, Update, Value, walk
+from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, Update, Value, walk
+from meshdsl.named.one_batch import once, with_whole_divisors
 
 DIM = "accumulate"
 """The dim that inputs gain, first of all; so do the outputs that are no scalars."""
@@ -31,7 +33,11 @@ def accumulated(
 
     Scalars among its outputs become means as well, the loss among them.
     """
-    return _Loop(*_apart(program), builder, _dim(program, count)).build()
+    assert program.goal is not None
+    dim = _dim(program, count)
+    if program.goal.optimizer.option("each") or program.goal.taken is not None:
+        return _Loop(*_apart(program), builder, dim, program.learned).build()
+    return _Loop(program, {}, builder, dim, program.learned).build_as_one()
 
 
 def _apart(program: NamedProgram) -> tuple[NamedProgram, dict[Value, Value]]:
@@ -58,24 +64,55 @@ class _Loop:
     states: Mapping[Value, Value]
     builder: Builder
     dim: Dim
+    params: tuple[Value, ...]
     kept: list[Carry[Value]] = field(default_factory=list)
     carries: list[Carry[Value]] = field(default_factory=list)
     collected: list[Collected[Value]] = field(default_factory=list)
+    ahead: tuple[Node, ...] = ()
+    averaged: tuple[Value, ...] = ()
+    totals: dict[Value, Value] = field(default_factory=dict)
 
-    def build(self) -> tuple[NamedProgram, dict[Value, Value | None]]:
+    def build_as_one(self) -> tuple[NamedProgram, dict[Value, Value | None]]:
+        """The step whose batches are one: divisors before them, assignments after them."""
+        inputs = {v: self._widened(v) for v in self.program.inputs}
+        ahead = with_whole_divisors(self.program, inputs, self.dim)
+        made = once(ahead.program)
+        self.ahead, self.program = ahead.nodes, made.program
+        self.averaged = made.means
+        program, grads = self.build(tuple(inputs.values()))
+        body = self.builder.frames[-1].body
+        new = {v: self._mean(total, self.dim.size) for v, total in self.totals.items()}
+        new = {v: self._cast_to(mean, v) for v, mean in new.items()}
+        body += substitute(made.later, new)
+        for value in (v for n in made.later for v in n.makes):
+            self.builder.place(value, 0)
+        updates = tuple(Update(u.old, new.get(u.new, u.new)) for u in made.updates)
+        return replace(program, updates=updates, body=tuple(body)), grads
+
+    def _cast_to(self, mean: Value, value: Value) -> Value:
+        return emit_at(self.builder, value, phase="forward").cast(mean, value.type.dtype)
+
+    def build(
+        self, inputs: tuple[Value, ...] = ()
+    ) -> tuple[NamedProgram, dict[Value, Value | None]]:
+        """The step, and the mean gradient of every parameter; `inputs` are those of all batches."""
         program, builder = self.program, self.builder
         assert program.goal is not None
-        inputs = tuple(self._widened(v) for v in program.inputs)
+        inputs = inputs or tuple(self._widened(v) for v in program.inputs)
         for value in (*inputs, *(p.value for p in program.params)):
+            builder.place(value, 0)
+        builder.frames[-1].body += self.ahead
+        for value in (v for n in self.ahead for v in n.makes):
             builder.place(value, 0)
         builder.frames.append(Frame(self.dim))
         builder.adopt(program)
-        params = program.learned
+        params = self.params
         for value in self.states.values():
             builder.place(value, 1)
         grads = gradients(builder, program.goal.loss, params)
         sums = {p: self._sum(p, g, "grad") for p, g in zip(params, grads, strict=True) if g}
         outputs = {o: self._output(o) for o in program.outputs}
+        self.totals = {v: self._sum(v, v, "activation") for v in self.averaged}
         updates = tuple(self._kept(u) for u in program.updates)
         self._close(inputs)
         taken = program.goal.taken or self.dim.size

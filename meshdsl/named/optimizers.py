@@ -234,6 +234,7 @@ def _optimizer(lr: float, **own: Option) -> Mapping[str, Option]:
         **own,
         "clip": _positive(None, "1.0"),
         "accumulate": _count(1, 1),
+        "each": Option(False, "flag"),
         "compute": Option(None, "dtype", example='"bf16"'),
         "compress": Option(None, "compression", example="powersgd(2)"),
         "seed": _count(0, 0),

@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshdsl.ir.program import Carry, Collected, Stacked, every
-from meshdsl.ir.rewrite import makes_of, needed, reads_of, substitute
-from meshdsl.ir.types import TensorType
+from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import needed, reads_of, substitute
+from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, uses_of
-from meshdsl.named.over_iterations import at_once
 from meshdsl.named.simplify import drop_unused
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import B, Component, Split
@@ -37,7 +36,7 @@ def after_batch(program: NamedProgram, pipe: Piped) -> NamedProgram:
     trains = any(n.phase == "backward" for n in passes)
     if not waiting or (not trains and _stages_wait(passes, waiting, pipe)):
         return program
-    parting = _Parting(waiting)
+    parting = Parting(waiting)
     now, later = parting.block(passes)
     now = substitute(now, {}, origins=parting.origins)
     update = tuple(n for n in program.body if n.phase == "update")
@@ -164,104 +163,3 @@ class _Components:
             self.late.add(target)
         if self._of(source) != B:
             self.parts[target] = self._of(source)
-
-
-# --- two programs of one -------------------------------------------------------------------------
-
-
-class _Parting:
-    """Takes what is late out of the passes.
-
-    `origins` are values of the passes in place of results that loops of these no longer have.
-    """
-
-    def __init__(self, late: set[Value]) -> None:
-        self.late = late
-        self.origins: dict[Value, Value] = {}
-
-    def block(self, nodes: Iterable[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """The nodes of the passes, and those that follow them."""
-        now: list[Node] = []
-        later: list[Node] = []
-        for node in nodes:
-            if isinstance(node, NamedLoop) and not self.late.isdisjoint(makes_of(node)):
-                kept, following = self._loop(node)
-                now += [kept] if kept.makes else []
-                later += following
-            elif self.late.isdisjoint(node.makes):
-                now.append(node)
-            else:
-                later.append(replace(node, phase="update"))
-        return tuple(now), tuple(later)
-
-    def _loop(self, loop: NamedLoop) -> tuple[NamedLoop, tuple[Node, ...]]:
-        """A loop less what waits, and the nodes for that: all iterations at once, or a loop again.
-
-        The first loop collects what these read of its iterations.
-        """
-        now, later = self.block(loop.body)
-        later = _with_constants(now, later)
-        carries = tuple(c for c in loop.carries if c.inside in self.late)
-        ends = tuple(item for item in loop.collected if item.inside in self.late)
-        read = {v for n in later for v in reads_of(n)} | {c.next for c in carries}
-        slices = [s for s in loop.stacked if s.inside in read]
-        first = {c.inside for c in loop.carries if c not in carries}
-        # What an iteration begins with is collected as a copy.
-        copies = {v: replace(v, name=None) for v in first if v in read}
-        collected = {
-            v: Collected(copies.get(v, v), v.alike(type=_of_all(v.type, loop)))
-            for v in (*first, *(v for n in now for v in n.makes))
-            if v in read
-        }
-        slices += [Stacked(item.outer, v) for v, item in collected.items()]
-        kept = replace(
-            loop,
-            carries=tuple(c for c in loop.carries if c not in carries),
-            body=(*(NamedOp("identity", (v,), (c,), (), v.span) for v, c in copies.items()), *now),
-            collected=(*(item for item in loop.collected if item not in ends), *collected.values()),
-        )
-        kept = replace(kept, stacked=_read(kept))
-        gone = set(loop.makes).difference(kept.makes)
-        self.origins.update(dict.fromkeys(gone, kept.makes[0]) if kept.makes else {})
-        return kept, _following(loop, carries, slices, later, ends)
-
-
-def _with_constants(now: tuple[Node, ...], later: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes that follow, with copies of the constants that they read of the passes."""
-    read = {v for n in later for v in reads_of(n)}
-    shared = [n for n in now if isinstance(n, NamedOp) and not n.ins and n.out in read]
-    new = {n.out: replace(n.out) for n in shared}
-    copies = [replace(n, outs=(new[n.out],), phase="update") for n in shared]
-    return (*copies, *substitute(later, new)) if new else later
-
-
-def _following(
-    loop: NamedLoop,
-    carries: tuple[Carry[Value], ...],
-    stacked: Sequence[Stacked[Value]],
-    body: tuple[Node, ...],
-    collected: tuple[Collected[Value], ...],
-) -> tuple[Node, ...]:
-    # A slice has a value of its own in each loop.
-    inside = {s.inside: replace(s.inside) for s in stacked}
-    part = NamedLoop(
-        loop.dim,
-        tuple(Carry(c.init, c.inside, inside.get(c.next, c.next), c.result) for c in carries),
-        tuple(Stacked(s.outer, inside[s.inside]) for s in stacked),
-        substitute(body, inside),
-        loop.span,
-        collected,
-        loop.reverse,
-        "update",
-    )
-    return at_once(part) or (part,)
-
-
-def _of_all(type_: TensorType, loop: NamedLoop) -> TensorType:
-    return replace(type_, dims=(loop.dim, *type_.dims))
-
-
-def _read(loop: NamedLoop) -> tuple[Stacked[Value], ...]:
-    """The stacks of which an iteration reads its slice."""
-    read = {v for n in loop.body for v in reads_of(n)} | {*loop.ends}
-    return tuple(s for s in loop.stacked if s.inside in read)

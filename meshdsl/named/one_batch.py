@@ -1,0 +1,288 @@
+"""The batches of a step as one: what a step makes once, of all batches that it accumulates.
+
+A batch lies along the dims of the inputs that no parameter has: a batch K times as large has the
+same parameters. What has none of these dims any more has been reduced over the samples. Of the
+batches of a step, such a value counts as their mean, as the loss does:
+
+- what `:=` makes of it is made once, after the last batch;
+- a number that inputs alone make, and that is divided by, such as the sum of the weights of all
+  tokens, is that of the whole step: made before the first batch.
+
+Both are as if the batches had been one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from meshdsl.diagnostics import Span, fail
+from meshdsl.ir.program import Collected, Stacked, every
+from meshdsl.ir.rewrite import flows, needed, reads_of, substitute
+from meshdsl.ir.types import Dim, TensorType
+from meshdsl.named.after_passes import Parting
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value, walk
+from meshdsl.named.over_iterations import at_once
+
+EACH = "write `each=true` to the optimizer: each batch is on its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A step's program of one batch, and what follows the last one.
+
+    `means` are the values of a batch whose means over all of them are read by the nodes `later`,
+    or are the new values of `updates`.
+    """
+
+    program: NamedProgram
+    later: tuple[Node, ...]
+    means: tuple[Value, ...]
+    updates: tuple[Update, ...]
+
+
+class Samples:
+    """The dims of a program along which batches have samples, and what values are made of."""
+
+    def __init__(self, program: NamedProgram) -> None:
+        self.program = program
+        dims = {d for v in program.inputs for d in v.type.names}
+        self.dims = dims.difference(*(p.value.type.names for p in program.params))
+        self.operands: dict[Value, list[Value]] = {}
+        for operand, result in (pair for n in every(program.body) for pair in flows(n)):
+            self.operands.setdefault(result, []).append(operand)
+
+    def has(self, value: Value) -> bool:
+        """Whether a value has samples of its own."""
+        return not self.dims.isdisjoint(value.type.names)
+
+    def closure(self, values: Iterable[Value]) -> set[Value]:
+        """The values that some are made of, and these themselves."""
+        found = set(values)
+        left = [*found]
+        while left:
+            more = [v for v in self.operands.get(left.pop(), ()) if v not in found]
+            found.update(more)
+            left += more
+        return found
+
+    @cached_property
+    def of_inputs(self) -> set[Value]:
+        """The values that depend on an input."""
+        return self._flood(self.program.inputs)
+
+    @cached_property
+    def of_params(self) -> set[Value]:
+        """The values that depend on a parameter."""
+        return self._flood(p.value for p in self.program.params)
+
+    def _flood(self, sources: Iterable[Value]) -> set[Value]:
+        readers: dict[Value, list[Value]] = {}
+        for result, operands in self.operands.items():
+            for operand in operands:
+                readers.setdefault(operand, []).append(result)
+        found = set(sources)
+        left = [*found]
+        while left:
+            more = [v for v in readers.get(left.pop(), ()) if v not in found]
+            found.update(more)
+            left += more
+        return found
+
+
+def once(program: NamedProgram) -> Once:
+    """The program without its updates, which are made once. Raises MD0297."""
+    samples = Samples(program)
+    assert program.goal is not None
+    kept = {program.goal.loss, *(o.value for o in program.outputs)}
+    news = {u.new for u in program.updates}
+    core = samples.closure(kept)
+    side = samples.closure(news) - core
+    with_samples = {
+        v
+        for op in walk(program.body)
+        if side.issuperset(op.outs) and any(map(samples.has, (*op.ins, *op.outs)))
+        for v in (*op.ins, *op.outs)
+    }
+    late = side - samples.closure(with_samples)
+    parting = Parting(late)
+    now, later = parting.block(program.body)
+    made = {v for n in later for v in n.makes}
+    stored = {p.value for p in program.params}
+    read = dict.fromkeys(
+        (*(v for n in later for v in _outside(n)), *(u.new for u in program.updates))
+    )
+    means = tuple(v for v in read if v not in made and v not in stored)
+    for value in means:
+        _check_mean(value, samples)
+    body = needed(now, {*kept, *means})
+    return Once(replace(program, body=body, updates=()), later, means, program.updates)
+
+
+def _outside(node: Node) -> tuple[Value, ...]:
+    inside = {v for n in every((node,)) for v in (*n.makes, *n.enters)} if node.body else set()
+    return tuple(v for v in reads_of(node) if v not in inside)
+
+
+def _check_mean(value: Value, samples: Samples) -> None:
+    """MD0297: batches have no one value of what an assignment reads."""
+    name = f"`{value.label}`" if value.name else "a value"
+    if value.type.dtype.kind != "float":
+        message = f"`:=` reads {name} of each batch of a step, and {value.type.dtype} has no mean"
+        help = f"cast it to f32 where it is made; or {EACH}"
+        fail("MD0297", message, value.span, help=help)
+    if not samples.dims and value in samples.of_inputs:
+        message = f"`:=` reads {name} of each batch of a step, and a parameter has its samples"
+        fail("MD0297", message, value.span, help=EACH)
+
+
+# --- divisors --------------------------------------------------------------------------------
+
+KEEP_DEGREE = ("add", "sub", "maximum", "minimum", "where")
+ONE_OPERAND = (
+    "cast",
+    "identity",
+    "neg",
+    "abs",
+    "transpose",
+    "broadcast",
+    "rename",
+    "stop_gradient",
+)
+SUMS = ("sum", "einsum")
+REDUCTIONS = {"mean": ("mean", 0), "max": ("max", 0), "min": ("min", 0)}
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The divisors of a step: the nodes that make them of all batches, and the program of one."""
+
+    program: NamedProgram
+    nodes: tuple[Node, ...] = ()
+
+
+def with_whole_divisors(program: NamedProgram, inputs: Mapping[Value, Value], dim: Dim) -> Ahead:
+    """The program that divides by sums of the step, where inputs alone make them.
+
+    `inputs` has for each input all batches of it, along `dim`. Raises MD0297 for a ratio of sums
+    that the parameters make: no batch alone has its gradient.
+    """
+    samples = Samples(program)
+    makers = {v: op for op in program.body if isinstance(op, NamedOp) for v in op.outs}
+    nodes: list[Node] = []
+    new: dict[Value, Value] = {}
+    assert program.goal is not None
+    in_loss = samples.closure({program.goal.loss})
+    for op in walk(program.body):
+        if op.name != "div" or op.phase != "forward":
+            continue
+        numerator, divisor = op.ins
+        if divisor in new or not _is_reduced(divisor, samples):
+            continue
+        if divisor not in samples.of_params and divisor in makers:
+            found = _whole(divisor, samples, inputs, dim)
+            if found is not None:
+                nodes += found[0]
+                new[divisor] = found[1]
+                continue
+        if op.out in in_loss and _is_reduced(numerator, samples):
+            _refuse_ratio(divisor, dim, op.span)
+    if not new:
+        return Ahead(program)
+    return Ahead(replace(program, body=tuple(_divided(program.body, new))), tuple(nodes))
+
+
+def _is_reduced(value: Value, samples: Samples) -> bool:
+    """Whether a value is made of samples, and has none of its own."""
+    return not samples.has(value) and any(map(samples.has, samples.closure({value})))
+
+
+def _refuse_ratio(divisor: Value, dim: Dim, span: Span) -> None:
+    name = f"`{divisor.label}`" if divisor.name else "a sum"
+    message = (
+        f"the loss is divided by {name}, of all samples of a step, and each of its {dim.size} "
+        "batches makes another"
+    )
+    help = f"divide by sums of inputs alone, or take means; or {EACH}"
+    fail("MD0297", message, span, help=help)
+
+
+def _divided(nodes: Iterable[Node], new: Mapping[Value, Value]) -> Iterable[Node]:
+    """The nodes, whose divisions read other divisors."""
+    for node in nodes:
+        if isinstance(node, NamedLoop):
+            yield replace(node, body=tuple(_divided(node.body, new)))
+        elif node.name == "div" and node.ins[1] in new:
+            yield replace(node, ins=(node.ins[0], new[node.ins[1]]))
+        else:
+            yield node
+
+
+def _whole(
+    divisor: Value, samples: Samples, inputs: Mapping[Value, Value], dim: Dim
+) -> tuple[list[Node], Value] | None:
+    """The nodes that make a divisor of all batches, for one of them; None where that is unknown."""
+    ops = [n for n in needed(samples.program.body, {divisor}) if isinstance(n, NamedOp)]
+    if not all(isinstance(n, NamedOp) for n in needed(samples.program.body, {divisor})):
+        return None
+    of_samples = [n for n in ops if any(map(samples.has, (*n.ins, *n.outs)))]
+    after = [n for n in ops if n not in of_samples]
+    ends = [n for n in of_samples if not any(map(samples.has, n.outs))]
+    if any(n.name not in (*SUMS, *REDUCTIONS) for n in ends):
+        return None
+    stacks = {n.out: replace(n.out, type=_along(n.out.type, dim), name=None) for n in ends}
+    stacked = tuple(Stacked(all_, one) for one, all_ in inputs.items())
+    collected = tuple(Collected(one, all_) for one, all_ in stacks.items())
+    constants = [n for n in after if not n.ins]
+    loop = NamedLoop(dim, (), stacked, (*constants, *of_samples), divisor.span, collected)
+    nodes: list[Node] = [*(at_once(_fresh(loop)) or (loop,))]
+    new: dict[Value, Value] = {}
+    degrees: dict[Value, int] = {}
+    for n in ends:
+        name, degrees[n.out] = REDUCTIONS.get(n.name, ("sum", 1))
+        new[n.out] = replace(n.out)
+        attrs = (("dims", (dim,)),)
+        nodes.append(NamedOp(name, (stacks[n.out],), (new[n.out],), attrs, n.span))
+    for n in after:
+        degree = _degree(n, [degrees.get(v) for v in n.ins]) if n.ins else None
+        if n.ins and degree is None and any(v in degrees for v in n.ins):
+            return None
+        for out in n.outs:
+            new[out] = replace(out)
+            if degree is not None:
+                degrees[out] = degree
+        ins, outs = (tuple(new.get(v, v) for v in vs) for vs in (n.ins, n.outs))
+        nodes.append(replace(n, ins=ins, outs=outs))
+    whole = new[divisor]
+    if degrees.get(divisor) != 1:
+        return (nodes, whole) if degrees.get(divisor) == 0 else None
+    scale = Value(TensorType((), divisor.type.dtype), divisor.span)
+    part = replace(divisor)
+    number = (("value", 1 / dim.size), ("dtype", divisor.type.dtype))
+    nodes.append(NamedOp("constant", (), (scale,), number, divisor.span))
+    nodes.append(NamedOp("mul", (whole, scale), (part,), (), divisor.span))
+    return nodes, part
+
+
+def _degree(op: NamedOp, degrees: list[int | None]) -> int | None:
+    """The power of the number of batches that a result grows with; None where it is none."""
+    known = {d for d in degrees if d is not None}
+    if op.name in ONE_OPERAND or op.name in KEEP_DEGREE:
+        return known.pop() if len(known) == 1 else None
+    if op.name == "mul":
+        return sum(known) if len([d for d in degrees if d is not None]) == 1 else None
+    if op.name == "div" and degrees[1] is None:
+        return degrees[0]
+    return 0 if known == {0} else None
+
+
+def _fresh(loop: NamedLoop) -> NamedLoop:
+    """The loop on values of its own."""
+    new = {v: replace(v) for n in loop.body for v in n.makes}
+    collected = tuple(Collected(new.get(c.inside, c.inside), c.outer) for c in loop.collected)
+    return replace(loop, body=substitute(loop.body, new), collected=collected)
+
+
+def _along(type_: TensorType, dim: Dim) -> TensorType:
+    return replace(type_, dims=(dim, *type_.dims))
