@@ -490,6 +490,5 @@ def _refuse_state(node: Node, pipe: Piped, made: Mapping[Value, Node]) -> None:
         begun = made.get(carry.init)
         if not (isinstance(begun, NamedOp) and begun.name == "zeros"):
             message = f"each batch that is accumulated goes on with `{carry.inside.label}`"
-            schedule = f"with one_f_one_b[batch]({node.dim.size})"
-            help = f"leave `accumulate` out, and end the layout with `{schedule}`"
+            help = "leave `each=true` out: the program then assigns it once a step"
             _refuse(message, carry.next.span, help)

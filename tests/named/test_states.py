@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from meshdsl.api.module import module
 from meshdsl.backends.engines.execution import InputSource, run, verify
 from meshdsl.cli.app import app
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import NamedProgram
 from tests.compiling import compile_text, named
 
@@ -125,12 +127,40 @@ def test_states_without_a_loss(layout: str, policy: str) -> None:
 
 @pytest.mark.parametrize("layout", ["by_batch", "by_c", "zero"])
 @pytest.mark.parametrize(
-    "options", ["clip=1.0", "accumulate=2", 'compute="bf16"', 'compute="bf16", accumulate=3']
+    "options",
+    [
+        "clip=1.0",
+        "each=true, accumulate=2",
+        'compute="bf16"',
+        'compute="bf16", each=true, accumulate=3',
+    ],
 )
 def test_states_of_a_training_step(layout: str, options: str) -> None:
     stored = checked(TRAINED.replace("OPTIONS", options), layout=layout)
     assert stored["n"] == (int(options[-1]) if "accumulate" in options else 1)
     assert stored["normed_2.mean_"].dtype == np.float32  # also where products are in bf16
+
+
+@pytest.mark.parametrize("layout", ["by_batch", "by_c", "zero"])
+@pytest.mark.parametrize("options", ["accumulate=2", 'compute="bf16", accumulate=3'])
+def test_batches_of_a_step_are_one(layout: str, options: str) -> None:
+    """Each state is assigned once: of means over the batches."""
+    text = TRAINED.replace("OPTIONS", options).replace("carried := h", "")
+    assert (
+        checked(
+            re.sub("param carried.*", "param one[] = ones()", text).replace(
+                "stop_gradient(carried)", "stop_gradient(one)"
+            ),
+            layout=layout,
+        )["n"]
+        == 1
+    )
+
+
+def test_a_state_with_the_samples_of_a_batch_is_of_each_batch() -> None:
+    with pytest.raises(DiagnosticError, match="MD0297") as caught:
+        named(TRAINED.replace("OPTIONS", "accumulate=2"))
+    assert "each=true" in str(caught.value.diagnostics[0].help)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f16", None])

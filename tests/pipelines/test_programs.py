@@ -331,7 +331,7 @@ BY_ROWS = {"merged": {"d:2,pipe:2", "d:2,pipe:2,tp:2"}}
 
 
 BY_BATCH = {"states of layers": "MD0907"}
-"""Programs that are not built where the optimizer accumulates: state from batch to batch."""
+"""Programs that are not built where each batch assigns a state: it goes from batch to batch."""
 
 
 def compiled(text: str, mesh: str, rules: str, use: str, policy: str = "optimal") -> Compilation:
@@ -394,9 +394,12 @@ def test_blocks_that_inputs_do_not_have_are_refused(name: str, mesh: str) -> Non
 
 @pytest.mark.parametrize("name", BY_BATCH)
 def test_what_each_batch_does_of_its_own_is_refused(name: str) -> None:
-    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3, accumulate=4)")
+    optimizer = "adamw(lr=0.01, clip=0.3, accumulate=4)"
+    text = PROGRAMS[name].replace("OPT", optimizer.replace(")", ", each=true)"))
     with pytest.raises(DiagnosticError, match=BY_BATCH[name]):
         compiled(text, "pipe:2", "l -> pipe", "with chimera").checked()
+    text = PROGRAMS[name].replace("OPT", optimizer)  # as its help says
+    hold(compiled(text, "pipe:2", "l -> pipe", "with chimera"), text)
 
 
 HALVES = {"pipe:2": "zb_h1[b](4)", "pipe:4": "zb_h2[b](8)", "d:2,pipe:2,tp:2": "zb_h1[b](2)"}

@@ -1,0 +1,123 @@
+"""A step that accumulates K batches is that of one batch K times as large: numbers and gradients.
+
+Losses that are means over weights, whose sums differ from batch to batch, and what `:=` makes of
+all samples. What no batch alone has a gradient of is refused; `each=true` has each on its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options
+from tests.covering import in_turn
+from tests.pipelines.test_programs import hold_bytes, hold_to, results
+
+TEXT = """
+dim b = 4, m = 4, layers = 2, o = m
+program p(x[b, m], t[b, m], w[b]) {
+  param v[m, o]
+  param bias[m] = zeros()
+  param n[] = zeros()
+  repeat layers {
+    param u[m]
+    x = tanh(x * u)
+  }
+  s = tanh(einsum(x, v -> [b, o])[o -> m]) + stop_gradient(bias)
+  l = mean[m](square(s - t))
+  BODY
+  return loss
+  minimize loss with sgd(lr=0.5OPTIONS)
+}
+"""
+EXACT = {
+    "a mean": "loss = mean(l)",
+    "a mean over weights": "loss = sum(l * w) / sum(w)",
+    "with a least sum": "loss = sum(l * w) / maximum(sum(w), 1.0)",
+    "with a small number": "loss = sum(l * w) / (sum(w) + 0.01)",
+    "weights on average": "loss = mean(l * w) / mean(w)",
+    "weights that add up to one": "loss = sum(l * (w / sum(w)))",
+    "a number over a sum": "loss = sum(l * w) * (1.0 / sum(w))",
+    "samples that count": "k = w > 0.2\n  "
+    "loss = sum(where(k, l, 0.0)) / cast(maximum(sum(cast(k, i32)), 1), f32)",
+    "a mean for each feature": "loss = mean(sum[b](square(s - t) * w) / sum[b](w * t))",
+    "two terms": "loss = mean(l) + 0.1 * sum(l * w) / sum(w)",
+    "a bias moved by a mean": "loss = mean(l)\n  bias := bias + 0.1 * sign(mean[b](s) - 0.3)",
+    "an average": "loss = mean(l)\n  bias := 0.9 * bias + 0.1 * mean[b](s)",
+    "an average of the weights": "loss = mean(l)\n  bias := 0.9 * bias + 0.1 * sum[o](v)",
+    "a counter": "loss = mean(l)\n  n := n + 1.0",
+    "the loss": "loss = sum(l * w) / sum(w)\n  n := n + loss",
+    "a mean as it is": "loss = mean(l)\n  bias := mean[b](s)",
+}
+REFUSED = {
+    "weights that are learned": "loss = sum(l * s[m = 0]) / sum(s[m = 0])",
+    "a sum that is learned": "loss = sum(l) / sum(l * w + 1.0)",
+    "a root of a sum": "loss = sum(l) / sqrt(sum(w))",
+    "integers": "loss = mean(l)\n  n := n + cast(sum(cast(s > 0.2, i32)), f32)",
+}
+LAYOUTS = {
+    "d:1": "",
+    "d:2": "{ b -> d }",
+    "d:2,t:2": "{ b -> d, m -> t, params: m -> d }",
+    "pipe:2": "{ layers -> pipe } with one_f_one_b",
+    "d:2,pipe:2": "{ layers -> pipe, b -> d } with zb_h1",
+}
+
+
+def compiled(name: str, options: str, mesh: str, size: int = 4) -> Compilation:
+    body = {**EXACT, **REFUSED}[name]
+    text = TEXT.replace("BODY", body).replace("OPTIONS", options)
+    layout = LAYOUTS[mesh] if "accumulate" in options else ""
+    source = Source("p.mdsl", f"{text}layout chosen {layout or '{}'}\n")
+    chosen = Options(mesh=mesh, layout="chosen", dtype="f64", set_dims={"b": size})
+    return Compilation(source, chosen)
+
+
+def inputs(size: int) -> dict[str, Array]:
+    """Samples with weights of very different sums in each batch."""
+    rng = np.random.default_rng(5)
+    x, t = rng.normal(size=(2, size, 4))
+    return {"x": x, "t": abs(t), "w": rng.uniform(size=size) ** 4 + 0.01}
+
+
+@in_turn(name=EXACT, mesh=LAYOUTS, count=(2, 4))
+def test_it_is_one_batch(name: str, mesh: str, count: int) -> None:
+    samples = inputs(4 * count)
+    alone = run_local(compiled(name, "", "d:1", 4 * count).text, samples, seed=3)
+    made = compiled(name, f", accumulate={count}", mesh)
+    batches = {n: a.reshape(count, 4, *a.shape[1:]) for n, a in samples.items()}
+    found = run_local(made.text, batches, seed=3)
+    hold_to(results(found), results(alone), 1e-11)
+    assert not found.disagreements()
+    hold_bytes(found, made)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_mean_is_refused(name: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(name, ", accumulate=2", "d:1").checked()
+    assert [d.code for d in caught.value.diagnostics] == ["MD0297"]
+    assert "each=true" in str(caught.value.diagnostics[0].help)
+    compiled(name, ", accumulate=2, each=true", "d:1").checked()  # as the help says
+
+
+def test_each_batch_on_its_own() -> None:
+    """The mean of what the batches have alone, which weights do not count in."""
+    samples, name = inputs(8), "a mean over weights"
+    parts = [{n: a[k : k + 4] for n, a in samples.items()} for k in (0, 4)]
+    losses = [run_local(compiled(name, "", "d:1").text, p, seed=3).outputs["loss"] for p in parts]
+    batches = {n: a.reshape(2, 4, *a.shape[1:]) for n, a in samples.items()}
+    made = compiled(name, ", accumulate=2, each=true", "d:1")
+    found = run_local(made.text, batches, seed=3).outputs["loss"]
+    np.testing.assert_allclose(found, np.mean(losses), rtol=1e-12)
+
+
+def test_batches_of_one_stage_after_the_other_are_on_their_own() -> None:
+    """Of updates on the way each micro-batch is a batch: it is divided by its own weights."""
+    text = TEXT.replace("BODY", EXACT["a mean over weights"]).replace("OPTIONS", "")
+    source = Source("p.mdsl", f"{text}layout own {{ layers -> pipe }} with pipedream[b](2)\n")
+    made = Compilation(source, Options(mesh="pipe:2", layout="own")).checked()
+    assert "accumulate" not in made.bare.split("def forward")[0]
