@@ -129,8 +129,9 @@ for size in (64, 4096):
 # JAX compiled for a TPU sends 1,572,864 and JAX on a CPU twice that. At batch 4096, fully
 # sharded, JAX sends 4,718,592 on a CPU and 3,145,728 on a TPU, the latter by keeping the fetched
 # weights for the backward pass, as `keep` does. The usual recipe, two weights fetched twice and
-# two gradients scattered, is 6·786,432 = 4,718,592 as well. Ours is a sixth less: the first
-# weight is not fetched again, since nobody asks for the gradient of `x`.
+# two gradients scattered, is 6·786,432 = 4,718,592 as well. Ours is a third less: the first
+# weight is not fetched again, since nobody asks for the gradient of `x`, nor is the second, whose
+# copy is still there when the backward pass begins.
 #
 # ## Two layers, one formula
 #

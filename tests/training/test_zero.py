@@ -102,13 +102,14 @@ def sent(layout: str, made: Compilation, devices: int) -> dict[str, int]:
     """Bytes that one device sends in each phase."""
     once = half(parameters(made), devices)
     loss = math.ceil(2 * (devices - 1) * 4 / devices)
-    # The gradient of a lookup needs no table: it is not gathered for the backward pass.
-    embed = half(made.named.params[0].value.type.elements, devices)
+    # The gradient of a lookup needs no table: it is not gathered for the backward pass. Nor is the
+    # head, whose copy of the forward pass is alive when its backward pass begins.
+    ends = sum(half(p.value.type.elements, devices) for p in made.named.params[:2])
     return {
         "data_parallel": {"forward": loss, "update": 2 * once},
         "zero1": {"forward": loss, "update": 2 * once},
         "zero2": {"forward": loss, "backward": once, "update": once},
-        "zero3": {"forward": loss + once, "backward": 2 * once - embed},
+        "zero3": {"forward": loss + once, "backward": 2 * once - ends},
         "kept": {"forward": loss + once, "backward": once},
     }[layout]
 
@@ -149,8 +150,8 @@ def test_zero_and_tensor_parallelism_together() -> None:
     found = report["totals"]["by_axis"]
     assert found["tp"] == alone["tp"]
     # Of the half that tensor parallelism leaves: a reduce_scatter, and gathers as in ZeRO 3.
-    embed = made.named.params[0].value.type.elements
-    assert found["data"] == 3 * half(parameters(made) // 2, 2) - half(embed // 2, 2)
+    ends = sum(p.value.type.elements for p in made.named.params[:2])
+    assert found["data"] == 3 * half(parameters(made) // 2, 2) - half(ends // 2, 2)
     assert alone["data"] == 2 * half(parameters(made) // 2, 2)
 
 
@@ -164,5 +165,6 @@ def test_a_large_model_on_64_devices(layout: str) -> None:
     assert f"{found / 1e9:.1f}" == LARGE_GB[layout]
     assert report["totals"]["by_phase"] == sent(layout, made, 64)
     times = report["totals"]["wire_bytes"] / (2 * half(count, 64))
-    assert times == pytest.approx(1.5 if layout == "zero3" else 1.0, rel=0.002)
+    # Less than the 1.5 of the paper by the embedding and the head, half a percent of the whole.
+    assert times == pytest.approx(1.5 if layout == "zero3" else 1.0, rel=0.003)
     assert times <= 1.5 + 1e-6
