@@ -21,9 +21,10 @@ from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build_partly, choose_program, finish_named
 from meshdsl.named.unreached_functions import check_uncalled
 from meshdsl.placed.expect import lint_expect
-from meshdsl.placed.layout import collect_axes, collect_declared
+from meshdsl.placed.layout import Layout, collect_axes, collect_declared
 from meshdsl.placed.lint import lint
 from meshdsl.placed.request import resolve
+from meshdsl.placed.silent_rules import silent_rules
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
@@ -229,7 +230,31 @@ def _check_layout(
     for diagnostic in by_program[0] if by_program else ():
         if all((diagnostic.code, diagnostic.span) in problems for problems in places):
             result.add(diagnostic)
+    if not result.errors:
+        told = {diagnostic.span for diagnostic in result}
+        silent = _silent(programs, declarations, options)
+        result.add(*(diagnostic for diagnostic in silent if diagnostic.span not in told))
     return result
+
+
+def _silent(
+    programs: Sequence[NamedProgram | None], declarations: Declarations, options: Options
+) -> Iterator[Diagnostic]:
+    """The rules of a declared layout itself that change nothing of any program."""
+    name = next(iter(declarations.layouts), "") if options.layout is None else options.layout
+    node = declarations.layouts.get(name)
+    is_whole = len(programs) == len(declarations.programs) > 0 and None not in programs
+    if options.sbp is not None or node is None or not is_whole:
+        return
+    names = (options.mesh, options.layout, options.sbp, options.schedule)
+    spec = resolve(declarations, *names, Diagnostics())
+    assert isinstance(spec, Layout)
+    own = {rule.span for rule in node.rules}
+    every = (program for program in programs if program is not None)
+    first, *others = ({d.span: d for d in silent_rules(program, spec)} for program in every)
+    for span, diagnostic in first.items():
+        if span in own and all(span in silent for silent in others):
+            yield diagnostic
 
 
 def _lint(

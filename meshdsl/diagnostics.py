@@ -142,6 +142,7 @@ class Diagnostic:
 
     Further lines of `message`, where there are any, are a table or the end of a log. `fixes` are
     the ways out that can be carried out as they stand, the best first; `help` says them in words.
+    A `strict` note is an error, as a warning is, where `--strict` is given.
     """
 
     code: str
@@ -151,6 +152,7 @@ class Diagnostic:
     related: tuple[Related, ...] = ()
     help: str | None = None
     fixes: tuple[Fix, ...] = ()
+    strict: bool = False
 
 
 class DiagnosticError(Exception):
@@ -242,9 +244,10 @@ class Diagnostics:
         return tuple(d for d in self._items if d.severity == "error")
 
     def promote_warnings(self) -> None:
-        """Make every warning an error, as `--strict` wants it."""
+        """Make every warning, and every `strict` note, an error, as `--strict` wants it."""
         self._items = [
-            replace(d, severity="error") if d.severity == "warning" else d for d in self._items
+            replace(d, severity="error") if d.severity == "warning" or d.strict else d
+            for d in self._items
         ]
 
     def of(self, step: Callable[[], T]) -> T | None:

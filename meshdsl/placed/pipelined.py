@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.diagnostics import Related, Span, counted, fail
+from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.settings import StageRule
@@ -223,8 +223,18 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
         for pin in (p for s in loop.stacked for p in s.outer.pins if p.dim == loop.dim.name):
             if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
                 message = f"`@` cannot split the `repeat` dim `{loop.dim.name}`"
-                _refuse(message, pin.span, "leave the `@` out, and write a rule in the layout")
+                _refuse(message, pin.span, _instead_of(pin, program, layout))
     return None
+
+
+def _instead_of(pin: Pin, program: NamedProgram, layout: Layout) -> str:
+    """The way out of an `@` on the dim of a loop: a rule, where that would make stages."""
+    rule = Rule((), pin.dim, pin.axes, False, pin.span)
+    try:
+        has_stages = piped(program, replace(layout, rules=(*layout.rules, rule))) is not None
+    except DiagnosticError:
+        has_stages = False
+    return f"leave the `@` out, and add the rule `{rule}`" if has_stages else "leave the `@` out"
 
 
 def _refuse_one_stage(use: ScheduleUse | None, rule: Rule, loop: NamedLoop) -> None:

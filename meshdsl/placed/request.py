@@ -142,6 +142,14 @@ class Request:
             constraint = self._constraints[key] = self._constrain(key, value)
         return constraint
 
+    def used(self, value: Value) -> Constraint:
+        """What rules request of a value where it is used."""
+        return self._bound(value, "used")
+
+    def kept(self, value: Value) -> Constraint:
+        """What rules request of a value where it is stored."""
+        return self._bound(value, "stored")
+
     def _bound(self, value: Value, basis: Basis) -> Constraint:
         """What rules request of a value, wherever in the program it is."""
         return self._constraint((self.layout.target(value), basis, "everywhere"), value)

@@ -1,0 +1,102 @@
+"""Rules of a layout that change nothing of a program: it is placed the same without them.
+
+Rules for what is stored (`params:`, `grads:`, `state:`) are none of these: they say how it is
+stored even where another rule does, and a program that trains nothing has no gradients to bind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
+from meshdsl.named.ir import NamedProgram, Value, loops_of, values_of, walk
+from meshdsl.placed.layout import STORAGE, Layout, Rule
+from meshdsl.placed.pipelined import Piped
+from meshdsl.placed.placements import Placement
+from meshdsl.placed.request import Request
+from meshdsl.placed.stage_rules import pipeline_of
+from meshdsl.syntax.edits import without_entry
+
+
+def silent_rules(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
+    """A note (MD0226) for each rule that changes nothing of a program on the mesh of the layout.
+
+    Rules for axes that the mesh lacks are none of these, nor are rules for an axis of one device:
+    they may change something on other meshes.
+    """
+    rules = [rule for rule in layout.rules if _is_to_act(rule, layout)]
+    before = _Requested.of(program, layout) if rules else None
+    if before is None:
+        return
+    loops = {loop.dim.name for loop in loops_of(program)}
+    dims = Counter(rule.dim for rule in layout.rules)
+    for rule in rules:
+        if dims[rule.dim] == 1 and rule.span in before.splitting:
+            continue  # nothing else splits what it splits
+        without = tuple(other for other in layout.rules if other is not rule)
+        if _Requested.of(program, replace(layout, rules=without)) == before:
+            yield _note(rule, rule.dim in loops and not rule.selector)
+
+
+@dataclass(frozen=True, slots=True)
+class _Requested:
+    """All that a layout requests of a program: placed programs follow from it, and are as equal.
+
+    `bound` has, for each value, where it is placed and which dims are to be whole: as made, as
+    used, and as stored. `summed` are the splits of dims that operators reduce. `splitting` are the
+    places of rules that split something.
+    """
+
+    pipe: Piped | None
+    bound: tuple[tuple[Placed, ...], ...]
+    summed: Mapping[Value, tuple[tuple[str, tuple[str, ...]], ...]]
+    splitting: frozenset[Span] = field(compare=False)
+
+    @classmethod
+    def of(cls, program: NamedProgram, layout: Layout) -> _Requested | None:
+        """What a layout requests; None where it cannot be followed, which others report."""
+        try:
+            layout, pipe = pipeline_of(program, layout)
+            request = Request(program, layout, pipe=pipe)
+            values = tuple(values_of(program))
+            bound = tuple(_bound(value, request) for value in values)
+            naming = walk(program.body) if layout.naming else ()
+            summed = {v: s for op in naming for v in op.outs if (s := layout.summed(v, op))}
+            return cls(pipe, bound, summed, frozenset(_splitting(values, layout)))
+        except DiagnosticError:
+            return None
+
+
+Placed = tuple[Placement, frozenset[str]]
+"""A placement, and the dims that a rule makes whole."""
+
+
+def _bound(value: Value, request: Request) -> tuple[Placed, ...]:
+    constraints = [request.asked(value), request.used(value)]
+    if value.role in ("param", "state", "grad"):
+        constraints.append(request.kept(value))
+    return tuple((c.placement, c.unsplit) for c in constraints)
+
+
+def _splitting(values: Iterable[Value], layout: Layout) -> Iterator[Span]:
+    for target in {layout.target(value): value for value in values}.values():
+        binding = layout.bind(target)
+        yield from (r.span for dim, r in binding.causes.items() if binding.splits[dim])
+
+
+def _note(rule: Rule, is_of_loop: bool) -> Diagnostic:
+    message = f"`{rule}` changes nothing: the program is placed the same without it"
+    if is_of_loop:
+        message = f"`{rule}` changes nothing: each device runs all of `repeat {rule.dim}`"
+    fix = Fix("remove it", (Edit(without_entry(rule.span), ""),), safe=False)
+    help = "remove the rule"
+    return Diagnostic("MD0226", message, rule.span, "note", help=help, fixes=(fix,), strict=True)
+
+
+def _is_to_act(rule: Rule, layout: Layout) -> bool:
+    if rule.selector in STORAGE:
+        return False
+    sizes = [layout.mesh.size_or_one(axis) for axis in rule.axes]
+    return all(size > 1 for size in sizes)
