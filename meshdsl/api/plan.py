@@ -16,6 +16,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
+from meshdsl.named.prelude import LIBRARY
 from meshdsl.pipeline import OBJECTIVES, Compilation, Options
 from meshdsl.report.focus import Focus
 from meshdsl.report.schema import ReportFacts
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 # --- views of a plan ----------------------------------------------------------------------------
 
 
-PRELUDE = "<prelude>"
-"""The name of the source of library functions."""
-
-
 class Looks:
     """The views of a plan; `_made` is its compilation."""
 
@@ -56,7 +53,7 @@ class Looks:
         sources = {first.name: first}
         for op in walk(self._made.named.body):
             sources.setdefault(op.span.file, op.span.source)
-        return {name: source for name, source in sources.items() if name != PRELUDE}
+        return {name: source for name, source in sources.items() if name != LIBRARY}
 
     @property
     def placements(self) -> Placements:

@@ -41,6 +41,11 @@ Axes = tuple[tuple[str, int], ...]
 """Mesh axes, outer first, with their sizes."""
 
 
+def may_be_expanded(op: NamedOp) -> bool:
+    """Whether an operator has another form on some split."""
+    return op.name in IN_BLOCKS or op.name in ATTENTION or bool(lookup(op.name).composite)
+
+
 def expand(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes.
 

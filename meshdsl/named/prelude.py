@@ -16,6 +16,9 @@ from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
+LIBRARY = "<prelude>"
+"""The name of the source of library functions."""
+
 
 @functools.cache
 def files() -> tuple[Source, ...]:
@@ -40,7 +43,7 @@ def prelude() -> Declarations:
     """Every `def` of the prelude. An error in it is ours, and raised as such."""
     text = "\n".join(part.text for part in files())
     diagnostics = Diagnostics()
-    tree, problems = parse(Source("<prelude>", text))
+    tree, problems = parse(Source(LIBRARY, text))
     diagnostics.add(*problems)
     declarations = declare(tree, diagnostics)
     if diagnostics.errors:

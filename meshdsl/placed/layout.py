@@ -29,6 +29,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import NamedOp, Value
+from meshdsl.named.prelude import LIBRARY
 from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.settings import (
@@ -321,7 +322,7 @@ class Layout:
             return
         # An update has tensors without a name beside a state: rules for its parameter free all.
         of = value.rules_from if value.role == "state" and value.rules_from else value
-        fixes = _freed(of, second) if of.name else ()
+        fixes = _freed(of, second)
         said = f"`{value.label}`" if value.name else "this subexpression"
         said += f" of `{of.label}`" if of is not value else ""
         fail(
@@ -338,6 +339,8 @@ class Layout:
 
 def _way_free(value: Value, rule: Rule) -> str:
     """How to free a tensor of a rule; a subexpression is named first, since rules bind names."""
+    if value.span.file == LIBRARY and value.functions:
+        return f"free it for this function: `{value.functions[-1]}: {rule.dim} -> none`"
     if value.name:
         return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
     text = " ".join(value.span.text.split())
@@ -395,10 +398,16 @@ def uneven(
 
 
 def _freed(value: Value, rule: Rule) -> tuple[Fix, ...]:
-    """The fix that adds a rule which leaves a dim of one tensor whole, behind the other rule."""
-    if "->" not in rule.span.text:
+    """The fix that adds a rule which leaves a dim of one tensor whole, behind the other rule.
+
+    Of what a definition of the library makes, a rule for that function: its names are not the
+    user's. A subexpression has to be named first.
+    """
+    is_inside = value.span.file == LIBRARY and value.functions
+    if "->" not in rule.span.text or not (is_inside or value.name):
         return ()
-    text = f"{value.label}: {rule.dim} -> none"
+    name = value.functions[-1] if is_inside else value.label
+    text = f"{name}: {rule.dim} -> none"
     edit = Edit(Span(rule.span.source, rule.span.end, rule.span.end), f", {text}")
     return (Fix(f"add `{text}`", (edit,), safe=False),)
 

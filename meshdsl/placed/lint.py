@@ -11,6 +11,7 @@ import bisect
 import math
 import re
 from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 from functools import partial
 
 from meshdsl.diagnostics import (
@@ -25,6 +26,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.expand import may_be_expanded
 from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
@@ -33,6 +35,7 @@ from meshdsl.placed.request import Request, ShardingSpec
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
 from meshdsl.placed.stage_rules import pipeline_of
+from meshdsl.placed.window_rules import window_notes
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
@@ -69,7 +72,7 @@ def _lint_layout(program: NamedProgram, layout: Layout, diagnostics: Diagnostics
         _lint_stages(program, values, layout, diagnostics)
     if layout.schedule is not None:
         _lint_schedule(program, layout, layout.schedule, diagnostics)
-    diagnostics.add(*_lint_windows(program, layout))
+    diagnostics.add(*window_notes(program, layout))
     # The backward pass copies the pins of a tensor.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
         for axis in pin.axes:
@@ -92,7 +95,11 @@ def _lint_rules(
             diagnostics.add(_no_dim(rule, dims, layout))
             if not _selects_some(rule, values):
                 diagnostics.add(_selects_nothing(rule, values))
-        elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
+        elif not (
+            _selects_any(rule, values)
+            or _selects_summed(rule, program, layout)
+            or binds_inside(rule, program)
+        ):
             diagnostics.add(_selects_nothing(rule, values))
 
 
@@ -111,47 +118,6 @@ def _lint_blocks(
         is_piped = isinstance(rule, Rule) and not rule.selector and rule.dim in loop_dims
         if rule.dim in sizes and not is_piped:
             diagnostics.add(*layout.uneven(rule.dim, sizes[rule.dim], rule.axes, rule.span))
-
-
-def _lint_windows(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
-    """Split windows of kernels (MD0224), and positions without a rule (MD0225), each rule once."""
-    told: set[tuple[str, Rule]] = set()
-    for op in walk(program.body):
-        attrs = dict(op.attrs)
-        if op.phase != "forward" or "target" not in attrs or not {"window", "size"} & attrs.keys():
-            continue
-        try:
-            image, *others, result = (layout.bind(v) for v in (*op.ins, *op.outs))
-        except DiagnosticError:
-            continue  # `_lint_demands` reports it
-        for dim in attrs.get("window", ()):
-            kernel = others[0]
-            if (
-                dim.name in kernel.splits
-                and (dim.name, rule := kernel.causes[dim.name]) not in told
-            ):
-                told.add((dim.name, rule))
-                yield _split_window(op.name, dim.name, rule)
-        for source, target in zip(attrs["source"], attrs["target"], strict=True):
-            if source.name not in image.splits or target.name in result.causes:
-                continue
-            rule = image.causes[source.name]
-            if (target.name, rule) not in told:
-                told.add((target.name, rule))
-                yield _no_rule(op.name, target.name, rule)
-
-
-def _split_window(name: str, window: str, rule: Rule) -> Diagnostic:
-    message = f"`{name}` needs its kernel whole along `{window}`: it is gathered before each use"
-    help = f"remove the rule, or write `params: {rule}`, which stores it in parts"
-    return Diagnostic("MD0224", message, rule.span, "warning", help=help)
-
-
-def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
-    message = f"`{name}` makes `{target}` of `{rule.dim}`, and no rule splits it: the plan chooses"
-    other = Rule(rule.selector, target, rule.axes, rule.keep, rule.span)
-    help = f"write `{other}` as well"
-    return Diagnostic("MD0225", message, rule.span, "note", help=help)
 
 
 # --- schedules -----------------------------------------------------------------------------------
@@ -425,6 +391,21 @@ def _selects_summed(rule: Rule, program: NamedProgram, layout: Layout) -> bool:
         selects(rule.selector, v) == TENSOR and rule.dim in dict(layout.summed(v, op))
         for v, op in results
     )
+
+
+def binds_inside(rule: Rule, program: NamedProgram) -> bool:
+    """Whether a rule may bind what the definition of a library function makes, once it is expanded.
+
+    A selector has to name the function: the names inside are not those of the program.
+    """
+    for op in walk(program.body):
+        if may_be_expanded(op) and any(v.type.has(rule.dim) for v in (*op.ins, *op.outs)):
+            out = op.outs[0]
+            path, functions = (*out.path, op.name), (*out.functions, op.name)
+            inside = replace(out, name=None, path=path, functions=functions)
+            if not rule.selector or selects(rule.selector, inside) is not None:
+                return True
+    return False
 
 
 def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:

@@ -207,11 +207,7 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
                 cut = cut_of(use, loop.dim.name, layout)
                 if not around and cut is None:
                     message = f"splitting the `repeat` dim `{loop.dim.name}` needs micro-batches"
-                    help = (
-                        "end the layout with `with one_f_one_b[batch](8)`, or store it so: "
-                        f"`params: {loop.dim.name} -> {axes[0]}`"
-                    )
-                    _refuse(message, rule.span, help)
+                    _refuse(message, rule.span, _with_micro_batches(program, loop, axes[0], layout))
                 if around and cut is not None:
                     message = "a step is either cut into micro-batches or accumulates batches"
                     help = f"write `with {cut.name}` alone, or leave `accumulate` out"
@@ -225,6 +221,22 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
                 message = f"`@` cannot split the `repeat` dim `{loop.dim.name}`"
                 _refuse(message, pin.span, _instead_of(pin, program, layout))
     return None
+
+
+def _with_micro_batches(program: NamedProgram, loop: NamedLoop, axis: str, layout: Layout) -> str:
+    """The ways out of a split loop without micro-batches; it has stages if they have parameters."""
+    dim = loop.dim.name
+    if not any(s.outer.source.role == "param" for s in loop.stacked):
+        return "remove the rule"
+    storage = f"store it so: `params: {dim} -> {axis}`"
+    ways = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in layout.rules}
+    for batch in (d for v in program.inputs for d in v.type.dims if d.name != dim):
+        part, left = divmod(batch.size, ways.get(batch.name, 1))
+        micro = next((n for n in (8, 4, 2) if left == part % n == 0), None)
+        if micro is not None:
+            cut = f"one_f_one_b[{batch.name}]({micro})"
+            return f"end the layout with `with {cut}`, or {storage}"
+    return storage
 
 
 def _instead_of(pin: Pin, program: NamedProgram, layout: Layout) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
 from meshdsl.named.ir import NamedProgram, Value, loops_of, values_of, walk
 from meshdsl.placed.layout import STORAGE, Layout, Rule
+from meshdsl.placed.lint import binds_inside
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
@@ -35,6 +36,8 @@ def silent_rules(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     for rule in rules:
         if dims[rule.dim] == 1 and rule.span in before.splitting:
             continue  # nothing else splits what it splits
+        if binds_inside(rule, program):
+            continue
         without = tuple(other for other in layout.rules if other is not rule)
         if _Requested.of(program, replace(layout, rules=without)) == before:
             yield _note(rule, rule.dim in loops and not rule.selector)

@@ -1,0 +1,104 @@
+"""Advice about rules is true: what it offers is carried out, and the message is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Fix, Source
+from meshdsl.pipeline import Options
+from meshdsl.report.checks import check_source
+from meshdsl.syntax.edits import apply
+
+IMAGE = """
+dim batch = 2, c = 2, o = 2, h = 8, kh = 4, ho = 8
+mesh m = {{ rows: 2 }}
+layout a {{ {rules} }}
+program p(x[batch, c, h]) {{
+  param k[o, c, kh]
+  y = conv[h by kh -> ho](x, k, pad="same")
+  return y
+}}
+"""
+LOSS = """
+dim batch = 4, seq = 4, vocab = 8
+mesh m = {{ data: 2, tp: 2 }}
+layout base {{ batch -> data, vocab -> tp }}
+layout sequence extends base {{ {rules} }}
+program p(logits[batch, seq, vocab], targets[batch, seq]: i32) {{
+  loss = mean(cross_entropy[vocab](logits, targets))
+  return loss
+}}
+"""
+SCAN = """
+dim batch = 4, seq = 8, tap = 4, d = 4
+mesh m = {{ tp: 2 }}
+layout sequence {{ {rules} }}
+program p(x[batch, seq, d]) {{
+  param k[tap, d]
+  y = einsum(window[seq by 4 -> tap](x, before=3), k -> [batch, seq, d])
+  return y
+}}
+"""
+
+
+def told(text: str) -> Diagnostics:
+    found = Diagnostics()
+    check_source(Source("test.mdsl", text), Options(layout=_last(text)), found)
+    return found
+
+
+def _last(text: str) -> str:
+    """The layout declared last."""
+    return text.rsplit("layout ", 1)[1].split()[0]
+
+
+def fixed(text: str, code: str) -> Iterator[tuple[Diagnostic, Fix, Diagnostics]]:
+    """Every fix of the messages of a code, each with what is told of the text after it."""
+    for diagnostic in told(text):
+        for fix in diagnostic.fixes if diagnostic.code == code else ():
+            assert fix.is_of(text), "an edit of the user's own text"
+            yield diagnostic, fix, told(apply(text, fix.edits))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "fixes"),
+    [
+        (IMAGE.format(rules="x: h -> rows"), "MD0225", ["add `y: ho -> rows`"]),
+        (IMAGE.format(rules="h -> rows"), "MD0225", ["add `ho -> rows`"]),
+        (
+            IMAGE.format(rules="k: kh -> rows"),
+            "MD0224",
+            ["remove it", "write `params: kh -> rows`"],
+        ),
+        (
+            LOSS.format(rules="seq -> tp, logits: seq -> none"),
+            "MD0302",
+            ["add `cross_entropy: vocab -> none`"],
+        ),
+    ],
+)
+def test_each_fix_makes_its_message_go_and_brings_no_other(
+    text: str, code: str, fixes: list[str]
+) -> None:
+    tried = list(fixed(text, code))
+    assert [fix.title for _, fix, _ in tried] == fixes
+    before = {d.code for d in told(text)}
+    for diagnostic, fix, after in tried:
+        assert not after.errors, fix.title
+        assert diagnostic.message not in {d.message for d in after}, fix.title
+        assert {d.code for d in after} <= before, fix.title
+
+
+def test_a_rule_that_would_be_refused_is_not_advised() -> None:
+    """`tap -> tp` beside `seq -> tp` is MD0302: both are dims of the window."""
+    assert "MD0302" in {d.code for d in told(SCAN.format(rules="seq -> tp, tap -> tp"))}
+    assert not list(told(SCAN.format(rules="seq -> tp")))
+
+
+def test_a_library_function_can_be_freed_of_a_rule() -> None:
+    rules = "seq -> tp, logits: seq -> none, cross_entropy: seq -> none"
+    assert not list(told(LOSS.format(rules=rules)))
+    without = told(LOSS.format(rules=f"{rules}, softmax: seq -> none"))
+    assert [d.code for d in without] == ["MD0306"]
