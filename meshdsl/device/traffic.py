@@ -10,6 +10,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -51,7 +54,7 @@ class Sender:
 
 def busiest(program: DeviceProgram) -> Sender:
     """The device that sends most."""
-    return max(senders(program), key=lambda sender: sender.bytes)
+    return _Senders(program).busiest()
 
 
 def senders(program: DeviceProgram) -> tuple[Sender, ...]:
@@ -68,16 +71,40 @@ class _Senders:
         self.axes = self.mesh.sorted(frozenset(itertools.chain(*self.unlike.values())))
 
     def found(self) -> tuple[Sender, ...]:
+        groups, axes = self._groups()
+        return tuple(
+            self._sender(group, at) for group in groups for at in self.mesh.places(axes)
+        )
+
+    def busiest(self) -> Sender:
+        """The first of those that send most; the others' bytes are added up all at once."""
+        groups, axes = self._groups()
+        every = [self._bytes(group[0], axes) for group in groups]
+        group, sent = max(zip(groups, every, strict=True), key=lambda pair: int(pair[1].max()))
+        at = np.unravel_index(int(sent.argmax()), sent.shape)
+        return self._sender(group, dict(zip(axes, map(int, at), strict=True)))
+
+    def _groups(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+        """The devices along the stages that do the same, and the other axes where some differ."""
         groups, staged = siblings(self.program), self.pipe.axis if self.pipe else ""
         if staged in self.axes:
             groups = tuple((device,) for group in groups for device in group)
-        axes = tuple(axis for axis in self.axes if axis != staged)
+        return groups, tuple(axis for axis in self.axes if axis != staged)
+
+    def _sender(self, group: tuple[int, ...], at: Coordinates) -> Sender:
+        groups, axes = self._groups()
         along = self.mesh.size(*axes) * sum(map(len, groups))
-        return tuple(
-            Sender(self.mesh.devices // along * len(group), self._sent(group[0], at))
-            for group in groups
-            for at in self.mesh.places(axes)
-        )
+        return Sender(self.mesh.devices // along * len(group), self._sent(group[0], at))
+
+    def _bytes(self, device: int, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
+        """What the devices with all coordinates on `axes` send in all."""
+        sent = np.zeros([self.mesh.size(axis) for axis in axes], np.int64)
+        for node, count, home in self._done(device):
+            if isinstance(node, Move) and self.unlike[node]:
+                sent += count * node.step.sent_along(node.source.type, self.mesh, axes, home)
+            else:
+                sent += count * node.wire
+        return sent
 
     def _unlike(self, node: Collective) -> tuple[str, ...]:
         """The axes along which devices send other numbers of bytes; a bucket has equal blocks."""

@@ -9,8 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from meshdsl.backends.runtime.values import (
     Way,
@@ -23,6 +28,9 @@ from meshdsl.backends.runtime.values import (
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.placements import Mesh, Placement, Window, placement
+
+
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,21 @@ class Step:
 
     # --- device by device ------------------------------------------------------------------------
 
+    def sent_along(
+        self, type_: TensorType, mesh: Mesh, axes: tuple[str, ...], at: Mapping[str, int]
+    ) -> Numbers:
+        """Bytes that the devices along `axes` send, which have the coordinates `at` on others.
+
+        An axis along which all send as many has the size 1.
+        """
+        own = self._unlike(type_, mesh)
+        sent = np.reshape(_sent_by(self, type_, mesh, own), [mesh.size(axis) for axis in own])
+        kept = tuple(axis for axis in own if axis in axes and axis not in at)
+        sent = sent[tuple(slice(None) if a in kept else at.get(a, 0) for a in own)]
+        order = sorted(range(len(kept)), key=lambda i: axes.index(kept[i]))
+        sent = np.transpose(sent, order)
+        return np.reshape(sent, [mesh.size(a) if a in kept else 1 for a in axes])
+
     def unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
         """The axes of devices along which some may send more than others."""
         return mesh.sorted(frozenset(self._unlike(type_, mesh)))
@@ -132,9 +155,9 @@ class Step:
 
     def by_device(self, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
         """Bytes that each device sends, in the order of ranks."""
-        return tuple(
-            self.sent_at(type_, mesh, mesh.coordinates(rank)) for rank in range(mesh.devices)
-        )
+        sizes = [mesh.size(axis) for axis in mesh.names]
+        sent = np.broadcast_to(self.sent_along(type_, mesh, mesh.names, {}), sizes)
+        return tuple(sent.ravel().tolist())
 
     def _unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
         """As `unlike`, with the axes in time."""
@@ -168,9 +191,13 @@ class Step:
 @functools.lru_cache(maxsize=1 << 14)
 def _sent_by(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Bytes sent by the devices along `axes`; where others split evenly, all are like the first."""
+    if step.kind not in ("halo", "permute"):
+        shape = [mesh.size(axis) for axis in axes]
+        sent = np.broadcast_to(_sent_along(step, type_, mesh, axes), shape)
+        return tuple(sent.ravel().tolist())
     first = dict.fromkeys(mesh.every, 0)
-    sent = _halo_bytes if step.kind == "halo" else _sent_at
-    return tuple(sent(step, type_, mesh, first | at) for at in mesh.places(axes))
+    sent_at = _halo_bytes if step.kind == "halo" else _permuted
+    return tuple(sent_at(step, type_, mesh, first | at) for at in mesh.places(axes))
 
 
 def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]:
@@ -180,27 +207,62 @@ def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]
     return frozenset(itertools.chain.from_iterable(uneven))
 
 
-def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
-    """Bytes that the device with the coordinates `at` sends."""
-    before, after = (dict(_extents(p, type_, mesh, at)) for p in (step.before, step.after))
-    local, members = math.prod(before.values()), mesh.size(*step.axes)
+def _permuted(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
+    """Bytes that the device with the coordinates `at` sends in a permute."""
+    if not _passes_on(step, mesh, at):
+        return 0
+    return math.prod(dict(_extents(step.before, type_, mesh, at)).values()) * step.bytes(type_)
+
+
+def _sent_along(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Numbers:
+    """Bytes that the devices along `axes` send; where all send as many, an axis has the size 1."""
+    before, after = (_extents_along(p, type_, mesh, axes) for p in (step.before, step.after))
+    local, members = _product(before.values()), mesh.size(*step.axes)
     match step.kind:
         case "all_gather":  # of blocks that are padded to the largest of the group
             assert step.dim is not None
-            others = math.prod(n for d, n in before.items() if d != step.dim)
-            ways = _gathered(step, type_, mesh)
-            sent = (members - 1) * _largest(after[step.dim], ways) * others
+            others = _product(n for d, n in before.items() if d != step.dim)
+            ways, joined = _gathered(step, type_, mesh), after[step.dim]
+            largest = [_largest(size, ways) for size in joined.ravel().tolist()]
+            sent = (members - 1) * np.reshape(largest, joined.shape) * others
         case "reduce_scatter":
-            sent = local - math.prod(after.values())
+            sent = local - _product(after.values())
         case "all_to_all":
             assert step.to_dim is not None
             remaining = after[step.to_dim]
-            sent = local // max(before[step.to_dim], 1) * (before[step.to_dim] - remaining)
-        case "permute":
-            sent = local if _passes_on(step, mesh, at) else 0
+            whole = before[step.to_dim]
+            sent = local // np.maximum(whole, 1) * (whole - remaining)
         case _:
-            return COLLECTIVES[step.kind].wire(members, local * step.bytes(type_))
+            wire: Any = COLLECTIVES[step.kind].wire  # of arrays, too
+            return np.asarray(wire(members, local * step.bytes(type_)), np.int64)
     return sent * step.bytes(type_)
+
+
+def _product(numbers: Iterable[Numbers]) -> Numbers:
+    return functools.reduce(operator.mul, numbers, np.ones((), np.int64))
+
+
+def _extents_along(
+    p: Placement, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]
+) -> dict[str, Numbers]:
+    """The local size of each dim on the devices along `axes`, the first ones along all others."""
+    return {
+        dim.name: _extent_along(mesh, dim.name, dim.size, p.axes_of(dim.name), axes)
+        for dim in type_.dims
+    }
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _extent_along(
+    mesh: Mesh, dim: str, size: int, over: tuple[str, ...], axes: tuple[str, ...]
+) -> Numbers:
+    """The sizes of the blocks of a dim over some axes, along `axes`."""
+    ways = mesh.ways(dim, size, over)
+    own = tuple(axis for axis in axes if axis in over)
+    first = dict.fromkeys(over, 0)
+    places = ([(first | at)[a] for a in over] for at in mesh.places(own))
+    sizes = [block(size, ways, mesh.numbers(ways, over, at))[1] for at in places]
+    return np.reshape(np.asarray(sizes, np.int64), [mesh.size(a) if a in own else 1 for a in axes])
 
 
 def _gathered(step: Step, type_: TensorType, mesh: Mesh) -> tuple[Way, ...]:
