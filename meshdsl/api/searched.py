@@ -91,7 +91,7 @@ class Searched(View):
 
 def _layout(plan: Planned) -> Any:
     """The rules of a plan, with the schedule of its pipeline."""
-    rules = [*map(str, (*plan.rules, *plan.cuts))]
+    rules = [*map(str, (*plan.rules, *plan.cuts, *plan.execution.settings))]
     return layout(rules, schedule=str(plan.schedule)) if plan.schedule else rules or ""
 
 

@@ -645,6 +645,7 @@ class SearchedPlan(TypedDict):
 
     rules: list[SavingRule]
     cuts: list[str]
+    settings: list[str]
     schedule: str | None
     reduce: str
     step_seconds: float | None
@@ -688,6 +689,13 @@ class SpaceFacts(TypedDict):
     pipelines: int
 
 
+class BudgetFacts(TypedDict):
+    """The operators that a search might place, and whether these were too few to try all."""
+
+    operators: int
+    is_over: bool
+
+
 class _Searched(TypedDict):
     version: int
     program: str
@@ -704,6 +712,7 @@ class _Searched(TypedDict):
     front: NotRequired[list[SearchedPlan]]
     meshes: NotRequired[list[MeshFacts]]
     certificate: NotRequired[dict[str, str | float]]
+    budget: NotRequired[BudgetFacts]
 
 
 _From = TypedDict("_From", {"from": StartFacts}, total=False)

@@ -28,6 +28,7 @@ from meshdsl.report.schema import (
     SearchedPlan,
     SearchFacts,
 )
+from meshdsl.search.budget import PER_SECOND, operators
 from meshdsl.search.candidate import NAME, Candidate, SearchRule
 from meshdsl.search.layout_text import block, written
 from meshdsl.search.pareto_front import front
@@ -67,6 +68,9 @@ def searched(found: SearchResult, file: str, method: str) -> SearchFacts:
         "bound": {problem.objective: found.bound},
         "proven": found.proven,
     }
+    if problem.request.budget is not None:
+        most = int(operators(problem.request.budget))
+        facts["budget"] = {"operators": most, "is_over": problem.budget.is_over}
     if problem.request.front:
         facts["front"] = [_plan(p, found) for p in _front(found)]
     if found.others:
@@ -85,7 +89,7 @@ def _change(change: Change) -> ChangeFacts:
     return {
         "before": str(change.before) if change.before else None,
         "after": str(change.after) if change.after else None,
-        "saves": change.reason.saved,
+        "saves": change.saved,
     }
 
 
@@ -112,6 +116,7 @@ def _plan(plan: Candidate, found: SearchResult) -> SearchedPlan:
     return {
         "rules": [_rule(rule, saved.get(rule, {})) for rule in plan.rules],
         "cuts": [str(cut) for cut in plan.cuts],
+        "settings": [str(setting) for setting in plan.execution.settings],
         "schedule": str(plan.schedule) if plan.schedule else None,
         "reduce": plan.policy,
         "step_seconds": plan.seconds if plan.timing else None,
@@ -126,7 +131,11 @@ def _plan(plan: Candidate, found: SearchResult) -> SearchedPlan:
 
 def told(reason: Reason, problem: Problem) -> str:
     """What leaving a rule out would cost, in words: what weighs most comes first."""
-    plan, other = reason.plan, reason.without
+    return compared(reason.plan, reason.without, problem)
+
+
+def compared(plan: Candidate, other: Candidate | None, problem: Problem) -> str:
+    """What a plan saves beside another one, in words."""
     if other is None:
         return "without it the others cannot be followed"
     if not problem.fits(other):
@@ -187,6 +196,8 @@ def _blocks(found: SearchResult) -> Iterator[Block]:
     yield Paragraph((Piece(_scope(found), "strong"),))
     best = found.plans[0]
     yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
+    if found.problem.request.budget is not None:
+        yield line(_budget(found))
     if found.problem.request.certificate:
         yield line(_certified(found))
     if found.problem.start is not None:
@@ -230,11 +241,22 @@ def _scope(found: SearchResult) -> str:
 def _proof(found: SearchResult) -> str:
     if found.proven:
         return "and no other layout of this space is better"
+    if found.count.further:
+        return f"not proven: {found.count.further}"
     if found.count.pipelines:
         return "not proven: pipelines are tried by steps"
     if found.count.steps and not found.problem.expired():
         return "and no single rule more or less is better"
     return "not proven: not all were looked at"
+
+
+def _budget(found: SearchResult) -> str:
+    """What the budget was, and whether all of it was needed."""
+    most = operators(found.problem.request.budget)
+    counts = f"The budget counts as {most:,.0f} operators placed, {PER_SECOND:,} for a second"
+    if found.problem.budget.is_over:
+        return f"{counts}: it was over before all had been tried."
+    return f"{counts}, and was enough."
 
 
 CLOSE, FAR = 1e-3, 0.99
@@ -259,7 +281,7 @@ def _certified(found: SearchResult) -> str:
         return "Nothing is known of per-tensor plans: their bound is far below."
     least = duration(certificate.least) if timed else human(int(certificate.least))
     verb = "is faster than" if timed else "sends less than"
-    return f"{plans} {verb} {least}: within {_percent(gap)} of any plan."
+    return f"{plans} {verb} {least}: at most {_percent(gap)} could still be saved."
 
 
 def figures(plan: Candidate) -> str:
@@ -272,7 +294,8 @@ def figures(plan: Candidate) -> str:
 def _meshes(found: SearchResult) -> Grid:
     """The best plan on each of the other meshes."""
     timed = found.problem.timing is not None
-    head = ("other meshes", *(("time",) if timed else ()), "sent", "held", "layout")
+    # Each was searched as far as it could be better: its own search may find a better one.
+    head = ("other meshes", *(("time, at most",) if timed else ()), "sent", "held", "layout")
     rows = []
     for other in found.others:
         if not other.plans:
@@ -289,7 +312,8 @@ def _meshes(found: SearchResult) -> Grid:
 def _changed(found: SearchResult) -> Grid:
     """What is other than in the layout to begin from, and what each change saves."""
     rows = [
-        (str(change), told(change.reason, found.problem) or "the same") for change in changes(found)
+        (str(change), compared(change.plan, change.than, found.problem) or "the same")
+        for change in changes(found)
     ]
     head = ("changed", "each after those above") if rows else ("nothing is changed",)
     return Grid("", head, tuple(rows))

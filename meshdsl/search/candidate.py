@@ -19,7 +19,7 @@ from meshdsl.placed import layout as layouts
 from meshdsl.placed.pipelined import stored
 from meshdsl.placed.place import place
 from meshdsl.placed.placements import Mesh
-from meshdsl.placed.settings import StageRule
+from meshdsl.placed.settings import Setting, StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.lower_bounds import ROUNDING, Beyond, Sent
 from meshdsl.simulate.engine import simulate
@@ -73,24 +73,52 @@ class StageStart:
         return StageRule(self.selector, self.axis, self.stage, span)
 
 
-def layout_of(
-    rules: Rules, mesh: Mesh, schedule: ScheduleUse | None = None, cuts: tuple[StageStart, ...] = ()
-) -> layouts.Layout:
-    """Rules as a layout, with the schedule of its pipeline, and where its stages begin."""
-    placed, stages = tuple(rule.placed for rule in rules), tuple(cut.placed for cut in cuts)
-    return layouts.Layout(NAME, placed, mesh, schedule=schedule, cuts=stages)
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a layout has beside its rules.
+
+    The schedule of its pipeline, where the stages of a network without a loop begin, and settings.
+    """
+
+    schedule: ScheduleUse | None = None
+    cuts: tuple[StageStart, ...] = ()
+    settings: tuple[Setting, ...] = ()
+
+    def __str__(self) -> str:
+        used = (f"with {self.schedule}",) if self.schedule else ()
+        return ", ".join([*map(str, (*self.cuts, *self.settings)), *used])
 
 
-Asked = tuple[Rules, tuple[StageStart, ...], str]
-"""Rules, the beginnings of stages, and a schedule as text."""
+PLAIN = Execution()
+"""One after the other, on all devices alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartLayout:
+    """A layout of the file, or of an option, on the mesh of a search."""
+
+    name: str
+    rules: Rules
+    execution: Execution = PLAIN
+
+
+def layout_of(rules: Rules, mesh: Mesh, execution: Execution = PLAIN) -> layouts.Layout:
+    """Rules as a layout, executed so."""
+    placed = tuple(rule.placed for rule in rules)
+    cuts = tuple(cut.placed for cut in execution.cuts)
+    settings, schedule = execution.settings, execution.schedule
+    return layouts.Layout(NAME, placed, mesh, schedule=schedule, settings=settings, cuts=cuts)
+
+
+Asked = tuple[Rules, str]
+"""Rules, and the execution as text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """`program` on `mesh` under `rules`, placed by the walk `policy`. Figures are per device.
 
-    `timing` is the cluster that its seconds are those of, `schedule` that of a pipeline; `cuts` are
-    where the stages of a network without a loop begin.
+    `timing` is the cluster that its seconds are those of.
     """
 
     program: named.NamedProgram
@@ -98,27 +126,42 @@ class Candidate:
     rules: Rules
     policy: str
     timing: Timing | None = None
-    schedule: ScheduleUse | None = None
-    cuts: tuple[StageStart, ...] = ()
+    execution: Execution = PLAIN
 
     def __str__(self) -> str:
         used = f" with {self.schedule}" if self.schedule else ""
-        return (", ".join(map(str, (*self.rules, *self.cuts))) or "nothing split") + used
+        said = (*self.rules, *self.execution.cuts, *self.execution.settings)
+        return (", ".join(map(str, said)) or "nothing split") + used
 
     @property
     def asked(self) -> Asked:
-        """What is placed, whatever the walk: the rules, the stages, and the schedule as text."""
-        return self.rules, self.cuts, str(self.schedule or "")
+        """What is placed, whatever the walk."""
+        return self.rules, str(self.execution)
+
+    @property
+    def schedule(self) -> ScheduleUse | None:
+        """The schedule of a pipeline."""
+        return self.execution.schedule
+
+    @property
+    def cuts(self) -> tuple[StageStart, ...]:
+        """Where the stages of a network without a loop begin."""
+        return self.execution.cuts
 
     @property
     def layout(self) -> layouts.Layout:
         """The rules as a layout."""
-        return layout_of(self.rules, self.mesh, self.schedule, self.cuts)
+        return layout_of(self.rules, self.mesh, self.execution)
 
     @cached_property
     def placed(self) -> placed.PlacedProgram:
         """The placed program. Raises a diagnostic where the rules cannot be followed."""
         return place(self.program, self.layout, self.policy)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what it sends needs no placing any more."""
+        return "placed" in self.__dict__ or "_sent" in self.__dict__
 
     def within(self, most: float, computing: float | None, kept: bool = False) -> Beyond | None:
         """Place the program, unless it sends more than so many bytes: then, when.
@@ -166,7 +209,7 @@ class Candidate:
     @cached_property
     def held_at_least(self) -> int:
         """A lower bound of `peak` that needs no placing: parameters, states and inputs."""
-        if self.schedule is not None:
+        if self.execution != PLAIN:
             return 0
         program, layout = self.program, self.layout
         layout = layout if program.updates else stored(program, layout)

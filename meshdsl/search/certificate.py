@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.search.dual import bound
+from meshdsl.search.budget import Budget, operators
+from meshdsl.search.dual import bound, sweeping
 from meshdsl.search.problem import Certificate, Problem, SearchResult
 from meshdsl.search.speculative import Second
 from meshdsl.search.tensor_graph import TooMany, tensors
@@ -35,10 +36,11 @@ def certificate(problem: Problem) -> Certificate | None:
     """The bound of the objective over all per-tensor plans; None where there are too many.
 
     Where work has to be divided, plans have to do so, too. Memory is not limited: the bound is that
-    of more plans than fit. Where time has run out, of fewer sweeps.
+    of more plans than fit. A budget it has for itself: it is made beside a search.
     """
     try:
-        least = bound(tensors(problem, problem.most_work), problem.expired)
+        graph = tensors(problem, problem.most_work)
+        least = bound(graph, sweeping(graph, Budget(operators(problem.request.budget))))
     except TooMany:
         return None
     return Certificate(least.least, least.sweeps)

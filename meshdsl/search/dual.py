@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.named.ir import Value
+from meshdsl.search.budget import SWEPT, Budget
 from meshdsl.search.tensor_graph import Costs, Edge, Numbers, Tensors
 
 SWEEPS = 4
@@ -62,6 +63,16 @@ class Bound:
 def bound(graph: Tensors, expired: Callable[[], bool]) -> Bound:
     """The best bound of all sweeps, and the best choice that they led to."""
     return _Sweeps(graph, expired).bound()
+
+
+def sweeping(graph: Tensors, budget: Budget) -> Callable[[], bool]:
+    """Whether a budget is over; each time it is asked, a sweep has been done."""
+
+    def is_over() -> bool:
+        budget.spend(len(graph.nodes) * SWEPT)
+        return budget.is_over
+
+    return is_over
 
 
 class _Side:

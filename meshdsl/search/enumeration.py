@@ -16,15 +16,17 @@ from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
-from meshdsl.named.ir import walk
 from meshdsl.pipeline import lower_placed
+from meshdsl.search.budget import LISTED as LISTING
 from meshdsl.search.candidate import Candidate, Rules, first_of_each
 from meshdsl.search.hill_climbing import climbed
 from meshdsl.search.lower_bounds import ROUNDING, Beyond
+from meshdsl.search.practice import practised
 from meshdsl.search.problem import Count, Problem, SearchResult
 from meshdsl.search.space import LayoutSpace, seconds
-from meshdsl.search.storage_rules import stored
+from meshdsl.search.storage_rules import stored, uniform
 from meshdsl.search.tables import Tables
+from meshdsl.syntax.symbols import ROLES
 
 MOST = 64
 """The layouts of general rules, and those with rules for storage, that `layouts` places at most.
@@ -44,6 +46,9 @@ what 64 do.
 
 BY_WORK = 500
 """The layouts that are placed by work at most, to find one that divides it as far as asked."""
+
+PRACTICE = 6
+"""The layouts of practitioners that are placed in a space of which not all are."""
 
 FIRST = 4
 """The layouts that are placed to know a time that others have to stay below."""
@@ -91,6 +96,7 @@ class _Enumeration:
         """The items that are asked for before the time is over; the first at least."""
         for item in items:
             yield item
+            self.problem.budget.spend(LISTING)
             if self.problem.expired():
                 self.cut = True
                 return
@@ -158,6 +164,7 @@ class _Enumeration:
         computing = self.problem.computing(rules) if timed else None
         least, worth = math.inf, self.worth
         self._ask([rules])
+        self.problem.spend()
         for policy in self.problem.policies:
             plan = self.problem.plan(rules, policy)
             if beyond := self.problem.within(plan, min(worth, least), computing):
@@ -219,6 +226,39 @@ class _Enumeration:
                 ranked.append((rules, plans))
         return sorted(ranked, key=self.least)
 
+    def practised(self, space: LayoutSpace, key: Key, storage: bool) -> Placed:
+        """Place the best layouts of practitioners, by a key; what does not fit is stored in parts.
+
+        Of ZeRO's stages over all axes the first is taken that fits.
+        """
+        problem, placed = self.problem, Placed()
+        every = [r for r in practised(space) if _is_short(r, problem)]
+        if self.most_work < math.inf and not _is_narrow(problem):
+            every = [rules for rules in every if space.of(rules) <= self.most_work]
+        may_fit = [r for r in every if not all(map(self._is_too_large, self._repaired(r, storage)))]
+        for rules in self.ordered(may_fit, key)[:PRACTICE]:
+            if self._tried and problem.expired():
+                break
+            plans = list[Candidate]()
+            for extended in self._repaired(rules, storage):
+                self.valid += 1
+                if self._is_too_large(extended):
+                    self.bounded += 1
+                    continue
+                found = self.consider(extended)
+                plans = found or [] if extended == rules else plans
+                if extended in self.ended or any(map(problem.fits, found or ())):
+                    break
+            placed.append((rules, plans))
+        return placed
+
+    def _repaired(self, rules: Rules, storage: bool) -> Iterator[Rules]:
+        """Rules as they are, then with what is stored in parts over all axes."""
+        yield rules
+        for more in uniform(self.problem.program, self.problem.mesh, rules) if storage else ():
+            if _is_short(extended := (*rules, *more), self.problem):
+                yield extended
+
     def by_work(
         self, listed: list[tuple[float, Rules]], counted: Collection[Rules], placed: Placed
     ) -> Placed:
@@ -251,8 +291,7 @@ class _Enumeration:
         """Place them with rules for storage, too, unless that cannot be better."""
         problem, most = self.problem, self.most
         if self.best is not None and not problem.request.front and problem.objective != "memory":
-            operators = sum(1 for _ in walk(problem.program.body))
-            most = most if most == math.inf else min(most, STORED // max(1, operators))
+            most = most if most == math.inf else min(most, STORED // max(1, problem.operators))
         for rules, plans in placed:
             every = stored(problem.program, problem.mesh, rules, space.exchanged)
             wholes = [w for m in every if m and _is_short(w := (*rules, *m), problem)]
@@ -337,7 +376,7 @@ class Layouts:
         request = problem.request
         space = problem.space
         least = problem.least_work
-        tables, most = Tables(space), MOST if self.bounds else math.inf
+        tables, most = problem.tables(), MOST if self.bounds else math.inf
         run = _Enumeration(problem, tables, least * (1 + request.replicated), most)
         storage = request.storage and bool(problem.program.params)
         by_memory = problem.objective == "memory"
@@ -346,7 +385,11 @@ class Layouts:
         else:
             layouts, is_complete = self._divided(run, space, run.held if by_memory else tables.sent)
             run.cut = run.cut or not is_complete
-            placed = run.general(layouts)
+            placed = Placed()
+            if not is_complete or len(layouts) > most:
+                placed += run.practised(space, run.held if by_memory else tables.sent, storage)
+            done = {rules for rules, _ in placed}
+            placed += run.general([rules for rules in layouts if rules not in done])
             if not is_complete or len(layouts) > most:
                 placed += run.by_work(run.listed, {*layouts}, placed)
                 placed.sort(key=run.least)
@@ -354,7 +397,8 @@ class Layouts:
                 run.storage(placed, space)
         if not run.plans and not run.bounded and problem.expired():
             run.cut = True
-            within = (w for w in space.within(run.most_work) if _is_short(w[1], problem))
+            most_work = math.inf if _is_narrow(problem) else run.most_work
+            within = (w for w in space.within(most_work) if _is_short(w[1], problem))
             listed = [*itertools.islice(within, LISTED)]
             placed += run.by_work(listed, [rules for rules, _ in placed], placed)
         if not run.plans and not run.bounded:
@@ -374,7 +418,9 @@ class Layouts:
 
         Of a large space they are those that the key leads to.
         """
-        within = (w for w in space.within(run.most_work) if _is_short(w[1], run.problem))
+        # What rules for functions divide is not in the tables.
+        most_work = math.inf if _is_narrow(run.problem) else run.most_work
+        within = (w for w in space.within(most_work) if _is_short(w[1], run.problem))
         layouts, is_complete = self._listed(run, within)
         run.listed = layouts
         if is_complete:
@@ -386,12 +432,12 @@ class Layouts:
 
         def beyond(rules: Rules) -> float:
             """The work that a layout leaves a device beyond what is asked."""
-            return 0.0 if run.most_work == math.inf else space.of(rules) - run.most_work
+            return 0.0 if most_work == math.inf else space.of(rules) - most_work
 
         def by(rules: Rules) -> tuple[float, Any]:
             return max(0.0, beyond(rules)), key(rules)
 
-        seen = climbed(space, by, run.in_time, run.most_work, starts)
+        seen = climbed(space, by, run.in_time, most_work, starts)
         return [r for r in seen if beyond(r) <= 0 and _is_short(r, run.problem)], False
 
     def _listed(self, run: _Enumeration, items: Iterator[T]) -> tuple[list[T], bool]:
@@ -423,8 +469,12 @@ class Layouts:
             """About how long it takes, if none are joined."""
             return expected(rules) + run.tables.collectives(rules) * slow.alpha
 
-        seen, _ = self._divided(run, space, expected)
-        placed = run.general(seen[:FIRST])
+        seen, is_listed = self._divided(run, space, expected)
+        placed = Placed()
+        if self.bounds and not (is_listed and len(seen) <= MOST):
+            placed += run.practised(space, expected, storage)
+        done = {rules for rules, _ in placed}
+        placed += run.general([rules for rules in seen[:FIRST] if rules not in done])
         begun = placed if storage and run.best is None else []
         run.storage(begun, space)
         first, others = {rules for rules, _ in placed}, Placed() if begun else [*placed]
@@ -451,6 +501,11 @@ class Layouts:
         if storage:
             run.storage(sorted(others, key=run.least), space)
         return begun + others
+
+
+def _is_narrow(problem: Problem) -> bool:
+    """Whether rules for functions or tensors are fixed, of which tables know nothing."""
+    return any(rule.selector and rule.selector[0] not in ROLES for rule in problem.fixed)
 
 
 def _is_short(rules: Rules, problem: Problem) -> bool:

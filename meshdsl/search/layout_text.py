@@ -26,7 +26,7 @@ def block(name: str, head: str, plan: Candidate, told: dict[str, str]) -> str:
     """The layout block of a plan; `told` has the comment behind each rule, `head` that of all."""
     said = ((str(rule), told.get(str(rule))) for rule in plan.rules)
     lines = [f"  {rule}  # {why}" if why else f"  {rule}" for rule, why in said]
-    lines += [f"  {cut}" for cut in plan.cuts]
+    lines += [f"  {line}" for line in (*plan.cuts, *plan.execution.settings)]
     used = f" with {plan.schedule}" if plan.schedule else ""
     text = "\n".join([f"layout {name} {{  # {head}", *lines, f"}}{used}"])
     return format_source(Source("searched", text))

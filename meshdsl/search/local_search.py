@@ -27,6 +27,9 @@ Selector = tuple[str, ...]
 STARTS = 2
 """The layouts of general rules that steps begin from."""
 
+STORED = ("params", "grads", "state")
+"""The roles of what is stored."""
+
 LEAST_SHARE = 0.01
 """The part of all parameters' bytes from which a parameter gets rules of its own."""
 
@@ -47,6 +50,7 @@ def by_steps(found: SearchResult) -> SearchResult:
     starts = {_general(plan.rules): plan for plan in reversed(found.plans)}
     run = _Steps(problem, list(_options(problem)))
     begun = list(starts.values())[::-1][:STARTS]
+    begun += [plan for plan in found.plans[:1] if plan not in begun]
     is_per_tensor = problem.request.per_tensor and bool(begun)
     if is_per_tensor and (rules := chosen(problem, _general(begun[0].rules))):
         other = run.placed(rules, begun[0])
@@ -143,7 +147,7 @@ class _Steps:
         """The better walk of each, some of which the second process has placed before."""
         problem = self.problem
         ahead = [r for r in steps if replace(than, rules=r).asked not in self.known]
-        ahead = [] if than.schedule else ahead
+        ahead = ahead if than.execution is problem.execution else []
         for number in range(-AHEAD, len(steps)):
             if number + AHEAD < len(ahead):
                 problem.ask(ahead[number + AHEAD], math.inf, None, problem.value(than))
@@ -163,10 +167,11 @@ class _Steps:
     def _placed(self, rules: Rules, than: Candidate) -> Candidate | None:
         problem, best = self.problem, None
         try:
-            for new in problem.as_staged(rules, than):
+            problem.spend()
+            for new in problem.executed(rules, than.execution):
                 plan = self.before.get((new.asked, new.policy), new)
                 problem.within(plan, math.inf, None)
-                if not problem.divides(plan):
+                if not problem.divides(plan) or (plan.schedule and not plan.is_piped):
                     continue
                 self.made.append(plan)
                 # What sends more than what is known to be better need not be timed.
@@ -183,7 +188,8 @@ class _Steps:
 def _options(problem: Problem) -> Iterator[SearchRule]:
     """A rule for each selector, each dim of what it selects, and each axis that may split it.
 
-    `none` is an option too: it frees what is selected of a general rule.
+    `none` is an option too: it frees what is selected of a general rule. Where memory is what
+    counts, rules for roles are options, as they are for all general rules.
     """
     space, values = problem.space, tuple(values_of(problem.program))
     every = named_tensors(problem.program) if problem.request.per_tensor else ()
@@ -193,3 +199,14 @@ def _options(problem: Problem) -> Iterator[SearchRule]:
         for dim in (d for d in space.dims if d.name in names):
             for axes in ((), *((axis,) for axis in dim.axes if space.divides(dim, (axis,)))):
                 yield SearchRule(dim.name, axes, selector)
+    if problem.request.storage and (problem.objective == "memory" or problem.request.memory):
+        yield from _stored_options(problem)
+
+
+def _stored_options(problem: Problem) -> Iterator[SearchRule]:
+    """Rules for what is stored: of parameters, gradients and states."""
+    names = {name for p in problem.program.params for name in p.value.type.names}
+    for dim in (d for d in problem.space.dims if d.name in names):
+        for axis in (a for a in dim.axes if problem.space.divides(dim, (a,))):
+            for role in STORED if problem.program.states else STORED[:1]:
+                yield SearchRule(dim.name, (axis,), (role,))

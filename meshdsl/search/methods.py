@@ -33,5 +33,5 @@ def best_plans(request: SearchRequest, made: Compilation) -> SearchResult:
     tasks = problems(request, made)
     found = solve(tasks, METHODS[name])
     if not found.plans:
-        refuse_limit(tasks, name, METHODS[name])
+        refuse_limit(found, name)
     return found

@@ -12,7 +12,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Value, values_of
 from meshdsl.named.prelude import prelude
 from meshdsl.search.candidate import Rules, SearchRule
-from meshdsl.search.dual import bound
+from meshdsl.search.dual import bound, sweeping
 from meshdsl.search.problem import Problem
 from meshdsl.search.tensor_graph import TooMany, tensors
 
@@ -33,7 +33,7 @@ def chosen(problem: Problem, general: Rules) -> Rules | None:
         graph = tensors(problem, problem.most_work)
     except TooMany:
         return None
-    picks = bound(graph, problem.expired).picks
+    picks = bound(graph, sweeping(graph, problem.budget)).picks
     if not picks:
         return None
     axes = {rule.dim: rule.axes for rule in general}

@@ -26,7 +26,8 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import values_of
 from meshdsl.placed.placements import Mesh
 from meshdsl.schedule.use import ScheduleUse
-from meshdsl.search.candidate import Candidate, Rules, SearchRule, StageStart
+from meshdsl.search.budget import SIMULATED
+from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StageStart
 from meshdsl.search.enumeration import SHOWN
 from meshdsl.search.problem import Count, Key, Method, Problem, SearchResult
 from meshdsl.search.space import seconds, work
@@ -75,7 +76,7 @@ def searched(problem: Problem, method: Method) -> SearchResult:
         cut = (SearchRule(loop.name, (axis,)),)
     else:
         return method.solve(problem)
-    if cut and {*cut} <= {*problem.fixed}:
+    if problem.execution.schedule is not None or (cut and {*cut} <= {*problem.fixed}):
         result = SearchResult(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
     else:
         result = method.solve(problem)
@@ -150,7 +151,9 @@ def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
     axes = tuple((name, 1 if name == axis else size) for name, size in problem.mesh.axes)
     request = replace(problem.request, memory=None, pipeline=None, front=True, certificate=False)
     others = replace(problem, mesh=replace(problem.mesh, axes=axes), request=request)
-    others = replace(others, start=None, least=None, below=math.inf)
+    settings = problem.execution.settings
+    execution = Execution(settings=settings) if settings else PLAIN
+    others = replace(others, start=None, least=None, below=math.inf, execution=execution)
     loops = {dim.name for dim in _loops(problem.program)}
     for fixed in _splits(problem, axis):
         try:
@@ -209,7 +212,7 @@ class _PipelineSearch:
         self._try((rules, use, ()) for rules in self.layouts for use in self._uses(rules)[:1])
         first = [self._general(plan) for plan in sorted(self.made, key=self._key)[:MOST]]
         self._try((rules, use, ()) for rules in first for use in self._uses(rules)[1:])
-        if self.made and self.places is not None:
+        if self.made and self.places is not None and not self.problem.execution.cuts:
             self._move(self.places)
         for changed in (self._stored, self._scheduled) if self.made else ():
             best = min(self.made, key=self._key)
@@ -233,14 +236,17 @@ class _PipelineSearch:
         use, general = plan.schedule, self._general(plan)
         assert use is not None
         again = replace(use, options={"recompute": "stage"})
+        is_free = self.problem.execution.schedule is None
         for rules in ((), *self.layouts[general]):
             yield (*general, *rules), use
-            if self.problem.request.memory is not None:
+            if is_free and self.problem.request.memory is not None:
                 yield (*general, *rules), again
 
     def _scheduled(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline under other schedules."""
         assert plan.schedule is not None
+        if self.problem.execution.schedule is not None:
+            return iter(())
         rules = tuple(rule for rule in plan.rules if rule not in self.cut)
         return ((rules, replace(plan.schedule, name=name)) for name in OTHERS)
 
@@ -261,16 +267,25 @@ class _PipelineSearch:
             if long or not {*fixed} <= {*rules}:
                 continue
             try:
-                plan = self.problem.pipeline(rules, use, self._begun(use, cuts))
+                plan = self._plan(rules, use, cuts)
                 if plan.asked in asked:
                     continue
                 if self.problem.expired() and self.made:
                     return
+                self.problem.spend(SIMULATED)
                 if plan.placed.pipe is not None:
                     self.problem.key(plan)
                     self.made.append(plan)
             except DiagnosticError:
                 continue
+
+    def _plan(self, rules: Rules, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> Candidate:
+        """Rules in stages, placed by the first walk. Raises what is wrong with the schedule."""
+        problem = self.problem
+        kept = problem.execution
+        execution = Execution(use, kept.cuts or self._begun(use, cuts), kept.settings)
+        about = (problem.policies[0], problem.timing, execution)
+        return Candidate(problem.program, problem.mesh, rules, *about)
 
     def _begun(self, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> tuple[StageStart, ...]:
         """Where the stages of a network begin: as they do, or evenly where a schedule has others.
@@ -290,6 +305,8 @@ class _PipelineSearch:
         """The numbers of micro-batches that a batch may be cut into, if it does not accumulate."""
         program, axis = self.problem.program, self.axis
         assert program.goal is not None
+        if self.problem.execution.schedule is not None:
+            return [self.problem.execution.schedule]
         span = Span(Source("--pipeline", axis), 0, len(axis))
         if program.goal.optimizer.accumulate > 1:
             return [ScheduleUse(FIRST, (), None, span)]

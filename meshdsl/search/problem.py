@@ -7,7 +7,6 @@ the same `Problem` and answer with the same `Candidate`: rules of the language, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -15,18 +14,30 @@ from typing import NamedTuple, Protocol
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.placements import Mesh
-from meshdsl.schedule.use import ScheduleUse
-from meshdsl.search.candidate import AT_ONCE, POLICIES, Candidate, Rules, StageStart
+from meshdsl.search.budget import Budget
+from meshdsl.search.candidate import (
+    AT_ONCE,
+    PLAIN,
+    POLICIES,
+    Candidate,
+    Execution,
+    Rules,
+    StartLayout,
+)
 from meshdsl.search.lower_bounds import Beyond
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.space import LayoutSpace, seconds, space_of
 from meshdsl.search.speculative import Second
+from meshdsl.search.tables import Tables
 from meshdsl.syntax.symbols import ROLES
 
 OBJECTIVES = ("time", "bytes", "memory")
 """What is minimised: predicted seconds of a step, bytes sent per device, or held at the peak."""
 
 Key = tuple[float, int, int, int]
+
+Circumstances = tuple[Mesh, Timing | None, str]
+"""The mesh, the cluster and the execution that rules are placed for."""
 
 AGAIN = 32
 """Plans that a second process keeps: what a rule is good for is asked after what is best."""
@@ -50,11 +61,13 @@ class Problem:
     """The layout of `program` on `mesh` that is least by `objective`, in the limits of `request`.
 
     `timing` is the cluster; `time` needs one. Only where it is another objective has the work to be
-    divided: replicated work costs time. `fixed` are general rules that every plan has, `start` are
-    rules to begin from. `least` is the least work of a device that others are measured by, where
-    that is not the least on this mesh.
+    divided: replicated work costs time. `fixed` are rules that every plan has, each is executed as
+    `execution` says. `start` is a layout to begin from, `declared` are those of the file: what is
+    found is no worse than any of them. `least` is the least work of a device that others are
+    measured by, where that is not the least on this mesh.
     `below` is a value reached on another mesh: what is no better need not be placed.
-    `expired` says that the time given has run out; a search depends on no other clock.
+    `budget` is what the search may do. `made` are plans that have been placed, also by searches
+    within other limits, `known_tables` what they know of calls.
     """
 
     program: named.NamedProgram
@@ -63,16 +76,26 @@ class Problem:
     request: SearchRequest = field(default_factory=SearchRequest)
     timing: Timing | None = None
     fixed: Rules = ()
-    start: Rules | None = None
-    expired: Callable[[], bool] = lambda: False
+    execution: Execution = PLAIN
+    start: StartLayout | None = None
+    declared: tuple[StartLayout, ...] = ()
+    budget: Budget = field(default_factory=Budget)
     least: float | None = None
     below: float = math.inf
+    made: dict[tuple[Circumstances, Rules, str], Candidate] = field(default_factory=dict)
+    known_tables: dict[LayoutSpace, Tables] = field(default_factory=dict)
 
     @property
     def space(self) -> LayoutSpace:
         """The layouts of general rules, with the fixed ones."""
         stored = self.request.storage
         return space_of(self.program, self.mesh, self.fixed, self.timing, stored)
+
+    def tables(self) -> Tables:
+        """The bytes of calls in this space, which are computed once for all limits."""
+        tables = self.known_tables.setdefault(self.space, Tables(self.space))
+        tables.budget = self.budget
+        return tables
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -107,29 +130,47 @@ class Problem:
             return plan.seconds
         return plan.sent if self.objective == "bytes" else plan.peak
 
+    def expired(self) -> bool:
+        """Whether all that the search may do is done."""
+        return self.budget.is_over
+
+    def spend(self, layouts: int = 1) -> None:
+        """Count layouts that are placed by each walk."""
+        self.budget.spend(layouts * len(self.policies) * self.operators)
+
+    @cached_property
+    def operators(self) -> int:
+        """The operators of the program, those of a loop once."""
+        return sum(1 for _ in named.walk(self.program.body))
+
     def plan(self, rules: Rules, policy: str) -> Candidate:
-        """Rules placed by a walk."""
-        return Candidate(self.program, self.mesh, rules, policy, self.timing)
+        """Rules placed by a walk: one plan, for all that ask."""
+        key = self._circumstances, rules, policy
+        if key not in self.made:
+            self.made[key] = self._new(rules, policy)
+        return self.made[key]
+
+    @cached_property
+    def _circumstances(self) -> Circumstances:
+        return self.mesh, self.timing, str(self.execution)
+
+    def _new(self, rules: Rules, policy: str) -> Candidate:
+        return Candidate(self.program, self.mesh, rules, policy, self.timing, self.execution)
 
     def plans(self, rules: Rules) -> list[Candidate]:
         """Rules placed by each walk."""
         return [self.plan(rules, policy) for policy in self.policies]
 
-    def pipeline(
-        self, rules: Rules, schedule: ScheduleUse, cuts: tuple[StageStart, ...] = ()
-    ) -> Candidate:
-        """Rules in stages, placed by the first walk."""
-        about = (self.policies[0], self.timing, schedule, cuts)
-        return Candidate(self.program, self.mesh, rules, *about)
-
-    def as_staged(self, rules: Rules, plan: Candidate) -> list[Candidate]:
-        """Rules placed by each walk; in the stages of a plan, if it has any, by the first alone."""
-        if plan.schedule is None:
+    def executed(self, rules: Rules, execution: Execution) -> list[Candidate]:
+        """Rules placed by each walk; in stages by the first alone."""
+        if execution is self.execution and execution.schedule is None:
             return self.plans(rules)
-        return [self.pipeline(rules, plan.schedule, plan.cuts)]
+        policies = self.policies if execution.schedule is None else self.policies[:1]
+        about = [(rules, policy, self.timing, execution) for policy in policies]
+        return [Candidate(self.program, self.mesh, *args) for args in about]
 
     @cached_property
-    def _made(self) -> dict[tuple[Rules, str], Candidate]:
+    def _answered(self) -> dict[tuple[Rules, str], Candidate]:
         return {}
 
     @cached_property
@@ -143,16 +184,27 @@ class Problem:
         A plan that may be `worth` it is timed, if it fits.
         """
         for policy in self.policies[1:]:
+            if self.plan(rules, policy).is_known:
+                continue
             self.second.ask((rules, policy), Question(rules, policy, most, computing, worth))
 
     def within(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
         """`Candidate.within`; a plan that has been asked for has its figures then."""
-        speculated = self.second.take((plan.rules, plan.policy))
+        if plan.is_known:
+            return self._beyond(plan, most, computing)
+        is_asked = plan.execution is self.execution
+        speculated = self.second.take((plan.rules, plan.policy)) if is_asked else None
         if speculated is None:
             return plan.within(most, computing)
         if isinstance(speculated, tuple):
             return Beyond(*speculated)
         plan.learn(speculated)
+        return self._beyond(plan, most, computing)
+
+    def _beyond(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
+        """Where a plan with its figures is beyond a limit."""
+        if most == math.inf:
+            return None
         reached = plan.sent_at_least if computing is None else plan.seconds_at_least(computing)
         return Beyond(plan.sent_at_least, plan.kept_at_least) if reached > most else None
 
@@ -164,9 +216,9 @@ class Problem:
     def _figures(self, asked: Question) -> Answer:
         """Answer in the second process, which is asked for more of some plans again."""
         key = asked.rules, asked.policy
-        if len(self._made) > AGAIN:
-            self._made.clear()
-        plan = self._made.setdefault(key, self.plan(*key))
+        if len(self._answered) > AGAIN:
+            self._answered.clear()
+        plan = self._answered.setdefault(key, self._new(*key))
         if beyond := plan.within(asked.most, asked.computing):
             return beyond.bytes, beyond.kept
         if self.divides(plan) and self.fits(plan) and self.at_least(plan) <= asked.worth:
@@ -180,7 +232,8 @@ class Problem:
     def at_least(self, plan: Candidate) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
         if self.objective == "time":
-            return plan.seconds_at_least(self.computing(plan.rules))
+            settings = plan.execution.settings
+            return plan.seconds_at_least(0.0 if settings else self.computing(plan.rules))
         return plan.sent_at_least if self.objective == "bytes" else 0
 
     def computing(self, rules: Rules) -> float:
@@ -212,13 +265,7 @@ class Problem:
         """Whether it is known that a plan does not fit, before it is placed."""
         if self.request.memory is None or plan.schedule is not None:
             return False
-        if plan.rules not in self._held:
-            self._held[plan.rules] = plan.held_at_least
-        return self._held[plan.rules] > self.request.memory
-
-    @cached_property
-    def _held(self) -> dict[Rules, int]:
-        return {}
+        return plan.held_at_least > self.request.memory
 
     def is_better(self, plan: Candidate, than: Candidate | None) -> bool:
         """Whether a plan fits, and comes before another one."""
@@ -238,7 +285,8 @@ class Count:
     `valid` divide the work; of these `evaluated` were placed by walks, others are `bounded`: proven
     no better. The rest was not looked at. `symmetry` exchanges of equal axes count once.
     `steps` are layouts with rules for functions and parameters, of which there are too many.
-    `pipelines` were placed beside them. With `cut` the time was over before all were counted.
+    `pipelines` were placed beside them. With `cut` the budget was over before all were counted.
+    `further` says where the best one is from, if it is none of the space.
     """
 
     level: str
@@ -248,13 +296,15 @@ class Count:
     symmetry: int
     steps: int = 0
     cut: bool = False
+    further: str = ""
     pipelines: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether every layout was evaluated or bounded."""
         looked_at = self.evaluated + self.bounded
-        return looked_at == self.valid and not (self.steps or self.cut or self.pipelines)
+        others = self.steps or self.cut or self.pipelines or self.further
+        return looked_at == self.valid and not others
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +325,8 @@ class SearchResult:
 
     `every` has all that were evaluated. No plan of the space is below `bound` in the objective.
     `others` are the results on other meshes of as many devices, the best first: each searched only
-    as far as it could be better, without plans where its bound says that it is not.
+    as far as it could be better, without plans where its bound says that it is not. Where nothing
+    fits, `least` is the search for the least memory.
     """
 
     problem: Problem
@@ -285,6 +336,7 @@ class SearchResult:
     bound: float
     others: tuple[SearchResult, ...] = ()
     certificate: Certificate | None = None
+    least: SearchResult | None = None
 
     @property
     def proven(self) -> bool:

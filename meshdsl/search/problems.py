@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.diagnostics import counted, did_you_mean, fail
+from meshdsl.diagnostics import (
+    DiagnosticError,
+    Diagnostics,
+    Source,
+    Span,
+    counted,
+    did_you_mean,
+    fail,
+)
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import loops_of
 from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
 from meshdsl.placed.lint import lint
 from meshdsl.placed.pipelined import piped
 from meshdsl.placed.placements import Mesh
-from meshdsl.search.candidate import Rules, SearchRule
+from meshdsl.search.budget import Budget
+from meshdsl.search.candidate import PLAIN, Execution, Rules, SearchRule, StageStart, StartLayout
 from meshdsl.search.pipeline_search import check
 from meshdsl.search.problem import OBJECTIVES, Problem
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import shapes, timed
+from meshdsl.syntax.symbols import ROLES
 
 
 def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
@@ -25,16 +36,29 @@ def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
 
     Raises a diagnostic.
     """
-    mesh = resolve_mesh(made.declarations, made.options.mesh, made.options.layout or "")
+    mesh = _axes_of(request, made)
     meshes = [mesh] if request.devices is None else list(shapes(mesh, request.devices))
     if not meshes:
         message = f"{request.devices} devices need a mesh, and the program has none"
         fail("MD0645", message, help="name the axes: `--mesh data:1,model:1`")
     _check_pipeline(request, made, mesh, meshes)
     options = replace(made.options, cluster=request.cluster)
-    expired = _expired(request.budget)
     machines = timed(meshes, lambda mesh: timing_of(made.declarations, options, mesh))
-    return tuple(_problem(request, made, mesh, timing, expired) for mesh, timing in machines)
+    budget = Budget()
+    return tuple(_problem(request, made, mesh, timing, budget) for mesh, timing in machines)
+
+
+def _axes_of(request: SearchRequest, made: Compilation) -> Mesh:
+    """The mesh that is asked for; of those of the file, where its sizes are searched, the first
+    of most axes: a large number of devices divides few dims by one."""
+    declared, options = made.declarations, made.options
+    if request.devices is not None and options.mesh is None and declared.meshes:
+        return max((resolve_mesh(declared, name) for name in declared.meshes), key=_axes)
+    return resolve_mesh(declared, options.mesh, options.layout or "")
+
+
+def _axes(mesh: Mesh) -> int:
+    return len(mesh.axes)
 
 
 def _problem(
@@ -42,10 +66,13 @@ def _problem(
     made: Compilation,
     mesh: Mesh,
     timing: Timing | None,
-    expired: Callable[[], bool],
+    budget: Budget,
 ) -> Problem:
     """The problem on one mesh. Raises MD0302 for rules of the request that contradict."""
-    fixed = _rules(request, made, mesh, "--fix", request.fix) if request.fix else ()
+    kept = StartLayout("none", ())
+    if request.fix:
+        kept = _start(request, made, mesh, "--fix", request.fix)
+    fixed = kept.rules
     if request.max_rules is not None and len(fixed) > request.max_rules:
         rules = counted(len(fixed), "rule")
         help = f"`--max-rules {len(fixed)}` or more, or fewer rules by `--fix`"
@@ -59,16 +86,65 @@ def _problem(
     if request.certificate and objective == "memory":
         help = "leave `--certificate` out, or take `--objective bytes`"
         fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)
+    request = replace(request, certificate=certificate)
+    if kept.execution.schedule is not None:
+        request = replace(request, pipeline=_checked_axis(request, made, mesh, kept))
+    start = _start(request, made, mesh, "--from", request.start) if request.start else None
     return Problem(
         made.named,
         mesh,
         objective,
-        replace(request, certificate=certificate),
+        request,
         timing,
         fixed=fixed,
-        start=_rules(request, made, mesh, "--from", request.start) if request.start else None,
-        expired=expired,
+        execution=kept.execution,
+        start=start,
+        declared=tuple(_declared(request, made, mesh, kept)),
+        budget=budget,
     )
+
+
+def _checked_axis(
+    request: SearchRequest, made: Compilation, mesh: Mesh, kept: StartLayout
+) -> str | None:
+    """The axis that the stages of a layout to be kept are on.
+
+    Raises MD0601 for another one than is asked for, MD0647 where none can be searched.
+    """
+    axis = _stage_axis(made, mesh, kept.rules, kept.execution.cuts)
+    assert axis is not None, "a layout without stages has no schedule"
+    if request.pipeline not in (None, axis):
+        span = Span(Source("--fix", request.fix or ""), 0, len(request.fix or ""))
+        message = f"this layout has its stages on `{axis}`"
+        fail("MD0601", message, span, help=f"write `--pipeline {axis}`, or leave it out")
+    check(made.named, axis, [mesh])
+    return axis
+
+
+def _stage_axis(
+    made: Compilation, mesh: Mesh, rules: Rules, cuts: tuple[StageStart, ...]
+) -> str | None:
+    """The axis that the stages of a layout are on; None where it has none on this mesh."""
+    loops = {loop.dim.name for loop in loops_of(made.named)}
+    axes = [cut.axis for cut in cuts]
+    axes += [a for r in rules if r.dim in loops and not r.selector for a in r.axes]
+    return next((a for a in axes if a in mesh.names and mesh.size(a) > 1), None)
+
+
+def _declared(
+    request: SearchRequest, made: Compilation, mesh: Mesh, kept: StartLayout
+) -> Iterator[StartLayout]:
+    """The layouts of the file that the request allows, and that this mesh can follow."""
+    for name in made.declarations.layouts:
+        try:
+            layout = _resolved(request, made, mesh, "--from", name, Diagnostics())
+        except DiagnosticError:
+            continue
+        is_short = request.max_rules is None or len(layout.rules) <= request.max_rules
+        is_kept = {*kept.rules} <= {*layout.rules} and kept.execution in (PLAIN, layout.execution)
+        is_stored = any(rule.selector[:1] and rule.selector[0] in ROLES for rule in layout.rules)
+        if is_short and is_kept and (request.storage or not is_stored):
+            yield layout
 
 
 def _check_pipeline(
@@ -82,9 +158,6 @@ def _check_pipeline(
         help = did_you_mean(request.pipeline, names) or f"there are {', '.join(names) or 'none'}"
         message = f"`--pipeline {request.pipeline}`: the mesh has no such axis"
         fail("MD0647", message, help=help)
-    if request.start is not None:
-        help = "leave one of them out"
-        fail("MD0601", "`--pipeline` looks for stages, `--from` begins without", help=help)
     check(made.named, request.pipeline, meshes)
 
 
@@ -99,25 +172,33 @@ def _objective(request: SearchRequest, timing: Timing | None) -> str:
     return objective
 
 
-def _rules(request: SearchRequest, made: Compilation, mesh: Mesh, option: str, text: str) -> Rules:
-    """The rules of a layout by name, or as text. Raises MD0302 for some that contradict."""
+def _start(
+    request: SearchRequest, made: Compilation, mesh: Mesh, option: str, text: str
+) -> StartLayout:
+    """A layout by name, or as text. Raises MD0302 for rules that contradict."""
+    return _resolved(request, made, mesh, option, text, made.diagnostics)
+
+
+def _resolved(
+    request: SearchRequest,
+    made: Compilation,
+    mesh: Mesh,
+    option: str,
+    text: str,
+    told: Diagnostics,
+) -> StartLayout:
+    """A layout by name, or as text; warnings go to `told`. Raises what is wrong with it."""
     layout = resolve_layout(made.declarations, text, mesh, option=option)
-    if layout.schedule is not None or layout.cuts:
-        help = "name a layout without a schedule; `--pipeline AXIS` searches for stages"
-        fail("MD0601", f"`{option} {text}`: the layout is that of a pipeline", help=help)
     diagnostics = lint(made.named, layout, made.declarations)
     diagnostics.raise_errors()
-    made.diagnostics.add(*diagnostics)
-    if made.named.goal is not None:  # stages are asked for by `--pipeline` alone
+    told.add(*diagnostics)
+    if made.named.goal is not None:  # stages are asked for by `--pipeline`, or by a schedule
         free = tuple(r for r in layout.rules if r.axes != (request.pipeline,))
         piped(made.named, replace(layout, rules=free))
     split = ((r, mesh.known(r.axes)) for r in layout.rules)
-    return tuple(SearchRule(r.dim, axes, r.selector) for r, axes in split if axes or not r.axes)
-
-
-def _expired(budget: float | None) -> Callable[[], bool]:
-    """Whether so many seconds are over, which begin now."""
-    if budget is None:
-        return lambda: False
-    end = time.monotonic() + budget
-    return lambda: time.monotonic() >= end
+    rules = tuple(SearchRule(r.dim, axes, r.selector) for r, axes in split if axes or not r.axes)
+    cuts = tuple(StageStart(cut.selector, cut.axis, cut.stage) for cut in layout.cuts)
+    is_staged = layout.schedule is not None and _stage_axis(made, mesh, rules, cuts) is not None
+    schedule, cuts = (layout.schedule, cuts) if is_staged else (None, ())
+    execution = Execution(schedule, cuts, layout.settings)
+    return StartLayout(text, rules, PLAIN if execution == PLAIN else execution)

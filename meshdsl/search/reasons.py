@@ -21,21 +21,23 @@ class Reason:
     @property
     def saved(self) -> dict[str, float]:
         """What the rule saves: bytes sent and held, FLOPs, and seconds where a cluster is named."""
-        if self.without is None:
-            return {}
-        one, other = self.plan, self.without
-        saved: dict[str, float] = {"bytes": other.sent - one.sent}
-        saved |= {"memory": other.peak - one.peak, "flops": other.flops - one.flops}
-        if one.timing is not None:
-            saved["seconds"] = other.seconds - one.seconds
-        return saved
+        return {} if self.without is None else saved(self.plan, self.without)
+
+
+def saved(plan: Candidate, other: Candidate) -> dict[str, float]:
+    """What a plan saves beside another one."""
+    amounts: dict[str, float] = {"bytes": other.sent - plan.sent}
+    amounts |= {"memory": other.peak - plan.peak, "flops": other.flops - plan.flops}
+    if plan.timing is not None:
+        amounts["seconds"] = other.seconds - plan.seconds
+    return amounts
 
 
 def reasons(found: SearchResult, plan: Candidate) -> tuple[Reason, ...]:
     """The reason of every rule that was not fixed, in order."""
     problem = found.problem
     free = [rule for rule in plan.rules if rule not in problem.fixed]
-    for rule in free if plan.schedule is None else ():
+    for rule in free if plan.execution is problem.execution else ():
         problem.ask(_less(plan, rule), math.inf, None, math.inf)
     return tuple(Reason(rule, plan, without(found, plan, rule)) for rule in free)
 
@@ -44,7 +46,7 @@ def without(found: SearchResult, plan: Candidate, rule: SearchRule) -> Candidate
     """The better walk of a plan less one rule; where none fits, the one that needs less memory."""
     problem = found.problem
     evaluated = {(p.asked, p.policy): p for p in found.every}
-    plans = problem.as_staged(_less(plan, rule), plan)
+    plans = problem.executed(_less(plan, rule), plan.execution)
     alternatives = [evaluated.get((p.asked, p.policy), p) for p in plans]
     try:
         for other in alternatives:

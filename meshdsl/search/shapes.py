@@ -11,12 +11,15 @@ from dataclasses import replace
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.placements import Mesh
-from meshdsl.search.certificate import Ahead, ahead, certified
+from meshdsl.search.budget import operators, rounds
+from meshdsl.search.certificate import ahead, certified
+from meshdsl.search.declared import with_declared
 from meshdsl.search.local_search import by_steps, less
 from meshdsl.search.pipeline_search import searched
 from meshdsl.search.problem import Method, Problem, SearchResult
 from meshdsl.search.space import seconds
 from meshdsl.search.warm_start import begun as started
+from meshdsl.search.within_memory import within_memory
 
 
 def shapes(mesh: Mesh, devices: int) -> Iterator[Mesh]:
@@ -58,29 +61,64 @@ def solve(problems: Sequence[Problem], method: Method) -> SearchResult:
     """The best over problems that differ in their meshes; `others` are those of the other meshes.
 
     Work has to be divided as far as the best of the meshes can, so that few bytes are not had by
-    doing everything everywhere. Raises the first diagnostic where no mesh has a layout.
+    doing everything everywhere. Without plans where none is found that fits. Raises the first
+    diagnostic where no mesh has a layout.
     """
     with _uncollected():
-        if len(problems) == 1:
-            begun = ahead(problems[0])
-            return _finished(searched(problems[0], method), begun)
-        least = min(problem.least_work for problem in problems)
-        results, refused = [], list[DiagnosticError]()
-        below = math.inf
-        for problem in sorted(problems, key=_least_value):
-            try:
-                problem = replace(problem, least=least, below=below)
-                results.append(searched(problem, method))
-            except DiagnosticError as error:
-                refused.append(error)
-                continue
-            finally:
-                problem.second.close()
-            below = min([below, *map(problem.value, results[-1].plans[:1])])
-        if not results:
-            raise refused[0]
-        first, *others = sorted(results, key=_order)
-        return replace(_finished(first, ahead(first.problem)), others=tuple(others))
+        # The certificate of one mesh is made beside the search.
+        begun = ahead(problems[0]) if len(problems) == 1 else None
+        found = _in_rounds(problems, method)
+        if begun is None:
+            begun = ahead(found.problem)
+        found = certified(found, begun)
+        begun.close()
+        return found
+
+
+def _in_rounds(problems: Sequence[Problem], method: Method) -> SearchResult:
+    """The best of searches with a budget each, until one has done all that it would.
+
+    Those of a smaller budget are the first of a larger one's: with more it is never worse.
+    """
+    best: SearchResult | None = None
+    for budget in rounds(operators(problems[0].request.budget)):
+        tasks = [replace(problem, budget=budget) for problem in problems]
+        found = within_memory(tasks, lambda tasks: _searched(tasks, method))
+        best = found if best is None else _better(best, found)
+        if not budget.is_over:
+            break
+    assert best is not None, "there is a round, however small"
+    return best
+
+
+def _better(before: SearchResult, found: SearchResult) -> SearchResult:
+    """The better of two results: of equals the later one, which has looked at more."""
+    if not before.plans or (found.plans and _order(found) <= _order(before)):
+        return found
+    return before
+
+
+def _searched(problems: Sequence[Problem], method: Method) -> SearchResult:
+    """The best over problems with a mesh each, within one budget."""
+    if len(problems) == 1:
+        return _finished(searched(problems[0], method))
+    least = min(problem.least_work for problem in problems)
+    results, refused = [], list[DiagnosticError]()
+    below = math.inf
+    for problem in sorted(problems, key=_least_value):
+        try:
+            problem = replace(problem, least=least, below=below)
+            results.append(searched(problem, method))
+        except DiagnosticError as error:
+            refused.append(error)
+            continue
+        finally:
+            problem.second.close()
+        below = min([below, *map(problem.value, results[-1].plans[:1])])
+    if not results:
+        raise refused[0]
+    first, *others = sorted(results, key=_order)
+    return replace(_finished(first), others=tuple(others))
 
 
 @contextmanager
@@ -101,16 +139,15 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _finished(found: SearchResult, begun: Ahead) -> SearchResult:
+def _finished(found: SearchResult) -> SearchResult:
     """With rules for functions and parameters where these are asked for, less what does no good.
 
-    And what a layout to begin from leads to, and a certificate.
+    And what the layouts of the file, and one to begin from, lead to.
     """
     if found.plans:
         found = by_steps(found) if found.problem.request.by_steps else less(found)
-    found = certified(found if found.problem.start is None else started(found), begun)
-    begun.close()
-    return found
+    found = with_declared(found)
+    return found if found.problem.start is None else started(found)
 
 
 def _least_value(problem: Problem) -> float:

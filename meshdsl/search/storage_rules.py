@@ -41,6 +41,15 @@ def stored(
             yield stored_rules
 
 
+def uniform(program: named.NamedProgram, mesh: Mesh, rules: Rules) -> Iterator[Rules]:
+    """ZeRO's stages 1, 2 and 3 over all axes, as rules for roles."""
+    axes = [a for a, size in mesh.axes if size > 1]
+    stages = STAGES[1:] if program.states else (("params",),)
+    for stage in stages:
+        if stored_rules := _rules(program, mesh, rules, dict.fromkeys(axes, stage)):
+            yield stored_rules
+
+
 def _are_alike(one: str, other: str, rules: Rules) -> bool:
     return all((one in rule.axes) == (other in rule.axes) for rule in rules)
 

@@ -54,7 +54,7 @@ class Summed:
         """The general rules to begin from as choices, for a method that takes such."""
         if not self.starts or problem.start is None:
             return
-        general = {rule.dim: rule.axes for rule in problem.start if not rule.selector}
+        general = {rule.dim: rule.axes for rule in problem.start.rules if not rule.selector}
         picks = []
         for number, dim in enumerate(space.dims):
             choices = list(choices_of(space, number))

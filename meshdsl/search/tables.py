@@ -19,6 +19,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.placed.placements import Placement, placement
 from meshdsl.placed.sharding_rules import Call
 from meshdsl.placed.strategies import Choice, Chooser, Want
+from meshdsl.search.budget import Budget
 from meshdsl.search.candidate import Rules
 from meshdsl.search.space import LayoutSpace
 
@@ -29,10 +30,11 @@ MOST_ENTRIES = 10_000_000
 
 
 class Tables:
-    """The tables of the calls of a space, filled as they are read."""
+    """The tables of the calls of a space, filled as they are read; an entry is an operator placed."""
 
     def __init__(self, space: LayoutSpace) -> None:
         self.space, self.mesh = space, space.mesh
+        self.budget = Budget()
         self.dims: dict[Call, tuple[str, ...]] = {}
         self.known: dict[tuple[Call, tuple[Axes, ...]], Choice] = {}
 
@@ -45,7 +47,7 @@ class Tables:
         return sum(choice.rank[0] * trips for choice, trips in self._choices(rules))
 
     def _choices(self, rules: Rules) -> Iterator[tuple[Choice, int]]:
-        axes = {rule.dim: rule.axes for rule in rules}
+        axes = {rule.dim: rule.axes for rule in rules if not rule.selector}
         return ((self.chosen(call, axes), trips) for call, trips in self.space.calls.items())
 
     def chosen(self, call: Call, axes: Mapping[str, Axes]) -> Choice:
@@ -53,6 +55,7 @@ class Tables:
         key = call, tuple([axes.get(dim, ()) for dim in self._dims(call)])
         choice = self.known.get(key)
         if choice is None:
+            self.budget.spend(1)
             placed = tuple(self._placed(t, axes) for t in (*call.ins, *call.outs))
             choice = self.known[key] = self._chosen(call, placed)
         return choice

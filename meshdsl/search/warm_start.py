@@ -6,38 +6,46 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.search.candidate import Candidate, Rules, SearchRule
+from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StartLayout
 from meshdsl.search.local_search import onwards
 from meshdsl.search.problem import Problem, SearchResult
-from meshdsl.search.reasons import Reason
+from meshdsl.search.reasons import saved
+
+Item = SearchRule | Execution
+"""A part of a layout that may change: one rule, or all that is no rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A rule for a dim that is another one, new or gone; the plan `than` it, and with it."""
+    """A part of a layout that is another one, new or gone; the plan `than` it, and with it."""
 
-    before: SearchRule | None
-    after: SearchRule | None
+    before: Item | None
+    after: Item | None
     than: Candidate
     plan: Candidate
 
     @property
-    def reason(self) -> Reason:
-        """What the change saves, as the reason of a rule."""
-        rule = self.after or self.before
-        assert rule is not None
-        return Reason(rule, self.plan, self.than)
+    def saved(self) -> dict[str, float]:
+        """What the change saves."""
+        return saved(self.plan, self.than)
 
     def __str__(self) -> str:
         if self.before is None or self.after is None:
             return f"{'+' if self.after else '-'} {self.after or self.before}"
-        return f"{self.before}, now {', '.join(self.after.axes) or 'none'}"
+        now = self.after
+        axes = (", ".join(now.axes) or "none") if isinstance(now, SearchRule) else str(now)
+        return f"{self.before}, now {axes}"
 
 
 def started(problem: Problem) -> Candidate:
     """The layout that a search begins from, by its better walk. Raises what placing it raises."""
     assert problem.start is not None
-    return _better(problem, problem.start)
+    return placed_as(problem, problem.start)
+
+
+def placed_as(problem: Problem, layout: StartLayout) -> Candidate:
+    """A layout by its better walk. Raises what placing it raises."""
+    return _better(problem, layout.rules, layout.execution)
 
 
 def begun(found: SearchResult) -> SearchResult:
@@ -54,8 +62,8 @@ def changes(found: SearchResult) -> Iterator[Change]:
     problem, best = found.problem, found.plans[0]
     assert problem.start is not None
     here = started(problem)
-    old, new = ({(r.selector, r.dim): r for r in rules} for rules in (here.rules, best.rules))
-    left = [k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k)]
+    old, new = _parts(here), _parts(best)
+    left = [k for k in dict.fromkeys((*old, *new)) if str(old.get(k)) != str(new.get(k))]
     while left:
         tried = [(k, _changed(found, here, old.get(k), new.get(k))) for k in left]
         can = [(k, plan) for k, plan in tried if plan is not None]
@@ -67,18 +75,30 @@ def changes(found: SearchResult) -> Iterator[Change]:
         left.remove(key)
 
 
+def _parts(plan: Candidate) -> dict[tuple[tuple[str, ...], str], Item]:
+    parts: dict[tuple[tuple[str, ...], str], Item] = {(r.selector, r.dim): r for r in plan.rules}
+    if plan.execution != PLAIN:
+        parts[(), ""] = plan.execution
+    return parts
+
+
 def _changed(
-    found: SearchResult, plan: Candidate, before: SearchRule | None, after: SearchRule | None
+    found: SearchResult, plan: Candidate, before: Item | None, after: Item | None
 ) -> Candidate | None:
-    """A plan with one rule in the place of another; None where it cannot be followed."""
-    rules = (*(r for r in plan.rules if r != before), *((after,) if after else ()))
-    if set(rules) == set(found.plans[0].rules):
-        return found.plans[0]
+    """A plan with one part in the place of another; None where it cannot be followed."""
+    rules, execution = plan.rules, plan.execution
+    if isinstance(before, Execution) or isinstance(after, Execution):
+        execution = after if isinstance(after, Execution) else PLAIN
+    else:
+        rules = (*(r for r in rules if r != before), *((after,) if after else ()))
+    best = found.plans[0]
+    if set(rules) == set(best.rules) and str(execution) == str(best.execution):
+        return best
     try:
-        return _better(found.problem, rules)
+        return _better(found.problem, rules, execution)
     except DiagnosticError:
         return None
 
 
-def _better(problem: Problem, rules: Rules) -> Candidate:
-    return min(problem.plans(rules), key=problem.key)
+def _better(problem: Problem, rules: Rules, execution: Execution) -> Candidate:
+    return min(problem.executed(rules, execution), key=problem.key)

@@ -17,6 +17,7 @@ from meshdsl.device.ir import Compute, walk
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import walk as walk_named
 from meshdsl.placed.placements import Mesh
+from meshdsl.search.budget import Budget
 from meshdsl.search.candidate import Candidate
 from meshdsl.search.local_search import less
 from meshdsl.search.lower_bounds import ROUNDING
@@ -149,13 +150,12 @@ def test_an_unused_device_is_never_worse(case: tuple[Problem, SearchResult]) -> 
         assert problem.value(found.plans[0]) <= one.value(METHODS["layouts"].solve(one).plans[0])
 
 
-@pytest.mark.parametrize("asked", [0, 3])
-def test_where_time_runs_out_there_is_an_answer(
-    case: tuple[Problem, SearchResult], asked: int
+@pytest.mark.parametrize("most", [0, 3, 300])
+def test_where_the_budget_is_over_there_is_an_answer(
+    case: tuple[Problem, SearchResult], most: int
 ) -> None:
     problem, found = case
-    times = itertools.count()
-    over = replace(problem, expired=lambda: next(times) >= asked)
+    over = replace(problem, budget=Budget(most))
     answer = METHODS["layouts"].solve(over)
     assert answer.plans
     assert answer.bound <= problem.value(found.plans[0]) <= problem.value(answer.plans[0])

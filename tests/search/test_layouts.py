@@ -14,6 +14,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
+from meshdsl.search.budget import Budget
 from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.lower_bounds import ROUNDING
 from meshdsl.search.methods import METHODS
@@ -143,7 +144,7 @@ def test_what_is_fixed_stays() -> None:
 
 @pytest.mark.parametrize("objective", ["bytes", "memory"])
 def test_the_first_layouts_may_divide_too_little_where_the_time_is_over(objective: str) -> None:
-    asked = Problem(named("encdec"), Mesh("two", (("x", 2),)), objective, expired=lambda: True)
+    asked = Problem(named("encdec"), Mesh("two", (("x", 2),)), objective, budget=Budget(0))
     found = METHOD.solve(asked)
     assert found.plans
     assert all(asked.divides(plan) for plan in found.plans)
@@ -307,7 +308,7 @@ def test_what_is_fixed_to_an_axis_of_one_device_stays(method: str) -> None:
 @pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
 def test_no_layout_is_listed_once_the_time_is_over(objective: str, cluster: str) -> None:
     asked = problem("lm", SQUARE, objective, cluster, storage=False)
-    found = METHOD.solve(replace(asked, expired=lambda: True))
+    found = METHOD.solve(replace(asked, budget=Budget(0)))
     assert found.plans
     assert found.count.cut
     assert not found.proven

@@ -1,0 +1,73 @@
+"""A search with a limit of memory, so that what it says does not contradict what others say.
+
+First the search is done as if there were no limit: where the best fits, it is the answer. Then
+layouts are searched within the limit; where none is found, those of the least memory are. Of all
+that were placed on the way, what is best and fits is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from meshdsl.search.candidate import Candidate
+from meshdsl.search.local_search import onwards
+from meshdsl.search.problem import Problem, SearchResult
+
+Search = Callable[[Sequence[Problem]], SearchResult]
+
+
+FURTHER = "it was placed while other limits were searched"
+"""Where a plan is from that the search within the limit has not come to."""
+
+
+def within_memory(problems: Sequence[Problem], search: Search) -> SearchResult:
+    """The best over problems within their limit of memory, by a search that may do without.
+
+    Where nothing is found that fits, the result has no plan, and `least` what holds the least.
+    """
+    limit = problems[0].request.memory
+    free = search([_limited(p, None) for p in problems])
+    if limit is None:
+        return free
+    if free.plans and free.plans[0].peak <= limit:
+        return _cut(free, limit)
+    found = search(problems)
+    found = _improved(found, _plans_of((free,)))
+    if found.plans:
+        return found
+    held = [replace(_limited(p, None), objective="memory") for p in problems]
+    held = [replace(p, request=replace(p.request, certificate=False)) for p in held]
+    least = search(held)
+    found = _improved(replace(found, least=least), _plans_of((least,)))
+    return found
+
+
+def _limited(problem: Problem, memory: int | None) -> Problem:
+    return replace(problem, request=replace(problem.request, memory=memory))
+
+
+def _cut(free: SearchResult, limit: int) -> SearchResult:
+    """A result without limit whose best keeps to one, as the result within it."""
+    plans = tuple(plan for plan in free.plans if plan.peak <= limit)
+    others = tuple(_cut(other, limit) for other in free.others)
+    return replace(free, problem=_limited(free.problem, limit), plans=plans, others=others)
+
+
+def _plans_of(results: Iterable[SearchResult]) -> Iterator[Candidate]:
+    for result in results:
+        yield from result.every
+        yield from result.plans
+        yield from _plans_of(result.others)
+
+
+def _improved(found: SearchResult, others: Iterable[Candidate]) -> SearchResult:
+    """The result, or what steps lead to from a plan placed on the way that is better."""
+    problem, best = found.problem, next(iter(found.plans), None)
+    better = None
+    for plan in others:
+        if plan.mesh == problem.mesh and problem.divides(plan) and problem.is_better(plan, best):
+            best = better = plan
+    if better is None:
+        return found
+    return replace(onwards(found, better), bound=0.0, count=replace(found.count, further=FURTHER))
