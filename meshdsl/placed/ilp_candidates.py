@@ -451,8 +451,9 @@ def _spares(op: NamedOp, rows: list[Row]) -> bool:
     split = {v for row in rows for v, c in zip(op.ins, row.ins, strict=True) if c != B}
     if not all(_partial_ops(row.outs) for row in rows) or any(v.role == "param" for v in split):
         return False
-    gathered = min(_split_bytes(op, row) for row in rows)
-    return _is_light(op) and gathered < 2 * sum(v.type.bytes for v in op.outs)
+    gathered = [_split_bytes(op, row) for row in rows if not _partial_ops(row.ins)]
+    reduced = 2 * sum(v.type.bytes for v in op.outs)
+    return _is_light(op) and min(gathered, default=reduced) < reduced
 
 
 def _is_light(op: NamedOp) -> bool:
