@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.ir import program as ir
@@ -74,8 +74,8 @@ class PlanSpace:
     """The search space: combinations of every operator, and where values may settle.
 
     readers: every placement that a reader may need a value in. trips: how often a value is made.
-    summed: the axes over which an operator may yield a value partial. read_as: the splits that
-    rules request of it where it is read.
+    made: what an operator may yield a value as, along an axis. read_as: the splits that rules
+    request of it where it is read.
     sliced: the dims of loops that slice or collect a value. splits: those that are considered on
     axes without a rule; None for all.
     """
@@ -85,7 +85,7 @@ class PlanSpace:
         self.program = program = request.program
         self.mesh = request.mesh
         self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
-        self.summed: dict[Value, set[str]] = defaultdict(set)
+        self.made: dict[tuple[Value, str], set[Component]] = defaultdict(set)
         self.read_as: dict[Value, set[Placement]] = defaultdict(set)
         self.joined = self._joined()
         self.readers: dict[Value, dict[Placement, None]] = {}
@@ -110,7 +110,8 @@ class PlanSpace:
             self.combinations[op] = self._of(op)
             for combination in self.combinations[op]:
                 for value, placed in zip(op.outs, combination.yields, strict=True):
-                    self.summed[value].update(placed.partial)
+                    for axis in self.axes:
+                        self.made[value, axis].add(placed.component(axis))
         self._collect_readers()
 
     def route(self, value: Value, source: Placement, target: Placement) -> Route | None:
@@ -246,29 +247,38 @@ class PlanSpace:
         keeping = [r for r in every if self._keeps(r, axis, op, ruled)]
         both = [r for r in keeping if r in suiting]
         if both and all(map(self.request.is_known, op.ins)):
-            return both + [r for r in every[:1] if r not in both and _spares(op, both)]
+            both += [r for r in every[:1] if r not in both and _spares(op, both)]
+            return both + [r for r in keeping if r not in both and _differs(r, axis, ruled)]
         possible = suiting if suiting and not _is_light(op) else every
         return keeping + [r for r in self._considered(possible, axis) if r not in keeping]
 
     def _keeps(self, row: Row, axis: str, op: NamedOp, ruled: tuple[Placement, ...]) -> bool:
-        """Whether the row takes operands as rules split them along the axis, or partial."""
-        pairs = zip(row.ins, ruled, strict=True)
-        others = [c for c, p in pairs if _is_split(p, axis) and c != p.component(axis)]
-        if not all(isinstance(c, Partial) for c in others):
+        """Whether the row takes operands as rules split them along the axis, or as they are made.
+
+        An operator that computes much takes them as rules say.
+        """
+        triples = zip(op.ins, row.ins, ruled, strict=True)
+        others = {(v, c) for v, c, p in triples if _is_split(p, axis) and c != p.component(axis)}
+        if not others:
+            return True
+        if not _is_light(op) or any(component == B for _, component in others):
             return False
-        return not others or self._spares_sums(op, row, axis)
+        made = all(component in self.made[value, axis] for value, component in others)
+        partial = all(isinstance(component, Partial) for _, component in others)
+        return self._spares_sums(op, row, axis) if partial else made
 
     def _spares_sums(self, op: NamedOp, row: Row, axis: str) -> bool:
         """Whether less is reduced where operands that rules split are taken partial by a row.
 
         Only where several of those that it takes so may have been left so, which are added up, or
         where one was and less is reduced of what is made of it, here or later. Else it is reduced
-        before, which sends as much. An operator that computes much is not repeated for it.
+        before, which sends as much.
         """
-        taken = {v for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
-        left = {value for value in taken if axis in self.summed[value]}
-        spared = len(left) > 1 or (left and (_shrinks(op, left) or self.joined & {*op.outs}))
-        return bool(spared) and _is_light(op)
+        taken = {(v, c) for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
+        left = {value for value, component in taken if component in self.made[value, axis]}
+        return len(left) > 1 or (
+            bool(left) and (_shrinks(op, left) or not self.joined.isdisjoint(op.outs))
+        )
 
     def _joined(self) -> set[Value]:
         """The values of which, partial, linear operators after them may make less to reduce."""
@@ -350,36 +360,41 @@ class PlanSpace:
         free = [a for a in self.axes if a not in taken]
         for op in _sorted_ops(p.op for p in yields):
             ways = [self._along(value, axis, yields, op, splits) for axis in free]
-            for waiting in self._waiting(value, taken, yields, op):
-                kept = dict.fromkeys(waiting, Partial(op))
+            for waiting in self._waiting(value, ruled, yields, op):
                 for picked in itertools.product(*ways):
-                    components = {**kept, **dict(zip(free, picked, strict=True))}
+                    components = {**waiting, **dict(zip(free, picked, strict=True))}
                     completed = self._with(_without_axes(ruled, waiting), components, op)
                     if self._is_tried(value.type, completed, (ruled, *yields)):
                         yield completed
 
     def _waiting(
-        self, value: Value, ruled: set[str], yields: tuple[Placement, ...], op: ReduceOp
-    ) -> Iterator[tuple[str, ...]]:
-        """The sets of ruled axes over which a value may stay partial: none of them first.
+        self, value: Value, ruled: Placement, yields: tuple[Placement, ...], op: ReduceOp
+    ) -> Iterator[dict[str, Component]]:
+        """What a value may stay along axes over which rules split it: first of all, that split.
 
-        It may where a reader takes it so: what that yields is reduced in its place.
+        It may stay as it is made where a reader takes it so: what that yields is moved in its
+        place.
         """
-        taken = {a for p in self.readers.get(value, ()) if p.op == op for a in p.partial}
-        left = {a for p in yields if p.op == op for a in p.partial}
-        axes = self.mesh.sorted(ruled & taken & left)
-        for count in range(len(axes) + 1):
-            yield from itertools.combinations(axes, count)
+        needs = self.readers.get(value, {})
+        others: dict[str, list[Component]] = {}
+        for axis in (a for _, axes in ruled.splits for a in axes):
+            made = dict.fromkeys(p.component(axis) for p in yields if p.op in (None, op))
+            taken = {p.component(axis) for p in needs if p.op in (None, op)}
+            kept = [c for c in made if c in taken and c not in (B, ruled.component(axis))]
+            if kept:
+                others[axis] = kept
+        for picked in itertools.product(*([None, *kept] for kept in others.values())):
+            pairs = zip(others, picked, strict=True)
+            yield {axis: component for axis, component in pairs if component is not None}
 
     def may_read(self, value: Value, settled: Placement, need: Placement) -> bool:
-        """Whether a reader may need a value so: what waits partial is read so, or as rules say."""
-        if not settled.partial:
-            return True
+        """Whether a reader may need a value so: what stays as it is made, or as rules say."""
         ruled = self.request.ruled(value)
         return all(
-            component == B or need.component(axis) in (component, Partial(settled.op or "sum"))
-            for axis in settled.partial
-            if (component := ruled.component(axis))
+            need.component(axis) in (settled.component(axis), ruled.component(axis))
+            for _, axes in ruled.splits
+            for axis in axes
+            if settled.component(axis) not in (B, ruled.component(axis))
         )
 
     def _is_tried(self, type_: TensorType, made: Placement, given: tuple[Placement, ...]) -> bool:
@@ -414,7 +429,7 @@ class PlanSpace:
         return placement(self.mesh, splits, partial, op)
 
 
-def _without_axes(placed: Placement, axes: tuple[str, ...]) -> Placement:
+def _without_axes(placed: Placement, axes: Collection[str]) -> Placement:
     """The same splits less some axes."""
     if not axes:
         return placed
@@ -434,6 +449,12 @@ def _sorted_ops(ops: Iterable[ReduceOp | None]) -> list[ReduceOp]:
 
 def _is_split(placed: Placement, axis: str) -> bool:
     return isinstance(placed.component(axis), Split)
+
+
+def _differs(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
+    """Whether a row takes an operand otherwise than rules split it along the axis."""
+    pairs = zip(row.ins, ruled, strict=True)
+    return any(_is_split(p, axis) and c != p.component(axis) for c, p in pairs)
 
 
 def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:

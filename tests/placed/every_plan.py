@@ -69,29 +69,14 @@ class Wires:
         splits, partial = dict(here[0]), here[1]
         block = size // self.ways(tuple(a for axes in splits.values() for a in axes))
         every = tuple(axis for axis, _ in self.mesh)
-        free = [a for a in every if a not in partial and not any(a in s for s in splits.values())]
         for count in range(1, len(every) + 1):
             for axes in itertools.combinations(every, count):
-                ways = self.ways(axes)
-                if set(axes) <= set(partial):
-                    left = tuple(a for a in partial if a not in axes)
-                    yield -(-2 * (ways - 1) * block // ways), at(splits, left)
-                    for dim in self._fitting(dims, splits, axes):
-                        more = {**splits, dim: (*splits.get(dim, ()), *axes)}
-                        yield -(-(ways - 1) * block // ways), at(more, left)
-                for dim, over in splits.items():
-                    if over[-count:] != axes:
-                        continue
-                    less = {**splits, dim: over[:-count]}
-                    yield (ways - 1) * block, at(less, partial)
-                    for other in self._fitting(dims, less, axes):
-                        if other != dim:
-                            more = {**less, other: (*less.get(other, ()), *axes)}
-                            yield -(-(ways - 1) * block // ways), at(more, partial)
-        for axis in free:
-            yield 0, at(splits, (*partial, axis))
-            for dim in self._fitting(dims, splits, (axis,)):
-                yield 0, at({**splits, dim: (*splits.get(dim, ()), axis)}, partial)
+                yield from self._collective(dims, block, here, axes)
+        for axis in every:
+            if axis not in partial and not any(axis in over for over in splits.values()):
+                yield 0, at(splits, (*partial, axis))
+                for dim in self._fitting(dims, splits, (axis,)):
+                    yield 0, at({**splits, dim: (*splits.get(dim, ()), axis)}, partial)
         for dim, over in splits.items():
             yield 0, at({**splits, dim: over[:-1]}, (*partial, over[-1]))
         for one, other in itertools.combinations(every, 2):
@@ -99,6 +84,26 @@ class Wires:
             turned = {d: tuple(swap.get(a, a) for a in over) for d, over in splits.items()}
             if not {one, other} & set(partial) and self.ways((one,)) == self.ways((other,)):
                 yield block, at(turned, partial)
+
+    def _collective(
+        self, dims: dict[str, int], block: int, here: At, axes: tuple[str, ...]
+    ) -> Iterator[tuple[int, At]]:
+        """Reductions, gathers and exchanges over some axes together, by rings."""
+        splits, partial, ways = dict(here[0]), here[1], self.ways(axes)
+        share = -(-(ways - 1) * block // ways)
+        if set(axes) <= set(partial):
+            left = tuple(a for a in partial if a not in axes)
+            yield -(-2 * (ways - 1) * block // ways), at(splits, left)
+            for dim in self._fitting(dims, splits, axes):
+                yield share, at({**splits, dim: (*splits.get(dim, ()), *axes)}, left)
+        for dim, over in splits.items():
+            if over[-len(axes) :] != axes:
+                continue
+            less = {**splits, dim: over[: -len(axes)]}
+            yield (ways - 1) * block, at(less, partial)
+            for other in self._fitting(dims, less, axes):
+                if other != dim:
+                    yield share, at({**less, other: (*less.get(other, ()), *axes)}, partial)
 
     def _fitting(
         self, dims: dict[str, int], splits: Mapping[str, tuple[str, ...]], axes: tuple[str, ...]
@@ -150,40 +155,47 @@ def rows(op: NamedOp) -> list[Row]:
     return found
 
 
-def allowed(op: NamedOp, rules: Mapping[str, str], axis: str) -> list[Row]:
+def allowed(op: NamedOp, rules: Mapping[str, str], axis: str) -> list[tuple[Row, bool]]:
     """The rows of an operator that a plan of a layout may take along an axis.
 
     Those that split every operand and the result as rules do, where there are such: a ruled operand
     may also be partial, and a ruled result partial, or whole where no operand is ruled. Beside them
-    whole operands are allowed where every row leaves a large result to be reduced. A product that
-    computes much takes nothing partial in place of a split, nor anything whole, and keeps at least
-    the splits of its result.
+    whole operands are allowed where every row leaves a large result to be reduced, and rows for
+    operands that have been left otherwise than ruled: of these the flag is true.
+
+    A product that computes much takes nothing otherwise than ruled, nor anything whole, and keeps
+    at least the splits of its result where rules contradict each other.
     """
     every = rows(op)
     asked = [ruled(v, rules, axis) for v in op.ins]
     want = ruled(op.out, rules, axis)
     suiting = [r for r in every if want is None or r[1] in (want, PARTIAL, COPY)]
     if not any(asked):
-        return suiting or every
-    keeping = [
-        (ins, out)
-        for ins, out in suiting
-        if all(
-            a is None or i == a or (i == PARTIAL and is_light(op))
-            for i, a in zip(ins, asked, strict=True)
-        )
-    ]
+        return [(row, False) for row in suiting or every]
+    light = is_light(op)
+    keeping = [r for r in suiting if _keeps(r, asked, (PARTIAL,) if light else ())]
     if not keeping:
-        return every if is_light(op) or not suiting else suiting
-    split = [
-        [v for v, i in zip(op.ins, ins, strict=True) if i != COPY]
+        return [(row, False) for row in (every if light or not suiting else suiting)]
+    if light and _spares(op, keeping):
+        keeping.append(every[0])
+    others = [r for r in every if light and r not in keeping]
+    passing = [r for r in others if _keeps(r, asked, (PARTIAL, *op.out.type.names))]
+    return [*((row, False) for row in keeping), *((row, True) for row in passing)]
+
+
+def _keeps(row: Row, asked: list[str | None], others: tuple[Part, ...]) -> bool:
+    return all(a is None or i in (a, *others) for i, a in zip(row[0], asked, strict=True))
+
+
+def _spares(op: NamedOp, keeping: list[Row]) -> bool:
+    """Whether gathering what is split sends less than reducing what every row leaves partial."""
+    gathered = [
+        sum(v.type.bytes for v, i in zip(op.ins, ins, strict=True) if i != COPY)
         for ins, _ in keeping
         if PARTIAL not in ins
     ]
-    is_small = any(sum(v.type.bytes for v in vs) < 2 * op.out.type.bytes for vs in split)
-    if all(out == PARTIAL for _, out in keeping) and is_small and is_light(op):
-        keeping.append(every[0])
-    return keeping
+    reduced = 2 * op.out.type.bytes
+    return all(out == PARTIAL for _, out in keeping) and min(gathered, default=reduced) < reduced
 
 
 def is_light(op: NamedOp) -> bool:
@@ -242,50 +254,50 @@ class EveryPlan:
                         after[there] = cost + sent
             states = after
         ends = [cost + self._ended(dict(state)) for state, cost in states.items()]
-        return min((cost for cost in ends if cost <= self.most), default=None)
+        return min((int(cost) for cost in ends if cost <= self.most), default=None)
 
     def _taken(
         self, index: int, op: NamedOp, state: dict[int, Live]
     ) -> Iterator[tuple[State, int]]:
-        for needs, yielded in self._combined(op):
+        for needs, yielded, passing in self._combined(op):
+            settled = [state[self.numbers[v]][0] for v in op.ins]
+            triples = zip(op.ins, settled, needs, strict=True)
+            if not all(self._may_read(v, here, need, passing) for v, here, need in triples):
+                continue
             read = dict(state)
-            possible = True
             for value, need in zip(op.ins, needs, strict=True):
-                settled, seen = read[self.numbers[value]]
-                possible = possible and self._may_read(value, settled, need)
-                read[self.numbers[value]] = settled, seen | {need}
-            if not possible:
-                continue
-            done, sent = {}, 0
-            for number, live in read.items():
-                value = self.types[number]
-                if self.last.get(value, -1) <= index and value not in self.outputs:
-                    sent += self._versions(value, live)
-                else:
-                    done[number] = live
-            if math.isinf(sent):
-                continue
-            for settled in self._settling(op.out, yielded):
-                way = self._sent(op.out, yielded, settled)
+                here, seen = read[self.numbers[value]]
+                read[self.numbers[value]] = here, seen | {need}
+            ending = {n: live for n, live in read.items() if self._ends(n, index)}
+            sent = sum(self._versions(self.types[n], live) for n, live in ending.items())
+            live_on = {n: live for n, live in read.items() if n not in ending}
+            for target in self._settling(op.out, yielded):
+                way = sent + self._sent(op.out, yielded, target)
                 if way < math.inf:
-                    live = {**done, self.numbers[op.out]: (settled, frozenset[At]())}
-                    yield tuple(sorted(live.items())), int(sent + way)
+                    after = {**live_on, self.numbers[op.out]: (target, frozenset[At]())}
+                    yield tuple(sorted(after.items())), int(way)
 
-    def _combined(self, op: NamedOp) -> Iterator[tuple[tuple[At, ...], At]]:
-        """The placements of operands and result of each combination of rows."""
+    def _ends(self, number: int, index: int) -> bool:
+        """Whether nobody reads a value after an operator."""
+        value = self.types[number]
+        return self.last.get(value, -1) <= index and value not in self.outputs
+
+    def _combined(self, op: NamedOp) -> Iterator[tuple[tuple[At, ...], At, frozenset[str]]]:
+        """The placements of operands and result of each combination of rows.
+
+        And the axes along which operands have to have been left so.
+        """
         options = [allowed(op, self.rules, axis) for axis, _ in self.mesh]
         axes = [axis for axis, _ in self.mesh]
-        seen = set()
         for picked in itertools.product(*options):
+            by_axis = dict(zip(axes, picked, strict=True))
             ins = tuple(
-                joined({a: row[0][i] for a, row in zip(axes, picked, strict=True)})
+                joined({a: row[0][i] for a, (row, _) in by_axis.items()})
                 for i in range(len(op.ins))
             )
-            out = joined({a: row[1] for a, row in zip(axes, picked, strict=True)})
-            fits = map(self._divides, (*op.ins, op.out), (*ins, out))
-            if all(fits) and (ins, out) not in seen:
-                seen.add((ins, out))
-                yield ins, out
+            out = joined({a: row[1] for a, (row, _) in by_axis.items()})
+            if all(map(self._divides, (*op.ins, op.out), (*ins, out))):
+                yield ins, out, frozenset(a for a, (_, passing) in by_axis.items() if passing)
 
     def _divides(self, value: Value, placed: At) -> bool:
         return all(value.type.size(d) % self.wires.ways(axes) == 0 for d, axes in placed[0])
@@ -296,35 +308,37 @@ class EveryPlan:
         return joined(asked)
 
     def _settling(self, value: Value, yielded: At) -> Iterator[At]:
-        """Where a result may settle: as rules say, or partial as it is yielded; else anywhere."""
+        """Where a result may settle: as rules say, or as it is yielded; else anywhere."""
         if value in self.outputs:
             yield self._settled(value)
             return
         options = []
         for axis, _ in self.mesh:
-            dim = ruled(value, self.rules, axis)
-            left = part(yielded, axis) == PARTIAL
+            dim, left = ruled(value, self.rules, axis), part(yielded, axis)
             free = [COPY, PARTIAL, *value.type.names]
-            options.append([dim, *[PARTIAL] * left] if dim else free)
+            options.append([dim, *{left} - {dim, COPY}] if dim else free)
         for picked in itertools.product(*options):
             placed = joined({a: k for (a, _), k in zip(self.mesh, picked, strict=True)})
             if self._divides(value, placed):
                 yield placed
 
-    def _may_read(self, value: Value, settled: At, need: At) -> bool:
-        """What is partial in place of a split that rules demand is read so, or as they say."""
-        return all(
-            part(need, axis) in (dim, PARTIAL)
-            for axis in settled[1]
-            if (dim := ruled(value, self.rules, axis))
-        )
+    def _may_read(self, value: Value, settled: At, need: At, passing: frozenset[str]) -> bool:
+        """What is left otherwise than rules demand is read so, or as they say."""
+        for axis, _ in self.mesh:
+            dim = ruled(value, self.rules, axis)
+            here, there = part(settled, axis), part(need, axis)
+            if dim and here != dim and there not in (dim, here):
+                return False
+            if dim and axis in passing and there not in (dim, PARTIAL, here):
+                return False
+        return True
 
     def _sent(self, value: Value, source: At, target: At) -> float:
         dims = tuple((d.name, d.size) for d in value.type.dims)
         return self.wires.least(dims, value.type.bytes, source).get(target, math.inf)
 
     def _versions(self, value: Value, live: Live) -> float:
-        """What it takes to make all versions of a value, each of what it settled in or of others."""
+        """The bytes of all versions of a value, each made of what it settled in or of others."""
         settled, needs = live
         others = sorted(needs - {settled})
         makers = [[settled, *(o for o in others if o != need)] for need in others]

@@ -91,7 +91,8 @@ def proven(number: int, differentiated: bool) -> bool | None:
         made = compile_text(text, mesh=mesh, layout="l", message_bytes=0, cache=False)
         ours = explain(made.device)["totals"]["wire_bytes"]
     except DiagnosticError as error:
-        assert error.diagnostics[0].code == "MD0302", text
+        if error.diagnostics[0].code != "MD0302":
+            raise
         return None
     least = EveryPlan(made.named, drawn.rules, drawn.mesh, ours).least()
     assert made.placed.plan is not None
