@@ -34,9 +34,6 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.strategies import flops
 
-LANES = 16
-"""What the number of elements of a slice is a multiple of: kernels round it as in all of them."""
-
 
 def updated_in_place(program: DeviceProgram) -> DeviceProgram:
     """The program with large parameters updated layer by layer, and in their own memory."""
@@ -167,18 +164,7 @@ def _has_slices(var: Var, dim: str, mesh: Mesh) -> bool:
     if var.local.names[:1] != (dim,) or var.on is not None:
         return False
     uneven = var.placement.is_uneven(dim, var.type.size(dim), mesh)
-    return not uneven and all(n % LANES == 0 for n in _sizes(var, dim, mesh))
-
-
-def _sizes(var: Var, dim: str, mesh: Mesh) -> set[int]:
-    """The numbers of elements of a slice, on any device."""
-    sizes = {1}
-    for other in var.type.dims:
-        if other.name == dim:
-            continue
-        blocks = var.placement.blocks(other.name, other.size, mesh)
-        sizes = {n * (b - a) for n in sizes for a, b in set(blocks)}
-    return sizes
+    return not uneven
 
 
 def _connected(nodes: Sequence[Compute | Move]) -> list[list[Compute | Move]]:

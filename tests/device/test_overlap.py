@@ -131,7 +131,7 @@ def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = sum(m.target.local.bytes for a in loop.ahead for m in a.collective.moves)
     # up, down and gain, whole.
     assert ahead == (8 * 16 + 16 * 8 + 8) * 4
-    assert memory(after)["activations"] >= memory(before)["activations"] + ahead
+    assert memory(after)["gathered"] >= memory(before)["gathered"] + ahead
 
 
 def test_reports_tell_what_is_overlapped() -> None:
