@@ -334,16 +334,18 @@ class _Cutting:
             if isinstance(part, Partial)
             else f"`{node.name}` needs all of {dims} of {name} at once"
         )
-        alone = (
-            f"`with {self.cut.name}` and `accumulate={self.cut.micro}`: each batch is on its own"
-        )
+        help = "take 1 micro-batch"
+        if self.source.placed.named.goal is not None:
+            help += (
+                f"; or end the layout with `with {self.cut.name}` and write "
+                f"`accumulate={self.cut.micro}` to the optimizer: it is of each batch then"
+            )
         _refuse(
             "MD0332",
             f"{what}, which is cut into {self.parts}",
             var.value.span if sums else node.span,
             Related(self.cut.span, "cut here"),
-            help="the loss and its gradients cannot wait for the last micro-batch: take "
-            f"`stop_gradient` of it in a metric or a state alone, or 1 micro-batch; or {alone}",
+            help=help,
         )
 
     def _move(self, node: Move) -> None:

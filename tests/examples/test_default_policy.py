@@ -32,7 +32,7 @@ SIZES = {
         "layers": 2,
     },
 }  # fmt: skip
-MADE_UP = ("moe",)
+MADE_UP = ("moe", "moe_stages")
 """Run on values as the engines make them up: gates of large whole numbers are 1 and, in f32, 0.
 
 The reference in f64 then has 1e-60 and sends a token to a second expert.

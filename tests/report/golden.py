@@ -86,6 +86,7 @@ _MOST = dict(
     lm=["megatron_zero3", "pipeline"],
     matmul=["inner_cols"],
     mlp=["hybrid"],
+    moe_stages=["staged"],
     transformer=["megatron"],
 )
 WHOLE = [case for case in _EVERY if case.layout in _MOST.get(case.example, [case.layout])]
