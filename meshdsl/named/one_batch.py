@@ -24,6 +24,7 @@ from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value, walk
 from meshdsl.named.over_iterations import at_once
+from meshdsl.ops.opdef import lookup
 
 EACH = "write `each=true` to the optimizer: each batch is on its own"
 
@@ -102,7 +103,8 @@ def once(program: NamedProgram) -> Once:
     with_samples = {
         v
         for op in walk(program.body)
-        if side.issuperset(op.outs) and any(map(samples.has, (*op.ins, *op.outs)))
+        if side.issuperset(op.outs)
+        and (lookup(op.name).surface.seeded or any(map(samples.has, (*op.ins, *op.outs))))
         for v in (*op.ins, *op.outs)
     }
     late = side - samples.closure(with_samples)

@@ -45,10 +45,9 @@ def after_batch(program: NamedProgram, pipe: Piped) -> NamedProgram:
 
 def _stages_wait(passes: Sequence[Node], waiting: set[Value], pipe: Piped) -> bool:
     """Whether what goes from stage to stage waits for the whole batch."""
-    if pipe.count:
-        return bool(waiting)
-    carried = (c.inside for n in passes if isinstance(n, NamedLoop) for c in n.carries)
-    return any(v in waiting and pipe.cut is not None and pipe.cut.has(v) for v in carried)
+    assert pipe.cut is not None
+    carried = {c.inside for n in passes if isinstance(n, NamedLoop) for c in n.carries}
+    return any(pipe.cut.has(v) for v in (waiting if pipe.count else waiting & carried))
 
 
 def _needed_in_passes(program: NamedProgram, passes: Sequence[Node]) -> set[Value]:

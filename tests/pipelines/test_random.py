@@ -2,7 +2,8 @@
 
 Both have the numbers of one device: with micro-batches of a batch or of `accumulate`, sums that
 are reduced in each, rules of their own for gradients and parameters, parameters of the samples, of
-which each micro-batch has a block, and names that emitted texts have themselves.
+which each micro-batch has a block, functions whose features are where the samples were, and names
+that emitted texts have themselves.
 
 `MESHDSL_CASES=500` runs that many instead of 24, and new ones each time.
 """
@@ -119,6 +120,7 @@ class Writer:
         declared, used = self.parameter()
         inside.append(declared)
         made = used.replace("VALUE", made)
+        made = f"turned({made})" if self.often(3) else made
         again = self.often(3)
         behind = list[str]()
         result = self.changed(value, behind)
@@ -132,6 +134,10 @@ class Writer:
         body = f"{newline.join([*inside, f'{value} = {made}'])}"
         body = f"recompute {{\n    {body}\n    }}" if again else body
         return f"""dim batch = 8, m = 4, layers = 8, o = m
+def turned(v[batch, m]) -> [batch, m] {{
+  param turn[m, o]
+  return sin(einsum(v, turn -> [batch, o])[o -> m])
+}}
 program net({x}[batch, m], {target}[batch, m]) {{
   {newline.join([*before, f"{value} = {begun}"])}
   repeat layers {{
@@ -157,6 +163,8 @@ def cases(draw: Draw) -> Case:  # type: ignore[type-arg]
     chosen = (rule for rule in RULES if rule[-1] in axes and writer.often(3))
     more = {rule.partition("->")[0]: rule for rule in chosen}  # one for each dim
     rules = ", ".join(filter(None, ("layers -> p", MESHES[mesh], *more.values())))
+    if "turned((" in text.partition("program")[2] and "d" in axes:
+        rules += ", turned: m -> d"  # the samples of a micro-batch are exchanged for features
     name, _, options = writer.pick(SCHEDULES).rstrip(")").partition("(")
     given = ["reduce=each"] if writer.often() else []
     given = [*([options] if options else []), *given]

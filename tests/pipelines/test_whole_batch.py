@@ -105,3 +105,50 @@ def test_a_network_of_one_way_waits_for_nothing() -> None:
     text = written(("", "x = x - mean[b](x)", "q = mean(x)")).split("  minimize")[0] + "}\n"
     with pytest.raises(DiagnosticError, match="MD0332"):
         compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](2)").checked()
+
+
+NETWORK = """
+dim b = 8, m = 6, o = m, c = 4
+program p(x[b, m], t[b, c], weight[b]) {
+  param w1[m, o]
+  param w2[m, o]
+  param w3[m, c]
+  param bias[m] = zeros()
+  first = tanh(einsum(x, w1 -> [b, o])[o -> m])
+  second = tanh(einsum(first, w2 -> [b, o])[o -> m])
+  bias := bias + sign(mean[b](OF)) * tanh(mean[b](second))
+  y = einsum(second, w3 -> [b, c])
+  loss = sum(mean[c](square(y - t)) * weight) / sum(weight)
+  q = sqrt(mean(square(second)))
+  return loss, q
+  minimize loss with sgd(lr=0.1ACCUMULATE)
+}
+"""
+
+
+@in_turn(
+    of=("first", "second"),
+    mesh=("pipe:2", "pipe:2,d:2"),
+    use=("one_f_one_b[b](4)", "zb_h1[b](2)", "one_f_one_b", "zb_h1"),
+)
+def test_a_network_that_rules_cut(of: str, mesh: str, use: str) -> None:
+    accumulate = "" if "[" in use else ", accumulate=4"
+    text = NETWORK.replace("OF", of).replace("ACCUMULATE", accumulate)
+    rules = "second: pipe = 1, b -> d" if "d:" in mesh else "second: pipe = 1"
+    made = compiled(text, mesh, rules, f"with {use}")
+    hold(made, text)
+    made.evaluation.checked()
+
+
+BATCHES = [name for name in MADE if ":=" in "".join(MADE[name]) and "number" not in name]
+"""Not the one whose output reads a stack behind the loop: an output is made by each batch."""
+
+
+@in_turn(
+    name=BATCHES, mesh=MESHES, use=("one_f_one_b", "zb_h1", "interleaved(chunks=2)", "chimera")
+)
+def test_batches_that_a_step_accumulates(name: str, mesh: str, use: str) -> None:
+    if "chunks" in use:
+        mesh = "pipe:2" if mesh == "pipe:4" else mesh
+    text = written(MADE[name]).replace("clip=0.5", "clip=0.5, accumulate=4")
+    hold(compiled(text, mesh, MESHES[mesh], f"with {use}"), text)
