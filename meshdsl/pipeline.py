@@ -396,6 +396,7 @@ def place_named(
 
     `schedule` is taken in the place of the layout's.
     """
+    from meshdsl.placed.gather_again import without_effect
     from meshdsl.placed.layout import Layout
     from meshdsl.placed.lint import lint
     from meshdsl.placed.pipelined import stored
@@ -418,6 +419,8 @@ def place_named(
     if isinstance(spec, Layout) and result.pipe is not None and _needs_whole_batch(result):
         result = place(program, stored(program, spec), options.reduce, search)
     verify(result)
+    if isinstance(spec, Layout):
+        diagnostics.add(*without_effect(result, spec))
     return result
 
 

@@ -16,15 +16,16 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from meshdsl.diagnostics import Diagnostic, Span
+from meshdsl.diagnostics import Diagnostic, Edit, Fix, Span
 from meshdsl.ir.program import Collected, Stacked, every, uses
 from meshdsl.ir.rewrite import Visitor, free, in_blocks
 from meshdsl.placed import why
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
-from meshdsl.placed.layout import Layout
+from meshdsl.placed.layout import Layout, selected
 from meshdsl.placed.placements import placement
 from meshdsl.placed.reshard import Price, Route, route
-from meshdsl.placed.settings import Setting
+from meshdsl.placed.settings import ACTIVATIONS, Setting
+from meshdsl.syntax.edits import without_entry
 
 NAME, AGAIN = "gather", "again"
 """The setting, and its value under which the backward pass gathers again."""
@@ -51,13 +52,18 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
     """A note for each setting under which nothing of a training step is gathered again."""
     if program.mesh.devices == 1 or not any(n.phase == "backward" for n in every(program.body)):
         return
-    for setting in layout.settings:
-        if _says_again(setting) and setting not in program.gathered_again:
-            which = "" if setting.path == ("activations",) else f" of `{setting.selector}`"
-            message = f"`{setting}` changes nothing: the backward pass reads nothing{which} that is"
-            message += " gathered in the forward pass"
-            help = "remove it, or split the tensor where it is stored: `NAME: DIM -> AXIS`"
-            yield Diagnostic("MD0306", message, setting.span, "note", help=help)
+    names = {v for t in program.tensors for v in (t.value, t.value.source)}
+    for setting in (s for s in layout.settings if _says_again(s)):
+        of_all = setting.selector == ACTIVATIONS
+        is_known = of_all or any(selected(setting.path, v) is not None for v in names)
+        if setting in program.gathered_again or not is_known:
+            continue
+        which = "an activation" if of_all else f"`{setting.selector}`"
+        message = f"`{setting}` changes nothing: the forward pass gathers no part of {which} that"
+        message += " the backward pass reads"
+        fix = Fix("remove it", (Edit(without_entry(setting.span), ""),), safe=False)
+        help = "remove the setting"
+        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=(fix,))
 
 
 def _says_again(setting: Setting) -> bool:

@@ -181,6 +181,11 @@ class Layout:
         return chosen and chosen[1]
 
     @property
+    def settings_of_tensors(self) -> tuple[Setting, ...]:
+        """The settings of single tensors and functions."""
+        return tuple(s for s in self.settings if s.path[0] not in (*ROLES, ACTIVATIONS))
+
+    @property
     def known(self) -> frozenset[tuple[str, str]]:
         """The pairs (dim, axis) that some rule splits."""
         return frozenset((rule.dim, axis) for rule in self.rules for axis in rule.axes)

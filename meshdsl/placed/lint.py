@@ -33,7 +33,7 @@ from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.pipelined import check_layers, is_forward
 from meshdsl.placed.request import Request, ShardingSpec
 from meshdsl.placed.sbp_block import Annotations, check_component, means
-from meshdsl.placed.settings import StageRule
+from meshdsl.placed.settings import Setting, StageRule
 from meshdsl.placed.stage_rules import pipeline_of
 from meshdsl.placed.window_rules import window_notes
 from meshdsl.schedule.use import ScheduleUse
@@ -67,6 +67,7 @@ def _lint_layout(program: NamedProgram, layout: Layout, diagnostics: Diagnostics
     """Report rules that cannot have an effect, and schedules and stages that do not fit."""
     values = tuple(values_of(program))
     _lint_rules(program, values, layout, diagnostics)
+    _lint_settings(values, layout, diagnostics)
     _lint_blocks(program, values, layout, diagnostics)
     if layout.cuts:
         _lint_stages(program, values, layout, diagnostics)
@@ -101,6 +102,15 @@ def _lint_rules(
             or binds_inside(rule, program)
         ):
             diagnostics.add(_selects_nothing(rule, values))
+
+
+def _lint_settings(values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics) -> None:
+    """Warn of settings for tensors and functions that the program does not have."""
+    for setting in layout.settings_of_tensors:
+        if not any(selects(setting.path, v) is not None for v in values):
+            labels, dotted = _selectable(values)
+            known = dotted if len(setting.path) > 1 else labels
+            diagnostics.add(_sets_nothing(setting, sorted(known)))
 
 
 def _lint_blocks(
@@ -311,6 +321,9 @@ def _lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnos
             diagnostics.add(_no_dim(rule, set(declarations.dims), layout))
         if rule.selector and _declared(rule.selector[0]) not in names.union(ROLES):
             diagnostics.add(_no_tensor(".".join(rule.selector), rule, sorted(names)))
+    for setting in layout.settings_of_tensors:
+        if _declared(setting.path[0]) not in names:
+            diagnostics.add(_sets_nothing(setting, sorted(names)))
     for stage in layout.cuts:
         if stage.axis not in layout.mesh.names:
             diagnostics.add(_no_axis(stage, stage.axis, layout))
@@ -409,12 +422,25 @@ def binds_inside(rule: Rule, program: NamedProgram) -> bool:
 
 
 def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:
-    tensors = [v for v in values if v.name]
-    labels = {v.label for v in tensors} | {f for v in values for f in v.functions}
-    dotted = {f"{v.functions[-1]}.{v.label}" for v in tensors if v.functions}
+    labels, dotted = _selectable(values)
     selector = ".".join(rule.selector)
     selectable = sorted(dotted if len(rule.selector) > 1 else labels)
     return _no_tensor(selector, rule, selectable)
+
+
+def _selectable(values: tuple[Value, ...]) -> tuple[set[str], set[str]]:
+    """The names of tensors and functions, and the paths of tensors in functions."""
+    tensors = [v for v in values if v.name]
+    labels = {v.label for v in tensors} | {f for v in values for f in v.functions}
+    return labels, {f"{v.functions[-1]}.{v.label}" for v in tensors if v.functions}
+
+
+def _sets_nothing(setting: Setting, known: list[str]) -> Diagnostic:
+    """MD0306: a setting of something that there is not."""
+    help = did_you_mean(setting.selector, known) or "remove the setting"
+    fixes = _spelled(setting.span, setting.selector, known) or _removed(setting.span)
+    message = f"`{setting.selector}` selects no tensor; the setting does nothing"
+    return Diagnostic("MD0306", message, setting.span, "warning", help=help, fixes=fixes)
 
 
 def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
