@@ -20,6 +20,7 @@ from meshdsl.named.attention_fusion import spoken_names
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build, choose_program, finish_named
+from meshdsl.named.rematerialisation import without_effect as blocks_without_effect
 from meshdsl.placed import async_checks
 from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.pipelined import Piped
@@ -412,7 +413,7 @@ def place_named(
     if schedule is not None and isinstance(spec, Layout):
         spec = replace(spec, schedule=schedule)
     problems = lint(program, spec, declarations)
-    diagnostics.add(*problems)
+    diagnostics.add(*problems, *blocks_without_effect(program))
     problems.raise_errors()
     search = options.search(timing_of(declarations, options, spec.mesh))
     result = place(program, spec, options.reduce, search)

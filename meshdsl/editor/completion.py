@@ -22,6 +22,7 @@ from meshdsl.ops.opdef import load_all
 from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.layout_schedules import VALUES
 from meshdsl.placed.place import POLICIES
+from meshdsl.placed.settings import ACTIVATIONS, settings_for
 from meshdsl.schedule.declared import HEAD
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import WEIGHTS
@@ -185,11 +186,24 @@ class _Offer:
             yield from self.axes()
         elif arrow:
             yield from _words(["keep"])
+        elif inside.has("COLON"):
+            yield from self._setting(place)
         else:
             yield from self.symbols("dim")
-            if place.last != "COLON":
-                yield from _words(RESERVED_TENSORS, lsp.CompletionItemKind.Property)
-                yield from self.selectors()
+            roles = (*RESERVED_TENSORS, ACTIVATIONS)
+            yield from _words(roles, lsp.CompletionItemKind.Property)
+            yield from self.selectors()
+
+    def _setting(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
+        """Behind the selector of a layout: the settings that it may have, or the values of one."""
+        words = [str(word) for word in place.inside.words]
+        selector, rest = words[words.index(":") - 1], words[words.index(":") + 1 :]
+        known = settings_for(selector)
+        if place.last == "COLON":
+            yield from self.symbols("dim")
+            yield from _words(known, lsp.CompletionItemKind.Property)
+        elif place.last == "EQUAL":
+            yield from _words(known.get(rest[0], ()), lsp.CompletionItemKind.EnumMember)
 
     def _scheduled(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """Behind the `with` of a layout."""

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from meshdsl.ir.program import Carry, Collected
+from meshdsl.diagnostics import Diagnostic
+from meshdsl.ir.program import Carry, Collected, every
 from meshdsl.ir.rewrite import Visitor
 from meshdsl.named.builder import Frame
-from meshdsl.named.ir import NamedLoop, NamedOp, Node, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.tape import Tape
 
 Read = Callable[[Value], Value]
 """Maps a value of the forward pass to its replacement in the backward pass."""
+
+
+def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
+    """MD0144 for each `recompute` block of which the backward pass computes nothing again."""
+    nodes = list(every(program.body))
+    if not any(node.phase == "backward" for node in nodes):
+        return
+    computed_again = {n.origin.of for n in nodes if n.origin is not None and n.origin.is_copy}
+    read = {v for n in nodes if n.phase == "backward" for v in (*n.reads, *n.ends)}
+    read |= {c.inside for n in nodes for c in n.collected if c.outer in read}
+    blocks: dict[int, list[Node]] = {}
+    for node in nodes:
+        if node.block is not None:
+            blocks.setdefault(node.block, []).append(node)
+    for block in blocks.values():
+        values = {v for node in block for v in node.makes}
+        if not values.isdisjoint(computed_again):
+            continue
+        kept = sorted({f"`{v.label}`" for v in values & read if v.name})
+        why = "the backward pass reads none of its values"
+        help = "remove it"
+        if not values.isdisjoint(read):
+            which = " and ".join(kept) or "what the backward pass reads of it"
+            why = f"{which} {'are' if len(kept) > 1 else 'is'} kept for statements further on"
+            help = "put these statements into the block, or remove it"
+        message = f"this `recompute` block changes nothing: {why}"
+        yield Diagnostic("MD0144", message, block[0].span, "note", help=help)
 
 
 def copied(tape: Tape, node: Node, read: Read) -> dict[Value, Value]:

@@ -39,6 +39,13 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
 What `activations` have, single tensors and functions may have, too: `attend.x: gather = again`.
 """
 
+
+def settings_for(selector: str) -> dict[str, tuple[str, ...]]:
+    """The settings that a selector may have, with their values."""
+    selector = selector if selector in ROLES else ACTIVATIONS
+    return {name: values for (of, name), values in SETTINGS.items() if of == selector}
+
+
 NAMES = list(dict.fromkeys(name for _, name in SETTINGS))
 
 
@@ -147,9 +154,11 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
 
 def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name = node.name.text
-    legal = [s for s, n in SETTINGS if n == name]
-    if selector in legal or (ACTIVATIONS in legal and node.selector[0].text not in ROLES):
+    first, *more = (part.text for part in node.selector)
+    in_role = more and first in (*ROLES, ACTIVATIONS)
+    if name in settings_for(first) and not in_role:
         return None
+    legal = [s for s, n in SETTINGS if n == name]
     span = node.selector[0].span.to(node.selector[-1].span)
     said = " or ".join(f"`{s}: {name} = {SETTINGS[s, name][0]}`" for s in legal)
     fixes = spelled_right(span, selector, legal)
@@ -159,7 +168,7 @@ def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
 
 def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name, value = node.name.text, node.value
-    legal = SETTINGS.get((selector, name)) or SETTINGS[ACTIVATIONS, name]
+    legal = settings_for(node.selector[0].text)[name]
     if isinstance(value, ast.Ref) and value.name.text in legal:
         return None
     text = value.name.text if isinstance(value, ast.Ref) else ""

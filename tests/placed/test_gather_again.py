@@ -240,6 +240,8 @@ def test_the_report_tells_the_cause_and_the_memory() -> None:
         ("h: gather = once", []),
         ("params: gather = again", ["MD0313"]),
         ("grads: gather = again", ["MD0313"]),
+        ("grads.n: reduce = bf16", ["MD0313"]),
+        ("activations.n: gather = again", ["MD0313"]),
         ("n: gather = twice", ["MD0314"]),
         ("activations: gather = 1", ["MD0314"]),
         ("activations: reduce = bf16", ["MD0313"]),
