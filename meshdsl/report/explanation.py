@@ -354,6 +354,7 @@ def _collective(
         "from": _said(part["from"] for part in parts),
         "to": _said(part["to"] for part in parts),
         "why": _said(part["why"] for part in parts),
+        "remedy": "",
         "remedies": [],
         "parts": parts if isinstance(node, Bucket) else [],
     }
@@ -381,6 +382,7 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
         "from": show(node.source.placement, node),
         "to": show(node.target.placement, node),
         "why": node.why,
+        "remedy": "",
         "remedies": [],
     }
 

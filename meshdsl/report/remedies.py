@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, computed, walk
 from meshdsl.device.memory import memory
@@ -89,18 +89,26 @@ def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
     suggested = {move: suggestions(move, made.device, node) for n in dearest for move in n.moves}
     tried = Trials(made, layout).remedies(_in_turn(list(suggested.values())))
 
-    def of(moves: Iterable[Move]) -> list[str]:
+    def of(moves: Iterable[Move]) -> _Told:
         remedies = [tried[edit] for move in moves for edit in suggested[move] if edit in tried]
-        return [str(remedy) for remedy in _best_first(remedies)]
+        best = [str(remedy) for remedy in _best_first(remedies)]
+        return {"remedy": next(iter(best), ""), "remedies": best}
 
     def told(node: Move | Bucket, facts: CollectiveFacts) -> CollectiveFacts:
         pairs = zip(facts["parts"], node.moves, strict=True) if facts["parts"] else ()
-        parts: list[MovedFacts] = [{**part, "remedies": of([move])} for part, move in pairs]
-        return {**facts, "remedies": of(node.moves), "parts": parts}
+        parts: list[MovedFacts] = [{**part, **of([move])} for part, move in pairs]
+        return {**facts, **of(node.moves), "parts": parts}
 
     collectives = [told(node, facts) for node, facts in known.items()]
     remedies = [_facts(remedy, layout) for remedy in _best_first(tried.values())]
     return {**report, "collectives": collectives, "remedies": remedies}
+
+
+class _Told(TypedDict):
+    """The remedies of a collective, in its report."""
+
+    remedy: str
+    remedies: list[str]
 
 
 def _best_first(remedies: Iterable[Remedy]) -> list[Remedy]:

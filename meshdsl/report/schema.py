@@ -72,6 +72,7 @@ class MovedFacts(_Way):
     """A tensor in a collective, and its placements before and after.
 
     `remedies` are in words, the best first: edits of the layout by one rule that were compiled.
+    `remedy` is the first of them, empty without one.
     """
 
     tensor: str
@@ -81,6 +82,7 @@ class MovedFacts(_Way):
     payload_bytes: int
     wire_bytes: int
     why: str
+    remedy: str
     remedies: list[str]
 
 
