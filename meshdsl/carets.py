@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from meshdsl.diagnostics import Diagnostic, Related, Span
+from meshdsl.diagnostics import Diagnostic, Fix, Related, Span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -297,17 +297,16 @@ def to_json(diagnostic: Diagnostic) -> DiagnosticFacts:
             for r in diagnostic.related
         ],
         "help": diagnostic.help,
-        "fixes": [
-            {
-                "title": fix.title,
-                "safe": fix.safe,
-                "edits": [
-                    {"file": e.span.file, **_range(e.span), "text": e.text} for e in fix.edits
-                ],
-            }
-            for fix in diagnostic.fixes
-        ],
+        "fixes": [fix_facts(fix) for fix in diagnostic.fixes],
     }
+
+
+def fix_facts(fix: Fix) -> FixFacts:
+    """A fix as plain data."""
+    edits: list[EditFacts] = [
+        {"file": e.span.file, **_range(e.span), "text": e.text} for e in fix.edits
+    ]
+    return {"title": fix.title, "safe": fix.safe, "edits": edits}
 
 
 def _range(span: Span) -> RangeFacts:

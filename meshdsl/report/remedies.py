@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from meshdsl.carets import fix_facts
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, computed, walk
 from meshdsl.device.memory import memory
 from meshdsl.device.traffic import busiest
@@ -116,7 +117,6 @@ def _best_first(remedies: Iterable[Remedy]) -> list[Remedy]:
 
 
 def _facts(remedy: Remedy, layout: str) -> RemedyFacts:
-    edits = remedy.fix.edits if remedy.fix is not None else ()
     return {
         "title": remedy.title,
         "told": str(remedy),
@@ -124,10 +124,7 @@ def _facts(remedy: Remedy, layout: str) -> RemedyFacts:
         "saves_bytes": remedy.saves,
         "holds_bytes": remedy.holds,
         "computes": remedy.computes,
-        "edits": [
-            {"file": e.span.file, "start": e.span.start, "end": e.span.end, "text": e.text}
-            for e in edits
-        ],
+        "fixes": [] if remedy.fix is None else [fix_facts(remedy.fix)],
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NotRequired, TypedDict, TypeVar, final
 
-from meshdsl.carets import DiagnosticFacts
+from meshdsl.carets import DiagnosticFacts, FixFacts
 
 Saves = dict[str, float]
 """What a rule saves: bytes sent, bytes held, FLOPs, seconds."""
@@ -117,20 +117,11 @@ class TotalsFacts(TypedDict):
     flops_per_device: int
 
 
-class EditFacts(TypedDict):
-    """Characters `start` to `end` of a file, from 0, replaced by `text`."""
-
-    file: str
-    start: int
-    end: int
-    text: str
-
-
 class RemedyFacts(TypedDict):
     """A change of a layout by one rule that was compiled, with what it saves per device.
 
     `told` is all of it in words. `holds_bytes` is the change of the peak of memory, `computes` the
-    quotient of FLOPs after and before. `edits` carry it out; there are none where the layout is not
+    quotient of FLOPs after and before. `fixes` has the edit; it is empty where the layout is not
     written as text.
     """
 
@@ -140,7 +131,7 @@ class RemedyFacts(TypedDict):
     saves_bytes: int
     holds_bytes: int
     computes: float
-    edits: list[EditFacts]
+    fixes: list[FixFacts]
 
 
 class PlanFacts(TypedDict):

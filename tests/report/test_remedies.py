@@ -58,10 +58,13 @@ def test_each_remedy_compiles_and_saves_what_it_says(path: Path, options: Option
 
 def edited(made: Compilation, remedy: RemedyFacts) -> Compilation:
     """A program compiled anew, from its text after a remedy."""
-    (edit,) = remedy["edits"]
-    assert edit["file"] == made.source.name
-    text = made.source.text
-    text = text[: edit["start"]] + edit["text"] + text[edit["end"] :]
+    ((edit,),) = (fix["edits"] for fix in remedy["fixes"])
+    source = made.source
+    assert edit["file"] == source.name
+    start, end = (
+        source.bounds(at["line"])[0] + at["column"] - 1 for at in (edit["start"], edit["end"])
+    )
+    text = source.text[:start] + edit["text"] + source.text[end:]
     return Compilation(Source(made.source.name, text), made.options, Diagnostics())
 
 
