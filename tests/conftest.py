@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from meshdsl.cli import COLLECTED
 from tests.ranks import Forks
 
 # Read when torch is first imported: the suite already runs one process per core.
@@ -29,9 +30,14 @@ settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going through twenty thousand collected tests each time."""
+    """Keep the garbage collector from going through all that is there, again and again.
+
+    A program is some hundred thousand objects, nearly none of them in a cycle: at Python's own
+    thresholds a seventh of the time of a test that compiles goes into looking for cycles.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECTED, 10, 50)
 
 
 @pytest.fixture(autouse=True, scope="session")
