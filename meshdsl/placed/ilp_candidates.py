@@ -74,8 +74,9 @@ class PlanSpace:
     """The search space: combinations of every operator, and where values may settle.
 
     readers: every placement that a reader may need a value in. trips: how often a value is made.
-    made: what an operator may yield a value as, along an axis. read_as: the splits that rules
-    request of it where it is read.
+    made: what an operator may yield a value as, along an axis. passed: what operators may take it
+    as, otherwise than rules split it, to pass it on. read_as: the splits that rules request of it
+    where it is read.
     sliced: the dims of loops that slice or collect a value. splits: those that are considered on
     axes without a rule; None for all.
     """
@@ -86,6 +87,7 @@ class PlanSpace:
         self.mesh = request.mesh
         self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
         self.made: dict[tuple[Value, str], set[Component]] = defaultdict(set)
+        self.passed: dict[tuple[Value, str], set[Component]] = defaultdict(set)
         self.read_as: dict[Value, set[Placement]] = defaultdict(set)
         self.joined = self._joined()
         self.readers: dict[Value, dict[Placement, None]] = {}
@@ -245,27 +247,31 @@ class PlanSpace:
         if not any(_is_split(p, axis) for p in ruled):
             return self._considered(suiting or every, axis)
         keeping = [r for r in every if self._keeps(r, axis, op, ruled)]
-        both = [r for r in keeping if r in suiting]
+        passing = [r for r in keeping if _differs(r, axis, ruled)]
+        for row in passing:
+            for value, component in zip(op.ins, row.ins, strict=True):
+                self.passed[value, axis].add(component)
+        both = [r for r in keeping if r in suiting and r not in passing]
         if both and all(map(self.request.is_known, op.ins)):
-            both += [r for r in every[:1] if r not in both and _spares(op, both)]
-            return both + [r for r in keeping if r not in both and _differs(r, axis, ruled)]
+            both += [r for r in every[:1] if r not in both and _spares(op, both + passing)]
+            return both + passing
         possible = suiting if suiting and not _is_light(op) else every
         return keeping + [r for r in self._considered(possible, axis) if r not in keeping]
 
     def _keeps(self, row: Row, axis: str, op: NamedOp, ruled: tuple[Placement, ...]) -> bool:
         """Whether the row takes operands as rules split them along the axis, or as they are made.
 
-        An operator that computes much takes them as rules say.
+        As they are made only where the operator is linear in them: it yields them added up, and is
+        not one that computes much.
         """
-        triples = zip(op.ins, row.ins, ruled, strict=True)
-        others = {(v, c) for v, c, p in triples if _is_split(p, axis) and c != p.component(axis)}
+        others = [i for i, p in enumerate(ruled) if not _takes(row.ins[i], p, axis)]
         if not others:
             return True
-        if not _is_light(op) or any(component == B for _, component in others):
+        if not _is_light(op) or not _is_linear(op, others):
             return False
-        made = all(component in self.made[value, axis] for value, component in others)
-        partial = all(isinstance(component, Partial) for _, component in others)
-        return self._spares_sums(op, row, axis) if partial else made
+        if all(isinstance(row.ins[i], Partial) for i in others):
+            return self._spares_sums(op, row, axis)
+        return all(row.ins[i] != B and row.ins[i] in self.made[op.ins[i], axis] for i in others)
 
     def _spares_sums(self, op: NamedOp, row: Row, axis: str) -> bool:
         """Whether less is reduced where operands that rules split are taken partial by a row.
@@ -372,23 +378,33 @@ class PlanSpace:
     ) -> Iterator[dict[str, Component]]:
         """What a value may stay along axes over which rules split it: first of all, that split.
 
-        It may stay as it is made where a reader takes it so: what that yields is moved in its
+        It may stay as it is made where a reader passes it on: what that yields is moved in its
         place.
         """
-        needs = self.readers.get(value, {})
         others: dict[str, list[Component]] = {}
         for axis in (a for _, axes in ruled.splits for a in axes):
             made = dict.fromkeys(p.component(axis) for p in yields if p.op in (None, op))
-            taken = {p.component(axis) for p in needs if p.op in (None, op)}
-            kept = [c for c in made if c in taken and c not in (B, ruled.component(axis))]
+            passed = self.passed[value, axis] - {B, ruled.component(axis)}
+            kept = [component for component in made if component in passed]
             if kept:
                 others[axis] = kept
         for picked in itertools.product(*([None, *kept] for kept in others.values())):
             pairs = zip(others, picked, strict=True)
             yield {axis: component for axis, component in pairs if component is not None}
 
+    def waits(self, value: Value, settled: Placement) -> bool:
+        """Whether a value stays as it is made where rules split it: readers move it, or pass it on.
+
+        Whole is no such: rules are met by a part of that.
+        """
+        ruled = self.request.ruled(value)
+        every = ((settled.component(a), ruled.component(a)) for _, ax in ruled.splits for a in ax)
+        return any(here not in (B, there) for here, there in every)
+
     def may_read(self, value: Value, settled: Placement, need: Placement) -> bool:
         """Whether a reader may need a value so: what stays as it is made, or as rules say."""
+        if not self.waits(value, settled):
+            return True
         ruled = self.request.ruled(value)
         return all(
             need.component(axis) in (settled.component(axis), ruled.component(axis))
@@ -453,8 +469,18 @@ def _is_split(placed: Placement, axis: str) -> bool:
 
 def _differs(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
     """Whether a row takes an operand otherwise than rules split it along the axis."""
-    pairs = zip(row.ins, ruled, strict=True)
-    return any(_is_split(p, axis) and c != p.component(axis) for c, p in pairs)
+    return not all(_takes(c, p, axis) for c, p in zip(row.ins, ruled, strict=True))
+
+
+def _takes(component: Component, ruled: Placement, axis: str) -> bool:
+    """Whether a component is the split that rules demand along the axis, if they demand one."""
+    return not _is_split(ruled, axis) or component == ruled.component(axis)
+
+
+def _is_linear(op: NamedOp, operands: Collection[int]) -> bool:
+    """Whether an operator is linear in some operands together: partial, they pass through it."""
+    rows = legal_rows(call_of(op))
+    return any(all(isinstance(row.ins[i], Partial) for i in operands) for row in rows)
 
 
 def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:

@@ -173,18 +173,28 @@ def allowed(op: NamedOp, rules: Mapping[str, str], axis: str) -> list[tuple[Row,
     if not any(asked):
         return [(row, False) for row in suiting or every]
     light = is_light(op)
-    keeping = [r for r in suiting if _keeps(r, asked, (PARTIAL,) if light else ())]
-    if not keeping:
-        return [(row, False) for row in (every if light or not suiting else suiting)]
-    if light and _spares(op, keeping):
-        keeping.append(every[0])
+    keeping = [r for r in suiting if _keeps(r, asked, ())]
     others = [r for r in every if light and r not in keeping]
-    passing = [r for r in others if _keeps(r, asked, (PARTIAL, *op.out.type.names))]
+    passing = [
+        r
+        for r in others
+        if _keeps(r, asked, (PARTIAL, *op.out.type.names)) and _is_linear(every, r, asked)
+    ]
+    if not keeping:
+        keeping = every if light or not suiting else suiting
+    elif light and _spares(op, keeping):
+        keeping.append(every[0])
     return [*((row, False) for row in keeping), *((row, True) for row in passing)]
 
 
 def _keeps(row: Row, asked: list[str | None], others: tuple[Part, ...]) -> bool:
     return all(a is None or i in (a, *others) for i, a in zip(row[0], asked, strict=True))
+
+
+def _is_linear(every: list[Row], row: Row, asked: list[str | None]) -> bool:
+    """Whether an operator is linear in the operands that a row takes otherwise than ruled."""
+    taken = [i for i, (part, a) in enumerate(zip(row[0], asked, strict=True)) if a and part != a]
+    return any(all(ins[i] == PARTIAL for i in taken) for ins, _ in every)
 
 
 def _spares(op: NamedOp, keeping: list[Row]) -> bool:
@@ -327,9 +337,12 @@ class EveryPlan:
         for axis, _ in self.mesh:
             dim = ruled(value, self.rules, axis)
             here, there = part(settled, axis), part(need, axis)
-            if dim and here != dim and there not in (dim, here):
-                return False
-            if dim and axis in passing and there not in (dim, PARTIAL, here):
+            if dim is None or there == dim:
+                continue
+            if axis in passing:
+                if there not in (here, PARTIAL) or (here != dim and there != here):
+                    return False
+            elif here != dim:
                 return False
         return True
 
