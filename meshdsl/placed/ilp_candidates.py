@@ -267,11 +267,12 @@ class PlanSpace:
         others = [i for i, p in enumerate(ruled) if not _takes(row.ins[i], p, axis)]
         if not others:
             return True
-        if not _is_light(op) or not _is_linear(op, others):
+        if not _is_light(op):
             return False
         if all(isinstance(row.ins[i], Partial) for i in others):
             return self._spares_sums(op, row, axis)
-        return all(row.ins[i] != B and row.ins[i] in self.made[op.ins[i], axis] for i in others)
+        made = all(row.ins[i] != B and row.ins[i] in self.made[op.ins[i], axis] for i in others)
+        return made and _is_linear(op, others)
 
     def _spares_sums(self, op: NamedOp, row: Row, axis: str) -> bool:
         """Whether less is reduced where operands that rules split are taken partial by a row.
@@ -480,7 +481,7 @@ def _takes(component: Component, ruled: Placement, axis: str) -> bool:
 def _is_linear(op: NamedOp, operands: Collection[int]) -> bool:
     """Whether an operator is linear in some operands together: partial, they pass through it."""
     rows = legal_rows(call_of(op))
-    return any(all(isinstance(row.ins[i], Partial) for i in operands) for row in rows)
+    return any(all(row.ins[i] == Partial("sum") for i in operands) for row in rows)
 
 
 def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:

@@ -293,7 +293,8 @@ class Model:
                 self.lp.equal(total(edges), picks)
             for target, edge in zip(reachable, edges, strict=True):
                 into[target].append(edge)
-                waits = self.space.waits(value, target)
+                # Of plans that cost the same, that which settles values earlier holds less.
+                waits = bool(target.partial) or self.space.waits(value, target)
                 self.lp.pay(edge, self._cost(value, source, target) + waits * self.tie / 16)
         self.settled[value] = {p: total(edges) for p, edges in into.items() if edges}
 
