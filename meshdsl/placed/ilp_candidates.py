@@ -1,8 +1,9 @@
 """The space of plans that `optimal` searches: what operators may choose, and where values settle.
 
-Values keep the splits that rules demand, and operators the rows that keep them
-(`PlanSpace._rows`); on axes without a rule, values may be whole, partial or split as the search
-considers it.
+Operators take the rows that keep the splits of rules, and pass on what is made otherwise where they
+are linear in it (`PlanSpace._rows`). Values settle in the splits that rules demand, or stay as they
+are made for such operators; on axes without a rule, they may be whole, partial or split as the
+search considers it.
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ flows are transport problems. A choice of one option is a constant, and placemen
 cheaper than another are left out.
 
 Proven, as `PlacementPlan.least`: of the space that was searched, no plan costs less, by the
-solver's bound. That is the widest of three spaces that is small enough. Values keep the splits that
-rules demand, and operators the rows that keep them (`PlanSpace._rows`); on axes without a rule,
+solver's bound. That is the widest of three spaces that is small enough. Operators take the rows
+that keep the splits of rules (`PlanSpace._rows`). A value settles in the splits that rules demand,
+or stays as it is made for readers that pass it on (`PlanSpace._waiting`). On axes without a rule,
 values may be whole, partial or split; else split only as some rule splits that dim elsewhere; else
 not split. Not proven: other orders of products of many operands (one is given), and what a stack
 that is split along its loop might have become before it.
