@@ -94,7 +94,7 @@ def _llama(
     memory: float | None = None,
 ) -> Row:
     """A row of torchtitan: `batch` sequences for each of `data` groups of `tp` devices."""
-    cluster = "a100-dgx" if of == "2024" and tp == 1 else "h100-grand-teton"
+    cluster = "a100-dgx" if of == "2024" and tp == 1 else "h100-500w"
     kind = "A100" if cluster == "a100-dgx" else "H100"
     tensor = f", TP {tp}" if tp > 1 else ""
     return Row(
