@@ -178,7 +178,9 @@ class Timing:
     def _attention(self, dtype: str, flops: float) -> float:
         """Seconds of the arithmetic of an attention kernel."""
         reached = self.cluster.device.attention_eff
-        return flops / (self.flops(dtype) * reached) if reached else self.product(dtype, flops, None)
+        if reached is None:
+            return self.product(dtype, flops, None)
+        return flops / (self.flops(dtype) * reached)
 
     def _filled(self, sides: tuple[int, int] | None) -> float:
         """The part of the units of a device that a product keeps busy, by its sides."""

@@ -59,11 +59,12 @@ def shown(cluster: Cluster) -> Document:
     """A profile in full."""
     device = cluster.device
     rates = ", ".join(f"{dtype} {rate / 1e12:,.4g}" for dtype, rate in device.flops.items())
-    short, wide = device.gemm_half
+    (short, wide), reached = device.gemm_half, device.attention_eff
     facts = {
         "best TFLOP/s": rates,
         "products": f"reach {device.mm_eff:.0%} of that when large, half of it at {short:g} rows"
         f" or {wide:g} columns",
+        **({"attention": f"reaches {reached:.0%} of it"} if reached else {}),
         "memory": f"{device.memory / 1e9:,.4g} GB, {_gigabytes(device.hbm)} GB/s, of which"
         f" {device.hbm_eff:.0%} is reached",
         "a kernel": f"takes {duration(device.launch)} to start",

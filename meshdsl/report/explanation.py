@@ -451,7 +451,7 @@ def summary(report: ReportFacts) -> Iterator[Block]:
     if "bounded" in report:
         yield line(f"There may be cheaper ways: {report['bounded']} was looked at.")
     if "pipeline" in report:
-        yield line(pipeline_sentence(report["pipeline"]))
+        yield line(pipeline_sentence(report["pipeline"], predicted="time" in report))
     if "time" in report:
         yield line(timed_sentence(report["time"]))
     for axis, size in report["mesh"].items():

@@ -91,17 +91,20 @@ def alike(sizes: Sequence[int], early: bool) -> Times:
     return Times(each, each, each, early=early)
 
 
-def pipeline_sentence(pipeline: PipelineFacts) -> str:
-    """`one_f_one_b over pipe: 4 stages, 8 micro-batches; 3/11 (27.3 %) of … is idle.`."""
+def pipeline_sentence(pipeline: PipelineFacts, predicted: bool) -> str:
+    """`one_f_one_b over pipe: 4 stages, 8 micro-batches; 3/11 (27.3 %) of … is idle.`.
+
+    Where the time of a step is `predicted`, its idle share is told there, and only there.
+    """
     stages = counted(pipeline["stages"], "stage")
     batches = counted(pipeline["micro_batches"], "micro-batch")
     share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
-    idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
+    idle = "" if predicted else f"; {pipeline['bubble']} ({share}) of the devices' time is idle"
     again = ", computed again for their backward passes" if "recompute" in pipeline else ""
     rule = pipeline.get("weights")
     late = f" Stages update on the way ({rule})." if rule else ""
     head = f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}"
-    return f"{head}; {idle}.{late}"
+    return f"{head}{idle}.{late}"
 
 
 def by_stage(report: ReportFacts) -> Iterator[Block]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Move, on_device, walk
 from meshdsl.report.document import duration
-from meshdsl.report.explanation import explain, explanation
+from meshdsl.report.explanation import explain, explanation, summary
 from meshdsl.report.html import html
 from meshdsl.report.terminal import text
-from tests.report.golden import WHOLE, Case, made
+from tests.report.golden import PIPELINE, WHOLE, Case, made
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=str)
@@ -45,6 +47,21 @@ def test_every_view_has_the_times() -> None:
     for view in (text(document), html(document)):
         assert "Predicted on h100" in view
         assert "computing" in view
+
+
+def test_a_pipeline_has_one_idle_share() -> None:
+    """With a cluster that of the predicted step, without one that of equal passes."""
+    stages = made(PIPELINE)
+    timing = Timing(load("h100"), stages.device.mesh)
+    shares = []
+    for report in (explain(stages.device), explain(stages.device, (), timing)):
+        head = [line for line in text(tuple(summary(report))).splitlines() if "idle" in line]
+        shares += [
+            re.findall(r"([\d.]+) ?%\)? (?:of the devices' time is|of it) idle", " ".join(head))
+        ]
+    assert shares[0] == ["25"]
+    time = explain(stages.device, (), timing)["time"]
+    assert shares[1] == [f"{100 * time['idle'] / time['seconds']:.0f}"]
 
 
 SAID = {
