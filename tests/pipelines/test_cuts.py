@@ -304,7 +304,7 @@ def test_the_batch_is_over_two_axes() -> None:
 
 
 def test_states_of_each_batch_are_refused_where_the_optimizer_accumulates() -> None:
-    text = PROGRAMS["states"].replace("OPT", "momentum(lr=0.1, accumulate=4)")
+    text = PROGRAMS["states"].replace("OPT", "momentum(lr=0.1, accumulate=4, each=true)")
     with pytest.raises(DiagnosticError, match="MD0907"):
         compiled(text, "pipe:2,tp:2", rules_of("states", 2, "pipe:2,tp:2"), "").checked()
 

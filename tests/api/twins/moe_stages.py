@@ -22,14 +22,13 @@ def expert(
 def moe(
     x: md.Tensor[group, token, model],
     target: md.Tensor[group, token, model],
-    weight: md.Tensor[group, token],
 ):
     def layer(x):
         wg = md.param([model, experts])
         bias = md.param([experts], init=md.zeros())
         scores = md.einsum(x, wg, out=[group, token, experts])
         gating = md.top2_gating[token, experts, slot]
-        combine, dispatch, balance = gating(scores + md.stop_gradient(bias))
+        combine, dispatch, _ = gating(scores + md.stop_gradient(bias))
         picked = md.one_hot[experts](md.argmax[experts](scores + bias))
         load = md.mean[group, token](picked)
         md.update(bias, bias + 0.01 * md.sign(1 / experts - load))
@@ -38,7 +37,6 @@ def moe(
         return x
 
     x = md.repeat(layers, layer, x)
-    each = md.mean[model]((x - target) ** 2)
-    loss = md.sum(each * weight) / md.sum(weight)
-    md.minimize(loss, md.adamw(lr=1e-3, clip=1.0))
+    loss = md.mean((x - target) ** 2)
+    md.minimize(loss, md.adam(lr=1e-3, clip=1.0))
     return loss
