@@ -13,7 +13,7 @@ def expert(
 ) -> md.Tensor[experts, group, slot, model]:
     wi = md.param([experts, model, inner])
     wo = md.param([experts, inner, model])
-    h = md.relu(md.einsum(inside, wi, out=[experts, group, slot, inner]))
+    h = md.silu(md.einsum(inside, wi, out=[experts, group, slot, inner]))
     o = md.einsum(h, wo, out=[experts, group, slot, model])
     return o
 
