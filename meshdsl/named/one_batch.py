@@ -157,14 +157,16 @@ REDUCTIONS = {"mean": ("mean", 0), "max": ("max", 0), "min": ("min", 0)}
 
 
 @dataclass(slots=True)
-class Ahead:
+class WholeDivisors:
     """The divisors of a step: the nodes that make them of all batches, and the program of one."""
 
     program: NamedProgram
     nodes: tuple[Node, ...] = ()
 
 
-def with_whole_divisors(program: NamedProgram, inputs: Mapping[Value, Value], dim: Dim) -> Ahead:
+def with_whole_divisors(
+    program: NamedProgram, inputs: Mapping[Value, Value], dim: Dim
+) -> WholeDivisors:
     """The program that divides by sums of the step, where inputs alone make them.
 
     `inputs` has for each input all batches of it, along `dim`. Raises MD0297 for a ratio of sums
@@ -191,8 +193,8 @@ def with_whole_divisors(program: NamedProgram, inputs: Mapping[Value, Value], di
         if op.out in in_loss and _is_reduced(numerator, samples):
             _refuse_ratio(divisor, dim, op.span)
     if not new:
-        return Ahead(program)
-    return Ahead(replace(program, body=tuple(_divided(program.body, new))), tuple(nodes))
+        return WholeDivisors(program)
+    return WholeDivisors(replace(program, body=tuple(_divided(program.body, new))), tuple(nodes))
 
 
 def _is_reduced(value: Value, samples: Samples) -> bool:

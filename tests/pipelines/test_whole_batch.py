@@ -152,3 +152,16 @@ def test_batches_that_a_step_accumulates(name: str, mesh: str, use: str) -> None
         mesh = "pipe:2" if mesh == "pipe:4" else mesh
     text = written(MADE[name]).replace("clip=0.5", "clip=0.5, accumulate=4")
     hold(compiled(text, mesh, MESHES[mesh], f"with {use}"), text)
+
+
+def test_the_ways_out_of_a_mean_in_the_passes() -> None:
+    """What the message about a normalised batch advises is accepted."""
+    text = written(("", "x = x - mean[b](x)", "q = mean(x)"))
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](2)").checked()
+    (found,) = caught.value.diagnostics
+    assert found.code == "MD0332"
+    assert "`with gpipe` and write `accumulate=2`" in str(found.help)
+    hold(compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](1)"), text)
+    text = text.replace("clip=0.5", "clip=0.5, accumulate=2")
+    hold(compiled(text, "pipe:2", "l -> pipe", "with gpipe"), text)
