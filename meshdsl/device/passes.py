@@ -10,7 +10,6 @@ from meshdsl.device.buckets import in_buckets
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.microbatching import in_micro_batches
 from meshdsl.device.overlap import overlapped
-from meshdsl.device.shared_gathers import with_shared_gathers
 from meshdsl.device.stage_local import Stored, on_one_device
 from meshdsl.device.stage_phases import pipelined
 from meshdsl.device.sums import summed_in_place
@@ -35,5 +34,4 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
         updated_in_place,
         in_buckets,
         overlapped,
-        with_shared_gathers,
     )

@@ -19,15 +19,15 @@ Read = Callable[[Value], Value]
 def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
     """MD0144 for each `recompute` block of which the backward pass computes nothing again."""
     nodes = list(every(program.body))
-    if not any(node.phase == "backward" for node in nodes):
-        return
-    computed_again = {n.origin.of for n in nodes if n.origin is not None and n.origin.is_copy}
-    read = {v for n in nodes if n.phase == "backward" for v in (*n.reads, *n.ends)}
-    read |= {c.inside for n in nodes for c in n.collected if c.outer in read}
     blocks: dict[int, list[Node]] = {}
     for node in nodes:
         if node.block is not None:
             blocks.setdefault(node.block, []).append(node)
+    if not blocks or not any(node.phase == "backward" for node in nodes):
+        return
+    computed_again = {n.origin.of for n in nodes if n.origin is not None and n.origin.is_copy}
+    read = {v for n in nodes if n.phase == "backward" for v in (*n.reads, *n.ends)}
+    read |= {c.inside for n in nodes for c in n.collected if c.outer in read}
     for block in blocks.values():
         values = {v for node in block for v in node.makes}
         if not values.isdisjoint(computed_again):

@@ -3,6 +3,9 @@
 Each use goes through a `load`, whose result is placed by the general rules alone. A
 load serves one block of one phase, so that the backward pass gathers again; with `keep` it serves
 the whole program. (ZeRO stage 3, Rajbhandari et al. 2020; `reshard_after_forward` in FSDP.)
+
+Where the copy of the forward pass would still be alive when that of the backward pass is gathered,
+one load serves both, and no more is held at any time: around the loss (`_alive_in_both`).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.ir.program import OpKind, Stacked, every
-from meshdsl.ir.rewrite import Visitor, substitute
+from meshdsl.ir.rewrite import Visitor, free, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import Piped
@@ -38,6 +41,32 @@ def _is_kept(value: Value, layout: Layout) -> bool:
     return any(rule.keep for rule in causes if rule.selector == ("params",))
 
 
+def _alive_in_both(nodes: tuple[Node, ...], moved: set[Value]) -> frozenset[Value]:
+    """The values of which the forward copy is alive when the backward pass gathers its own.
+
+    A gather is issued as soon as what was gathered before it is used, and none before a loop has
+    ended (`device/overlap.py`). So a copy is alive if, between its last use of the forward pass and
+    the first of the backward pass, nothing else is gathered and no loop runs.
+    """
+    forward: dict[Value, int] = {}
+    first: dict[tuple[Value, str], int] = {}
+    for i, node in enumerate(nodes):
+        for value in moved.intersection(free(node)) if node.phase != "update" else ():
+            first.setdefault((value, node.phase), i)
+            if node.phase == "forward":
+                forward[value] = i
+    loops = {i for i, node in enumerate(nodes) if isinstance(node, NamedLoop)}
+    needed, shared = {*first.values()}, set[Value]()
+    backward = {v: i for (v, phase), i in first.items() if phase == "backward"}
+    for value, i in sorted(backward.items(), key=lambda pair: pair[1]):
+        last = forward.get(value, i)
+        between = set(range(last + 1, i))
+        if last < i and last not in loops and between.isdisjoint(needed | loops):
+            shared.add(value)
+            needed.discard(i)
+    return frozenset(shared)
+
+
 class _StorageRewrite(Visitor):
     """Rewrites one block. `moved` are the parameters, or slices of them, that need a load.
 
@@ -50,9 +79,12 @@ class _StorageRewrite(Visitor):
         self.layout, self.moved, self.pipe, self.slices = layout, moved, pipe, slices
         self.loads: dict[tuple[Value, tuple[Pin, ...] | None, str], Value] = {}
         self.made: list[Node] = []
+        self.shared: frozenset[Value] = frozenset()
 
     def nodes(self, nodes: tuple[Node, ...]) -> list[Node]:
         """The block with its loads, each before its first use."""
+        if self.pipe is None:  # else a stage does the passes of other micro-batches in between
+            self.shared = _alive_in_both(nodes, self.moved)
         for node in nodes:
             self.made.append(self.visit(node))
         return self.made
@@ -67,7 +99,8 @@ class _StorageRewrite(Visitor):
 
     def _load(self, value: Value, reader: Node, pins: tuple[Pin, ...] | None = None) -> Value:
         """The load of a value for a reader and its phase; with `pins`, it is left split so."""
-        key = (value, pins, "" if _is_kept(value, self.layout) else reader.phase)
+        is_shared = value in self.shared or _is_kept(value, self.layout)
+        key = (value, pins, "" if is_shared else reader.phase)
         if key not in self.loads:
             self.loads[key] = replace(value, rules_from=value, pins=pins or value.pins)
             tags = reader.span, reader.phase, None, reader.origin, OpKind.LOAD
