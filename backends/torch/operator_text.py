@@ -14,9 +14,9 @@ from meshdsl.backends.torch.text_state import LastAssignment, TextState, typed
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Compute, Var
-from meshdsl.device.liveness import LARGE, overwrites, shows_operand
+from meshdsl.device.liveness import overwrites, shows_operand
 from meshdsl.device.offloaded_updates import Streamed, streamed
-from meshdsl.ir.types import TensorType
+from meshdsl.ir.types import LARGE, TensorType
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.placements import Window
 

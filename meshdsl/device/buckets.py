@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, Node
 from meshdsl.device.issue_windows import BlockAccess, IssueWindow
-from meshdsl.device.liveness import LARGE
+from meshdsl.ir.types import LARGE
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.placements import Mesh
 

@@ -24,10 +24,8 @@ from meshdsl.device.ir import (
 )
 from meshdsl.ir.program import block_loops, every
 from meshdsl.ir.rewrite import reads_of
+from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
-
-LARGE = 1 << 20
-"""The least bytes of a tensor that is deleted after its last use."""
 
 
 def deaths(

@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
-from meshdsl.device.liveness import LARGE, uses
+from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Carry, Leaf, Stacked, every
 from meshdsl.ir.rewrite import in_blocks
+from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.strategies import flops
 

@@ -20,6 +20,12 @@ class DType:
         return self.name
 
 
+LARGE = 1 << 20
+"""The least bytes of a tensor that the emitted program deletes after its last use.
+
+A smaller one lives until its block ends (`device/liveness.py`).
+"""
+
 DTYPES: dict[str, DType] = {
     d.name: d
     for d in (

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from meshdsl.diagnostics import Diagnostic, Edit, Fix, Span
 from meshdsl.ir.program import Collected, Stacked, every, uses
 from meshdsl.ir.rewrite import Visitor, free, in_blocks
+from meshdsl.ir.types import LARGE
 from meshdsl.placed import why
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
 from meshdsl.placed.layout import Layout, selected
@@ -59,8 +60,8 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
         if setting in program.gathered_again or not is_known:
             continue
         which = "an activation" if of_all else f"`{setting.selector}`"
-        message = f"`{setting}` changes nothing: the forward pass gathers no part of {which} that"
-        message += " the backward pass reads"
+        message = f"`{setting}` changes nothing: nothing that is gathered of {which} has to be"
+        message += " kept for the backward pass"
         fix = Fix("remove it", (Edit(without_entry(setting.span), ""),), safe=False)
         help = "remove the setting"
         yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=(fix,))
@@ -75,13 +76,14 @@ class _Part:
     """The part that is stored in the place of a gathered version.
 
     `kept` are the bytes of one device that it takes, `whole` those of the gathered version, of all
-    iterations.
+    iterations. A small gathered version `lives_on` until its block ends: nothing is saved then.
     """
 
     tensor: PlacedTensor
     setting: Setting
     kept: int
     whole: int
+    lives_on: bool = False
 
 
 Parts = dict[PlacedTensor, _Part]
@@ -98,7 +100,7 @@ class _GatherAgain(Visitor):
 
     def __init__(self, program: PlacedProgram, layout: Layout, price: Price) -> None:
         self.mesh, self.layout, self.price = program.mesh, layout, price
-        self.kept_anyway = _kept_anyway(program)
+        self.kept_anyway, self.in_stages = _kept_anyway(program), program.pipe is not None
         self.parts: dict[PlacedTensor, PlacedTensor] = {}
         self.again: dict[PlacedTensor, PlacedTensor] = {}
         self.carried_out: dict[Setting, None] = {}
@@ -118,11 +120,15 @@ class _GatherAgain(Visitor):
             self._note(node, here)
         if node.phase != "backward":
             return node
-        if isinstance(node, Reshard) and node.source in here and node.source not in self.again:
+        if isinstance(node, Reshard) and self._is_stored(node.source, here):
             part = here[node.source]
             self.carried_out[part.setting] = None
             return replace(node, source=part.tensor, route=self._route(part.tensor, node.target))
         return node.with_values(lambda tensor: self.again.get(tensor, tensor))
+
+    def _is_stored(self, tensor: PlacedTensor, here: Parts) -> bool:
+        """Whether only a part of a version is there, as long as it has not been gathered again."""
+        return tensor in here and not here[tensor].lives_on and tensor not in self.again
 
     def _note(self, node: Reshard, here: Parts) -> None:
         """Note a version that is larger than the one that it is gathered of."""
@@ -135,14 +141,15 @@ class _GatherAgain(Visitor):
         part = here[source].tensor if source in here else source
         kept, whole = (t.local(self.mesh).bytes for t in (part, target))
         if kept < whole:
-            here[target] = _Part(part, setting, kept, whole)
+            lives_on = whole < LARGE and not self.in_stages
+            here[target] = _Part(part, setting, kept, whole, lives_on)
 
     def _gathered(
         self, read: Iterable[PlacedTensor], here: Parts, span: Span, sliced: set[PlacedTensor]
     ) -> Iterator[Reshard]:
         """The gathers, once more, of what is read and has not been gathered again here."""
         for tensor in read:
-            if tensor in here and tensor not in self.again and tensor not in sliced:
+            if self._is_stored(tensor, here) and tensor not in sliced:
                 part = here[tensor]
                 self.carried_out[part.setting] = None
                 self.again[tensor] = PlacedTensor(tensor.value, tensor.placement)
@@ -170,7 +177,8 @@ class _GatherAgain(Visitor):
         if not isinstance(node, PlacedLoop):
             return set()
         inside = {v for inner in node.body for v in free(inner)}
-        slices = (s.outer for s in node.stacked if s.outer in here and s.outer not in inside)
+        outer = (s.outer for s in node.stacked if s.outer not in inside)
+        slices = (t for t in outer if t in here and not here[t].lives_on)
         same = node.dim.name
         return {
             t for t in slices if here[t].tensor.placement.axes_of(same) == t.placement.axes_of(same)
@@ -198,7 +206,7 @@ class _GatherAgain(Visitor):
         part = here[item.outer]
         of_part = part.tensor.placement.without_dim(loop.dim.name)
         piece = self.parts[item.inside] = PlacedTensor(item.inside.value, of_part)
-        inside[item.inside] = replace(part, tensor=piece)
+        inside[item.inside] = replace(part, tensor=piece, lives_on=False)
         return Stacked(part.tensor, piece)
 
     def _collected(
