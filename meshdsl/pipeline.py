@@ -6,9 +6,9 @@ stages themselves, pure functions of what comes before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from meshdsl.analysis import analyse
@@ -417,12 +417,51 @@ def place_named(
     problems.raise_errors()
     search = options.search(timing_of(declarations, options, spec.mesh))
     result = place(program, spec, options.reduce, search)
-    if isinstance(spec, Layout) and result.pipe is not None and _needs_whole_batch(result):
-        result = place(program, stored(program, spec), options.reduce, search)
+    if isinstance(spec, Layout) and _is_to_cut(result) and not _is_cut(result):
+        result = _cut_otherwise(result, partial(place, program, spec, search=search), search)
+        if _needs_whole_batch(result):
+            result = place(program, stored(program, spec), options.reduce, search)
     verify(result)
     if isinstance(spec, Layout):
         diagnostics.add(*without_effect(result, spec))
     return result
+
+
+def _is_to_cut(placed: PlacedProgram) -> bool:
+    """Whether the passes of a step are cut: of asynchronous stages each batch is its own step."""
+    use = placed.pipe.use if placed.pipe else None
+    return use is not None and not use.asynchronous
+
+
+def _is_cut(placed: PlacedProgram) -> bool:
+    """Whether the passes of a program can be cut into the micro-batches of its schedule."""
+    from meshdsl.device.from_placed import lower
+    from meshdsl.device.microbatching import NotCut, in_micro_batches
+
+    try:
+        in_micro_batches(lower(placed))
+    except NotCut:
+        return False
+    return True
+
+
+def _cut_otherwise(
+    placed: PlacedProgram, under: Callable[[str], PlacedProgram], search: PlanSearch
+) -> PlacedProgram:
+    """A program that can be cut into micro-batches, by the cheapest other walk that leaves it so.
+
+    A policy says when sums are reduced, not whether a layout is legal. Where no walk leaves it so,
+    the program as it is.
+    """
+    from meshdsl.placed.place import WALKS, cost
+
+    others = [under(policy) for policy in WALKS if policy != placed.policy]
+    cheapest_first = sorted(others, key=lambda other: cost(other, search.price))
+    best = next(filter(_is_cut, cheapest_first), None)
+    if best is None:
+        return placed
+    plan = None if placed.plan is None else replace(placed.plan, least=False)
+    return replace(best, policy=placed.policy, plan=plan)
 
 
 def _needs_whole_batch(placed: PlacedProgram) -> bool:
@@ -431,17 +470,8 @@ def _needs_whole_batch(placed: PlacedProgram) -> bool:
     In a training step each of these is a batch of its own, and nothing has to be cut. A forward
     pass has no updates, so it may take the whole batch at once, as one device does.
     """
-    from meshdsl.device.from_placed import lower
-    from meshdsl.device.microbatching import NotCut, in_micro_batches
-
     use = placed.pipe.use if placed.pipe else None
-    if use is None or not (use.forward and use.updates):
-        return False
-    try:
-        in_micro_batches(lower(placed))
-    except NotCut:
-        return True
-    return False
+    return use is not None and use.forward and use.updates and not _is_cut(placed)
 
 
 def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timing | None:

@@ -15,9 +15,13 @@ import torch
 
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
+from meshdsl.device import microbatching
+from meshdsl.device.ir import DeviceProgram
+from meshdsl.device.microbatching import NotCut
 from meshdsl.device.traffic import senders
-from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
+from meshdsl.placed.place import POLICIES
 from meshdsl.report.explanation import explain
 from tests.covering import in_turn
 from tests.ir.test_text import read_again, statements
@@ -390,6 +394,28 @@ def test_blocks_that_inputs_do_not_have_are_refused(name: str, mesh: str) -> Non
     text = PROGRAMS[name].replace("OPT", OPTIMIZERS[0])
     with pytest.raises(DiagnosticError, match="MD0331"):
         compiled(text, mesh, MESHES[mesh], "with gpipe[b](4)").checked()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_whose_walk_cannot_be_cut_takes_another_one(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When sums are reduced is a matter of cost: it does not make a layout illegal."""
+    text = next(iter(PROGRAMS.values())).replace("OPT", OPTIMIZERS[0])
+    cut = microbatching.in_micro_batches
+
+    def refused(program: DeviceProgram) -> DeviceProgram:
+        if program.placed.policy == policy:
+            raise NotCut(Diagnostic("MD0331", "not on the devices of the inputs"))
+        return cut(program)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(microbatching, "in_micro_batches", refused)
+        made = compiled(text, "d:2,pipe:2", MESHES["d:2,pipe:2"], "with gpipe[b](4)", policy)
+        placed = made.placed
+    assert placed.policy == policy
+    assert placed.plan is None or not placed.plan.least
+    hold(made, text)
 
 
 @pytest.mark.parametrize("name", BY_BATCH)

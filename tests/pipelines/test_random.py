@@ -11,7 +11,7 @@ that emitted texts have themselves.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, event, given, seed, settings
@@ -182,15 +182,25 @@ def steps(made: Compilation) -> list[dict[str, Array]]:
     return [{**run.outputs, **run.updated} for run in (first, second)]
 
 
-def check(case: Case) -> None:
-    """The case has the numbers of one device, or its layout is refused with a reason."""
+def refusal(case: Case) -> str:
+    """The code with which a layout is refused; empty where it is accepted."""
     try:
-        made = case.compiled(case.mesh, case.layout)
-        made.checked()
+        case.compiled(case.mesh, case.layout).checked()
     except DiagnosticError as error:
-        code = error.diagnostics[0].code
-        if code not in REFUSALS:
-            raise
+        return error.diagnostics[0].code
+    return ""
+
+
+def check(case: Case) -> None:
+    """The case has the numbers of one device, or its layout is refused with a reason.
+
+    Whether it is refused does not depend on the policy: the next one does the same.
+    """
+    made, code = case.compiled(case.mesh, case.layout), refusal(case)
+    other = POLICIES[(POLICIES.index(case.policy) + 1) % len(POLICIES)]
+    assert refusal(replace(case, policy=other)) == code
+    if code:
+        assert code in REFUSALS
         event(f"refused: {code}")
         return
     alone = steps(case.compiled("p:1", "{ layers -> p }"))
