@@ -718,12 +718,13 @@ def _reasons(c: CollectiveFacts, texts: Callable[[MovedFacts], str]) -> list[str
 
 
 def _remedies(c: CollectiveFacts) -> list[str]:
-    """The best remedies of a collective; in a bucket each with its tensors."""
+    """The best remedies of a collective; in a bucket each with its tensors, if not all."""
     whose: dict[str, list[str]] = {}
     for part in c["parts"]:
         for text in part["remedies"]:
             whose.setdefault(text, []).append(part["tensor"])
-    told = [f"{', '.join(names)}: {text}" for text, names in whose.items()] or c["remedies"]
+    of_some = {text: names for text, names in whose.items() if len(names) < len(c["parts"])}
+    told = [f"{', '.join(of_some[t])}: {t}" if t in of_some else t for t in c["remedies"]]
     return told[:MOST_REMEDIES]
 
 

@@ -53,7 +53,7 @@ def test_of_a_long_one_the_summary_the_largest_and_the_memory() -> None:
     assert second == "The largest (44%): all_reduce of attention over tp, line 23, 4 times."
     assert third == ""
     assert len(heads(found)) == TOP
-    for label in ("bytes:", "from:", "to:", "why:", "remove it:"):
+    for label in ("bytes:", "from:", "to:", "why:"):
         assert found.count(f"        {label}") == TOP
     assert "The other one sends 7 B per device." in found
     assert "Held per device: 9.39 MiB (9,846,788 B) at the worst moment" in found
