@@ -47,6 +47,7 @@ def alike(records: list[Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in TIMED} for record in records]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_processes_train_as_threads_do(data, tmp_path):
     found = {}
     for engine in (train_local, train_torchrun):
