@@ -202,7 +202,7 @@ def cells_of(line: str) -> list[str]:
 
 def safe(text: str) -> str:
     """A text with its control characters escaped; line ends too."""
-    return "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def _brief(text: str) -> str:

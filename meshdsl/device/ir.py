@@ -528,7 +528,8 @@ class Pipeline(DeviceLoop):
     def on(self, *stages: int, device: int | None = None) -> Pipeline:
         """What is done on some stages, of a device or of all that have them."""
         restricted = replace(self, stages=stages, device=device)
-        places = [(n, p, e) for n, p, e in self.places if restricted.times(p, e)]
+        times = {at: restricted.times(*at) for at in {(p, e) for _, p, e in self.places}}
+        places = [(n, p, e) for n, p, e in self.places if times[p, e]]
         homes = tuple(ends for *_, ends in places) if self.homes else ()
         body, parts = tuple(n for n, *_ in places), tuple(p for _, p, _ in places)
         return replace(restricted, body=body, parts=parts, homes=homes)

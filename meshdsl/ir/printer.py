@@ -53,12 +53,12 @@ class SourceLines:
 
     def at(self, span: Span, depth: int) -> Iterator[str]:
         """A comment with the line of `span`, unless it was the last one shown, or is empty."""
-        place = (span.file, span.line)
-        text = safe(span.source.excerpt(span.line).strip())
-        if place == self._shown or not text:
+        place = _, line = (span.file, span.line)
+        if place == self._shown:
             return
-        self._shown = place
-        yield f"{INDENT * depth}# {span.line} | {text}"
+        if text := safe(span.source.excerpt(line).strip()):
+            self._shown = place
+            yield f"{INDENT * depth}# {line} | {text}"
 
 
 class Printer(Generic[V]):
