@@ -259,11 +259,11 @@ class Program:
         which a device may do more than the least work. Without `storage` no rules for `params`,
         `grads` and `state` are sought; with `selectors` those for functions and parameters are too,
         by steps; with `per_tensor` those for every tensor with a name. Without `partial` every sum
-        is reduced where it appears. After `budget` seconds the best so far is returned. With
-        `devices`, every mesh of so many with the axes of `mesh` is searched. A `certificate` bounds
-        all per-tensor plans; by time there is one in any case. `start` is a layout, by name or as
-        text, to begin from. `pipeline` is an axis on which the stages of a pipeline may be: layouts
-        with one are searched, too.
+        is reduced where it appears. After a `budget` of work, in seconds that count as so many
+        operators each, the best so far is returned. With `devices`, every mesh of so many with the
+        axes of `mesh` is searched. A `certificate` bounds all per-tensor plans; by time there is
+        one in any case. `start` is a layout, by name or as text, to begin from. `pipeline` is an
+        axis on which the stages of a pipeline may be: layouts with one are searched, too.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).

@@ -58,7 +58,7 @@ class Objective:
     no_partial: bool = flag("--no-partial", "Reduce every sum where it appears, to compare.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
     certificate: bool = flag("--certificate", "Bound all per-tensor plans (by time always).")
-    budget: str | None = opt("--budget", "10s", "Stop after this time with the best so far.")
+    budget: str | None = opt("--budget", "10s", "Stop after so much work with the best so far.")
 
 
 @option

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PER_SECOND = 2_000
+PER_SECOND = 5_000
 """Operators that count as a second: about as many as are placed in one, with what goes with it."""
 
 SMALLEST = 1_000

@@ -30,8 +30,8 @@ class Roles:
     """What the dims of a program are.
 
     `batch`: of samples that no operator of the forward pass mixes; `sequence`: other dims of inputs
-    that no product has a parameter for; `experts`: those of parameters that a product keeps apart in its operands
-    and its result; `learned`: all other dims of parameters.
+    that no product has a parameter for; `experts`: those of parameters that a product keeps apart,
+    in its operands and its result; `learned`: all other dims of parameters.
     """
 
     batch: Group
@@ -95,7 +95,7 @@ def _common(op: named.NamedOp) -> set[str]:
 
 
 def practised(space: LayoutSpace) -> Iterator[Rules]:
-    """Layouts in which each axis splits one thing; those that split the batch further come first."""
+    """Layouts in which each axis splits one thing; those that split the batch come first."""
     role, weight = roles(space.program), _weights(space.program)
     groups = [_Groups(space, axis, role, weight).every() for axis in space.axes]
     yielded: set[Rules] = set()

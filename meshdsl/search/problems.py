@@ -15,7 +15,6 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
-from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import loops_of
 from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
@@ -49,8 +48,11 @@ def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
 
 
 def _axes_of(request: SearchRequest, made: Compilation) -> Mesh:
-    """The mesh that is asked for; of those of the file, where its sizes are searched, the first
-    of most axes: a large number of devices divides few dims by one."""
+    """The mesh that is asked for.
+
+    Where its sizes are searched and none is named, the first of most axes of those of the file:
+    over one axis few dims are divided by a large number of devices.
+    """
     declared, options = made.declarations, made.options
     if request.devices is not None and options.mesh is None and declared.meshes:
         return max((resolve_mesh(declared, name) for name in declared.meshes), key=_axes)

@@ -30,7 +30,7 @@ MOST_ENTRIES = 10_000_000
 
 
 class Tables:
-    """The tables of the calls of a space, filled as they are read; an entry is an operator placed."""
+    """The tables of the calls of a space, filled as they are read: an entry counts as work."""
 
     def __init__(self, space: LayoutSpace) -> None:
         self.space, self.mesh = space, space.mesh

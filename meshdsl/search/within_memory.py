@@ -7,10 +7,12 @@ that were placed on the way, what is best and fits is the answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.search.candidate import Candidate
+from meshdsl.search.declared import with_declared
 from meshdsl.search.local_search import onwards
 from meshdsl.search.problem import Problem, SearchResult
 
@@ -19,6 +21,8 @@ Search = Callable[[Sequence[Problem]], SearchResult]
 
 FURTHER = "it was placed while other limits were searched"
 """Where a plan is from that the search within the limit has not come to."""
+
+UNDIVIDED = "nothing was found that fits and divides the work as far as asked"
 
 
 def within_memory(problems: Sequence[Problem], search: Search) -> SearchResult:
@@ -40,7 +44,18 @@ def within_memory(problems: Sequence[Problem], search: Search) -> SearchResult:
     held = [replace(p, request=replace(p.request, certificate=False)) for p in held]
     least = search(held)
     found = _improved(replace(found, least=least), _plans_of((least,)))
-    return found
+    return found if found.plans else _undivided(found)
+
+
+def _undivided(found: SearchResult) -> SearchResult:
+    """The result with layouts of the file that fit, though these divide the work less."""
+    problem = found.problem
+    loose = replace(problem, request=replace(problem.request, replicated=math.inf))
+    fitting = with_declared(replace(found, problem=loose))
+    if not fitting.plans:
+        return found
+    count = replace(fitting.count, further=f"{UNDIVIDED}; {fitting.count.further}")
+    return replace(fitting, count=count)
 
 
 def _limited(problem: Problem, memory: int | None) -> Problem:

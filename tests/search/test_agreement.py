@@ -5,7 +5,6 @@ CI takes a few of the cases, by number; `MESHDSL_CASES` all.
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import replace
 

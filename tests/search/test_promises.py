@@ -1,0 +1,251 @@
+"""A search does not contradict itself: obligations over every example, shipped layout and limit."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.named.ir import NamedProgram
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.placements import Mesh
+from meshdsl.search.budget import Budget, rounds
+from meshdsl.search.candidate import Candidate
+from meshdsl.search.infeasible import least_possible
+from meshdsl.search.methods import METHODS, best_plans
+from meshdsl.search.practice import practised, roles
+from meshdsl.search.problem import SearchResult
+from meshdsl.search.problems import problems
+from meshdsl.search.request import SearchRequest
+from meshdsl.search.shapes import solve
+from meshdsl.search.space import LayoutSpace
+from meshdsl.search.warm_start import placed_as
+from meshdsl.syntax.parse import read_source
+from tests.covering import covered, in_turn
+from tests.project import ROOT
+
+EXAMPLES = ("dlrm", "lm", "matmul", "mlp", "moe")
+MESHES = {
+    name: tuple(
+        Compilation(read_source(ROOT / "examples" / f"{name}.mdsl"), Options()).declarations.meshes
+    )
+    for name in EXAMPLES
+}
+PLACES = [f"{name} on {mesh}" for name, meshes in MESHES.items() for mesh in meshes]
+"""Every mesh of the examples."""
+
+OBJECTIVES = {"bytes": None, "time": "h100"}
+
+
+@functools.cache
+def program(place: str) -> Compilation:
+    """An example on one of its meshes."""
+    name, mesh = place.split(" on ")
+    chosen = Options(mesh=mesh, program="lm" if name == "lm" else None)
+    return Compilation(read_source(ROOT / "examples" / f"{name}.mdsl"), chosen)
+
+
+@functools.cache
+def searched(
+    place: str, objective: str = "bytes", memory: int | None = None, selectors: bool = False
+) -> SearchResult:
+    """The result of a search."""
+    cluster = OBJECTIVES[objective]
+    asked = SearchRequest(
+        objective=objective, cluster=cluster, memory=memory, selectors=selectors, storage=True
+    )
+    return solve(problems(asked, program(place)), METHODS["layouts"])
+
+
+@functools.cache
+def shipped(place: str, objective: str = "bytes") -> tuple[Candidate, ...]:
+    """The layouts of an example that its mesh can follow, as the walks of a search place them."""
+    problem = searched(place, objective).problem
+    plans = []
+    for layout in problem.declared:
+        try:
+            plans.append(placed_as(problem, layout))
+        except DiagnosticError:
+            continue
+    return tuple(plans)
+
+
+LIMITS = ("the best", "a byte less", "the first", "the last", "the largest", "the smallest")
+
+
+def limit_of(place: str, objective: str, limit: str) -> int:
+    """What the best layout of a search holds, or a layout of the file."""
+    best, plans = searched(place, objective).plans[0], shipped(place, objective)
+    held = sorted(plan.peak for plan in plans) or [best.peak]
+    return {
+        "the best": best.peak,
+        "a byte less": best.peak - 1,
+        "the first": plans[0].peak if plans else best.peak,
+        "the last": plans[-1].peak if plans else best.peak,
+        "the largest": held[-1],
+        "the smallest": held[0],
+    }[limit]
+
+
+@in_turn(place=PLACES, objective=OBJECTIVES, limit=LIMITS)
+def test_a_limit_agrees_with_what_is_found_without(place: str, objective: str, limit: str) -> None:
+    """No limit that the best keeps to changes it; none has less than a layout that fits."""
+    free, most = searched(place, objective), limit_of(place, objective, limit)
+    problem = free.problem
+    found = searched(place, objective, most)
+    fitting = [plan for plan in shipped(place, objective) if plan.peak <= most]
+    if free.plans[0].peak <= most:
+        assert found.plans[0].asked == free.plans[0].asked
+    assert found.plans or not fitting
+    for plan in fitting:
+        if problem.divides(plan):
+            assert problem.value(found.plans[0]) <= problem.value(plan)
+    assert all(plan.peak <= most for plan in found.plans)
+    for plan in (*free.every, *fitting):
+        assert least_possible(problem) <= plan.peak
+
+
+@pytest.mark.parametrize("memory", [300_000, 305_000, 320_632, 330_000, 400_000])
+def test_experts_under_a_limit(memory: int) -> None:
+    """Of experts with rules of their own, the shipped layout holds 320,632 B."""
+    free = searched("moe on four", selectors=True)
+    found = searched("moe on four", memory=memory, selectors=True)
+    if memory >= free.plans[0].peak:
+        assert found.plans[0].asked == free.plans[0].asked
+    elif found.plans:
+        assert found.plans[0].peak <= memory
+    else:
+        assert found.least is not None
+        assert found.least.plans[0].peak > memory
+
+
+def test_the_least_that_is_told_is_found() -> None:
+    """What a search that finds nothing says it would find, it finds."""
+    asked = SearchRequest(memory=300_000, objective="bytes")
+    with pytest.raises(DiagnosticError, match="MD0642") as error:
+        best_plans(asked, program("moe on four"))
+    (told,) = error.value.diagnostics
+    assert told.message.startswith("none of the ")
+    assert "no layout holds less than" in told.message
+    assert told.help is not None
+    least = int(told.help.split("--memory ")[1].split("B")[0])
+    assert searched("moe on four", memory=least).plans[0].peak <= least
+
+
+def test_nothing_fits_is_said_with_a_proof() -> None:
+    with pytest.raises(DiagnosticError, match="MD0642") as error:
+        best_plans(SearchRequest(memory=1000), program("mlp on square"))
+    (told,) = error.value.diagnostics
+    assert told.message.startswith("no layout fits into 1,000 B on a device: what is stored, split")
+
+
+def layouts_of(place: str) -> list[str]:
+    """The layouts of the file of an example."""
+    return [*program(place).declarations.layouts]
+
+
+@pytest.mark.parametrize("option", ["fix", "start"])
+@pytest.mark.parametrize(
+    "place", ["moe on four", "moe on grid", "lm on stages", "lm on square", "dlrm on square"]
+)
+def test_every_layout_of_a_file_can_be_kept_or_begun_from(place: str, option: str) -> None:
+    made = program(place)
+    for layout in layouts_of(place):
+        asked = SearchRequest(replicated=math.inf, **{option: layout})
+        (problem,) = problems(asked, made)
+        found = solve([problem], METHODS["layouts"])
+        best = found.plans[0]
+        if option == "fix":
+            assert {*problem.fixed} <= {*best.rules}
+            assert str(best.execution) == str(problem.execution)
+            continue
+        assert problem.start is not None
+        assert problem.value(best) <= problem.value(placed_as(problem, problem.start))
+
+
+BUDGETS = (0.0, 0.5, 1.0, 2.0, 8.0, None)
+
+
+@covered(place=("lm on square", "moe on grid", "mlp on square"), objective=OBJECTIVES)
+def test_more_of_a_budget_is_never_worse(place: str, objective: str) -> None:
+    """Nor does an answer depend on anything but the budget."""
+    values = []
+    for budget in BUDGETS:
+        asked = SearchRequest(objective=objective, cluster=OBJECTIVES[objective], budget=budget)
+        found = solve(problems(asked, program(place)), METHODS["layouts"])
+        values.append(found.problem.value(found.plans[0]))
+    assert values == sorted(values, reverse=True)
+
+
+def test_rounds_of_a_smaller_budget_are_the_first_of_a_larger_one() -> None:
+    sizes = [[budget.most for budget in rounds(most)] for most in (0, 10, 1e3, 5e3, 1e5, 3e6)]
+    for one, other in itertools.pairwise(sizes[2:]):
+        assert other[: len(one)] == one
+    assert [sum(of) <= most for of, most in zip(sizes, (0, 10, 1e3, 5e3, 1e5, 3e6), strict=True)]
+    assert [budget.most for budget in rounds(math.inf)] == [math.inf]
+    assert Budget(0).is_over
+
+
+def test_another_axis_never_makes_a_step_slower() -> None:
+    made = program("mlp on square")
+    before = math.inf
+    for axes in ("rows:2", "rows:2,cols:2", "rows:2,cols:2,more:2"):
+        chosen = Options(mesh=axes)
+        asked = SearchRequest(cluster="h100")
+        best = solve(problems(asked, Compilation(made.source, chosen)), METHODS["layouts"]).plans[0]
+        assert best.seconds <= before
+        before = best.seconds
+
+
+def test_so_many_devices_take_the_mesh_of_most_axes() -> None:
+    made = program("lm on four")
+    free = Compilation(made.source, Options(program="lm"))
+    every = problems(SearchRequest(devices=12), free)
+    assert {problem.mesh.names for problem in every} == {("data", "tp")}
+    assert solve(every, METHODS["layouts"]).plans[0].rules
+
+
+# --- what practitioners begin with ----------------------------------------------------------------
+
+
+def example(path: Path) -> NamedProgram:
+    """The program of a file."""
+    return Compilation(
+        read_source(path), Options(program="lm" if path.stem == "lm" else None)
+    ).named
+
+
+ROLES = {
+    "lm.mdsl": (("batch",), ("seq",), ()),
+    "moe.mdsl": (("group",), ("token",), ("experts",)),
+    "encdec.mdsl": (("batch",), ("source", "target"), ()),
+    "vit.mdsl": (("batch",), ("height", "width"), ()),
+    "mlp.mdsl": (("batch",), (), ()),
+    "dlrm.mdsl": (("batch",), (), ("table",)),
+    "search/gpt3.mdsl": (("batch",), ("seq",), ()),
+    "search/llama3.mdsl": (("batch",), ("seq",), ()),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_roles_follow_from_what_is_done_with_dims(name: str) -> None:
+    role = roles(example(ROOT / "examples" / name))
+    assert (role.batch, role.sequence, role.experts) == ROLES[name]
+
+
+def test_practised_layouts_are_those_of_the_literature() -> None:
+    space = LayoutSpace(example(ROOT / "examples" / "lm.mdsl"), Mesh("m", (("a", 2), ("b", 2))))
+    texts = [", ".join(map(str, rules)) for rules in practised(space)]
+    assert texts[0] == "batch -> (a, b)"
+    assert "batch -> a, vocab -> b, heads -> b, hidden -> b" in texts
+    assert "batch -> a, seq -> b" in texts
+    assert all(space.allows(_chosen(space, rules)) for rules in practised(space))
+
+
+def _chosen(space: LayoutSpace, rules: tuple[object, ...]) -> list[tuple[str, ...]]:
+    axes = {rule.dim: rule.axes for rule in rules}  # type: ignore[attr-defined]
+    return [axes.get(dim.name, ()) for dim in space.dims]
