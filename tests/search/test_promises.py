@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,10 +27,13 @@ from meshdsl.search.shapes import solve
 from meshdsl.search.space import LayoutSpace
 from meshdsl.search.warm_start import placed_as
 from meshdsl.syntax.parse import read_source
-from tests.covering import covered, in_turn
+from tests.covering import in_turn
 from tests.project import ROOT
 
-EXAMPLES = ("dlrm", "lm", "matmul", "mlp", "moe")
+ALL = "MESHDSL_CASES" in os.environ
+EXAMPLES = ("dlrm", "matmul", "mlp", "moe") + (
+    ("lm", "transformer", "nmt", "encdec") if ALL else ()
+)
 MESHES = {
     name: tuple(
         Compilation(read_source(ROOT / "examples" / f"{name}.mdsl"), Options()).declarations.meshes
@@ -148,29 +153,29 @@ def layouts_of(place: str) -> list[str]:
     return [*program(place).declarations.layouts]
 
 
-@pytest.mark.parametrize("option", ["fix", "start"])
-@pytest.mark.parametrize(
-    "place", ["moe on four", "moe on grid", "lm on stages", "lm on square", "dlrm on square"]
-)
-def test_every_layout_of_a_file_can_be_kept_or_begun_from(place: str, option: str) -> None:
-    made = program(place)
-    for layout in layouts_of(place):
-        asked = SearchRequest(replicated=math.inf, **{option: layout})
-        (problem,) = problems(asked, made)
-        found = solve([problem], METHODS["layouts"])
-        best = found.plans[0]
-        if option == "fix":
-            assert {*problem.fixed} <= {*best.rules}
-            assert str(best.execution) == str(problem.execution)
-            continue
-        assert problem.start is not None
-        assert problem.value(best) <= problem.value(placed_as(problem, problem.start))
+KEPT = [f"{place} under {layout}" for place in PLACES for layout in layouts_of(place)]
 
 
-BUDGETS = (0.0, 0.5, 1.0, 2.0, 8.0, None)
+@in_turn(option=["fix", "start"], case=[*KEPT, "lm on stages under pipeline"])
+def test_every_layout_of_a_file_can_be_kept_or_begun_from(case: str, option: str) -> None:
+    place, layout = case.split(" under ")
+    asked = SearchRequest(replicated=math.inf)
+    asked = replace(asked, fix=layout) if option == "fix" else replace(asked, start=layout)
+    (problem,) = problems(asked, program(place))
+    found = solve([problem], METHODS["layouts"])
+    best = found.plans[0]
+    if option == "fix":
+        assert {*problem.fixed} <= {*best.rules}
+        assert str(best.execution) == str(problem.execution)
+        return
+    assert problem.start is not None
+    assert problem.value(best) <= problem.value(placed_as(problem, problem.start))
 
 
-@covered(place=("lm on square", "moe on grid", "mlp on square"), objective=OBJECTIVES)
+BUDGETS = (0.0, 0.3, 1.0, None)
+
+
+@in_turn(place=PLACES if ALL else ("moe on four", "mlp on square"), objective=OBJECTIVES)
 def test_more_of_a_budget_is_never_worse(place: str, objective: str) -> None:
     """Nor does an answer depend on anything but the budget."""
     values = []
