@@ -212,14 +212,19 @@ class BackwardBlock(Visitor):
                 self.add(op.ins[index], followed)
 
     def _labelled(self, value: Value, target: Value, start: int) -> Value:
-        """`value` as the gradient of `target`: bound by its rules, if made from `start` on."""
+        """`value` as the gradient of `target`: bound by its rules, if made from `start` on.
+
+        Copies of the forward pass among these nodes read no gradient, and stay what they are: the
+        tape knows them by identity.
+        """
         body = self.builder.frames[-1].body
         is_bound = value.rules_from is not None or value in self.tape.numbers
-        if is_bound or value not in makers(body[start:]):
+        if is_bound or value not in makers(n for n in body[start:] if not _is_copy(n)):
             return value
         labelled = replace(value, **target.source.as_gradient)
         self.builder.place(labelled, len(self.builder.frames) - 1)
-        body[start:] = substitute(body[start:], {value: labelled})
+        new = {value: labelled}
+        body[start:] = [n if _is_copy(n) else substitute((n,), new)[0] for n in body[start:]]
         return labelled
 
     def _defined(self, op: NamedOp) -> None:
@@ -389,3 +394,7 @@ class BackwardBlock(Visitor):
             if more == reached:
                 return [c for c in loop.carries if c in reached and c.inside in self.tape.active]
             reached = more
+
+
+def _is_copy(node: Node) -> bool:
+    return node.origin is not None and node.origin.is_copy

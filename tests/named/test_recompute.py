@@ -87,3 +87,31 @@ def test_a_block_without_effect_is_told(body: str, told: list[str]) -> None:
     compile_text(text, found)
     assert [d.code for d in found] == ["MD0144" for _ in told]
     assert [d.message.partition(": ")[2] for d in found] == told
+
+
+LOOP_INSIDE = """
+dim a = 4, c = 2
+program p(x[a]) {
+  param w[a]
+  t = w * x
+  OPEN
+  repeat c {
+    u = t + x
+    t = tanh(u) + t * 0.5
+  }
+  CLOSE
+  loss = mean(tanh(u * u)) + mean(t)
+  return loss
+  minimize loss with sgd(0.1)
+}
+"""
+
+
+def test_a_loop_of_a_block_is_computed_again_ahead_of_a_gradient_that_reads_it() -> None:
+    """The gradient of `u * u` is made in the middle of the tape, which keeps the loop's copy."""
+    made = (
+        compile_text(LOOP_INSIDE.replace("OPEN", start).replace("CLOSE", end))
+        for start, end in (("", ""), ("recompute {", "}"))
+    )
+    kept, again = (results(run_local(one.text, seed=4)) for one in made)
+    hold_to(again, kept)
