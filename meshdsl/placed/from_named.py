@@ -36,12 +36,12 @@ from meshdsl.placed.ir import (
     PlacedProgram,
     PlacedTensor,
     Reshard,
-    walk,
+    bytes_of,
 )
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.sharding_rules import Call, call_of, needed_whole
+from meshdsl.placed.sharding_rules import Call, added_alone, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
 
@@ -184,6 +184,7 @@ class Placer:
         self.price = decider.price
         self.choosers = _choosers(self.mesh, decider.policy, decider.price)
         self.returned = request.returned
+        self.added = added_alone(request.program) if decider.policy == "deferred" else frozenset()
         self.state = _State()
         if merges:
             self.state.merging.append(Merging.of(request.program, self._alike))
@@ -508,8 +509,15 @@ class Placer:
         self._emit(Apply.of(op, ins, outs))
         for value, yielded, target in zip(op.outs, best.yields, best.targets, strict=True):
             target = target if self.stages is None else self.stages.off_stages(target, op)
+            if value in self.added and self._is_added_first(yielded, target):
+                continue
             if yielded != target and value in self.read:
                 self._settle(value, target, self._ask_result(value, op, instead))
+
+    def _is_added_first(self, yielded: Placement, target: Placement) -> bool:
+        """Whether a result is partial where rules split it, and can be reduced with another."""
+        on_stages = self.stages is not None and self.stages.pipe.axis in yielded.partial
+        return not on_stages and yielded.is_reduced_to(target)
 
     def _chooser(self, op: named.NamedOp) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
@@ -639,7 +647,7 @@ class Placer:
             self._node(inner)
             if most < math.inf:
                 block = self.state.blocks[-1]
-                sent += _sent(block[counted:]) * node.dim.size
+                sent += bytes_of(block[counted:]) * node.dim.size
                 counted = len(block)
                 if sent >= most:
                     self._leave_iterations(node)
@@ -765,7 +773,7 @@ class Placer:
     def _bytes(self, entry: int, results: list[PlacedTensor]) -> int:
         """Bytes sent since node `entry`, and by reducing what the loop leaves partial."""
         left = sum(self._reducing(tensor.type, tensor.placement) for tensor in results)
-        return _sent(self.state.blocks[-1][entry:]) + left
+        return bytes_of(self.state.blocks[-1][entry:]) + left
 
     def _reducing(self, type_: TensorType, here: Placement) -> int:
         """The bytes of reducing what is partial."""
@@ -790,8 +798,3 @@ class Placer:
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)
-
-
-def _sent(nodes: Iterable[Node]) -> int:
-    """The bytes that nodes send."""
-    return sum(n.route.wire_bytes * k for n, k in walk(tuple(nodes)) if isinstance(n, Reshard))

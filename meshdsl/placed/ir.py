@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -256,3 +256,8 @@ def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Apply | Reshard, int]]:
     for node, trips in ir.counted(nodes):
         if isinstance(node, Apply | Reshard):
             yield node, trips
+
+
+def bytes_of(nodes: Iterable[Node]) -> int:
+    """The bytes that nodes send, in all iterations."""
+    return sum(n.route.wire_bytes * k for n, k in walk(tuple(nodes)) if isinstance(n, Reshard))

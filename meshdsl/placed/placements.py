@@ -302,6 +302,11 @@ class Placement:
         gone = (a for d, axes in self.splits for a in axes if a not in other.axes_of(d))
         return set(self.partial).union(gone) <= set(other.partial)
 
+    def is_reduced_to(self, other: Placement) -> bool:
+        """Whether `other` keeps these splits, and is partial over fewer axes."""
+        kept = all(other.axes_of(dim)[: len(axes)] == axes for dim, axes in self.splits)
+        return kept and set(other.partial) < set(self.partial)
+
     @property
     def reduced(self) -> Placement:
         """The same splits with nothing partial."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.ir import program as ir
 from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import NamedProgram, Value
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, Window
 
@@ -137,6 +139,28 @@ def whole_dims(call: Call) -> tuple[frozenset[str], ...]:
 def needed_whole(op: ir.Op[Any]) -> tuple[tuple[Any, frozenset[str]], ...]:
     """The operands of which an operator needs dims whole, with these."""
     return tuple((v, own) for v, own in zip(op.ins, whole_dims(call_of(op)), strict=True) if own)
+
+
+@functools.lru_cache(maxsize=1 << 6)
+def added_alone(program: NamedProgram) -> frozenset[Value]:
+    """The results of operators that one operator of their block reads, and adds to others."""
+    counts = Counter(ir.uses(program.body))
+    counts.update(o.value for o in program.outputs)
+    counts.update(u.new for u in program.updates)
+    return frozenset(v for v in _added(program.body) if counts[v] == 1)
+
+
+def _added(block: tuple[Any, ...]) -> Iterator[Value]:
+    """The operands of operators that add up results of operators of their own block."""
+    made: set[Value] = set()
+    for node in block:
+        if not isinstance(node, ir.Op):
+            yield from _added(node.body)
+            continue
+        several = node.kind is None and len({*node.ins}) > 1 and made.issuperset(node.ins)
+        if several and any(r.ins.count(Partial("sum")) > 1 for r in legal_rows(call_of(node))):
+            yield from node.ins
+        made.update(node.outs)
 
 
 Placements = tuple[Placement, ...]
