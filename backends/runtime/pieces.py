@@ -34,7 +34,7 @@ def pieces_of(shape: Sequence[int], most: int) -> Iterator[Any]:
 
 
 def flat_piece(tensor: torch.Tensor, index: slice) -> torch.Tensor:
-    """Elements of a tensor in the order of its dims: a view, or of another order in memory a copy.
+    """Elements of a tensor in the order of its dims: a view, or if it is turned a copy.
 
     No more is copied than the rows that they lie in.
     """

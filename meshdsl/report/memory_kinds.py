@@ -10,7 +10,7 @@ KINDS = {
     "state": "state",
     "inputs": "inputs",
     "gathered": "gathered parameters",
-    "new_grads": "gradients of a layer",
+    "new_grads": "new gradients",
     "updates": "values of the update",
     "buffers": "buffers",
     "activations": "activations",
