@@ -69,6 +69,12 @@ class Samples:
         return found
 
     @cached_property
+    def of_loops(self) -> set[Value]:
+        """The values that depend on the results of a loop."""
+        results = (v for n in self.program.body if isinstance(n, NamedLoop) for v in n.makes)
+        return self._flood(results)
+
+    @cached_property
     def of_inputs(self) -> set[Value]:
         """The values that depend on an input."""
         return self._flood(self.program.inputs)
@@ -94,6 +100,8 @@ class Samples:
 
 def once(program: NamedProgram) -> Once:
     """The program without its updates, which are made once. Raises MD0297."""
+    if not program.updates:
+        return Once(program, (), (), ())
     samples = Samples(program)
     assert program.goal is not None
     kept = {program.goal.loss, *(o.value for o in program.outputs)}
@@ -153,7 +161,9 @@ ONE_OPERAND = (
     "stop_gradient",
 )
 SUMS = ("sum", "einsum")
+SUM = ("sum", 1)
 REDUCTIONS = {"mean": ("mean", 0), "max": ("max", 0), "min": ("min", 0)}
+"""Over the batches what, and with which power of their number the result grows; else `SUM`."""
 
 
 @dataclass(slots=True)
@@ -226,52 +236,66 @@ def _divided(nodes: Iterable[Node], new: Mapping[Value, Value]) -> Iterable[Node
 def _whole(
     divisor: Value, samples: Samples, inputs: Mapping[Value, Value], dim: Dim
 ) -> tuple[list[Node], Value] | None:
-    """The nodes that make a divisor of all batches, for one of them; None where that is unknown."""
+    """The nodes that make a divisor of all batches, for one of them; None where that is unknown.
+
+    Sums grow with the number of batches, and so does what is divided by them: the divisor of one
+    batch is its share of that of the step.
+    """
     ops = [n for n in needed(samples.program.body, {divisor}) if isinstance(n, NamedOp)]
-    if not all(isinstance(n, NamedOp) for n in needed(samples.program.body, {divisor})):
-        return None
     of_samples = [n for n in ops if any(map(samples.has, (*n.ins, *n.outs)))]
-    after = [n for n in ops if n not in of_samples]
     ends = [n for n in of_samples if not any(map(samples.has, n.outs))]
-    if any(n.name not in (*SUMS, *REDUCTIONS) for n in ends):
+    if divisor in samples.of_loops or any(n.name not in (*SUMS, *REDUCTIONS) for n in ends):
         return None
+    constants = [n for n in ops if not n.ins]
+    nodes, totals = _totals([*constants, *of_samples], ends, inputs, dim)
+    degrees = {n.out: REDUCTIONS.get(n.name, SUM)[1] for n in ends}
+    for n in ops:
+        if n in of_samples:
+            continue
+        grows = [degrees.get(v) for v in n.ins]
+        degree = _degree(n, grows)
+        if degree is not None:
+            degrees.update(dict.fromkeys(n.outs, degree))
+        elif any(d is not None for d in grows):
+            return None
+        totals.update((out, replace(out)) for out in n.outs)
+        ins, outs = (tuple(totals.get(v, v) for v in vs) for vs in (n.ins, n.outs))
+        nodes.append(replace(n, ins=ins, outs=outs))
+    if degrees.get(divisor) == 0:
+        return nodes, totals[divisor]
+    return _share(nodes, totals[divisor], dim) if degrees.get(divisor) == 1 else None
+
+
+def _totals(
+    ops: list[NamedOp], ends: list[NamedOp], inputs: Mapping[Value, Value], dim: Dim
+) -> tuple[list[Node], dict[Value, Value]]:
+    """What `ends` reduce each batch to, reduced over all batches: the nodes, and the values."""
     stacks = {n.out: replace(n.out, type=_along(n.out.type, dim), name=None) for n in ends}
     stacked = tuple(Stacked(all_, one) for one, all_ in inputs.items())
     collected = tuple(Collected(one, all_) for one, all_ in stacks.items())
-    constants = [n for n in after if not n.ins]
-    loop = NamedLoop(dim, (), stacked, (*constants, *of_samples), divisor.span, collected)
-    nodes: list[Node] = [*(at_once(_fresh(loop)) or (loop,))]
-    new: dict[Value, Value] = {}
-    degrees: dict[Value, int] = {}
+    loop = _fresh(NamedLoop(dim, (), stacked, tuple(ops), ends[0].span, collected))
+    nodes: list[Node] = [*(at_once(loop) or (loop,))]
+    totals = {n.out: replace(n.out) for n in ends}
     for n in ends:
-        name, degrees[n.out] = REDUCTIONS.get(n.name, ("sum", 1))
-        new[n.out] = replace(n.out)
+        name, _ = REDUCTIONS.get(n.name, SUM)
         attrs = (("dims", (dim,)),)
-        nodes.append(NamedOp(name, (stacks[n.out],), (new[n.out],), attrs, n.span))
-    for n in after:
-        degree = _degree(n, [degrees.get(v) for v in n.ins]) if n.ins else None
-        if n.ins and degree is None and any(v in degrees for v in n.ins):
-            return None
-        for out in n.outs:
-            new[out] = replace(out)
-            if degree is not None:
-                degrees[out] = degree
-        ins, outs = (tuple(new.get(v, v) for v in vs) for vs in (n.ins, n.outs))
-        nodes.append(replace(n, ins=ins, outs=outs))
-    whole = new[divisor]
-    if degrees.get(divisor) != 1:
-        return (nodes, whole) if degrees.get(divisor) == 0 else None
-    scale = Value(TensorType((), divisor.type.dtype), divisor.span)
-    part = replace(divisor)
-    number = (("value", 1 / dim.size), ("dtype", divisor.type.dtype))
-    nodes.append(NamedOp("constant", (), (scale,), number, divisor.span))
-    nodes.append(NamedOp("mul", (whole, scale), (part,), (), divisor.span))
-    return nodes, part
+        nodes.append(NamedOp(name, (stacks[n.out],), (totals[n.out],), attrs, n.span))
+    return nodes, totals
+
+
+def _share(nodes: list[Node], whole: Value, dim: Dim) -> tuple[list[Node], Value]:
+    """The part of a number of the step that is that of a batch, on average."""
+    part, scale = replace(whole), Value(TensorType((), whole.type.dtype), whole.span)
+    attrs = (("value", 1 / dim.size), ("dtype", whole.type.dtype))
+    constant = NamedOp("constant", (), (scale,), attrs, whole.span)
+    return [*nodes, constant, NamedOp("mul", (whole, scale), (part,), (), whole.span)], part
 
 
 def _degree(op: NamedOp, degrees: list[int | None]) -> int | None:
     """The power of the number of batches that a result grows with; None where it is none."""
     known = {d for d in degrees if d is not None}
+    if not known:
+        return None
     if op.name in ONE_OPERAND or op.name in KEEP_DEGREE:
         return known.pop() if len(known) == 1 else None
     if op.name == "mul":

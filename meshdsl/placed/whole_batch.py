@@ -31,8 +31,10 @@ def after_batch(program: NamedProgram, pipe: Piped) -> NamedProgram:
     if pipe.cut is None:
         return program
     passes = tuple(n for n in program.body if n.phase != "update")
-    components = _Components(program, pipe, _needed_in_passes(program, passes))
-    waiting = components.waiting(passes)
+    in_passes = _needed_in_passes(program, passes)
+    if in_passes.issuperset(v for n in every(passes) for v in n.makes):
+        return program
+    waiting = _Components(program, pipe, in_passes).waiting(passes)
     trains = any(n.phase == "backward" for n in passes)
     if not waiting or (not trains and _stages_wait(passes, waiting, pipe)):
         return program
