@@ -52,10 +52,9 @@ SLIGHT = 0.01
 class Remedy:
     """An edit that was compiled; per device, what it saves and what it costs.
 
-    `fix` is none where the layout is not written as text.
-
-    `saves` are bytes sent in a step, `holds` the bytes that are held more at the worst moment, a
-    share `grows` of the peak before; `computes` is the quotient of FLOPs after it and before.
+    `fix` is none where the layout is not written as text. `saves` are bytes sent in a step, `holds`
+    the bytes that are held more at the worst moment, a share `grows` of the peak before; `computes`
+    is the quotient of FLOPs after it and before.
     """
 
     title: str
@@ -153,7 +152,7 @@ def suggestions(move: Move, program: DeviceProgram, layout: ast.LayoutDecl) -> t
     if step.kind in ("all_reduce", "reduce_scatter"):
         return tuple(_split_further(value, here, axes, program))
     if value.role in ("param", "state") and not value.is_loaded:
-        return tuple(_stored_whole(value, axes, program, layout))
+        return tuple(_stored_whole(value, here, axes, program, layout))
     dims = (step.dim,) if step.dim else tuple(d for d in value.type.names if here.axes_of(d))
     edits = [
         RuleEdit(selector, dim, _less(here.axes_of(dim), axes))
@@ -180,14 +179,18 @@ def _split_further(
 
 
 def _stored_whole(
-    value: Value, axes: tuple[str, ...], program: DeviceProgram, layout: ast.LayoutDecl
+    value: Value,
+    here: Placement,
+    axes: tuple[str, ...],
+    program: DeviceProgram,
+    layout: ast.LayoutDecl,
 ) -> Iterator[RuleEdit]:
     """Edits after which a parameter is stored as it is used."""
     for dim, (rule, _) in program.placed.causes.get(value, {}).items():
         selector = rule.partition(": ")[0]
         if selector not in ("params", "state"):
             continue
-        split = _placement_of(value, program).axes_of(dim)
+        split = here.axes_of(dim)
         whole = RuleEdit((selector,), dim, _less(split, axes))
         removal = RuleEdit((selector,), dim, split, removed=True)
         yield removal if not whole.axes and removal.is_of(layout) else whole
