@@ -6,6 +6,7 @@ it to typer as single options: those of the class itself, then those of its base
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections import Counter
@@ -359,6 +360,10 @@ def refusal(error: Exception) -> str | None:
 
 def run_words(app: typer.Typer, words: list[str], name: str) -> Any:
     """Run the command of `app` that the words name; returns its result, raises typer's errors."""
-    return typer.main.get_command(app)(
-        spread_settings(words), prog_name=name, standalone_mode=False
-    )
+    return _command(app)(spread_settings(words), prog_name=name, standalone_mode=False)
+
+
+@functools.cache
+def _command(app: typer.Typer) -> Any:
+    """The commands of `app`, which it takes typer a while to make of their functions."""
+    return typer.main.get_command(app)
