@@ -30,6 +30,10 @@ from meshdsl.search.shapes import shapes, timed
 from meshdsl.syntax.symbols import ROLES
 
 
+BY_LAYOUTS = (None, "layouts", "exhaustive")
+"""The methods beside which the layouts of the file are looked at."""
+
+
 def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
     """The problem on the mesh of a program's options, or on each shape of it of `devices`.
 
@@ -137,7 +141,9 @@ def _declared(
     request: SearchRequest, made: Compilation, mesh: Mesh, kept: StartLayout
 ) -> Iterator[StartLayout]:
     """The layouts of the file that the request allows, and that this mesh can follow."""
-    for name in made.declarations.layouts:
+    # Other methods are there to be compared: what they find is theirs alone.
+    names = made.declarations.layouts if request.method in BY_LAYOUTS else ()
+    for name in names:
         try:
             layout = _resolved(request, made, mesh, "--from", name, Diagnostics())
         except DiagnosticError:

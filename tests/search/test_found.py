@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def searched(path: Path, mesh: str, sizes: dict[str, int] | None = None, **asked
     """The result of a search in a file; `asked` are fields of `SearchRequest`."""
     chosen = Options(mesh=mesh, set_dims=sizes or {}, program="lm" if path.stem == "lm" else None)
     made = Compilation(read_source(path), chosen)
-    return solve(problems(SearchRequest(**asked), made), METHODS["layouts"])
+    tasks = problems(SearchRequest(**asked), made)
+    return solve([replace(task, declared=()) for task in tasks], METHODS["layouts"])
 
 
 def text(plan: Candidate) -> str:
