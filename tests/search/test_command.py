@@ -115,8 +115,11 @@ def test_the_front_is_one(cli: Cli) -> None:
 def test_a_budget_that_is_over_says_what_is_left(options: list[str], cli: Cli) -> None:
     told = cli("search", write(TEXT), "--budget", "0s", *options).out
     assert "not looked at" in told
+    assert "The budget counts as 0 operators placed" in told
+    assert "it was over" in told
     found = json.loads(cli("search", write(TEXT), "--budget", "0s", "--json", *options).out)
     assert not found["proven"]
+    assert found["budget"] == {"operators": 0, "is_over": True}
     known = found["certificate"]
     best = found["plans"][0]["step_seconds" if options else "wire_bytes"]
     assert known[found["objective"]] <= best * (1 + 1e-6)

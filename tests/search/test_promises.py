@@ -218,6 +218,18 @@ def test_so_many_devices_take_the_mesh_of_most_axes() -> None:
     assert solve(every, METHODS["layouts"]).plans[0].rules
 
 
+def test_times_of_other_meshes_are_bounds() -> None:
+    """Searching such a mesh gives no more than is shown of it, and nothing better than the best."""
+    made, asked = program("mlp on square"), SearchRequest(cluster="h100", devices=4)
+    found = solve(problems(asked, made), METHODS["layouts"])
+    assert found.others
+    for other in found.others:
+        chosen = Compilation(made.source, Options(mesh=str(other.problem.mesh)))
+        alone = solve(problems(replace(asked, devices=None), chosen), METHODS["layouts"]).plans[0]
+        assert found.plans[0].seconds <= alone.seconds
+        assert not other.plans or alone.seconds <= other.plans[0].seconds
+
+
 # --- what practitioners begin with ----------------------------------------------------------------
 
 
