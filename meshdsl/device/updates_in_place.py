@@ -37,7 +37,7 @@ from meshdsl.placed.strategies import flops
 
 def updated_in_place(program: DeviceProgram) -> DeviceProgram:
     """The program with large parameters updated layer by layer, and in their own memory."""
-    if not program.updates:
+    if all(new.local.bytes < LARGE for _, new in program.updates):
         return program
     return _in_own_memory(_layer_by_layer(program))
 
@@ -47,9 +47,12 @@ def updated_in_place(program: DeviceProgram) -> DeviceProgram:
 
 def _layer_by_layer(program: DeviceProgram) -> DeviceProgram:
     """The program with a loop for the updates of parameters that are stacked along one dim."""
+    of_dims = list(_groups(program))
+    if not of_dims:
+        return program
     memory = _StoredMemory(program)
-    groups = [_Group(program, memory, dim, nodes) for dim, nodes in _groups(program)]
-    body = _in_order(program, groups) if groups else None
+    groups = [_Group(program, memory, dim, nodes) for dim, nodes in of_dims]
+    body = _in_order(program, groups)
     if body is None:
         return program
     names = Names(names_of(program))
@@ -61,7 +64,9 @@ def _layer_by_layer(program: DeviceProgram) -> DeviceProgram:
 
 def _on(program: DeviceProgram, new: Mapping[Var, Var]) -> DeviceProgram:
     """The program with other variables in the place of some."""
-    body = tuple(renamed(node, new) for node in program.body)
+    others = [new.keys().isdisjoint((*reads_of(n), *makes_of(n))) for n in program.body]
+    nodes = zip(program.body, others, strict=True)
+    body = tuple(node if is_other else renamed(node, new) for node, is_other in nodes)
     outputs = tuple((name, new.get(v, v)) for name, v in program.outputs)
     updates = tuple((old, new.get(v, v)) for old, v in program.updates)
     return replace(program, body=body, outputs=outputs, updates=updates)
@@ -288,7 +293,7 @@ def _in_order(program: DeviceProgram, groups: Sequence[_Group]) -> list[Node | _
     group_of: dict[Node, Node | _Group] = {n: group for group in groups for n in group.nodes}
     units = list(dict.fromkeys(group_of.get(n, n) for n in reversed(program.body)))[::-1]
     makers = {v: unit for unit in units for v in unit.makes}
-    owners, readers = shared(program), defaultdict[Var, list[Node | _Group]](list)
+    owners, readers = groups[0].memory.owners, defaultdict[Var, list[Node | _Group]](list)
     needs: dict[Node | _Group, dict[Node | _Group, None]] = {unit: {} for unit in units}
     for node in program.body:
         unit = group_of.get(node, node)
