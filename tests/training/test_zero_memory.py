@@ -14,9 +14,10 @@ import torch
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime import update_kernels
-from meshdsl.device.ir import Compute, DeviceLoop, Move
+from meshdsl.device.ir import Compute, DeviceLoop, Move, written_into
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.ir.program import every
 from meshdsl.ops import update
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explanation import explain
@@ -135,6 +136,41 @@ def test_numbers_are_those_of_updates_apart(
         exact = dtype == "bf16" or layout in ("dp", "z3")
         rtol = 0 if exact else 1e-5
         np.testing.assert_allclose(runs[1].updated[name], value, rtol=rtol, atol=rtol, err_msg=name)
+
+
+STAGES = {
+    "pipe": ("pipe:2,data:2", "batch -> data, layers -> pipe, state: hidden -> data", "gpipe"),
+    "turned": ("pipe:2,data:2", "batch -> data, layers -> pipe, state: model -> data", "gpipe"),
+    "tensor": ("data:2,tp:2", "batch -> data, hidden -> tp, state: model -> data", ""),
+}
+OPTIMIZERS = ("adamw(lr=1e-3, clip=1.0)", "adafactor()", "momentum(lr=0.1, nesterov=true)")
+
+
+@in_turn(stages=STAGES, optimizer=OPTIMIZERS, dtype=("bf16", "f32", "bf16"))
+def test_with_other_parallelism_too(
+    stages: str, optimizer: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of updates apart, the bytes, and no more memory."""
+    mesh, rules, schedule = STAGES[stages]
+    layout = f"layout l {{ {rules} }}" + (f" with {schedule}[batch](2)" if schedule else "")
+    text = STACKED.replace("LAYOUTS", layout).replace("adamw(lr=1e-4)", optimizer)
+    dims = {"batch": 8, "model": 256, "hidden": 1024, "layers": 4}
+    options = Options(mesh=mesh, layout="l", dtype=dtype, set_dims=dims)
+    after = compile_source(Source("case.mdsl", text), options, Diagnostics())
+    assert any(written_into(n) for n in every(after.device.body))
+    text_after, peak = after.text, explain(after.device)["memory"]["peak"]
+    monkeypatch.setattr("meshdsl.device.passes.updated_in_place", lambda program: program)
+    before = compile_source(Source("case.mdsl", text), options, Diagnostics())
+    assert peak <= explain(before.device)["memory"]["peak"]
+    rng = np.random.default_rng(1)
+    inputs = {k: rng.standard_normal((8, 256)).astype("f4") for k in ("x", "target")}
+    shapes = {"up": (4, 256, 1024), "down": (4, 1024, 256)}
+    params = {k: (rng.standard_normal(s) / 16).astype("f4") for k, s in shapes.items()}
+    one, other = (run_local(each, inputs, params) for each in (text_after, before.text))
+    assert [*map(one.wire_bytes, range(4))] == [*map(other.wire_bytes, range(4))]
+    rtol = 0 if dtype == "bf16" else 1e-5
+    for name, value in other.updated.items():
+        np.testing.assert_allclose(one.updated[name], value, rtol=rtol, atol=rtol, err_msg=name)
 
 
 def test_the_norm_of_all_gradients_is_between_two_loops() -> None:
