@@ -273,8 +273,8 @@ def test_what_cannot_be_cut(line: str, code: str) -> None:
 def test_a_mean_over_the_batch() -> None:
     """On its way through the stages no sample waits for it; behind them it is there."""
     centred = "x = x - mean[batch](x)"
+    text = PLAIN.replace("model]\n  }", f"model]\n    {centred}\n  }}")
     with pytest.raises(DiagnosticError, match="MD0332"):
-        text = PLAIN.replace("model]\n  }", f"model]\n    {centred}\n  }}")
         compiled(text, "pipe:2", LOOP, "gpipe[batch](4)").checked()
     text = PLAIN.replace("  return", f"  {centred}\n  return")
     made = compiled(text, "pipe:2", LOOP, "gpipe[batch](4)")
