@@ -30,15 +30,15 @@ def kept_for_weights(node: Pipeline) -> Kept:
 
 
 def _read_in(
-    parts: tuple[StagePhase, ...], made: Iterable[tuple[Var, Where]], node: Pipeline
+    parts: tuple[StagePhase, ...], candidates: Iterable[tuple[Var, Where]], node: Pipeline
 ) -> Kept:
     """Those variables that some parts read; sums are there all the time."""
     read, sums = {v for n in node.of(*parts) for v in reads_of(n)}, totals(node)
-    kept: dict[Where, list[Var]] = {}
-    for var, at in dict.fromkeys(made):
+    by_place: dict[Where, list[Var]] = {}
+    for var, at in dict.fromkeys(candidates):
         if var in read and var.name not in sums:
-            kept.setdefault(at, []).append(var)
-    return kept
+            by_place.setdefault(at, []).append(var)
+    return by_place
 
 
 def _made_in(parts: tuple[StagePhase, ...], node: Pipeline) -> Iterator[tuple[Var, Where]]:

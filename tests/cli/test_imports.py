@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command import Cli
 from tests.project import ROOT
 
 MLP = ROOT / "examples" / "mlp.mdsl"
@@ -94,3 +95,14 @@ def test_the_package_is_the_command() -> None:
     command = [sys.executable, "-m", "meshdsl", "check", str(MLP)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("fine (1 program, 2 expectations)\n")
+
+
+def test_the_commands_are_made_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their functions, for which typer takes longer than most commands run."""
+    assert cli("--version").code == 0
+
+    def made_again(app: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("typer.main.get_command", made_again)
+    assert cli("--version").code == 0
