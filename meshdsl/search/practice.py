@@ -26,7 +26,7 @@ Group = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class DimRoles:
     """What the dims of a program are.
 
     `batch`: of samples that no operator of the forward pass mixes; `sequence`: other dims of inputs
@@ -40,7 +40,7 @@ class Roles:
     learned: Group
 
 
-def roles(program: named.NamedProgram) -> Roles:
+def roles(program: named.NamedProgram) -> DimRoles:
     """The roles of the dims of a program."""
     forward = [op for op in named.walk(program.body) if op.phase == "forward"]
     products = [*_products(forward)]
@@ -52,7 +52,7 @@ def roles(program: named.NamedProgram) -> Roles:
     learned = {name: None for name in learned if name not in samples}
     mixed = {d for op in forward for d in _mixed(op, samples)}
     apart = {d for op, _ in products for d in _common(op) if d in learned}
-    return Roles(
+    return DimRoles(
         batch=tuple(d for d in samples if d not in mixed),
         sequence=tuple(d for d in samples if d in mixed),
         experts=tuple(d for d in learned if d in apart),
@@ -121,7 +121,7 @@ class _Groups:
 
     space: LayoutSpace
     axis: str
-    role: Roles
+    role: DimRoles
     weight: Mapping[str, int]
 
     def every(self) -> list[Group]:
