@@ -22,7 +22,7 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
 
     A removed value is replaced by the first one computed from it, into which it was merged. Where
     none is left, it is replaced by the operand computed last: by an input or a parameter where all
-    of what was computed is gone.
+    of what was computed is gone. A constant has no operand; it goes with those that read it.
     """
     named = {n.origin.of for n in every(after.body) if n.origin is not None}
     entering = (*after.inputs, *(p.value for p in after.params), *(s.value for s in after.states))
@@ -31,8 +31,10 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
     if not gone:
         return after
     readers, operands = _steps(before.body)
+    either = {v: (*readers.get(v, ()), *operands.get(v, ())) for v in {*readers, *operands}}
+    ways = readers, operands, either
     new = {
-        value: _nearest(value, readers, left) or _nearest(value, operands, left) for value in gone
+        value: next(filter(None, (_nearest(value, s, left) for s in ways)), None) for value in gone
     }
     origins = {k: v for k, v in new.items() if v}
     return replace(after, body=substitute(after.body, {}, origins=origins))

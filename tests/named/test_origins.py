@@ -10,6 +10,7 @@ from meshdsl.ir.program import Origin, every
 from meshdsl.named import verify
 from meshdsl.named.ir import NamedProgram
 from meshdsl.placed import verify as placed_verify
+from tests.compiling import compile_text
 from tests.ir_text import named as parser
 from tests.ir_text import placed as placed_parser
 
@@ -63,3 +64,24 @@ def test_of_a_placed_program_too() -> None:
     assert [n.origin is not None for n in every(found.named.body)] == [False, True]
     with pytest.raises(AssertionError, match="has no origin"):
         placed_verify.verify(placed_parser.parse_program(PLACED.replace("TAG", "")))
+
+
+GONE = """
+dim e = 4, c = 6, d = 4
+program p(x[c, e]) {
+  recompute {
+    param w[d]
+    param v[d]
+    t[d, e, c] = tanh(x * w)
+    u = einsum(t, x * v -> [c, e]) / sqrt(d)
+    d1 = grad(mean(tanh(t * u)), u)
+  }
+  d2 = grad(mean(tanh(d1)), w)
+  return d2
+}
+"""
+
+
+def test_a_constant_whose_readers_are_gone_leaves_an_origin_among_what_they_read() -> None:
+    """A gradient alone reads the block, in copies; the division by a constant is for nothing."""
+    compile_text(GONE)
