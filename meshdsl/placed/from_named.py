@@ -509,15 +509,15 @@ class Placer:
         self._emit(Apply.of(op, ins, outs))
         for value, yielded, target in zip(op.outs, best.yields, best.targets, strict=True):
             target = target if self.stages is None else self.stages.off_stages(target, op)
-            if value in self.added and self._is_added_first(yielded, target):
+            if value in self.added and self._is_added_first(value, yielded, target):
                 continue
             if yielded != target and value in self.read:
                 self._settle(value, target, self._ask_result(value, op, instead))
 
-    def _is_added_first(self, yielded: Placement, target: Placement) -> bool:
-        """Whether a result is partial where rules split it, and can be reduced with another."""
+    def _is_added_first(self, value: Value, yielded: Placement, target: Placement) -> bool:
+        """Whether a result is partial where rules split it, and may be reduced with another."""
         on_stages = self.stages is not None and self.stages.pipe.axis in yielded.partial
-        return not on_stages and yielded.is_reduced_to(target)
+        return not (on_stages or self.request.is_settled(value)) and yielded.is_reduced_to(target)
 
     def _chooser(self, op: named.NamedOp) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
