@@ -31,7 +31,10 @@ def load() -> Lark:
 
     Its trees carry positions. It keeps no state of its own between parses.
     """
-    return parser_of(importlib.resources.files(__name__).joinpath("mdsl.lark").read_text("utf-8"))
+    text = importlib.resources.files(__name__).joinpath("mdsl.lark").read_text("utf-8")
+    parser = parser_of(text)
+    parser.lexer = parser._build_lexer()  # else each `lex` makes one, and its regular expression
+    return parser
 
 
 def parser_of(text: str) -> Lark:
