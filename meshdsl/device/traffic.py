@@ -72,9 +72,7 @@ class _Senders:
 
     def found(self) -> tuple[Sender, ...]:
         groups, axes = self._groups()
-        return tuple(
-            self._sender(group, at) for group in groups for at in self.mesh.places(axes)
-        )
+        return tuple(self._sender(group, at) for group in groups for at in self.mesh.places(axes))
 
     def busiest(self) -> Sender:
         """The first of those that send most; the others' bytes are added up all at once."""

@@ -25,11 +25,12 @@ from meshdsl.device.ir import (
     Var,
     renamed,
 )
-from meshdsl.device.liveness import LARGE, kept_after, overwrites
+from meshdsl.device.liveness import kept_after, overwrites
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.offloaded_updates import streamed
 from meshdsl.ir.program import Stacked, every
 from meshdsl.ir.rewrite import makes_of, reads_of
+from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.strategies import flops

@@ -29,7 +29,6 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.placements import Mesh, Placement, Window, placement
 
-
 Numbers = npt.NDArray[np.int64]
 
 

@@ -29,7 +29,6 @@ from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import shapes, timed
 from meshdsl.syntax.symbols import ROLES
 
-
 BY_LAYOUTS = (None, "layouts", "exhaustive")
 """The methods beside which the layouts of the file are looked at."""
 

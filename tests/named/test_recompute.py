@@ -76,7 +76,7 @@ ENDS = """
             ["`u` is kept for statements further on"],
         ),
         (
-            "recompute { u = x + w\n z = x - w }\n recompute { v = tanh(u) }\n y = v * u + square(z)",
+            "recompute { u = x + w\n z = x - w }\n recompute { v = tanh(u) }\n y = v * u + z * z",
             ["`u` and `z` are kept for statements further on"],
         ),
     ],

@@ -134,4 +134,4 @@ def test_the_report_says_so() -> None:
 
 
 def sentence(made: Compilation) -> str:
-    return pipeline_sentence(explain(made.device)["pipeline"])
+    return pipeline_sentence(explain(made.device)["pipeline"], predicted=False)

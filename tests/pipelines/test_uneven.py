@@ -19,7 +19,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.explanation import explain
 from meshdsl.report.running import run_as_json
-from meshdsl.search.candidate import Candidate, SearchRule
+from meshdsl.search.candidate import Candidate, Execution, SearchRule
 from meshdsl.simulate.engine import simulate
 from tests.device.alone import allocated, first_device
 from tests.pipelines.test_numbers import ONE_SUM
@@ -132,7 +132,7 @@ def test_what_is_told_of_a_device_is_what_the_one_that_sends_most_sends(layers: 
         (SearchRule("l", ("pipe",)),),
         "deferred",
         None,
-        pipe.use,
+        Execution(pipe.use),
     )
     most = max(device["wire_bytes"] for device in counted)
     assert most == told["totals"]["wire_bytes"] == plan.sent

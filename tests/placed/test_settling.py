@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshdsl.placed.ir import Reshard, walk
@@ -113,7 +115,7 @@ program p(u[b, d], ids[b, d]: i32) {
 """
 
 
-def kinds(text: str, **options: object) -> list[str]:
+def kinds(text: str, **options: Any) -> list[str]:
     """The kinds of all collectives, each as often as it runs."""
     placed = compile_text(text, cache=False, **options).placed
     moves = ((n, k) for n, k in walk(placed.body) if isinstance(n, Reshard))
