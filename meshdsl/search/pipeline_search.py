@@ -157,7 +157,7 @@ def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
     loops = {dim.name for dim in _loops(problem.program)}
     for fixed in _splits(problem, axis):
         try:
-            done = method.solve(replace(others, fixed=fixed))
+            done = _beside(replace(others, fixed=fixed), method)
         except DiagnosticError:
             continue
         by_rules: dict[Rules, dict[Rules, None]] = {}
@@ -166,6 +166,17 @@ def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
             general = tuple(rule for rule in usable if not rule.selector)
             by_rules.setdefault(general, {})[tuple(r for r in usable if r.selector)] = None
         yield from (_Layout(rules, tuple(by_rules[rules])) for rules in list(by_rules)[:STARTS])
+
+
+def _beside(problem: Problem, method: Method) -> SearchResult:
+    """What a method finds beside the stages: once for all limits, unless it was cut off."""
+    key = problem.mesh, problem.objective, problem.fixed
+    if key in problem.known_splits:
+        return problem.known_splits[key]
+    done = method.solve(problem)
+    if not problem.expired():
+        problem.known_splits[key] = done
+    return done
 
 
 def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
@@ -284,8 +295,12 @@ class _PipelineSearch:
         problem = self.problem
         kept = problem.execution
         execution = Execution(use, kept.cuts or self._begun(use, cuts), kept.settings)
-        about = (problem.policies[0], problem.timing, execution)
-        return Candidate(problem.program, problem.mesh, rules, *about)
+        policy = problem.policies[0]
+        key = (problem.mesh, problem.timing, str(execution)), rules, policy
+        if key not in problem.made:
+            about = policy, problem.timing, execution
+            problem.made[key] = Candidate(problem.program, problem.mesh, rules, *about)
+        return problem.made[key]
 
     def _begun(self, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> tuple[StageStart, ...]:
         """Where the stages of a network begin: as they do, or evenly where a schedule has others.

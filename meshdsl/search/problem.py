@@ -67,7 +67,8 @@ class Problem:
     measured by, where that is not the least on this mesh.
     `below` is a value reached on another mesh: what is no better need not be placed.
     `budget` is what the search may do. `made` are plans that have been placed, also by searches
-    within other limits, `known_tables` what they know of calls.
+    within other limits, `known_tables` what they know of calls,
+    `known_splits` what they found beside the stages of a pipeline for a split of the batch.
     """
 
     program: named.NamedProgram
@@ -84,6 +85,7 @@ class Problem:
     below: float = math.inf
     made: dict[tuple[Circumstances, Rules, str], Candidate] = field(default_factory=dict)
     known_tables: dict[LayoutSpace, Tables] = field(default_factory=dict)
+    known_splits: dict[tuple[Mesh, str, Rules], SearchResult] = field(default_factory=dict)
 
     @property
     def space(self) -> LayoutSpace:
