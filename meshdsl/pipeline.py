@@ -325,10 +325,15 @@ class Compilation:
             for n in ("dtype", "evaluate", "measured", "fused")
         )
         if declarations is not None:
-            same = same and spoken_names(declarations) == spoken_names(self.declarations)
+            same = same and self._is_named_alike(declarations)
         named = self.named if same else None
         known_stages = Known(self.tree, declarations or self.declarations, self.written, named)
         return Compilation(self.source, options, diagnostics, known_stages)
+
+    def _is_named_alike(self, declarations: Declarations) -> bool:
+        """Whether the named program stays as it is where other layouts are declared."""
+        before, now = spoken_names(self.declarations), spoken_names(declarations)
+        return before <= now and self.named.unspoken.isdisjoint(now - before)
 
     def checked(self, until: str = "device") -> Compilation:
         """This one, with all stages up to `until` made. Under `strict`, warnings are errors."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
@@ -30,18 +30,24 @@ def fuse_attention(program: NamedProgram, spoken: Collection[str] = ()) -> Named
 
     Scores and probabilities are not stored then: those that are read elsewhere, are pinned or whose
     names are `spoken`, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
+    The result is the same with more spoken names, unless they are among its `unspoken`.
     """
     fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
-    return replace(program, body=in_blocks(program.body, fusing.block))
+    body = in_blocks(program.body, fusing.block)
+    return replace(program, body=body, unspoken=program.unspoken | fusing.unspoken)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fusing:
-    """`made` has the operator that makes each value, `here` those of one block."""
+    """`made` has the operator that makes each value, `here` those of one block.
+
+    `unspoken` are the names of what nobody would miss: no more is fused if they are spoken, too.
+    """
 
     uses: Counter[Value]
     spoken: frozenset[str]
     made: Mapping[Value, NamedOp]
+    unspoken: set[str] = field(default_factory=set)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         here = makers(nodes)
@@ -75,7 +81,10 @@ class _Fusing:
         if op is None or op.name != name or self.uses[value] != 1 or value.pins:
             return None
         same = (op.phase, op.block) == (reader.phase, reader.block)
-        return op if same and value.label not in self.spoken else None
+        if not same or value.label in self.spoken:
+            return None
+        self.unspoken.add(value.label)
+        return op
 
     def scored(
         self, value: Value, here: Mapping[Value, NamedOp], reader: NamedOp
