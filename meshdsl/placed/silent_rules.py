@@ -7,12 +7,12 @@ stored even where another rule does, and a program that trains nothing has no gr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
 from meshdsl.named.ir import NamedProgram, Value, loops_of, values_of, walk
-from meshdsl.placed.layout import STORAGE, Layout, Rule
+from meshdsl.placed.layout import STORAGE, Binding, Layout, Rule
 from meshdsl.placed.lint import binds_inside
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
@@ -28,19 +28,67 @@ def silent_rules(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     they may change something on other meshes.
     """
     rules = [rule for rule in layout.rules if _is_to_act(rule, layout)]
-    before = _Requested.of(program, layout) if rules else None
+    before = _Bound.of(program, layout) if rules else None
     if before is None:
         return
     loops = {loop.dim.name for loop in loops_of(program)}
     dims = Counter(rule.dim for rule in layout.rules)
+    splitting = frozenset(before.splitting())
     for rule in rules:
-        if dims[rule.dim] == 1 and rule.span in before.splitting:
+        if dims[rule.dim] == 1 and rule.span in splitting:
             continue  # nothing else splits what it splits
         if binds_inside(rule, program):
             continue
-        without = tuple(other for other in layout.rules if other is not rule)
-        if _Requested.of(program, replace(layout, rules=without)) == before:
+        others = tuple(other for other in layout.rules if other is not rule)
+        after = _Bound.of(program, replace(layout, rules=others), rule.dim)
+        if after is not None and after.is_like(before) and _requests_alike(before, after):
             yield _note(rule, rule.dim in loops and not rule.selector)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A layout as stages have it, and what its rules bind of each value wherever that is used.
+
+    Of all values that are bound alike there is one, and none without `dim`.
+    """
+
+    program: NamedProgram
+    layout: Layout
+    pipe: Piped | None
+    bindings: Mapping[Value, Binding]
+
+    @classmethod
+    def of(cls, program: NamedProgram, layout: Layout, dim: str = "") -> _Bound | None:
+        """What a layout binds; None where it cannot be followed, which others report."""
+        try:
+            layout, pipe = pipeline_of(program, layout)
+            values = (v for v in values_of(program) if not dim or v.type.has(dim))
+            by_target = {layout.target(value): value for value in values}
+            bindings = {value: layout.bind(value) for value in by_target.values()}
+            return cls(program, layout, pipe, bindings)
+        except DiagnosticError:
+            return None
+
+    def splitting(self) -> Iterator[Span]:
+        """The places of rules that split something."""
+        for binding in self.bindings.values():
+            yield from (r.span for dim, r in binding.causes.items() if binding.splits[dim])
+
+    def is_like(self, other: _Bound) -> bool:
+        """Whether another layout binds alike what this one binds."""
+        return all(
+            (mine.splits, mine.unsplit) == (theirs.splits, theirs.unsplit)
+            for value, mine in self.bindings.items()
+            for theirs in (other.bindings.get(value) or other.layout.bind(value),)
+        )
+
+
+def _requests_alike(one: _Bound, other: _Bound) -> bool:
+    """Whether all is requested alike; not so where a request cannot be followed."""
+    try:
+        return _Requested.of(one) == _Requested.of(other)
+    except DiagnosticError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +96,33 @@ class _Requested:
     """All that a layout requests of a program: placed programs follow from it, and are as equal.
 
     `bound` has, for each value, where it is placed and which dims are to be whole: as made, as
-    used, and as stored. `summed` are the splits of dims that operators reduce. `splitting` are the
-    places of rules that split something.
+    used, and as stored. `summed` are the splits of dims that operators reduce.
     """
 
     pipe: Piped | None
     bound: tuple[tuple[Placed, ...], ...]
     summed: Mapping[Value, tuple[tuple[str, tuple[str, ...]], ...]]
-    splitting: frozenset[Span] = field(compare=False)
 
     @classmethod
-    def of(cls, program: NamedProgram, layout: Layout) -> _Requested | None:
-        """What a layout requests; None where it cannot be followed, which others report."""
-        try:
-            layout, pipe = pipeline_of(program, layout)
-            request = Request(program, layout, pipe=pipe)
-            values = tuple(values_of(program))
-            bound = tuple(_bound(value, request) for value in values)
-            naming = walk(program.body) if layout.naming else ()
-            summed = {v: s for op in naming for v in op.outs if (s := layout.summed(v, op))}
-            return cls(pipe, bound, summed, frozenset(_splitting(values, layout)))
-        except DiagnosticError:
-            return None
+    def of(cls, of: _Bound) -> _Requested:
+        """What a layout requests. Raises what cannot be followed."""
+        program, layout, pipe = of.program, of.layout, of.pipe
+        request = Request(program, layout, pipe=pipe)
+        bound = tuple(_constraints(value, request) for value in values_of(program))
+        naming = walk(program.body) if layout.naming else ()
+        summed = {v: s for op in naming for v in op.outs if (s := layout.summed(v, op))}
+        return cls(pipe, bound, summed)
 
 
 Placed = tuple[Placement, frozenset[str]]
 """A placement, and the dims that a rule makes whole."""
 
 
-def _bound(value: Value, request: Request) -> tuple[Placed, ...]:
+def _constraints(value: Value, request: Request) -> tuple[Placed, ...]:
     constraints = [request.asked(value), request.used(value)]
     if value.role in ("param", "state", "grad"):
         constraints.append(request.kept(value))
     return tuple((c.placement, c.unsplit) for c in constraints)
-
-
-def _splitting(values: Iterable[Value], layout: Layout) -> Iterator[Span]:
-    for target in {layout.target(value): value for value in values}.values():
-        binding = layout.bind(target)
-        yield from (r.span for dim, r in binding.causes.items() if binding.splits[dim])
 
 
 def _note(rule: Rule, is_of_loop: bool) -> Diagnostic:
