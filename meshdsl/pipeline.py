@@ -24,7 +24,7 @@ from meshdsl.named.rematerialisation import without_effect as blocks_without_eff
 from meshdsl.placed import async_checks
 from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.pipelined import Piped
-from meshdsl.placed.place import PlanSearch, check_policy
+from meshdsl.placed.place import Dearer, PlanSearch, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
@@ -165,6 +165,14 @@ class Compilation:
         program = place_named(self.named, self.declarations, self.options, self.diagnostics)
         self.diagnostics.raise_errors()
         return program
+
+    def placed_within(self, most: int) -> PlacedProgram | None:
+        """The placed program of a walk; None where that ends since it costs more than `most`."""
+        program = self.named, self.declarations, self.options, self.diagnostics
+        try:
+            return place_named(*program, most=most)
+        except Dearer:
+            return None
 
     @property
     def asynchronous(self) -> bool:
@@ -397,16 +405,18 @@ def place_named(
     options: Options,
     diagnostics: Diagnostics,
     schedule: ScheduleUse | None = None,
+    most: int | None = None,
 ) -> PlacedProgram:
     """The placed program under the chosen mesh, layout and policy, verified.
 
-    `schedule` is taken in the place of the layout's.
+    `schedule` is taken in the place of the layout's. A walk may raise `Dearer` as soon as it costs
+    more than `most`.
     """
-    from meshdsl.placed.gather_again import without_effect
+    from meshdsl.placed.gather_again import may_gather_again, without_effect
     from meshdsl.placed.layout import Layout
     from meshdsl.placed.lint import lint
     from meshdsl.placed.pipelined import stored
-    from meshdsl.placed.place import place
+    from meshdsl.placed.place import CostLimit, place
     from meshdsl.placed.request import resolve
     from meshdsl.placed.verify import verify
 
@@ -421,7 +431,10 @@ def place_named(
     diagnostics.add(*problems, *blocks_without_effect(program))
     problems.raise_errors()
     search = options.search(timing_of(declarations, options, spec.mesh))
-    result = place(program, spec, options.reduce, search)
+    watch = None
+    if most is not None and isinstance(spec, Layout) and not may_gather_again(spec):
+        watch = partial(CostLimit, search.price, most)
+    result = place(program, spec, options.reduce, search, watch)
     if isinstance(spec, Layout) and _is_to_cut(result) and not _is_cut(result):
         result = _cut_otherwise(result, partial(place, program, spec, search=search), search)
         if _needs_whole_batch(result):

@@ -67,6 +67,11 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
         yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=(fix,))
 
 
+def may_gather_again(layout: Layout) -> bool:
+    """Whether a layout asks for gathers in the backward pass: then a plan is not sent as it is."""
+    return any(_says_again(setting) for setting in layout.settings)
+
+
 def _says_again(setting: Setting) -> bool:
     return setting.name == NAME and setting.value == AGAIN
 

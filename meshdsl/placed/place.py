@@ -254,16 +254,16 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
 
 def _up_to(most: int, request: Request, policy: str, price: Price) -> Iterator[PlacedProgram]:
     """The placed program of a walk; nothing where it costs more than `most`."""
-    with contextlib.suppress(_Dearer):
-        yield _walked(request, policy, lambda: _Counted(price, most))[0]
+    with contextlib.suppress(Dearer):
+        yield _walked(request, policy, lambda: CostLimit(price, most))[0]
 
 
-class _Dearer(Exception):
+class Dearer(Exception):
     """A walk costs more than a limit."""
 
 
 @dataclass(slots=True)
-class _Counted:
+class CostLimit:
     """A `WalkObserver` that ends a walk where it costs more than `most`."""
 
     price: Price
@@ -275,7 +275,7 @@ class _Counted:
         if isinstance(node, Reshard):
             self.cost += self.price.of(node.route, node.source.type) * times
         if self.cost > self.most:
-            raise _Dearer
+            raise Dearer
 
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""

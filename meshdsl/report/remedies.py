@@ -234,6 +234,7 @@ class Trials:
         self.made, self.layout = made, layout
         self.node = made.declarations.layouts[layout]
         self.price = made.options.search(made.timing).price
+        self.cost = cost(made.placed, self.price)
         self.warned = set(map(_told, made.diagnostics))
         operators = sum(1 for _ in named.walk(made.named.body))
         self.work = operators << len(made.placed.mesh.axes)
@@ -275,14 +276,14 @@ class Trials:
         after = self.made.under(
             options, Diagnostics(), edit.on(self.made.declarations, self.layout)
         )
+        is_walk = options.reduce != self.made.options.reduce
         try:
-            placed = after.placed
+            placed = after.placed_within(self.cost[0]) if is_walk else after.placed
         except DiagnosticError:
             return None
-        is_walk = options.reduce != self.made.options.reduce
         self.worked += self.work // WALKS_IN_A_PLAN if is_walk else self.work
         warned = {_told(d) for d in after.diagnostics if d.severity != "note"}
-        falls = cost(placed, self.price) < cost(self.made.placed, self.price)
+        falls = placed is not None and cost(placed, self.price) < self.cost
         return after if falls and warned <= self.warned else None
 
     def _remedy(self, edit: RuleEdit, after: Compilation) -> Remedy | None:
