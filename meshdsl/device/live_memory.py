@@ -49,7 +49,9 @@ def less(one: Amounts, other: Amounts) -> Amounts:
 
 def of_kind(size: int, kind: MemoryKind) -> Amounts:
     """So many bytes of one kind."""
-    return tuple(size if each is kind else 0 for each in MemoryKind)
+    amounts = [0] * len(MemoryKind)
+    amounts[kind] = size
+    return tuple(amounts)
 
 
 NONE: Amounts = (0,) * len(MemoryKind)
@@ -151,8 +153,9 @@ class LiveMemory:
         """Note a moment at which `scratch` bytes more are allocated."""
         self.high = max(self.high, self.now + scratch)
         if self.now + scratch > self.most:
-            at_peak = plus(tuple(self.by_kind), of_kind(scratch, MemoryKind.BUFFERS))
-            self.raise_to(self.now + scratch, line, at_peak)
+            at_peak = list(self.by_kind)
+            at_peak[MemoryKind.BUFFERS] += scratch
+            self.raise_to(self.now + scratch, line, tuple(at_peak))
 
     def raise_to(self, most: int, line: int, at_peak: Amounts) -> None:
         """Note a moment with `most` bytes, if there was none with as many."""

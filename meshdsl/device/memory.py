@@ -398,15 +398,19 @@ class MemoryWalk:
         # Of each kind; versions of parameters are of those that only updates have.
         always = sum(stage_versions.always for stage_versions in versions.values())
         now = plus(tuple(self.held.by_kind), of_kind(always, MemoryKind.UPDATES))
+        total = sum(now)
         for action in node.rows[self.device]:
             stage_versions = versions[action.stage]
-            now = plus(now, of_kind(stage_versions.grown(action), MemoryKind.UPDATES))
+            if grown := stage_versions.grown(action):
+                now, total = plus(now, of_kind(grown, MemoryKind.UPDATES)), total + grown
             for kind in node.passes_of(action.kind):
                 each = passes[action.stage][kind]
-                beside = stage_versions.most(action, each.most) - each.most
-                at_peak = plus(plus(now, each.at_peak), of_kind(beside, MemoryKind.UPDATES))
-                self.held.raise_to(sum(at_peak), each.line, at_peak)
-                now = plus(now, each.left)
+                most = stage_versions.most(action, each.most)
+                if total + most > self.held.most:
+                    beside = of_kind(most - each.most, MemoryKind.UPDATES)
+                    at_peak = plus(plus(now, each.at_peak), beside)
+                    self.held.raise_to(total + most, each.line, at_peak)
+                now, total = plus(now, each.left), total + sum(each.left)
         # What keeps versions is there to the end, as the functions of passes are.
         for kind_, size in zip(MemoryKind, less(now, tuple(self.held.by_kind)), strict=True):
             self.held.take(size, kind=kind_)
