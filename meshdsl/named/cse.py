@@ -113,9 +113,12 @@ class Merging(Visitor):
         if first is None:
             before.append(op)
             return op
-        self.merged += 1
         self.shared.update([first.out] if first.phase != op.phase else [])
-        if op.out.name is None and not op.out.pins and op.out not in self.kept:
+        stays = op.out.name is not None or bool(op.out.pins) or op.out in self.kept
+        if stays and op.name == "identity":
+            return op
+        self.merged += 1
+        if not stays:
             self.same[op.out] = self.gone[op.out] = first.out
             return None
         return replace(op, name="identity", ins=(first.out,), attrs=())

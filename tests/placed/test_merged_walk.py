@@ -125,3 +125,10 @@ def test_what_blocks_exchange_is_not_taken_apart(block: str, policy: str) -> Non
     found = print_program(compile_text(IN_BLOCKS, sbp=block, reduce=policy).placed)
     assert "cumsum" in found
     assert "blocks.all_blocks" not in found
+
+
+@in_turn(name=EXAMPLES)
+def test_what_is_merged_is_merged_once(name: str) -> None:
+    request = Request(program(name), Layout("none", (), Mesh("one", ())))
+    merged = cse(request.program, request.alike)
+    assert cse(merged, request.alike) is merged

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.named.attention_fusion import spoken_names
+from meshdsl.named.ir import values_of
+from meshdsl.named.printer import print_program
+from meshdsl.named.program_choice import finish_named
 from meshdsl.pipeline import Compilation, Options, front
 from meshdsl.report.explanation import explanation
 from meshdsl.report.remedies import MOST_WORK, Trials, sent
@@ -155,3 +160,35 @@ def test_explaining_on_many_axes_is_about_as_much_work_as_compiling(axes: int) -
     made = compile_text(many(axes), layout="l")
     compiling = calls(lambda: compile_text(many(axes), layout="l").device)
     assert calls(lambda: made.advised) < compiling + 1_500_000
+
+
+@pytest.mark.parametrize("name", ["transformer", "lm", "moe"])
+def test_a_name_that_attention_does_not_replace_changes_no_program(name: str) -> None:
+    (path,) = matching(f"examples/{name}.mdsl")
+    made = Compilation(read_source(path), Options(), Diagnostics())
+    spoken = spoken_names(made.declarations)
+    before = print_program(made.named)
+    labels = {v.label for v in values_of(made.written) if v.name is not None} - spoken
+    assert labels
+    for label in sorted(labels - made.named.unspoken):
+        assert (
+            print_program(finish_named(made.written, None, False, spoken={*spoken, label}))
+            == before
+        )
+
+
+def test_a_name_that_attention_replaces_is_one_that_nobody_speaks_of() -> None:
+    (path,) = matching("examples/transformer.mdsl")
+    made = Compilation(read_source(path), Options(), Diagnostics())
+    replaced = {v.label for v in values_of(made.written) if v.name} - {
+        v.label for v in values_of(made.named) if v.name
+    }
+    assert replaced
+    assert made.named.unspoken & replaced
+
+
+def test_a_trial_that_sends_more_ends_early() -> None:
+    made = compile_text(MLP, layout="hybrid")
+    under = made.under(replace(made.options, reduce="deferred", cache=False), Diagnostics())
+    assert under.placed_within(10**9) is not None
+    assert under.placed_within(0) is None
