@@ -7,7 +7,7 @@ memory of an operator while it runs (`OpDef.scratch`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from meshdsl.device.ir import (
     home_of,
     is_on,
     of_other_stages,
+    only_on,
 )
 from meshdsl.device.live_memory import (
     NONE,
@@ -74,7 +75,8 @@ def memory(program: DeviceProgram) -> dict[str, int]:
     those that are not there yet at the peak. The other kinds (`MemoryKind`) are of the peak, so
     the kinds less `grads_later` add up to it.
     """
-    walk = max(walks(program), key=lambda walk: walk.stored + walk.walked().most)
+    each = (MemoryWalk(program, first, alike) for first, *alike in alike_devices(program))
+    walk = max(each, key=lambda walk: walk.stored + walk.walked().most)
     params, state, inputs = map(walk.bytes, (program.params, walk.states, program.inputs))
     held = walk.held
     kinds = {kind.name.lower(): held.at_peak[kind] for kind in MemoryKind}
@@ -99,6 +101,32 @@ def walks(program: DeviceProgram) -> Iterator[MemoryWalk]:
         yield MemoryWalk(program, device)
 
 
+def alike_devices(program: DeviceProgram) -> Iterator[tuple[int, ...]]:
+    """The devices along the axis of a pipeline, those together that differ in their rows alone.
+
+    These hold tensors of the same sizes and walk the same passes, in another order.
+    """
+    pipe = program.pipeline
+    if pipe is None:
+        yield (0,)
+        return
+    table = pipe.known
+    # Blocks of sizes of their own, and versions by the order of passes, are looked at one by one.
+    differ = program.mesh.given or pipe.homes or pipe.versioned or table.schedule.updates
+    nodes = tuple(every(program.body))
+    stored = (*program.inputs, *program.params, *program.states)
+    named = {v.on for v in (*stored, *(v for node in nodes for v in node.makes))}
+    named.update(only_on(node) for node in nodes)
+    named.update(node.step.at for node in nodes if isinstance(node, Move))
+    alike: dict[object, list[int]] = {}
+    for device, stages in enumerate(table.held):
+        done = tuple(tuple(pipe.does(part, stage) for part in StagePhase) for stage in stages)
+        sizes = tuple(pipe.sizes[stage] for stage in stages) if pipe.sizes else ()
+        own = device if differ or device in named else None
+        alike.setdefault((own, done, sizes), []).append(device)
+    yield from map(tuple, alike.values())
+
+
 def gradients(program: DeviceProgram) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
@@ -119,14 +147,14 @@ class MemoryWalk:
 
     Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
     follows the statements in time (`simulate/device_run.py`). `device` is its coordinate on the
-    axis of a pipeline. Nothing but memory depends on what was walked before: a loop `repeats` what
-    it did.
+    axis of a pipeline; the peak is that of the devices that are `alike` (`alike_devices`), too.
+    Nothing but memory depends on what was walked before: a loop `repeats` what it did.
     """
 
     repeats = True
 
-    def __init__(self, program: DeviceProgram, device: int = 0) -> None:
-        self.program, self.device = program, device
+    def __init__(self, program: DeviceProgram, device: int = 0, alike: Sequence[int] = ()) -> None:
+        self.program, self.device, self.also = program, device, alike
         # The stage of a pass, and which of the device's it is, while it is walked.
         self.stage = self.chunk = 0
         self.passing = False
@@ -395,25 +423,51 @@ class MemoryWalk:
         self.dead = dict(zip(node.body, dying, strict=True))
         passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
         versions = {stage: _Versions(node, stage, self.local) for stage in passes}
-        # Of each kind; versions of parameters are of those that only updates have.
-        always = sum(stage_versions.always for stage_versions in versions.values())
-        now = plus(tuple(self.held.by_kind), of_kind(always, MemoryKind.UPDATES))
-        total = sum(now)
-        for action in node.rows[self.device]:
-            stage_versions = versions[action.stage]
-            if grown := stage_versions.grown(action):
-                now, total = plus(now, of_kind(grown, MemoryKind.UPDATES)), total + grown
-            for kind in node.passes_of(action.kind):
-                each = passes[action.stage][kind]
-                most = stage_versions.most(action, each.most)
-                if total + most > self.held.most:
-                    beside = of_kind(most - each.most, MemoryKind.UPDATES)
-                    at_peak = plus(plus(now, each.at_peak), beside)
-                    self.held.raise_to(total + most, each.line, at_peak)
-                now, total = plus(now, each.left), total + sum(each.left)
+        now = self._row(node, self.device, passes, versions)
+        held = node.known.held
+        for other in self.also:
+            stages = dict(zip(held[other], held[self.device], strict=True))
+            theirs = {stage: passes[own] for stage, own in stages.items()}
+            self._row(node, other, theirs, {s: versions[own] for s, own in stages.items()})
         # What keeps versions is there to the end, as the functions of passes are.
         for kind_, size in zip(MemoryKind, less(now, tuple(self.held.by_kind)), strict=True):
             self.held.take(size, kind=kind_)
+
+    def _row(
+        self,
+        node: Pipeline,
+        device: int,
+        passes: Mapping[int, Mapping[str, PassMemory]],
+        versions: Mapping[int, _Versions],
+    ) -> Amounts:
+        """Note the peak of the row of a device; what there is of each kind at its end."""
+        row, held = node.rows[device], self.held
+        kinds = {action: node.passes_of(action) for action in {a.kind for a in row}}
+        # Versions of parameters are of what only updates have.
+        begun, updates = tuple(held.by_kind), sum(each.always for each in versions.values())
+        left = {(s, k): each.left for s, of in passes.items() for k, each in of.items()}
+        sizes, done = {about: sum(each) for about, each in left.items()}, dict.fromkeys(left, 0)
+        size = sum(begun) + updates
+
+        def now() -> Amounts:
+            every = plus(begun, of_kind(updates, MemoryKind.UPDATES))
+            for about, times in done.items():
+                every = plus(every, tuple(times * each for each in left[about]))
+            return every
+
+        for action in row:
+            stage = action.stage
+            if grown := versions[stage].grown(action):
+                updates, size = updates + grown, size + grown
+            for kind in kinds[action.kind]:
+                each = passes[stage][kind]
+                most = versions[stage].most(action, each.most)
+                if size + most > held.most:
+                    beside = of_kind(most - each.most, MemoryKind.UPDATES)
+                    held.raise_to(size + most, each.line, plus(plus(now(), each.at_peak), beside))
+                done[stage, kind] += 1
+                size += sizes[stage, kind]
+        return now()
 
     def _passes(self, node: Pipeline, stage: int) -> dict[str, PassMemory]:
         """Walk the passes of a stage; the memory of each."""

@@ -23,7 +23,10 @@ PARTS: Mapping[str, int] = {"F": 1, "I": 1, "W": 1, "U": 0, "send": 0}
 LONGEST = 12
 """Digits of a time that is given as text."""
 
-Each = tuple[Fraction, ...]
+Exact = Fraction | int
+"""A time without rounding: of whole ticks, which are added up many times faster, an int."""
+
+Each = tuple[Exact, ...]
 """One time for all stages, or one for each."""
 
 
@@ -38,7 +41,7 @@ class Times:
     send: Each = (Fraction(0),)
     early: bool = True
 
-    def of(self, action: Action) -> tuple[Fraction, Fraction]:
+    def of(self, action: Action) -> tuple[Exact, Exact]:
         """How long an action takes, and after how long its result can be sent."""
         stage = action.stage
         match action.kind:
@@ -56,12 +59,12 @@ class Times:
                 return duration, inputs if self.early else duration
         return duration, duration
 
-    def message(self, stage: int) -> Fraction:
+    def message(self, stage: int) -> Exact:
         """How long a message between a stage and the next one takes."""
         return _at(self.send, stage)
 
 
-def _at(each: Each, stage: int) -> Fraction:
+def _at(each: Each, stage: int) -> Exact:
     return each[0] if len(each) == 1 else each[stage]
 
 
@@ -106,8 +109,8 @@ class Slot:
     """When an action begins and ends."""
 
     action: Action
-    start: Fraction
-    end: Fraction
+    start: Exact
+    end: Exact
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,12 @@ class TimedSchedule:
     @cached_property
     def makespan(self) -> Fraction:
         """From the beginning of the first action to the end of the last one."""
-        return max(row[-1].end for row in self.rows)
+        return Fraction(max(row[-1].end for row in self.rows))
 
     @cached_property
     def busy(self) -> tuple[Fraction, ...]:
         """How long each device works."""
-        return tuple(sum((s.end - s.start for s in row), Fraction(0)) for row in self.rows)
+        return tuple(Fraction(sum(s.end - s.start for s in row)) for row in self.rows)
 
     @cached_property
     def idle(self) -> tuple[Fraction, ...]:
@@ -164,15 +167,15 @@ class _Clock:
     def __init__(self, found: Verified, times: Times) -> None:
         self.found, self.times = found, times
         self.rows: list[list[Slot]] = [[] for _ in found.schedule.rows]
-        self.arrived: dict[tuple[int, int, bool], Fraction] = {}
-        self.free: dict[Key, Fraction] = {}
+        self.arrived: dict[tuple[int, int, bool], Exact] = {}
+        self.free: dict[Key, Exact] = {}
 
     def act(self, place: Place) -> None:
         """Begin an action when the device is free and what it reads is there."""
         device, _ = place
         action = self.found.action(place)
         row = self.rows[device]
-        start = row[-1].end if row else Fraction(0)
+        start = row[-1].end if row else 0
         if action.kind in "FBI":
             there = (action.micro, action.stage, action.kind == "F")
             start = max(start, self.arrived.get(there, start))
@@ -181,7 +184,7 @@ class _Clock:
         if action.kind in "FBI":
             self._send(action, device, start + sent)
 
-    def _send(self, action: Action, device: int, at: Fraction) -> None:
+    def _send(self, action: Action, device: int, at: Exact) -> None:
         """Let a result be where it is read, at once or through a line of one message at a time."""
         forward = action.kind == "F"
         reader = (action.micro, action.stage + (1 if forward else -1))

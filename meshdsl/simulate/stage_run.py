@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, Move, Pipeline, StagePhase
 from meshdsl.device.memory import PassMemory
-from meshdsl.schedule.times import TimedSchedule, Times, timed
+from meshdsl.schedule.times import Exact, TimedSchedule, Times, timed
 from meshdsl.simulate.device_run import PER_PASS, DeviceRun, ticks
 from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back
 
@@ -75,13 +74,11 @@ def in_time(pipe: Pipeline, program: DeviceProgram, timing: Timing) -> TimedSche
         for stage in range(last + 1)
     )
     times = Times(
-        forward=tuple(Fraction(each_pass["F"].duration) for each_pass in each),
-        inputs=tuple(Fraction(inputs) for inputs, _ in map(_backward, each)),
-        weights=tuple(Fraction(weights) for _, weights in map(_backward, each)),
-        update=tuple(
-            Fraction(each_pass["U"].duration if "U" in each_pass else 0) for each_pass in each
-        ),
-        send=(Fraction(longest),),
+        forward=tuple(each_pass["F"].duration for each_pass in each),
+        inputs=tuple(inputs for inputs, _ in map(_backward, each)),
+        weights=tuple(weights for _, weights in map(_backward, each)),
+        update=tuple(each_pass["U"].duration if "U" in each_pass else 0 for each_pass in each),
+        send=(longest,),
     )
     return timed(pipe.known, times)
 
@@ -198,6 +195,6 @@ class _Stage(DeviceRun):
         return at
 
 
-def _whole(time: Fraction) -> int:
+def _whole(time: Exact) -> int:
     assert time.denominator == 1, "a pass begins between two ticks"
     return time.numerator
