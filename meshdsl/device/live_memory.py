@@ -49,9 +49,7 @@ def less(one: Amounts, other: Amounts) -> Amounts:
 
 def of_kind(size: int, kind: MemoryKind) -> Amounts:
     """So many bytes of one kind."""
-    amounts = [0] * len(MemoryKind)
-    amounts[kind] = size
-    return tuple(amounts)
+    return (*NONE[:kind], size, *NONE[kind + 1 :])
 
 
 NONE: Amounts = (0,) * len(MemoryKind)

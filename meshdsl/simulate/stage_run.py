@@ -180,8 +180,7 @@ class _Stage(DeviceRun):
     def _put(self, done: Pass, at: int, held: int) -> None:
         """A pass that begins at a time, when so much memory is held."""
         number = len(self.events)
-        moved = (replace(e, start=e.start + at, end=e.end + at) for e in done.events)
-        self.events.extend(moved)
+        self.events.extend(event.later(at) for event in done.events)
         self.flows.extend((one + number, other + number) for one, other in done.flows)
         self.folded.extend(replace(f, start=f.start + at, end=f.end + at) for f in done.folded)
         self.memory.extend((at + when, held + size) for when, size in done.memory)

@@ -65,6 +65,11 @@ class Event:
     bound: str
     trips: int = 1
 
+    def later(self, ticks: int) -> Event:
+        """The same so many ticks later."""
+        start, end = self.start + ticks, self.end + ticks
+        return Event(self.node, self.kind, self.streams, start, end, self.bound, self.trips)
+
     @property
     def duration(self) -> int:
         """How long it takes, once."""
