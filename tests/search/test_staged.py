@@ -258,9 +258,7 @@ def test_fewest_bytes() -> None:
 
 REFUSED = {
     "--fix layers:data": ("MD0907", "needs micro-batches", "with one_f_one_b"),
-    "--from staged": ("MD0601", "is that of a pipeline", "--pipeline AXIS"),
     "--pipeline pip": ("MD0647", "the mesh has no such axis", "did you mean `pipe`?"),
-    "--pipeline pipe --from batch:data": ("MD0601", "`--from` begins without", "leave one"),
     "--pipeline pipe --mesh pipe:3": ("MD0647", "does not divide over `pipe` of 3", "another size"),
 }
 
@@ -327,3 +325,10 @@ def test_a_rule_that_is_fixed_meets_the_batch(fix: str) -> None:
     assert found.plans
     for plan in found.plans:
         assert any((rule.dim, rule.axes) == (dim, (axis,)) for rule in plan.rules)
+
+
+@pytest.mark.parametrize("options", ["--from staged", "--pipeline pipe --from batch:data"])
+def test_begun_from_stages_or_beside_them(options: str, file: Path, cli: Cli) -> None:
+    """A layout to begin from may have stages, and stages may be looked for beside it."""
+    done = cli("search", file, "--cluster", "h100", *options.split())
+    assert done.codes == []
