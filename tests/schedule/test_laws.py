@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
@@ -24,7 +24,7 @@ def run(
     return timed(verify(generate(name, devices, micro, options)), times)
 
 
-def of(parts: list[Each], early: bool = True) -> Times:
+def of(parts: Sequence[Each], early: bool = True) -> Times:
     """The times of F, I and W by stage."""
     forward, inputs, weights = parts
     return Times(forward, inputs, weights, early=early)
