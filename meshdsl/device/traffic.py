@@ -41,10 +41,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The collectives and local moves of a device, in order; so many `alike` do the same."""
+    """The collectives and local moves of a device, in order; so many `alike` do the same.
+
+    `along` are the coordinates of these along the stages of a pipeline.
+    """
 
     alike: int
+    along: tuple[int, ...]
     done: Mapping[Collective, Done]
+
+    def does(self, node: Collective) -> bool:
+        """Whether it takes part in a collective."""
+        return self.done.get(node, Done()).count > 0
 
     @property
     def bytes(self) -> int:
@@ -92,7 +100,7 @@ class _Senders:
     def _sender(self, group: tuple[int, ...], at: Coordinates) -> Sender:
         groups, axes = self._groups()
         along = self.mesh.size(*axes) * sum(map(len, groups))
-        return Sender(self.mesh.devices // along * len(group), self._sent(group[0], at))
+        return Sender(self.mesh.devices // along * len(group), group, self._sent(group[0], at))
 
     def _bytes(self, device: int, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
         """What the devices with all coordinates on `axes` send in all."""

@@ -116,20 +116,27 @@ class _GatherAgain(Visitor):
         for node in nodes:
             if node.phase == "backward" and not isinstance(node, Reshard):
                 made += self._gathered(free(node), here, node.span, self._as_slices(node, here))
-            made.append(self.visit(node, here))
+            made += self.visit(node, here)
         return made
 
-    def op(self, node: Apply | Reshard, here: Parts) -> Node:
-        """An operator on what the backward pass has gathered again; a gather is noted."""
+    def op(self, node: Apply | Reshard, here: Parts) -> tuple[Node, ...]:
+        """An operator on what the backward pass has gathered again; a gather is noted.
+
+        Where the backward pass takes the stored part of a gathered version, nothing is left to do.
+        """
         if isinstance(node, Reshard) and node.phase == "forward":
             self._note(node, here)
         if node.phase != "backward":
-            return node
+            return (node,)
         if isinstance(node, Reshard) and self._is_stored(node.source, here):
             part = here[node.source]
             self.carried_out[part.setting] = None
-            return replace(node, source=part.tensor, route=self._route(part.tensor, node.target))
-        return node.with_values(lambda tensor: self.again.get(tensor, tensor))
+            if part.tensor.placement == node.target.placement:
+                self.again[node.target] = part.tensor
+                return ()
+            route = self._route(part.tensor, node.target)
+            return (replace(node, source=part.tensor, route=route),)
+        return (node.with_values(lambda tensor: self.again.get(tensor, tensor)),)
 
     def _is_stored(self, tensor: PlacedTensor, here: Parts) -> bool:
         """Whether only a part of a version is there, as long as it has not been gathered again."""
@@ -189,7 +196,7 @@ class _GatherAgain(Visitor):
             t for t in slices if here[t].tensor.placement.axes_of(same) == t.placement.axes_of(same)
         }
 
-    def loop(self, loop: PlacedLoop, here: Parts) -> PlacedLoop:
+    def loop(self, loop: PlacedLoop, here: Parts) -> tuple[PlacedLoop]:
         """A loop: of the forward pass, it collects parts; of the backward pass, it slices them."""
         inside: Parts = {}
         stacked = tuple(self._stacked(s, loop, here, inside) for s in loop.stacked)
@@ -199,9 +206,9 @@ class _GatherAgain(Visitor):
         collected = tuple(self._collected(c, loop, inside, here) for c in loop.collected)
         parts = replace(loop, stacked=stacked, body=tuple(body), collected=collected)
         if loop.phase != "backward":
-            return parts
+            return (parts,)
         # What the body reads, it has in the new version already.
-        return parts.with_values(lambda tensor: self.again.get(tensor, tensor))
+        return (parts.with_values(lambda tensor: self.again.get(tensor, tensor)),)
 
     def _stacked(
         self, item: Stacked[PlacedTensor], loop: PlacedLoop, here: Parts, inside: Parts

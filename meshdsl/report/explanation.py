@@ -360,9 +360,18 @@ def _collective(
     }
     if any(m.step.is_uneven(m.source.type, mesh) for m in node.moves):
         facts["uneven"] = True
+    if pipe and device is None:
+        device = _doing_alone(node, every_device)
     if pipe and device is not None:
         facts["on"] = {pipe.axis: device}
     return facts
+
+
+def _doing_alone(node: Collective, every_device: Sequence[Sender]) -> int | None:
+    """The device along the stages that alone sends in a collective of the passes, if one does."""
+    doing = {on for sender in every_device if sender.does(node) for on in sender.along}
+    idle = {on for sender in every_device for on in sender.along} - doing
+    return next(iter(doing)) if idle and len(doing) == 1 else None
 
 
 def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:

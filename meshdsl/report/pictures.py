@@ -674,14 +674,15 @@ def memory_picture(rows: Mapping[str, Mapping[str, int]]) -> Markup:
     left = max(width_of(title) for title in rows) + 10
     most = max(1, *(row["peak"] for row in rows.values()))
     top = 24.0
-    parts = [_legend(kinds)]
+    legend, right = _legend(kinds)
+    parts = [legend]
     for number, (title, row) in enumerate(rows.items()):
         y = top + number * STEP
         parts.append(words(0, y + 14, title))
         parts.append(_bar(kinds, row, left, y, WIDTH / most))
         end = left + WIDTH * row["peak"] / most + 8
         parts.append(words(end, y + 14, human(row["peak"]), fill=SOFT))
-    return card(left + WIDTH + 80, top + STEP * len(rows), *parts)
+    return card(max(left + WIDTH + 80, right), top + STEP * len(rows), *parts)
 
 
 def _bar(
@@ -695,13 +696,14 @@ def _bar(
     return join(*parts)
 
 
-def _legend(kinds: Sequence[str]) -> Markup:
+def _legend(kinds: Sequence[str]) -> tuple[Markup, float]:
+    """The colours of kinds in a line, and where it ends."""
     entries, x = [], 0.0
     for kind in kinds:
         entries.append(_filled(kind, x=x, y=1, width=11, height=11))
         entries.append(words(x + 16, 11, KINDS[kind], font_size=11))
         x += 16 + width_of(KINDS[kind], 11) + 14
-    return join(*entries)
+    return join(*entries), x
 
 
 def _filled(kind: str, **place: Attribute) -> Markup:

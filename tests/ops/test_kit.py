@@ -21,10 +21,12 @@ def imports(path: Path) -> set[str]:
 
 
 SOURCES = {name for name in imports(OPS / "kit.py") if name.startswith("meshdsl.ops.")}
+PARTS = SOURCES.union(*(imports(OPS / f"{name.rpartition('.')[2]}.py") for name in SOURCES))
+"""What the kit is made of, and what that imports: these cannot import the kit."""
 FILES = [
     path
     for path in matching("meshdsl/ops/*.py")
-    if path.stem not in ("__init__", "kit") and f"meshdsl.ops.{path.stem}" not in SOURCES
+    if path.stem not in ("__init__", "kit") and f"meshdsl.ops.{path.stem}" not in PARTS
 ]
 
 
