@@ -249,11 +249,11 @@ def _silent(
     names = (options.mesh, options.layout, options.sbp, options.schedule)
     spec = resolve(declarations, *names, Diagnostics())
     assert isinstance(spec, Layout)
-    own = {rule.span for rule in node.rules}
+    rule_spans = {rule.span for rule in node.rules}
     every = (program for program in programs if program is not None)
     first, *others = ({d.span: d for d in silent_rules(program, spec)} for program in every)
     for span, diagnostic in first.items():
-        if span in own and all(span in silent for silent in others):
+        if span in rule_spans and all(span in silent for silent in others):
             yield diagnostic
 
 

@@ -122,8 +122,8 @@ def alike_devices(program: DeviceProgram) -> Iterator[tuple[int, ...]]:
     for device, stages in enumerate(table.held):
         done = tuple(tuple(pipe.does(part, stage) for part in StagePhase) for stage in stages)
         sizes = tuple(pipe.sizes[stage] for stage in stages) if pipe.sizes else ()
-        own = device if differ or device in named else None
-        alike.setdefault((own, done, sizes), []).append(device)
+        separate = device if differ or device in named else None
+        alike.setdefault((separate, done, sizes), []).append(device)
     yield from map(tuple, alike.values())
 
 
@@ -427,8 +427,8 @@ class MemoryWalk:
         held = node.known.held
         for other in self.also:
             stages = dict(zip(held[other], held[self.device], strict=True))
-            theirs = {stage: passes[own] for stage, own in stages.items()}
-            self._row(node, other, theirs, {s: versions[own] for s, own in stages.items()})
+            theirs = {stage: passes[ours] for stage, ours in stages.items()}
+            self._row(node, other, theirs, {s: versions[ours] for s, ours in stages.items()})
         # What keeps versions is there to the end, as the functions of passes are.
         for kind_, size in zip(MemoryKind, less(now, tuple(self.held.by_kind)), strict=True):
             self.held.take(size, kind=kind_)

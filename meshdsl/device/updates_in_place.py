@@ -28,7 +28,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import kept_after, overwrites
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.offloaded_updates import streamed
-from meshdsl.ir.program import Stacked, every
+from meshdsl.ir.program import Stacked, every, loops
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
@@ -137,8 +137,8 @@ def _groups(program: DeviceProgram) -> Iterator[tuple[str, list[Compute | Move]]
     for (dim, _), nodes in by_level.items():
         together: list[Compute | Move] = []
         for part in (p for p in _connected(nodes) if _is_worth(p, dim)):
-            made = {v for n in part for v in n.makes}
-            outside = (v for n in part for v in n.reads if v in makers and v not in made)
+            results = {v for n in part for v in n.makes}
+            outside = (v for n in part for v in n.reads if v in makers and v not in results)
             if any(makers[v].phase == "update" and v.local.bytes >= LARGE for v in outside):
                 # What the update makes for it would be in memory until the loop of all.
                 yield dim, part
@@ -154,8 +154,7 @@ def _stacked_dims(program: DeviceProgram) -> tuple[str, ...]:
         s.inside: s.outer for n in every(program.body) for s in n.stacked if type(s) is StageRows
     }
     stored = set(program.params)
-    read = (n for n in every(program.body) if isinstance(n, DeviceLoop))
-    slices = ((s.outer, n.dim.name) for n in read for s in n.slices)
+    slices = ((s.outer, n.dim.name) for n in loops(program.body, DeviceLoop) for s in n.slices)
     return tuple(dict.fromkeys(dim for outer, dim in slices if of_rows.get(outer, outer) in stored))
 
 

@@ -197,13 +197,13 @@ class _Offer:
     def _setting(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """Behind the selector of a layout: the settings that it may have, or the values of one."""
         words = [str(word) for word in place.inside.words]
-        selector, rest = words[words.index(":") - 1], words[words.index(":") + 1 :]
-        known = settings_for(selector)
+        selector, after_colon = words[words.index(":") - 1], words[words.index(":") + 1 :]
+        settings = settings_for(selector)
         if place.last == "COLON":
             yield from self.symbols("dim")
-            yield from _words(known, lsp.CompletionItemKind.Property)
+            yield from _words(settings, lsp.CompletionItemKind.Property)
         elif place.last == "EQUAL":
-            yield from _words(known.get(rest[0], ()), lsp.CompletionItemKind.EnumMember)
+            yield from _words(settings.get(after_colon[0], ()), lsp.CompletionItemKind.EnumMember)
 
     def _scheduled(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """Behind the `with` of a layout."""

@@ -76,17 +76,17 @@ class _Loop:
         """The step whose batches are one: divisors before them, assignments after them."""
         inputs = {v: self._widened(v) for v in self.program.inputs}
         ahead = with_whole_divisors(self.program, inputs, self.dim)
-        made = once(ahead.program)
-        self.ahead, self.program = ahead.nodes, made.program
-        self.averaged = made.means
+        without_updates = once(ahead.program)
+        self.ahead, self.program = ahead.nodes, without_updates.program
+        self.averaged = without_updates.means
         program, grads = self.build(tuple(inputs.values()))
         body = self.builder.frames[-1].body
         new = {v: self._mean(total, self.dim.size) for v, total in self.totals.items()}
         new = {v: self._cast_to(mean, v) for v, mean in new.items()}
-        body += substitute(made.later, new)
-        for value in (v for n in made.later for v in n.makes):
+        body += substitute(without_updates.later, new)
+        for value in (v for n in without_updates.later for v in n.makes):
             self.builder.place(value, 0)
-        updates = tuple(Update(u.old, new.get(u.new, u.new)) for u in made.updates)
+        updates = tuple(Update(u.old, new.get(u.new, u.new)) for u in without_updates.updates)
         return replace(program, updates=updates, body=tuple(body)), grads
 
     def _cast_to(self, mean: Value, value: Value) -> Value:

@@ -30,14 +30,14 @@ class Parting:
         now: list[Node] = []
         later: list[Node] = []
         for node in nodes:
-            if isinstance(node, NamedLoop) and not self.late.isdisjoint(makes_of(node)):
-                kept, following = self._loop(node)
-                now += [kept] if kept.makes else []
-                later += following
-            elif self.late.isdisjoint(node.makes):
+            if self.late.isdisjoint(makes_of(node)):
                 now.append(node)
-            else:
+            elif isinstance(node, NamedOp):
                 later.append(replace(node, phase="update"))
+            else:
+                remaining, following = self._loop(node)
+                now += [remaining] if remaining.makes else []
+                later += following
         return tuple(now), tuple(later)
 
     def _loop(self, loop: NamedLoop) -> tuple[NamedLoop, tuple[Node, ...]]:
@@ -60,16 +60,16 @@ class Parting:
             if v in read
         }
         slices += [Stacked(item.outer, v) for v, item in collected.items()]
-        kept = replace(
+        earlier = replace(
             loop,
             carries=tuple(c for c in loop.carries if c not in carries),
             body=(*(NamedOp("identity", (v,), (c,), (), v.span) for v, c in copies.items()), *now),
             collected=(*(item for item in loop.collected if item not in ends), *collected.values()),
         )
-        kept = replace(kept, stacked=_read(kept))
-        gone = set(loop.makes).difference(kept.makes)
-        self.origins.update(dict.fromkeys(gone, kept.makes[0]) if kept.makes else {})
-        return kept, _following(loop, carries, slices, later, ends)
+        earlier = replace(earlier, stacked=_read(earlier))
+        gone = set(loop.makes).difference(earlier.makes)
+        self.origins.update(dict.fromkeys(gone, earlier.makes[0]) if earlier.makes else {})
+        return earlier, _following(loop, carries, slices, later, ends)
 
 
 def _with_constants(now: tuple[Node, ...], later: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshdsl.diagnostics import Span, fail
-from meshdsl.ir.program import Collected, Stacked, every
-from meshdsl.ir.rewrite import flows, needed, reads_of, substitute
+from meshdsl.ir.program import Collected, Stacked, block_loops, every
+from meshdsl.ir.rewrite import flows, needed, reads_of, rewritten, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value, walk
@@ -60,19 +60,18 @@ class Samples:
 
     def closure(self, values: Iterable[Value]) -> set[Value]:
         """The values that some are made of, and these themselves."""
-        found = set(values)
-        left = [*found]
+        reached = set(values)
+        left = [*reached]
         while left:
-            more = [v for v in self.operands.get(left.pop(), ()) if v not in found]
-            found.update(more)
+            more = [v for v in self.operands.get(left.pop(), ()) if v not in reached]
+            reached.update(more)
             left += more
-        return found
+        return reached
 
     @cached_property
     def of_loops(self) -> set[Value]:
         """The values that depend on the results of a loop."""
-        results = (v for n in self.program.body if isinstance(n, NamedLoop) for v in n.makes)
-        return self._flood(results)
+        return self._flood(v for n in block_loops(self.program.body, NamedLoop) for v in n.makes)
 
     @cached_property
     def of_inputs(self) -> set[Value]:
@@ -89,13 +88,13 @@ class Samples:
         for result, operands in self.operands.items():
             for operand in operands:
                 readers.setdefault(operand, []).append(result)
-        found = set(sources)
-        left = [*found]
+        reached = set(sources)
+        left = [*reached]
         while left:
-            more = [v for v in readers.get(left.pop(), ()) if v not in found]
-            found.update(more)
+            more = [v for v in readers.get(left.pop(), ()) if v not in reached]
+            reached.update(more)
             left += more
-        return found
+        return reached
 
 
 def once(program: NamedProgram) -> Once:
@@ -104,9 +103,9 @@ def once(program: NamedProgram) -> Once:
         return Once(program, (), (), ())
     samples = Samples(program)
     assert program.goal is not None
-    kept = {program.goal.loss, *(o.value for o in program.outputs)}
+    results = {program.goal.loss, *(o.value for o in program.outputs)}
     news = {u.new for u in program.updates}
-    core = samples.closure(kept)
+    core = samples.closure(results)
     side = samples.closure(news) - core
     with_samples = {
         v
@@ -118,15 +117,15 @@ def once(program: NamedProgram) -> Once:
     late = side - samples.closure(with_samples)
     parting = Parting(late)
     now, later = parting.block(program.body)
-    made = {v for n in later for v in n.makes}
+    made_later = {v for n in later for v in n.makes}
     stored = {p.value for p in program.params}
     read = dict.fromkeys(
         (*(v for n in later for v in _outside(n)), *(u.new for u in program.updates))
     )
-    means = tuple(v for v in read if v not in made and v not in stored)
+    means = tuple(v for v in read if v not in made_later and v not in stored)
     for value in means:
         _check_mean(value, samples)
-    body = needed(now, {*kept, *means})
+    body = needed(now, {*results, *means})
     return Once(replace(program, body=body, updates=()), later, means, program.updates)
 
 
@@ -195,16 +194,16 @@ def with_whole_divisors(
         if divisor in new or not _is_reduced(divisor, samples):
             continue
         if divisor not in samples.of_params and divisor in makers:
-            found = _whole(divisor, samples, inputs, dim)
-            if found is not None:
-                nodes += found[0]
-                new[divisor] = found[1]
+            whole_divisor = _whole(divisor, samples, inputs, dim)
+            if whole_divisor is not None:
+                nodes += whole_divisor[0]
+                new[divisor] = whole_divisor[1]
                 continue
         if op.out in in_loss and _is_reduced(numerator, samples):
             _refuse_ratio(divisor, dim, op.span)
     if not new:
         return WholeDivisors(program)
-    return WholeDivisors(replace(program, body=tuple(_divided(program.body, new))), tuple(nodes))
+    return WholeDivisors(replace(program, body=_divided(program.body, new)), tuple(nodes))
 
 
 def _is_reduced(value: Value, samples: Samples) -> bool:
@@ -222,15 +221,15 @@ def _refuse_ratio(divisor: Value, dim: Dim, span: Span) -> None:
     fail("MD0297", message, span, help=help)
 
 
-def _divided(nodes: Iterable[Node], new: Mapping[Value, Value]) -> Iterable[Node]:
+def _divided(nodes: Iterable[Node], new: Mapping[Value, Value]) -> tuple[Node, ...]:
     """The nodes, whose divisions read other divisors."""
-    for node in nodes:
-        if isinstance(node, NamedLoop):
-            yield replace(node, body=tuple(_divided(node.body, new)))
-        elif node.name == "div" and node.ins[1] in new:
-            yield replace(node, ins=(node.ins[0], new[node.ins[1]]))
-        else:
-            yield node
+
+    def divided(op: NamedOp) -> tuple[Node]:
+        if op.name == "div" and op.ins[1] in new:
+            return (replace(op, ins=(op.ins[0], new[op.ins[1]])),)
+        return (op,)
+
+    return rewritten(nodes, divided)
 
 
 def _whole(
@@ -293,16 +292,16 @@ def _share(nodes: list[Node], whole: Value, dim: Dim) -> tuple[list[Node], Value
 
 def _degree(op: NamedOp, degrees: list[int | None]) -> int | None:
     """The power of the number of batches that a result grows with; None where it is none."""
-    known = {d for d in degrees if d is not None}
-    if not known:
+    powers = {d for d in degrees if d is not None}
+    if not powers:
         return None
     if op.name in ONE_OPERAND or op.name in KEEP_DEGREE:
-        return known.pop() if len(known) == 1 else None
+        return powers.pop() if len(powers) == 1 else None
     if op.name == "mul":
-        return sum(known) if len([d for d in degrees if d is not None]) == 1 else None
+        return sum(powers) if len([d for d in degrees if d is not None]) == 1 else None
     if op.name == "div" and degrees[1] is None:
         return degrees[0]
-    return 0 if known == {0} else None
+    return 0 if powers == {0} else None
 
 
 def _fresh(loop: NamedLoop) -> NamedLoop:

@@ -32,12 +32,12 @@ def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
         values = {v for node in block for v in node.makes}
         if not values.isdisjoint(computed_again):
             continue
-        kept = sorted({f"`{v.label}`" for v in values & read if v.name})
+        labels = sorted({f"`{v.label}`" for v in values & read if v.name})
         why = "the backward pass reads none of its values"
         help = "remove it"
         if not values.isdisjoint(read):
-            which = " and ".join(kept) or "what the backward pass reads of it"
-            why = f"{which} {'are' if len(kept) > 1 else 'is'} kept for statements further on"
+            which = " and ".join(labels) or "what the backward pass reads of it"
+            why = f"{which} {'are' if len(labels) > 1 else 'is'} kept for statements further on"
             help = "put these statements into the block, or remove it"
         message = f"this `recompute` block changes nothing: {why}"
         yield Diagnostic("MD0144", message, block[0].span, "note", help=help)

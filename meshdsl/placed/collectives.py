@@ -130,13 +130,13 @@ class Step:
 
         An axis along which all send as many has the size 1.
         """
-        own = self._unlike(type_, mesh)
-        sent = np.reshape(_sent_by(self, type_, mesh, own), [mesh.size(axis) for axis in own])
-        kept = tuple(axis for axis in own if axis in axes and axis not in at)
-        sent = sent[tuple(slice(None) if a in kept else at.get(a, 0) for a in own)]
-        order = sorted(range(len(kept)), key=lambda i: axes.index(kept[i]))
+        unlike = self._unlike(type_, mesh)
+        sent = np.reshape(_sent_by(self, type_, mesh, unlike), [mesh.size(axis) for axis in unlike])
+        varying = tuple(axis for axis in unlike if axis in axes and axis not in at)
+        sent = sent[tuple(slice(None) if a in varying else at.get(a, 0) for a in unlike)]
+        order = sorted(range(len(varying)), key=lambda i: axes.index(varying[i]))
         sent = np.transpose(sent, order)
-        return np.reshape(sent, [mesh.size(a) if a in kept else 1 for a in axes])
+        return np.reshape(sent, [mesh.size(a) if a in varying else 1 for a in axes])
 
     def unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
         """The axes of devices along which some may send more than others."""
@@ -229,8 +229,8 @@ def _sent_along(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]
         case "all_to_all":
             assert step.to_dim is not None
             remaining = after[step.to_dim]
-            whole = before[step.to_dim]
-            sent = local // np.maximum(whole, 1) * (whole - remaining)
+            extent = before[step.to_dim]
+            sent = local // np.maximum(extent, 1) * (extent - remaining)
         case _:
             wire: Any = COLLECTIVES[step.kind].wire  # of arrays, too
             return np.asarray(wire(members, local * step.bytes(type_)), np.int64)
@@ -257,11 +257,13 @@ def _extent_along(
 ) -> Numbers:
     """The sizes of the blocks of a dim over some axes, along `axes`."""
     ways = mesh.ways(dim, size, over)
-    own = tuple(axis for axis in axes if axis in over)
+    common = tuple(axis for axis in axes if axis in over)
     first = dict.fromkeys(over, 0)
-    places = ([(first | at)[a] for a in over] for at in mesh.places(own))
+    places = ([(first | at)[a] for a in over] for at in mesh.places(common))
     sizes = [block(size, ways, mesh.numbers(ways, over, at))[1] for at in places]
-    return np.reshape(np.asarray(sizes, np.int64), [mesh.size(a) if a in own else 1 for a in axes])
+    return np.reshape(
+        np.asarray(sizes, np.int64), [mesh.size(a) if a in common else 1 for a in axes]
+    )
 
 
 def _gathered(step: Step, type_: TensorType, mesh: Mesh) -> tuple[Way, ...]:

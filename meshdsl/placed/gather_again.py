@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostic, Edit, Fix, Span
-from meshdsl.ir.program import Collected, Stacked, every, uses
+from meshdsl.ir.program import Collected, Leaf, Stacked, every, uses
 from meshdsl.ir.rewrite import Visitor, free, in_blocks
 from meshdsl.ir.types import LARGE
 from meshdsl.placed import why
@@ -112,12 +112,14 @@ class _GatherAgain(Visitor):
 
     def block(self, nodes: Iterable[Node], here: Parts) -> list[Node]:
         """The nodes of a block; `here` are the gathered versions with which it begins."""
-        made: list[Node] = []
+        new_nodes: list[Node] = []
         for node in nodes:
             if node.phase == "backward" and not isinstance(node, Reshard):
-                made += self._gathered(free(node), here, node.span, self._as_slices(node, here))
-            made += self.visit(node, here)
-        return made
+                new_nodes += self._gathered(
+                    free(node), here, node.span, self._as_slices(node, here)
+                )
+            new_nodes += self.visit(node, here)
+        return new_nodes
 
     def op(self, node: Apply | Reshard, here: Parts) -> tuple[Node, ...]:
         """An operator on what the backward pass has gathered again; a gather is noted.
@@ -151,10 +153,10 @@ class _GatherAgain(Visitor):
         if source.placement.partial or target.placement.windows or source.value.role == "param":
             return
         part = here[source].tensor if source in here else source
-        kept, whole = (t.local(self.mesh).bytes for t in (part, target))
-        if kept < whole:
-            lives_on = whole < LARGE and not self.in_stages
-            here[target] = _Part(part, setting, kept, whole, lives_on)
+        part_bytes, full_bytes = (t.local(self.mesh).bytes for t in (part, target))
+        if part_bytes < full_bytes:
+            lives_on = full_bytes < LARGE and not self.in_stages
+            here[target] = _Part(part, setting, part_bytes, full_bytes, lives_on)
 
     def _gathered(
         self, read: Iterable[PlacedTensor], here: Parts, span: Span, sliced: set[PlacedTensor]
@@ -232,8 +234,8 @@ class _GatherAgain(Visitor):
         splits[loop.dim.name] = outer.placement.axes_of(loop.dim.name)
         placed = placement(self.mesh, {d: axes for d, axes in splits.items() if axes})
         stack = self.parts[outer] = PlacedTensor(outer.value, placed)
-        kept, whole = (t.local(self.mesh).bytes for t in (stack, outer))
-        here[outer] = _Part(stack, part.setting, kept, whole)
+        part_bytes, full_bytes = (t.local(self.mesh).bytes for t in (stack, outer))
+        here[outer] = _Part(stack, part.setting, part_bytes, full_bytes)
         return Collected(part.tensor, stack)
 
 
@@ -243,8 +245,8 @@ def _without_unread(body: tuple[Node, ...], after: set[PlacedTensor]) -> tuple[N
     unread = {n for n in every(body) if isinstance(n, Reshard) and n.target not in read}
     if not unread:
         return body
-    rest = in_blocks(body, lambda nodes: [n for n in nodes if n not in unread])
-    return _without_unread(rest, after)
+    remaining = in_blocks(body, lambda nodes: [n for n in nodes if n not in unread])
+    return _without_unread(remaining, after)
 
 
 def _kept_anyway(program: PlacedProgram) -> set[PlacedTensor]:
@@ -252,23 +254,23 @@ def _kept_anyway(program: PlacedProgram) -> set[PlacedTensor]:
 
     Whatever the backward pass reads of them is there.
     """
-    kept = {t for _, t in program.outputs} | {new for _, new in program.updates}
+    present = {t for _, t in program.outputs} | {new for _, new in program.updates}
     collected: list[Collected[PlacedTensor]] = []
     for node in every(program.body):
         if node.phase == "backward":
             continue
-        kept.update(s.outer for s in node.stacked)
+        present.update(s.outer for s in node.stacked)
         collected += node.collected
         if node.phase == "update":
-            kept.update(node.reads)
+            present.update(node.reads)
     stacks = {c.outer for c in collected}
     for node in every(program.body):
-        if node.phase == "forward" and not isinstance(node, PlacedLoop):
-            kept.update(stacks.intersection(node.reads))
+        if node.phase == "forward" and isinstance(node, Leaf):
+            present.update(stacks.intersection(node.reads))
         if node.phase != "backward":
-            kept.update(stacks.intersection(c.init for c in node.carries))
-            kept.update(stacks.intersection(c.next for c in node.carries))
+            present.update(stacks.intersection(c.init for c in node.carries))
+            present.update(stacks.intersection(c.next for c in node.carries))
     for item in collected:  # those of a loop around another one before its own
-        if item.outer in kept and item.inside in stacks:
-            kept.add(item.inside)
-    return kept
+        if item.outer in present and item.inside in stacks:
+            present.add(item.inside)
+    return present

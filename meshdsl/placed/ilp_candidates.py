@@ -272,8 +272,8 @@ class PlanSpace:
             return False
         if all(isinstance(row.ins[i], Partial) for i in others):
             return self._spares_sums(op, row, axis)
-        made = all(row.ins[i] != B and row.ins[i] in self.made[op.ins[i], axis] for i in others)
-        return made and _is_linear(op, others)
+        as_made = all(row.ins[i] != B and row.ins[i] in self.made[op.ins[i], axis] for i in others)
+        return as_made and _is_linear(op, others)
 
     def _spares_sums(self, op: NamedOp, row: Row, axis: str) -> bool:
         """Whether less is reduced where operands that rules split are taken partial by a row.
@@ -385,12 +385,12 @@ class PlanSpace:
         """
         others: dict[str, list[Component]] = {}
         for axis in (a for _, axes in ruled.splits for a in axes):
-            made = dict.fromkeys(p.component(axis) for p in yields if p.op in (None, op))
+            components = dict.fromkeys(p.component(axis) for p in yields if p.op in (None, op))
             passed = self.passed[value, axis] - {B, ruled.component(axis)}
-            kept = [component for component in made if component in passed]
-            if kept:
-                others[axis] = kept
-        for picked in itertools.product(*([None, *kept] for kept in others.values())):
+            passed_on = [component for component in components if component in passed]
+            if passed_on:
+                others[axis] = passed_on
+        for picked in itertools.product(*([None, *choices] for choices in others.values())):
             pairs = zip(others, picked, strict=True)
             yield {axis: component for axis, component in pairs if component is not None}
 

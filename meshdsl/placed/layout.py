@@ -244,11 +244,11 @@ class Layout:
         inside = [r for r in self.naming if not r.axes and value.type.has(r.dim)]
         if not inside or value.pins or value.source.pins:
             return frozenset()
-        own = {r.dim for r in self.naming if selects(r.selector, value.source) == TENSOR}
+        named_dims = {r.dim for r in self.naming if selects(r.selector, value.source) == TENSOR}
         return frozenset(
             rule.dim
             for rule in inside
-            if rule.dim not in own
+            if rule.dim not in named_dims
             and all(selects(rule.selector, result) == FUNCTION for result in results)
         )
 

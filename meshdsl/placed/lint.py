@@ -109,8 +109,8 @@ def _lint_settings(values: tuple[Value, ...], layout: Layout, diagnostics: Diagn
     for setting in layout.settings_of_tensors:
         if not any(selects(setting.path, v) is not None for v in values):
             labels, dotted = _selectable(values)
-            known = dotted if len(setting.path) > 1 else labels
-            diagnostics.add(_sets_nothing(setting, sorted(known)))
+            names = dotted if len(setting.path) > 1 else labels
+            diagnostics.add(_sets_nothing(setting, sorted(names)))
 
 
 def _lint_blocks(

@@ -45,8 +45,8 @@ class RuleEdit:
     def on(self, declarations: Declarations, layout: str) -> Declarations:
         """The declarations of a file after the edit of a layout that it declares."""
         node = declarations.layouts[layout]
-        kept = tuple(rule for rule in node.rules if not self._is_for(rule))
-        rules = kept if self.removed else (*kept, self._declared(node.name.span))
+        others = tuple(rule for rule in node.rules if not self._is_for(rule))
+        rules = others if self.removed else (*others, self._declared(node.name.span))
         edited = replace(node, rules=rules)
         return replace(declarations, layouts={**declarations.layouts, layout: edited})
 

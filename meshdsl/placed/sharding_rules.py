@@ -152,15 +152,15 @@ def added_alone(program: NamedProgram) -> frozenset[Value]:
 
 def _added(block: tuple[Any, ...]) -> Iterator[Value]:
     """The operands of operators that add up results of operators of their own block."""
-    made: set[Value] = set()
+    results: set[Value] = set()
     for node in block:
         if not isinstance(node, ir.Op):
             yield from _added(node.body)
             continue
-        several = node.kind is None and len({*node.ins}) > 1 and made.issuperset(node.ins)
+        several = node.kind is None and len({*node.ins}) > 1 and results.issuperset(node.ins)
         if several and any(r.ins.count(Partial("sum")) > 1 for r in legal_rows(call_of(node))):
             yield from node.ins
-        made.update(node.outs)
+        results.update(node.outs)
 
 
 Placements = tuple[Placement, ...]

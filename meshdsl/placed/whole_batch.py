@@ -48,7 +48,7 @@ def after_batch(program: NamedProgram, pipe: Piped) -> NamedProgram:
 def _stages_wait(passes: Sequence[Node], waiting: set[Value], pipe: Piped) -> bool:
     """Whether what goes from stage to stage waits for the whole batch."""
     assert pipe.cut is not None
-    carried = {c.inside for n in passes if isinstance(n, NamedLoop) for c in n.carries}
+    carried = {c.inside for n in passes for c in n.carries}
     return any(pipe.cut.has(v) for v in (waiting if pipe.count else waiting & carried))
 
 

@@ -77,8 +77,8 @@ def _split_kernel(window: _Window, program: NamedProgram, layout: Layout) -> Ite
 
 def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     rule, result = window.rule, window.op.out
-    own = result.name is not None and result.span.file != LIBRARY
-    selectors = [(result.label,)] * own if rule.selector else []
+    in_program = result.name is not None and result.span.file != LIBRARY
+    selectors = [(result.label,)] * in_program if rule.selector else []
     for selector in (*selectors, ()):
         other = Rule(selector, window.dim, rule.axes, rule.keep, rule.span)
         if _suits(window, program, _with(layout, rule, rule, other)):

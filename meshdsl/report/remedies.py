@@ -83,8 +83,8 @@ def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
     if layout is None:
         return report
     moves = [n for n, _ in walk(made.device.body) if isinstance(n, Move | Bucket) and n.step.moves]
-    known = dict(zip(moves, report["collectives"], strict=True))
-    dearest = sorted(known, key=lambda node: -known[node]["wire_bytes"])
+    facts_of = dict(zip(moves, report["collectives"], strict=True))
+    dearest = sorted(facts_of, key=lambda node: -facts_of[node]["wire_bytes"])
     node = made.declarations.layouts[layout]
     suggested = {move: suggestions(move, made.device, node) for n in dearest for move in n.moves}
     tried = Trials(made, layout).remedies(_in_turn(list(suggested.values())))
@@ -99,7 +99,7 @@ def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
         parts: list[MovedFacts] = [{**part, **of([move])} for part, move in pairs]
         return {**facts, **of(node.moves), "parts": parts}
 
-    collectives = [told(node, facts) for node, facts in known.items()]
+    collectives = [told(node, facts) for node, facts in facts_of.items()]
     remedies = [_facts(remedy, layout) for remedy in _best_first(tried.values())]
     return {**report, "collectives": collectives, "remedies": remedies}
 
@@ -191,9 +191,9 @@ def _stored_whole(
         if selector not in ("params", "state"):
             continue
         split = here.axes_of(dim)
-        whole = RuleEdit((selector,), dim, _less(split, axes))
+        edit = RuleEdit((selector,), dim, _less(split, axes))
         removal = RuleEdit((selector,), dim, split, removed=True)
-        yield removal if not whole.axes and removal.is_of(layout) else whole
+        yield removal if not edit.axes and removal.is_of(layout) else edit
 
 
 def _less(axes: tuple[str, ...], less: tuple[str, ...]) -> tuple[str, ...]:

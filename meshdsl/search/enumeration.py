@@ -245,9 +245,9 @@ class _Enumeration:
                 if self._is_too_large(extended):
                     self.bounded += 1
                     continue
-                found = self.consider(extended)
-                plans = found or [] if extended == rules else plans
-                if extended in self.ended or any(map(problem.fits, found or ())):
+                candidates = self.consider(extended)
+                plans = candidates or [] if extended == rules else plans
+                if extended in self.ended or any(map(problem.fits, candidates or ())):
                     break
             placed.append((rules, plans))
         return placed

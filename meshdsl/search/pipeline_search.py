@@ -293,8 +293,8 @@ class _PipelineSearch:
     def _plan(self, rules: Rules, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> Candidate:
         """Rules in stages, placed by the first walk. Raises what is wrong with the schedule."""
         problem = self.problem
-        kept = problem.execution
-        execution = Execution(use, kept.cuts or self._begun(use, cuts), kept.settings)
+        base = problem.execution
+        execution = Execution(use, base.cuts or self._begun(use, cuts), base.settings)
         policy = problem.policies[0]
         key = (problem.mesh, problem.timing, str(execution)), rules, policy
         if key not in problem.made:

@@ -65,11 +65,11 @@ def _mixed(op: named.NamedOp, samples: Mapping[str, None]) -> Iterator[str]:
 
     A sum over all of them, as the loss is one, mixes none.
     """
-    made = {name for v in op.outs for name in v.type.names}
+    result_dims = {name for v in op.outs for name in v.type.names}
     for dim in {name for v in op.ins for name in v.type.names if name in samples}:
         if any(dim in dims for dims in whole_dims(call_of(op))):
             yield dim
-        elif dim not in made and any(name in samples for name in made):
+        elif dim not in result_dims and any(name in samples for name in result_dims):
             yield dim
 
 

@@ -74,10 +74,10 @@ def _problem(
     budget: Budget,
 ) -> Problem:
     """The problem on one mesh. Raises MD0302 for rules of the request that contradict."""
-    kept = StartLayout("none", ())
+    fix = StartLayout("none", ())
     if request.fix:
-        kept = _start(request, made, mesh, "--fix", request.fix)
-    fixed = kept.rules
+        fix = _start(request, made, mesh, "--fix", request.fix)
+    fixed = fix.rules
     if request.max_rules is not None and len(fixed) > request.max_rules:
         rules = counted(len(fixed), "rule")
         help = f"`--max-rules {len(fixed)}` or more, or fewer rules by `--fix`"
@@ -92,8 +92,8 @@ def _problem(
         help = "leave `--certificate` out, or take `--objective bytes`"
         fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)
     request = replace(request, certificate=certificate)
-    if kept.execution.schedule is not None:
-        request = replace(request, pipeline=_checked_axis(request, made, mesh, kept))
+    if fix.execution.schedule is not None:
+        request = replace(request, pipeline=_checked_axis(request, made, mesh, fix))
     start = _start(request, made, mesh, "--from", request.start) if request.start else None
     return Problem(
         made.named,
@@ -102,9 +102,9 @@ def _problem(
         request,
         timing,
         fixed=fixed,
-        execution=kept.execution,
+        execution=fix.execution,
         start=start,
-        declared=tuple(_declared(request, made, mesh, kept)),
+        declared=tuple(_declared(request, made, mesh, fix)),
         budget=budget,
     )
 

@@ -67,12 +67,12 @@ def solve(problems: Sequence[Problem], method: Method) -> SearchResult:
     with _uncollected():
         # The certificate of one mesh is made beside the search.
         begun = ahead(problems[0]) if len(problems) == 1 else None
-        found = _in_rounds(problems, method)
+        result = _in_rounds(problems, method)
         if begun is None:
-            begun = ahead(found.problem)
-        found = certified(found, begun)
+            begun = ahead(result.problem)
+        result = certified(result, begun)
         begun.close()
-        return found
+        return result
 
 
 def _in_rounds(problems: Sequence[Problem], method: Method) -> SearchResult:
@@ -83,8 +83,8 @@ def _in_rounds(problems: Sequence[Problem], method: Method) -> SearchResult:
     best: SearchResult | None = None
     for budget in rounds(operators(problems[0].request.budget)):
         tasks = [replace(problem, budget=budget) for problem in problems]
-        found = within_memory(tasks, lambda tasks: _searched(tasks, method))
-        best = found if best is None else _better(best, found)
+        result = within_memory(tasks, lambda tasks: _searched(tasks, method))
+        best = result if best is None else _better(best, result)
         if not budget.is_over:
             break
     assert best is not None, "there is a round, however small"
@@ -139,15 +139,15 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _finished(found: SearchResult) -> SearchResult:
+def _finished(result: SearchResult) -> SearchResult:
     """With rules for functions and parameters where these are asked for, less what does no good.
 
     And what the layouts of the file, and one to begin from, lead to.
     """
-    if found.plans:
-        found = by_steps(found) if found.problem.request.by_steps else less(found)
-    found = with_declared(found)
-    return found if found.problem.start is None else started(found)
+    if result.plans:
+        result = by_steps(result) if result.problem.request.by_steps else less(result)
+    result = with_declared(result)
+    return result if result.problem.start is None else started(result)
 
 
 def _least_value(problem: Problem) -> float:

@@ -36,15 +36,15 @@ def within_memory(problems: Sequence[Problem], search: Search) -> SearchResult:
         return free
     if free.plans and free.plans[0].peak <= limit:
         return _cut(free, limit)
-    found = search(problems)
-    found = _improved(found, _plans_of((free,)))
-    if found.plans:
-        return found
+    result = search(problems)
+    result = _improved(result, _plans_of((free,)))
+    if result.plans:
+        return result
     held = [replace(_limited(p, None), objective="memory") for p in problems]
     held = [replace(p, request=replace(p.request, certificate=False)) for p in held]
     least = search(held)
-    found = _improved(replace(found, least=least), _plans_of((least,)))
-    return found if found.plans else _undivided(found)
+    result = _improved(replace(result, least=least), _plans_of((least,)))
+    return result if result.plans else _undivided(result)
 
 
 def _undivided(found: SearchResult) -> SearchResult:
