@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
@@ -42,8 +43,8 @@ def test_a_walk_is_ended_for_a_reason(by: tuple[str, str], case: tuple[str, Mesh
         except DiagnosticError:
             continue
         assert asked.at_least(plan) <= value
-        assert asked.plan(plan.rules, plan.policy).within(value, computing) is None
-        beyond = asked.plan(plan.rules, plan.policy).within(0.4 * value, computing)
+        assert replace(plan).within(value, computing) is None  # not placed before
+        beyond = replace(plan).within(0.4 * value, computing)
         assert beyond is None or beyond.bytes <= plan.sent
         ended += beyond is not None
     # In time collectives as small as these count for nothing.
