@@ -19,6 +19,7 @@ from meshdsl.named.attention_fusion import spoken_names
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build_partly, choose_program, finish_named
+from meshdsl.named.rematerialisation import without_effect
 from meshdsl.named.unreached_functions import check_uncalled
 from meshdsl.placed.expect import lint_expect
 from meshdsl.placed.layout import Layout, collect_axes, collect_declared
@@ -139,7 +140,10 @@ def _finished(
         return None
     spoken = spoken_names(declarations)
     finish = partial(finish_named, program, options.dtype, options.evaluate, spoken=spoken)
-    return diagnostics.of(finish)
+    finished = diagnostics.of(finish)
+    if finished is not None:
+        diagnostics.add(*without_effect(finished))
+    return finished
 
 
 # --- meshes and layouts ------------------------------------------------------------------------
