@@ -15,7 +15,7 @@ from meshdsl.ir.program import every
 from meshdsl.named.ir import NamedProgram, Value
 from meshdsl.placed.layout import collect_axes, collect_declared
 from meshdsl.report.document import counted, human, mesh_text
-from meshdsl.report.explanation import type_text
+from meshdsl.report.explanation_document import type_text
 from meshdsl.report.schema import TensorFacts
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast

@@ -11,7 +11,7 @@ from meshdsl.diagnostics import Span
 from meshdsl.editor.facts import DocumentFacts, Placing
 from meshdsl.editor.text import Text
 from meshdsl.report.document import counted, human, mesh_text
-from meshdsl.report.explanation import collective_note, type_text
+from meshdsl.report.explanation_document import collective_note, type_text
 from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
 from meshdsl.report.terminal import text as as_text
 from meshdsl.syntax import ast

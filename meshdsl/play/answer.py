@@ -76,7 +76,7 @@ def _choices(known: Declarations) -> Choices:
 
 def _result(made: Compilation) -> PageResult:
     """The report in parts, each as markup, and the text of the program."""
-    from meshdsl.report.explanation import explanation, sentence
+    from meshdsl.report.explanation_document import explanation, sentence
 
     report: ReportFacts = {**made.advised, "warnings": []}
     writer = HTMLWriter(classes=True)

@@ -24,7 +24,7 @@ from meshdsl.report.document import (
     human,
     line,
 )
-from meshdsl.report.explanation import (
+from meshdsl.report.explanation_document import (
     away,
     explanation,
     held,

@@ -20,7 +20,8 @@ from meshdsl.backends.runtime.values import coordinates, local_part, shape_of
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, Pipeline, Wait
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explanation import explain, explanation, type_text
+from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import explanation, type_text
 from tests.covering import in_turn
 from tests.ir.test_text import read_again
 from tests.pipelines import test_cuts as cuts

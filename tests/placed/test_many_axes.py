@@ -13,7 +13,7 @@ from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.reshard import BYTES, Price, _Search, _space, route
 from meshdsl.report.checks import check_source
-from meshdsl.report.explanation import summary
+from meshdsl.report.explanation_document import summary
 from tests.work import calls
 
 TENSOR = TensorType((Dim("a", 4096), Dim("b", 4096)), F32)

@@ -9,7 +9,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.report.explanation import explain, explanation
+from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import explanation
 from meshdsl.report.focus import SHORT, TOP, Focus, focused
 from meshdsl.report.terminal import text
 from tests.report.golden import Case, made, source

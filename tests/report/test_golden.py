@@ -13,7 +13,7 @@ import meshdsl
 from meshdsl.device.printer import print_program as print_device
 from meshdsl.named.printer import print_program as print_named
 from meshdsl.placed.printer import print_program as print_placed
-from meshdsl.report.explanation import explanation
+from meshdsl.report.explanation_document import explanation
 from meshdsl.report.terminal import print_document
 from tests.project import matching
 from tests.report.golden import GOLDEN, PRINTED, UPDATE, WHOLE, Case, made, same_as_golden

@@ -16,7 +16,7 @@ from meshdsl.named.ir import values_of
 from meshdsl.named.printer import print_program
 from meshdsl.named.program_choice import finish_named
 from meshdsl.pipeline import Compilation, Options, front
-from meshdsl.report.explanation import explanation
+from meshdsl.report.explanation_document import explanation
 from meshdsl.report.remedies import MOST_WORK, Trials, sent
 from meshdsl.report.schema import RemedyFacts
 from meshdsl.report.terminal import text as as_text

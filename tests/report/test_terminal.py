@@ -14,7 +14,8 @@ from rich.console import Console
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.document import exact, human, scaled
-from meshdsl.report.explanation import explain, explanation, sentence, type_text
+from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import explanation, sentence, type_text
 from meshdsl.report.terminal import Line, lines, print_document
 from tests.compiling import compile_text
 from tests.covering import in_turn

@@ -10,7 +10,8 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Move, on_device, walk
 from meshdsl.report.document import duration
-from meshdsl.report.explanation import explain, explanation, summary
+from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import explanation, summary
 from meshdsl.report.html import html
 from meshdsl.report.terminal import text
 from tests.report.golden import PIPELINE, WHOLE, Case, made

@@ -15,7 +15,8 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.comparison import compare
-from meshdsl.report.explanation import explain, explanation
+from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import explanation
 from meshdsl.report.terminal import text
 
 TEXT = """\

@@ -30,7 +30,8 @@ from meshdsl.device import offloaded_updates
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explanation import explain, explanation
+from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import explanation
 from meshdsl.report.terminal import text as as_text
 from tests.covering import in_turn
 from tests.device.alone import allocated, first_device

@@ -13,7 +13,7 @@ from meshdsl.backends.torch.preamble import spec_text
 from meshdsl.named.compress import PRIME, halves
 from meshdsl.ops.samples import BATCH, HIDDEN, SEQ
 from meshdsl.placed.printer import print_program
-from meshdsl.report.explanation import compressed
+from meshdsl.report.explanation_document import compressed
 from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case

@@ -20,7 +20,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.workers import PER_WORKER, kept
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.printer import print_program
-from meshdsl.report.explanation import compressed
+from meshdsl.report.explanation_document import compressed
 from meshdsl.search.space import LayoutSpace
 from tests.covering import in_turn
 from tests.ir_text.placed import parse_program

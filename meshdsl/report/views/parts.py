@@ -27,7 +27,7 @@ from meshdsl.report.document import (
     line,
     plain,
 )
-from meshdsl.report.explanation import sending, tensor_item, typed
+from meshdsl.report.explanation_document import sending, tensor_item, typed
 from meshdsl.report.running import run_report
 from meshdsl.report.schema import CollectiveFacts, ReportFacts, TableFacts, TensorFacts
 from meshdsl.report.shard_view import Holding
