@@ -118,7 +118,7 @@ def planned(report: ReportFacts) -> Iterator[Block]:
     if not plan or not report["collectives"]:
         return
     message = plan["message_bytes"]
-    cost = f"bytes + {human(message)} for each collective" if message else "bytes"
+    cost = f"bytes + {human(message)} for each collective before bucketing" if message else "bytes"
     cost = "predicted time" if "objective" in plan else cost
     yield line(f"{plan['claim']} (counted: {cost}; searched: {plan['searched']}).")
     if remedies := report["remedies"]:
