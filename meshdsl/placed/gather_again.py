@@ -16,7 +16,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from meshdsl.diagnostics import Diagnostic, Edit, Fix, Span
+from meshdsl.diagnostics import Diagnostic, Span
 from meshdsl.ir.program import Collected, Leaf, Stacked, every, uses
 from meshdsl.ir.rewrite import Visitor, free, in_blocks
 from meshdsl.ir.types import LARGE
@@ -26,7 +26,7 @@ from meshdsl.placed.layout import Layout, selected
 from meshdsl.placed.placements import placement
 from meshdsl.placed.reshard import Price, Route, route
 from meshdsl.placed.settings import ACTIVATIONS, Setting
-from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.edits import removal
 
 NAME, AGAIN = "gather", "again"
 """The setting, and its value under which the backward pass gathers again."""
@@ -62,9 +62,9 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
         which = "an activation" if of_all else f"`{setting.selector}`"
         message = f"`{setting}` changes nothing: nothing that is gathered of {which} has to be"
         message += " kept for the backward pass"
-        fix = Fix("remove it", (Edit(without_entry(setting.span), ""),), safe=False)
+        fixes = (removal(setting.span),)
         help = "remove the setting"
-        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=(fix,))
+        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
 
 
 def may_gather_again(layout: Layout) -> bool:

@@ -42,7 +42,7 @@ from meshdsl.placed.settings import (
 from meshdsl.placed.sharding_rules import call_of, legal_rows
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.edits import removal
 from meshdsl.syntax.symbols import ROLES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -738,7 +738,7 @@ def _own_rules(
             message = f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`"
             where = (Related(old.span, "the other rule"),)
             help = "keep one of them"
-            remove = Fix("remove this rule", (Edit(without_entry(rule.span), ""),), safe=False)
+            remove = removal(rule.span, "remove this rule")
             found_twice = Diagnostic("MD0303", message, rule.span, related=where, help=help)
             diagnostics.add(replace(found_twice, fixes=(remove,)))
     return by_target

@@ -18,7 +18,6 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
-    Edit,
     Fix,
     Severity,
     Span,
@@ -38,7 +37,7 @@ from meshdsl.placed.stage_rules import pipeline_of
 from meshdsl.placed.window_rules import window_notes
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_entry, word_in
+from meshdsl.syntax.edits import removal, word_in
 from meshdsl.syntax.symbols import ROLES
 
 
@@ -215,7 +214,7 @@ def _lint_stages(
         selectable |= {f for v in values for f in v.functions}
         help = did_you_mean(rule.selector[-1], sorted(selectable))
         help = help or "name a result of an operator, or a function"
-        fixes = _spelled(rule.span, rule.selector[-1], sorted(selectable)) or _removed(rule.span)
+        fixes = _spelled(rule.span, rule.selector[-1], sorted(selectable)) or (removal(rule.span),)
         message = f"`{name}` names nothing that the program computes; `{rule}` does nothing"
         wrong = some or _is_to_cut(rule, program, layout)
         severity: Severity = "error" if wrong else "warning"
@@ -359,7 +358,7 @@ def _no_dim(rule: Rule, dims: set[str], layout: Layout) -> Diagnostic:
     severity: Severity = "warning" if is_declared else _severity(rule.span)
     help = did_you_mean(rule.dim, sorted(dims)) or "remove the rule"
     message = f"no tensor of the program has the dim `{rule.dim}`; the rule matches nothing"
-    fixes = _spelled(rule.span, rule.dim, sorted(dims)) or _removed(rule.span)
+    fixes = _spelled(rule.span, rule.dim, sorted(dims)) or (removal(rule.span),)
     return Diagnostic("MD0305", message, rule.span, severity, help=help, fixes=fixes)
 
 
@@ -372,11 +371,6 @@ def _spelled(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
     """The fix for a misspelt name that stands once in a rule or an entry."""
     place = word_in(span, name)
     return () if place is None else spelled_right(place, name, known)
-
-
-def _removed(span: Span) -> tuple[Fix, ...]:
-    """The fix that removes a rule or an entry."""
-    return (Fix("remove it", (Edit(without_entry(span), ""),), safe=False),)
 
 
 def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
@@ -438,7 +432,7 @@ def _selectable(values: tuple[Value, ...]) -> tuple[set[str], set[str]]:
 def _sets_nothing(setting: Setting, known: list[str]) -> Diagnostic:
     """MD0306: a setting of something that there is not."""
     help = did_you_mean(setting.selector, known) or "remove the setting"
-    fixes = _spelled(setting.span, setting.selector, known) or _removed(setting.span)
+    fixes = _spelled(setting.span, setting.selector, known) or (removal(setting.span),)
     message = f"`{setting.selector}` selects no tensor; the setting does nothing"
     return Diagnostic("MD0306", message, setting.span, "warning", help=help, fixes=fixes)
 
@@ -447,7 +441,7 @@ def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
     meant = None if selector in known else did_you_mean(selector, known)
     help = meant or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
-    fixes = (_spelled(rule.span, selector, known) if meant else ()) or _removed(rule.span)
+    fixes = (_spelled(rule.span, selector, known) if meant else ()) or (removal(rule.span),)
     return Diagnostic("MD0306", message, rule.span, "warning", help=help, fixes=fixes)
 
 
@@ -490,5 +484,5 @@ def _names_nothing(
     name = ".".join(n.text for n in path)
     help = did_you_mean(path[-1].text, labels) or "remove the entry"
     message = f"`{name}` names no tensor of the program"
-    fixes = spelled_right(path[-1].span, path[-1].text, labels) or _removed(entry.span)
+    fixes = spelled_right(path[-1].span, path[-1].text, labels) or (removal(entry.span),)
     return Diagnostic("MD0306", message, entry.span, "warning", help=help, fixes=fixes)

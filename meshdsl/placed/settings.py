@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from meshdsl.diagnostics import (
     Diagnostic,
     Diagnostics,
-    Edit,
-    Fix,
     Related,
     Span,
     closest,
@@ -23,7 +21,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.edits import removal
 from meshdsl.syntax.symbols import ROLES
 
 ACTIVATIONS = "activations"
@@ -180,7 +178,7 @@ def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
 
 
 def _twice(first: Setting | StageRule, setting: Setting | StageRule) -> Diagnostic:
-    remove = Fix("remove this one", (Edit(without_entry(setting.span), ""),), safe=False)
+    remove = removal(setting.span, "remove this one")
     message = f"`{str(setting).partition(' = ')[0]}` is given twice"
     where = (Related(first.span, "the other one"),)
     diagnostic = Diagnostic("MD0315", message, setting.span, related=where, help="keep one of them")

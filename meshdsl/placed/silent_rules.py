@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Span
 from meshdsl.named.ir import NamedProgram, Value, loops_of, values_of, walk
 from meshdsl.placed.layout import STORAGE, Binding, Layout, Rule
 from meshdsl.placed.lint import binds_inside
@@ -18,7 +18,7 @@ from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.stage_rules import pipeline_of
-from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.edits import removal
 
 
 def silent_rules(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
@@ -129,9 +129,9 @@ def _note(rule: Rule, is_of_loop: bool) -> Diagnostic:
     message = f"`{rule}` changes nothing: the program is placed the same without it"
     if is_of_loop:
         message = f"`{rule}` changes nothing: each device runs all of `repeat {rule.dim}`"
-    fix = Fix("remove it", (Edit(without_entry(rule.span), ""),), safe=False)
+    fixes = (removal(rule.span),)
     help = "remove the rule"
-    return Diagnostic("MD0226", message, rule.span, "note", help=help, fixes=(fix,), strict=True)
+    return Diagnostic("MD0226", message, rule.span, "note", help=help, fixes=fixes, strict=True)
 
 
 def _is_to_act(rule: Rule, layout: Layout) -> bool:

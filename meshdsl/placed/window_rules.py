@@ -12,7 +12,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
 from meshdsl.named.ir import NamedOp, NamedProgram, Value, values_of, walk
 from meshdsl.named.prelude import LIBRARY
 from meshdsl.placed.layout import Layout, Rule
-from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.edits import removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _split_kernel(window: _Window, program: NamedProgram, layout: Layout) -> Ite
     ways, fixes = [], []
     if _suits(window, program, _with(layout, rule)):
         ways.append("remove the rule")
-        fixes.append(Fix("remove it", (Edit(without_entry(rule.span), ""),), safe=False))
+        fixes.append(removal(rule.span))
     if _suits(window, program, _with(layout, rule, stored)):
         ways.append(f"write `{stored}` in its place, which stores the kernel in parts")
         fixes.append(Fix(f"write `{stored}`", (Edit(rule.span, str(stored)),), safe=False))

@@ -67,6 +67,11 @@ def without_entry(span: Span) -> Span:
     return span if before is None else Span(span.source, before.start(), span.end)
 
 
+def removal(span: Span, title: str = "remove it") -> Fix:
+    """The fix that removes an entry of a list or a block: a person decides."""
+    return Fix(title, (Edit(without_entry(span), ""),), safe=False)
+
+
 def without_dim(node: ast.DimDecl) -> Span:
     """The span of one entry of a `dim` line with its comma, or of the line if it is alone."""
     source, span = node.span.source, node.span
