@@ -22,7 +22,7 @@ from meshdsl.named.program_choice import build_partly, choose_program, finish_na
 from meshdsl.named.rematerialisation import without_effect
 from meshdsl.named.unreached_functions import check_uncalled
 from meshdsl.placed.expect import lint_expect
-from meshdsl.placed.layout import Layout, collect_axes, collect_declared
+from meshdsl.placed.layout import Layout, collect_axes, collect_declared, declared_layout
 from meshdsl.placed.lint import lint
 from meshdsl.placed.request import resolve
 from meshdsl.placed.silent_rules import silent_rules
@@ -245,15 +245,14 @@ def _silent(
     programs: Sequence[NamedProgram | None], declarations: Declarations, options: Options
 ) -> Iterator[Diagnostic]:
     """The rules of a declared layout itself that change nothing of any program."""
-    name = next(iter(declarations.layouts), "") if options.layout is None else options.layout
-    node = declarations.layouts.get(name)
+    name = declared_layout(declarations, options.layout, options.sbp)
     is_whole = len(programs) == len(declarations.programs) > 0 and None not in programs
-    if options.sbp is not None or node is None or not is_whole:
+    if name is None or not is_whole:
         return
     names = (options.mesh, options.layout, options.sbp, options.schedule)
     spec = resolve(declarations, *names, Diagnostics())
     assert isinstance(spec, Layout)
-    rule_spans = {rule.span for rule in node.rules}
+    rule_spans = {rule.span for rule in declarations.layouts[name].rules}
     every = (program for program in programs if program is not None)
     first, *others = ({d.span: d for d in silent_rules(program, spec)} for program in every)
     for span, diagnostic in first.items():

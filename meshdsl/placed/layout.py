@@ -592,6 +592,17 @@ def resolve_layout(
     return result
 
 
+def declared_layout(declarations: Declarations, layout: str | None, sbp: str | None) -> str | None:
+    """The name of the declared layout that is chosen: the first for None.
+
+    None where it is written out, or an `sbp` block is taken.
+    """
+    if sbp is not None:
+        return None
+    name = next(iter(declarations.layouts), None) if layout is None else layout
+    return name if name in declarations.layouts else None
+
+
 def collect_layout(
     declarations: Declarations,
     layout: str | None,

@@ -19,6 +19,7 @@ from meshdsl.device.traffic import busiest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Value
+from meshdsl.placed.layout import declared_layout
 from meshdsl.placed.place import WALKS, cost
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.rule_edits import RuleEdit
@@ -79,7 +80,7 @@ class Remedy:
 
 def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
     """The report of a compilation with the remedies of each collective, and of all of them."""
-    layout = layout_of(made)
+    layout = declared_layout(made.declarations, made.options.layout, made.options.sbp)
     if layout is None:
         return report
     moves = [n for n, _ in walk(made.device.body) if isinstance(n, Move | Bucket) and n.step.moves]
@@ -125,15 +126,6 @@ def _facts(remedy: Remedy, layout: str) -> RemedyFacts:
         "computes": remedy.computes,
         "fixes": [] if remedy.fix is None else [fix_facts(remedy.fix)],
     }
-
-
-def layout_of(made: Compilation) -> str | None:
-    """The declared layout of a compilation; None where it is written out, or an `sbp` block."""
-    options, layouts = made.options, made.declarations.layouts
-    if options.sbp is not None:
-        return None
-    name = next(iter(layouts), None) if options.layout is None else options.layout
-    return name if name in layouts else None
 
 
 def _in_turn(each: Sequence[tuple[RuleEdit, ...]]) -> Iterator[RuleEdit]:
