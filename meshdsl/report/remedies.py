@@ -90,7 +90,7 @@ def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
     suggested = {move: suggestions(move, made.device, node) for n in dearest for move in n.moves}
     tried = Trials(made, layout).remedies(_in_turn(list(suggested.values())))
 
-    def of(moves: Iterable[Move]) -> _Told:
+    def of(moves: Iterable[Move]) -> _RemedyTexts:
         remedies = [tried[edit] for move in moves for edit in suggested[move] if edit in tried]
         best = [str(remedy) for remedy in _best_first(remedies)]
         return {"remedy": next(iter(best), ""), "remedies": best}
@@ -105,7 +105,7 @@ def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
     return {**report, "collectives": collectives, "remedies": remedies}
 
 
-class _Told(TypedDict):
+class _RemedyTexts(TypedDict):
     """The remedies of a collective, in its report."""
 
     remedy: str
@@ -227,7 +227,7 @@ class Trials:
         self.node = made.declarations.layouts[layout]
         self.price = made.options.search(made.timing).price
         self.cost = cost(made.placed, self.price)
-        self.warned = set(map(_told, made.diagnostics))
+        self.warned = set(map(_warning, made.diagnostics))
         operators = sum(1 for _ in named.walk(made.named.body))
         self.work = operators << len(made.placed.mesh.axes)
         self.worked = 0
@@ -274,7 +274,7 @@ class Trials:
         except DiagnosticError:
             return None
         self.worked += self.work // WALKS_IN_A_PLAN if is_walk else self.work
-        warned = {_told(d) for d in after.diagnostics if d.severity != "note"}
+        warned = {_warning(d) for d in after.diagnostics if d.severity != "note"}
         falls = placed is not None and cost(placed, self.price) < self.cost
         return after if falls and warned <= self.warned else None
 
@@ -293,7 +293,8 @@ class Trials:
         return Remedy(edit.title(self.node), fix, saves, holds, holds / max(peak, 1), computes)
 
 
-def _told(diagnostic: Diagnostic) -> tuple[str, str]:
+def _warning(diagnostic: Diagnostic) -> tuple[str, str]:
+    """What makes two warnings the same: not their place, which an edit moves."""
     return diagnostic.code, diagnostic.message
 
 
