@@ -7,10 +7,11 @@ much is tried is bounded by a count of work, never by the clock.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from meshdsl.carets import fix_facts
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, computed, walk
@@ -281,16 +282,32 @@ class Trials:
     def _remedy(self, edit: RuleEdit, after: Compilation) -> Remedy | None:
         """What an edit saves, where devices send noticeably fewer bytes."""
         try:
-            now, then = self.made.device, after.device
+            now, then = self._now, _Figures.of(after.device)
         except DiagnosticError:
             return None
-        before, peak = sent(now), memory(now)["peak"]
-        saves, holds = before - sent(then), memory(then)["peak"] - peak
-        if saves <= SLIGHT * before:
+        saves, holds = now.sent - then.sent, then.peak - now.peak
+        if saves <= SLIGHT * now.sent:
             return None
-        computes = computed(then) / max(computed(now), 1)
+        computes = then.flops / max(now.flops, 1)
         fix = edit.fix(self.node)
-        return Remedy(edit.title(self.node), fix, saves, holds, holds / max(peak, 1), computes)
+        return Remedy(edit.title(self.node), fix, saves, holds, holds / max(now.peak, 1), computes)
+
+    @functools.cached_property
+    def _now(self) -> _Figures:
+        """The figures of the program before an edit."""
+        return _Figures.of(self.made.device)
+
+
+class _Figures(NamedTuple):
+    """Per device: the bytes sent in a step, the peak of memory in bytes, and the FLOPs."""
+
+    sent: int
+    peak: int
+    flops: int
+
+    @classmethod
+    def of(cls, program: DeviceProgram) -> _Figures:
+        return cls(sent(program), memory(program)["peak"], computed(program))
 
 
 def _warning(diagnostic: Diagnostic) -> tuple[str, str]:
