@@ -19,6 +19,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value
+from meshdsl.named.one_batch import Samples
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.settings import StageRule
@@ -230,7 +231,9 @@ def _with_micro_batches(program: NamedProgram, loop: NamedLoop, axis: str, layou
         return "remove the rule"
     storage = f"store it so: `params: {dim} -> {axis}`"
     ways = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in layout.rules}
-    for batch in (d for v in program.inputs for d in v.type.dims if d.name != dim):
+    dims = [d for v in program.inputs for d in v.type.dims if d.name != dim]
+    samples = Samples(program).dims
+    for batch in [d for d in dims if d.name in samples] or dims:
         part, left = divmod(batch.size, ways.get(batch.name, 1))
         micro = next((n for n in (8, 4, 2) if left == part % n == 0), None)
         if micro is not None:

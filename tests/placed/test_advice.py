@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,21 @@ program p(x[batch, seq, d]) {{
   param k[tap, d]
   y = einsum(window[seq by 4 -> tap](x, before=3), k -> [batch, seq, d])
   return y
+}}
+"""
+LAYERS = """
+dim io = 8, batch = 16, hid = 8, layers = 4
+mesh m = {{ pipe: 2 }}
+layout staged {rules}
+program p(x[io, batch]) {{
+  repeat layers {{
+    param w[io, hid]
+    param v[hid, io]
+    x = einsum(relu(einsum(x, w -> [batch, hid])), v -> [io, batch])
+  }}
+  loss = mean(x)
+  return loss
+  minimize loss with sgd(lr=0.1)
 }}
 """
 
@@ -95,6 +111,16 @@ def test_a_rule_that_would_be_refused_is_not_advised() -> None:
     """`tap -> tp` beside `seq -> tp` is MD0302: both are dims of the window."""
     assert "MD0302" in {d.code for d in told(SCAN.format(rules="seq -> tp, tap -> tp"))}
     assert not list(told(SCAN.format(rules="seq -> tp")))
+
+
+def test_micro_batches_are_advised_of_a_dim_that_samples_have() -> None:
+    """`io`, the first dim of the input, is one of the parameters: it cannot be cut."""
+    (error,) = told(LAYERS.format(rules="{ layers -> pipe }")).errors
+    assert error.help is not None
+    cut, stored = re.findall(r"`([^`]+)`", error.help)
+    assert cut == "with one_f_one_b[batch](8)"
+    assert not told(LAYERS.format(rules=f"{{ layers -> pipe }} {cut}")).errors
+    assert not told(LAYERS.format(rules=f"{{ {stored} }}")).errors
 
 
 def test_a_library_function_can_be_freed_of_a_rule() -> None:
