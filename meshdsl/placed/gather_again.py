@@ -34,7 +34,7 @@ NAME, AGAIN = "gather", "again"
 
 def with_gathers_again(program: PlacedProgram, layout: Layout, price: Price) -> PlacedProgram:
     """The program whose backward pass gathers again what the layout says."""
-    if not any(_says_again(setting) for setting in layout.settings):
+    if not may_gather_again(layout):
         return program
     rewrite = _GatherAgain(program, layout, price)
     body = tuple(rewrite.block(program.body, {}))
@@ -201,7 +201,11 @@ class _GatherAgain(Visitor):
     def loop(self, loop: PlacedLoop, here: Parts) -> tuple[PlacedLoop]:
         """A loop: of the forward pass, it collects parts; of the backward pass, it slices them."""
         inside: Parts = {}
-        stacked = tuple(self._stacked(s, loop, here, inside) for s in loop.stacked)
+        sliced = self._as_slices(loop, here) if loop.phase == "backward" else set()
+        stacked = tuple(
+            self._slice_of_part(s, loop, here[s.outer], inside) if s.outer in sliced else s
+            for s in loop.stacked
+        )
         body = self.block(loop.body, inside)
         if loop.phase == "backward":
             body += self._gathered(loop.ends, inside, loop.span, set())
@@ -212,12 +216,10 @@ class _GatherAgain(Visitor):
         # What the body reads, it has in the new version already.
         return (parts.with_values(lambda tensor: self.again.get(tensor, tensor)),)
 
-    def _stacked(
-        self, item: Stacked[PlacedTensor], loop: PlacedLoop, here: Parts, inside: Parts
+    def _slice_of_part(
+        self, item: Stacked[PlacedTensor], loop: PlacedLoop, part: _Part, inside: Parts
     ) -> Stacked[PlacedTensor]:
-        if item.outer not in self._as_slices(loop, here) or loop.phase != "backward":
-            return item
-        part = here[item.outer]
+        """A slice of a stack of parts, in the place of one of the gathered stack."""
         of_part = part.tensor.placement.without_dim(loop.dim.name)
         piece = self.parts[item.inside] = PlacedTensor(item.inside.value, of_part)
         inside[item.inside] = replace(part, tensor=piece, lives_on=False)
