@@ -96,6 +96,11 @@ class Rule:
     def __str__(self) -> str:
         return rule_text(self.selector, self.dim, self.axes)
 
+    @property
+    def is_in_layout(self) -> bool:
+        """Whether it is written as in a layout, where a fix can edit it: not as an `@`."""
+        return "->" in self.span.text
+
 
 def rule_text(selector: tuple[str, ...], dim: str, axes: tuple[str, ...]) -> str:
     """A rule as the language writes it: `y: io -> cols`, `a -> (x, y)`, `b -> none`."""
@@ -344,8 +349,8 @@ class Layout:
 
 def _way_free(value: Value, rule: Rule) -> str:
     """How to free a tensor of a rule; a subexpression is named first, since rules bind names."""
-    if value.span.file == LIBRARY and value.functions:
-        return f"free it for this function: `{value.functions[-1]}: {rule.dim} -> none`"
+    if function := _library_function(value):
+        return f"free it for this function: `{function}: {rule.dim} -> none`"
     if value.name:
         return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
     text = " ".join(value.span.text.split())
@@ -373,6 +378,11 @@ LONGEST_SHOWN = 60
 
 MOST_UNEVEN = 1 << 16
 """Devices of the largest mesh on which blocks may differ in size: each block is worked out."""
+
+
+def _library_function(value: Value) -> str:
+    """The library function whose definition makes a value: a rule can name no more of it."""
+    return value.functions[-1] if value.span.file == LIBRARY and value.functions else ""
 
 
 def uneven(
@@ -408,10 +418,9 @@ def _freed(value: Value, rule: Rule) -> tuple[Fix, ...]:
     Of what a definition of the library makes, a rule for that function: its names are not the
     user's. A subexpression has to be named first.
     """
-    is_inside = value.span.file == LIBRARY and value.functions
-    if "->" not in rule.span.text or not (is_inside or value.name):
+    name = _library_function(value) or (value.label if value.name else "")
+    if not (rule.is_in_layout and name):
         return ()
-    name = value.functions[-1] if is_inside else value.label
     text = f"{name}: {rule.dim} -> none"
     edit = Edit(Span(rule.span.source, rule.span.end, rule.span.end), f", {text}")
     return (Fix(f"add `{text}`", (edit,), safe=False),)

@@ -93,7 +93,7 @@ def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator
 
 def _written(rule: Rule, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
     """The fixes, if the rule is written as in a layout."""
-    return fixes if "->" in rule.span.text else ()
+    return fixes if rule.is_in_layout else ()
 
 
 def _with(layout: Layout, rule: Rule, *instead: Rule) -> Layout:
