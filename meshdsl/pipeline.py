@@ -167,7 +167,7 @@ class Compilation:
         return program
 
     def placed_within(self, most: int) -> PlacedProgram | None:
-        """The placed program of a walk; None where that ends since it costs more than `most`."""
+        """The program placed by a walk (`WALKS`); None where it costs more than `most`."""
         program = self.named, self.declarations, self.options, self.diagnostics
         try:
             return place_named(*program, most=most)

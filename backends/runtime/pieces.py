@@ -34,7 +34,7 @@ def pieces_of(shape: Sequence[int], most: int) -> Iterator[Any]:
 
 
 def flat_piece(tensor: torch.Tensor, index: slice) -> torch.Tensor:
-    """Elements of a tensor in the order of its dims: a view, or if it is turned a copy.
+    """Elements in the order of the dims: a view, or a copy of a tensor that is not contiguous.
 
     No more is copied than the rows that they lie in.
     """

@@ -77,7 +77,7 @@ class PlanSpace:
     readers: every placement that a reader may need a value in. trips: how often a value is made.
     made: what an operator may yield a value as, along an axis. passed: what operators may take it
     as, otherwise than rules split it, to pass it on. read_as: the splits that rules request of it
-    where it is read.
+    where it is read. joined: those of which, partial, later operators may make less to reduce.
     sliced: the dims of loops that slice or collect a value. splits: those that are considered on
     axes without a rule; None for all.
     """

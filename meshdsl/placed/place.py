@@ -229,8 +229,8 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
     """The planned program, unless a walk sends nothing, or is better, or there is no plan.
 
     The plan is made for the last walk's rewritten program, and of the rows that keep the splits of
-    rules (`PlanSpace._rows`). A walk may rewrite operators otherwise, or take other rows: so none
-    may cost less, whatever is proven of the plan.
+    rules (`PlanSpace._rows`). A walk may rewrite operators otherwise, or take other rows, and cost
+    less than a plan that is proven least: so all are run, each as far as it costs no more.
     """
     price = search.price
     last, walked_request = _walked(request, WALKS[-1])
