@@ -83,7 +83,8 @@ class Layout:
         rules = tuple(r for r in self.rules if isinstance(r, ast.RuleDecl))
         settings = tuple(r for r in self.rules if isinstance(r, ast.SettingDecl))
         call = self.schedule.call if self.schedule else None
-        yield ast.LayoutDecl(ast.Name(self.name, self.span), base, rules, call, self.span, settings)
+        name = ast.Name(self.name, self.span)
+        yield ast.LayoutDecl(name, base, rules, call, self.span, settings, recorded=True)
         if self.base is not None:
             yield from self.base.syntax()
 

@@ -57,7 +57,7 @@ class RuleEdit:
 
     def fix(self, node: ast.LayoutDecl, safe: bool = False) -> Fix | None:
         """The edit of the layout's text; None where it is not written as text."""
-        if not node.span.text.startswith("layout"):
+        if node.recorded:
             return None
         return Fix(self.title(node), (self._edit(node),), safe)
 

@@ -339,7 +339,8 @@ class SettingDecl:
 class LayoutDecl:
     """`layout pipeline extends megatron { … } with one_f_one_b[batch](8)`.
 
-    `schedule` is what stands behind `with`, as a call also where that is a name alone.
+    `schedule` is what stands behind `with`, as a call also where that is a name alone. One that is
+    `recorded` is a call in Python, not this text.
     """
 
     name: Name
@@ -348,6 +349,7 @@ class LayoutDecl:
     schedule: CallExpr | None
     span: Span
     settings: tuple[SettingDecl, ...] = ()
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,24 @@ def test_states_lie_on_disk() -> None:
     assert plan.memory["state"] == 4
 
 
+@pytest.mark.parametrize("has_rules", [False, True])
+def test_remedies_do_not_edit_a_layout_in_python(has_rules: bool) -> None:
+    """Its call may look like a declaration, and have no braces."""
+    layout = md.layout
+    of_base = layout(batch="a", hidden="b")
+    chosen = of_base if has_rules else layout(extends=of_base)
+
+    @md.program
+    def two_layers(x: md.Tensor[batch, io]):
+        w, v = md.param([io, hidden]), md.param([hidden, io])
+        y = md.einsum(md.einsum(x, w, out=[batch, hidden]), v, out=[batch, io])
+        return y
+
+    explained = two_layers.compile(mesh="a:2,b:2", layout=chosen).explain().json
+    assert explained["remedies"]
+    assert all(not remedy["fixes"] for remedy in explained["remedies"])
+
+
 MESHES: dict[str, Any] = {
     "a dict": {"a": 2, "b": 4},
     "made before": md.mesh(a=2, b=4),
