@@ -34,6 +34,7 @@ from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.settings import (
     ACTIVATIONS,
+    KINDS,
     Setting,
     StageRule,
     settings_of,
@@ -188,7 +189,7 @@ class Layout:
     @property
     def settings_of_tensors(self) -> tuple[Setting, ...]:
         """The settings of single tensors and functions."""
-        return tuple(s for s in self.settings if s.path[0] not in (*ROLES, ACTIVATIONS))
+        return tuple(s for s in self.settings if s.path[0] not in KINDS)
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:

@@ -27,6 +27,9 @@ from meshdsl.syntax.symbols import ROLES
 ACTIVATIONS = "activations"
 """The selector of all values that the forward pass computes."""
 
+KINDS = (*ROLES, ACTIVATIONS)
+"""The selectors of kinds of tensors; all others name single tensors and functions."""
+
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
     ("state", "memory"): ("disk", "host"),
@@ -101,7 +104,7 @@ def stage_rules_of(
 
 def _is_stage(node: ast.SettingDecl) -> bool:
     """Whether a setting is the number of a stage: nothing else is set of a tensor."""
-    if node.selector[0].text in (*ROLES, ACTIVATIONS):
+    if node.selector[0].text in KINDS:
         return False
     return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)
 
@@ -142,7 +145,7 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
         return None
     every = ", ".join(f"`{text}`" for text in _forms())
     of = node.selector[-1].text
-    of = "NAME" if of in (*ROLES, ACTIVATIONS) else of
+    of = "NAME" if of in KINDS else of
     stage = f"`{of}: {name} = 1` is a stage of a pipeline"
     help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`; {stage}"
     fixes = spelled_right(node.name.span, name, NAMES)
@@ -153,7 +156,7 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
 def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name = node.name.text
     first, *more = (part.text for part in node.selector)
-    in_role = more and first in (*ROLES, ACTIVATIONS)
+    in_role = more and first in KINDS
     if name in settings_for(first) and not in_role:
         return None
     legal = [s for s, n in SETTINGS if n == name]
