@@ -13,7 +13,7 @@ Both are as if the batches had been one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,41 +60,43 @@ class Samples:
 
     def closure(self, values: Iterable[Value]) -> set[Value]:
         """The values that some are made of, and these themselves."""
-        reached = set(values)
-        left = [*reached]
-        while left:
-            more = [v for v in self.operands.get(left.pop(), ()) if v not in reached]
-            reached.update(more)
-            left += more
-        return reached
+        return _reached(values, self.operands)
 
     @cached_property
     def of_loops(self) -> set[Value]:
         """The values that depend on the results of a loop."""
-        return self._flood(v for n in block_loops(self.program.body, NamedLoop) for v in n.makes)
+        results = (v for n in block_loops(self.program.body, NamedLoop) for v in n.makes)
+        return _reached(results, self._results)
 
     @cached_property
     def of_inputs(self) -> set[Value]:
         """The values that depend on an input."""
-        return self._flood(self.program.inputs)
+        return _reached(self.program.inputs, self._results)
 
     @cached_property
     def of_params(self) -> set[Value]:
         """The values that depend on a parameter."""
-        return self._flood(p.value for p in self.program.params)
+        return _reached((p.value for p in self.program.params), self._results)
 
-    def _flood(self, sources: Iterable[Value]) -> set[Value]:
-        readers: dict[Value, list[Value]] = {}
+    @cached_property
+    def _results(self) -> dict[Value, list[Value]]:
+        """What is made of each value."""
+        results: dict[Value, list[Value]] = {}
         for result, operands in self.operands.items():
             for operand in operands:
-                readers.setdefault(operand, []).append(result)
-        reached = set(sources)
-        left = [*reached]
-        while left:
-            more = [v for v in readers.get(left.pop(), ()) if v not in reached]
-            reached.update(more)
-            left += more
-        return reached
+                results.setdefault(operand, []).append(result)
+        return results
+
+
+def _reached(values: Iterable[Value], steps: Mapping[Value, Sequence[Value]]) -> set[Value]:
+    """The values, and all those that steps lead to from them."""
+    reached = set(values)
+    left = [*reached]
+    while left:
+        more = [v for v in steps.get(left.pop(), ()) if v not in reached]
+        reached.update(more)
+        left += more
+    return reached
 
 
 def once(program: NamedProgram) -> Once:
