@@ -19,7 +19,7 @@ from functools import cached_property
 
 from meshdsl.diagnostics import Span, fail
 from meshdsl.ir.program import Collected, Stacked, block_loops, every
-from meshdsl.ir.rewrite import flows, needed, reads_of, rewritten, substitute
+from meshdsl.ir.rewrite import flows, free, makers, needed, rewritten, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value, walk
@@ -121,19 +121,12 @@ def once(program: NamedProgram) -> Once:
     now, later = parting.block(program.body)
     made_later = {v for n in later for v in n.makes}
     stored = {p.value for p in program.params}
-    read = dict.fromkeys(
-        (*(v for n in later for v in _outside(n)), *(u.new for u in program.updates))
-    )
+    read = dict.fromkeys((*(v for n in later for v in free(n)), *(u.new for u in program.updates)))
     means = tuple(v for v in read if v not in made_later and v not in stored)
     for value in means:
         _check_mean(value, samples)
     body = needed(now, {*results, *means})
     return Once(replace(program, body=body, updates=()), later, means, program.updates)
-
-
-def _outside(node: Node) -> tuple[Value, ...]:
-    inside = {v for n in every((node,)) for v in (*n.makes, *n.enters)} if node.body else set()
-    return tuple(v for v in reads_of(node) if v not in inside)
 
 
 def _check_mean(value: Value, samples: Samples) -> None:
@@ -184,7 +177,7 @@ def with_whole_divisors(
     that the parameters make: no batch alone has its gradient.
     """
     samples = Samples(program)
-    makers = {v: op for op in program.body if isinstance(op, NamedOp) for v in op.outs}
+    outside_loops = makers(program.body)
     nodes: list[Node] = []
     new: dict[Value, Value] = {}
     assert program.goal is not None
@@ -195,7 +188,7 @@ def with_whole_divisors(
         numerator, divisor = op.ins
         if divisor in new or not _is_reduced(divisor, samples):
             continue
-        if divisor not in samples.of_params and divisor in makers:
+        if divisor not in samples.of_params and divisor in outside_loops:
             whole_divisor = _whole(divisor, samples, inputs, dim)
             if whole_divisor is not None:
                 nodes += whole_divisor[0]
