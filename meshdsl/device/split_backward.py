@@ -23,7 +23,7 @@ from meshdsl.device.liveness import is_constant
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Stacked
 from meshdsl.ir.rewrite import reads_of
-from meshdsl.ir.types import Dim, TensorType
+from meshdsl.ir.types import Dim
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh
 
@@ -129,7 +129,7 @@ class _Fission:
         mesh: Mesh = self.program.mesh
         size = sum(self.pipe.sizes) or self.loop.dim.size * self.pipe.stages(mesh)
         dim = Dim(self.pipe.dim, size)
-        type_ = TensorType((dim, *var.value.type.dims), var.value.type.dtype)
+        type_ = var.value.type.along(dim)
         splits = {**dict(var.placement.splits), self.pipe.dim: self.pipe.axes(mesh)}
         placed = replace(var.placement, splits=tuple(sorted(splits.items())))
         outer = replace(

@@ -104,6 +104,10 @@ class TensorType:
         """The same type less the dims `names`."""
         return TensorType(tuple(d for d in self.dims if d.name not in names), self.dtype)
 
+    def along(self, dim: Dim) -> TensorType:
+        """The type of so many of this type one after the other: `dim` is the first."""
+        return TensorType((dim, *self.dims), self.dtype)
+
     def resized(self, sizes: dict[str, int]) -> TensorType:
         """The same type with other sizes for the dims in `sizes`."""
         if not sizes:

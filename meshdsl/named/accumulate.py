@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from meshdsl.ir.program import Carry, Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
-from meshdsl.ir.types import F32, Dim, DType, TensorType
+from meshdsl.ir.types import F32, Dim, DType
 from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Frame
 from meshdsl.named.emit import Emit, emit_at
@@ -144,8 +144,7 @@ class _Loop:
 
     def _widened(self, value: Value) -> Value:
         """An input with one batch after the other along a new dim."""
-        type_ = TensorType((self.dim, *value.type.dims), value.type.dtype)
-        return replace(value, type=type_, declared=value.positions)
+        return replace(value, type=value.type.along(self.dim), declared=value.positions)
 
     def _sum(self, of: Value, part: Value, role: str) -> Value:
         """The sum of `part` over the iterations; `of` is `part`, or the tensor of this gradient."""

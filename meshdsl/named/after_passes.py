@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
-from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, Node, Value
 from meshdsl.named.over_iterations import at_once
 
@@ -55,7 +54,7 @@ class Parting:
         # What an iteration begins with is collected as a copy.
         copies = {v: replace(v, name=None) for v in first if v in read}
         collected = {
-            v: Collected(copies.get(v, v), v.alike(type=_of_all(v.type, loop)))
+            v: Collected(copies.get(v, v), v.alike(type=v.type.along(loop.dim)))
             for v in (*first, *(v for n in now for v in n.makes))
             if v in read
         }
@@ -101,10 +100,6 @@ def _following(
         "update",
     )
     return at_once(part) or (part,)
-
-
-def _of_all(type_: TensorType, loop: NamedLoop) -> TensorType:
-    return replace(type_, dims=(loop.dim, *type_.dims))
 
 
 def _read(loop: NamedLoop) -> tuple[Stacked[Value], ...]:

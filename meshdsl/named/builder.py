@@ -269,7 +269,7 @@ class Builder:
             help = f"rename the dim inside the loop: `[{dim} -> other]`"
             where = Related(stack.span, f"`{stack.name}` is {inside.type}")
             fail("MD0122", message, span, where, help=help)
-        type_ = TensorType((dim, *inside.type.dims), inside.type.dtype)
+        type_ = inside.type.along(dim)
         check_elements(type_, span)
         if self._depth[inside] <= stack.depth:
             return self.emit("broadcast", (inside,), {"dims": type_.dims}, stack.span, scope)[0]

@@ -264,7 +264,7 @@ def _totals(
     ops: list[NamedOp], ends: list[NamedOp], inputs: Mapping[Value, Value], dim: Dim
 ) -> tuple[list[Node], dict[Value, Value]]:
     """What `ends` reduce each batch to, reduced over all batches: the nodes, and the values."""
-    stacks = {n.out: replace(n.out, type=_along(n.out.type, dim), name=None) for n in ends}
+    stacks = {n.out: replace(n.out, type=n.out.type.along(dim), name=None) for n in ends}
     stacked = tuple(Stacked(all_, one) for one, all_ in inputs.items())
     collected = tuple(Collected(one, all_) for one, all_ in stacks.items())
     loop = _fresh(NamedLoop(dim, (), stacked, tuple(ops), ends[0].span, collected))
@@ -304,7 +304,3 @@ def _fresh(loop: NamedLoop) -> NamedLoop:
     new = {v: replace(v) for n in loop.body for v in n.makes}
     collected = tuple(Collected(new.get(c.inside, c.inside), c.outer) for c in loop.collected)
     return replace(loop, body=substitute(loop.body, new), collected=collected)
-
-
-def _along(type_: TensorType, dim: Dim) -> TensorType:
-    return replace(type_, dims=(dim, *type_.dims))

@@ -58,8 +58,7 @@ def _sum(carry: Carry[Value], stacks: dict[Value, Value], loop: NamedLoop) -> tu
     addend = _addend(loop, carry)
     assert addend is not None
     about: tuple[Any, ...] = (loop.span, loop.phase)
-    type_ = TensorType((loop.dim, *addend.type.dims), addend.type.dtype)
-    stack, total = replace(carry.next, type=type_), replace(carry.next)
+    stack, total = replace(carry.next, type=addend.type.along(loop.dim)), replace(carry.next)
     return (
         _collected(addend, stack, stacks, loop),
         NamedOp("sum", (stack,), (total,), (("dims", (loop.dim,)),), *about),

@@ -8,7 +8,6 @@ from typing import Any
 
 from meshdsl.ir.program import Collected, Origin
 from meshdsl.ir.rewrite import Rebuild
-from meshdsl.ir.types import TensorType
 from meshdsl.named.builder import NO_FIELDS, Builder
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedLoop, NamedOp, Node, Value
@@ -51,8 +50,7 @@ class Tape:
         loop = self.twins.get(loop, loop)
         collections = self.collected.setdefault(loop, _collections(loop))
         if value not in collections:
-            type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
-            collections[value] = value.alike(type=type_)
+            collections[value] = value.alike(type=value.type.along(loop.dim))
         self.builder.place(collections[value], depth)
         return collections[value]
 
