@@ -25,7 +25,7 @@ TOLERANCE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published configuration: what was measured, in `unit`, and how it is compiled here.
+    """One published configuration: what was measured, in `unit`, and how `model` is compiled here.
 
     `works` has the units of a step: tokens for a device, FLOPs for a device and a second, the
     FLOPs of a step at its best rate. So the figure is `works` over the seconds of a step.
@@ -38,32 +38,14 @@ class Row:
     published: float
     works: float
     model: str
-    program: str
-    mesh: str
-    layout: str
-    cluster: str
-    sizes: Mapping[str, int]
-    schedule: str | None = None
-    dtype: str | None = None
-    objective: str | None = None
-    fused: bool = True
+    options: Options
     memory: float | None = None
 
     def timeline(self) -> Timeline:
         """The simulated step."""
         path = MODELS / f"{self.model}.mdsl"
-        options = Options(
-            program=self.program,
-            mesh=self.mesh,
-            layout=self.layout,
-            schedule=self.schedule,
-            set_dims=self.sizes,
-            dtype=self.dtype,
-            fused=self.fused,
-            cluster=self.cluster,
-            objective=self.objective,
-        )
-        compilation = Compilation(Source(str(path), path.read_text(encoding="utf-8")), options)
+        source = Source(str(path), path.read_text(encoding="utf-8"))
+        compilation = Compilation(source, self.options)
         assert compilation.timing is not None, "a row names its cluster"
         return simulate(compilation.device, compilation.timing)
 
@@ -105,11 +87,13 @@ def _llama(
         published=published,
         works=batch * SEQ / tp,
         model="llama",
-        program=program,
-        mesh=f"data:{data},tp:{tp}" if tp > 1 else f"data:{data}",
-        layout="fsdp_tp" if tp > 1 else "fsdp",
-        cluster=cluster,
-        sizes={"batch": data * batch, **LLAMA[size]},
+        options=Options(
+            program=program,
+            mesh=f"data:{data},tp:{tp}" if tp > 1 else f"data:{data}",
+            layout="fsdp_tp" if tp > 1 else "fsdp",
+            set_dims={"batch": data * batch, **LLAMA[size]},
+            cluster=cluster,
+        ),
         memory=memory,
     )
 
@@ -165,6 +149,25 @@ class _Gpt:
         """The row of a figure, with each layer computed again."""
         data = self.devices // (self.tensor * self.pipeline)
         micro = self.batch // (data * self.micro)
+        options = Options(
+            program="full",
+            mesh=f"data:{data},pipe:{self.pipeline},tp:{self.tensor}",
+            layout="megatron",
+            schedule=f"interleaved[batch]({micro}, chunks={self.chunks})"
+            if self.chunks > 1
+            else f"one_f_one_b[batch]({micro})",
+            set_dims={
+                "batch": self.batch,
+                "model": self.hidden,
+                "heads": self.heads,
+                "key": self.hidden // self.heads,
+                "layers": self.layers,
+            },
+            dtype="f16",
+            fused=False,
+            cluster="a100-dgx",
+            objective="bytes",
+        )
         return Row(
             name=f"gpt-{name}-{self.devices}".lower(),
             source=source,
@@ -174,23 +177,7 @@ class _Gpt:
             published=published,
             works=works,
             model="gpt",
-            program="full",
-            mesh=f"data:{data},pipe:{self.pipeline},tp:{self.tensor}",
-            layout="megatron",
-            cluster="a100-dgx",
-            sizes={
-                "batch": self.batch,
-                "model": self.hidden,
-                "heads": self.heads,
-                "key": self.hidden // self.heads,
-                "layers": self.layers,
-            },
-            schedule=f"interleaved[batch]({micro}, chunks={self.chunks})"
-            if self.chunks > 1
-            else f"one_f_one_b[batch]({micro})",
-            dtype="f16",
-            objective="bytes",
-            fused=False,
+            options=options,
         )
 
 
@@ -221,8 +208,7 @@ def _turing_nlg() -> Iterator[Row]:
         name="gpt-530b-selective-2240",
         what=f"{full.what}, sequence parallelism, selective recomputation",
         published=54.2,
-        program="selective",
-        layout="sequence",
+        options=replace(full.options, program="selective", layout="sequence"),
     )
 
 
