@@ -83,7 +83,7 @@ class _Cutting:
 
     def program(self) -> DeviceProgram:
         """The program, with what does not depend on the batch before the loop."""
-        cut_inputs = {v for v in self.source.inputs if self._cut_dim(v) is not None}
+        cut_inputs = {v for v in self.source.inputs if self.cut.has(v)}
         inside = self.inside = self._inside(cut_inputs)
         before, after, left = [], [], []
         self.versions.clear()
@@ -120,13 +120,10 @@ class _Cutting:
                 continue
             if isinstance(node, Move) and node.source not in inside:
                 continue  # of a parameter: micro-batches take their part of what arrives
-            has = any(self._cut_dim(v) is not None for v in _every_var(node))
+            has = any(self.cut.has(v) for v in _every_var(node))
             if has or any(v in inside for v in reads_of(node)):
                 inside |= {node, *node.makes}
         return inside
-
-    def _cut_dim(self, var: Var) -> str | None:
-        return self.cut.dim_of(var)
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -156,7 +153,7 @@ class _Cutting:
     @cached_property
     def given(self) -> tuple[str, ...]:
         """The axes that the cut dims of inputs are split over. Raises MD0331 where they differ."""
-        dims = ((v, d) for v in self.source.inputs if (d := self._cut_dim(v)) is not None)
+        dims = ((v, d) for v in self.source.inputs if (d := self.cut.dim_of(v)) is not None)
         by_axes = {v.placement.axes_of(d): (v, d) for v, d in dims}
         if len(by_axes) > 1:
             (_, dim), (var, _) = list(by_axes.values())[:2]
@@ -318,7 +315,7 @@ class _Cutting:
     def _best_row(self, node: Compute, ins: tuple[Var, ...]) -> Row | None:
         have = [self._component(v) for v in ins]
         # One micro-batch is the whole batch.
-        wanted = [self._cut_dim(v) if self.cut.micro > 1 else None for v in node.outs]
+        wanted = [self.cut.dim_of(v) if self.cut.micro > 1 else None for v in node.outs]
         return best_row(call_of(node), have, wanted)
 
     def _refuse(self, node: Compute, have: list[Component]) -> NoReturn:

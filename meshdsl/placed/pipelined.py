@@ -40,8 +40,8 @@ class Microbatching:
     name: str
     span: Span
 
-    def has(self, value: Value) -> bool:
-        """Whether a micro-batch has a part of a value."""
+    def has(self, value: Any) -> bool:
+        """Whether a micro-batch has a part of a value, or of a variable of a device."""
         return self.dim_of(value) is not None
 
     def dim_of(self, value: Any) -> str | None:
