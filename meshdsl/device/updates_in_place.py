@@ -12,6 +12,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import (
@@ -158,6 +159,11 @@ def _stacked_dims(program: DeviceProgram) -> tuple[str, ...]:
     return tuple(dict.fromkeys(dim for outer, dim in slices if of_rows.get(outer, outer) in stored))
 
 
+def _can_write_into(node: Node) -> TypeGuard[Compute | Move]:
+    """Whether the result can be written `into` any variable, not over an operand alone."""
+    return isinstance(node, Move) or (isinstance(node, Compute) and node.name == "cast")
+
+
 def _is_sliced(node: Node, dim: str, mesh: Mesh) -> bool:
     """Whether a statement of the update does the same to each slice along a dim."""
     if node.phase != "update":
@@ -170,16 +176,15 @@ def _is_sliced(node: Node, dim: str, mesh: Mesh) -> bool:
             fits = fits and node.step.dim != dim
         case _:
             return False
-    of_all = [v for v in (*node.reads, *node.makes) if dim in v.local.names]
-    return bool(fits) and all(_has_slices(v, dim, mesh) for v in (*of_all, *node.makes))
+    stacks = [v for v in node.reads if dim in v.local.names]
+    return bool(fits) and all(_has_slices(v, dim, mesh) for v in (*stacks, *node.makes))
 
 
 def _has_slices(var: Var, dim: str, mesh: Mesh) -> bool:
-    """Whether each device has equally many slices of a variable, one behind the other."""
+    """Whether each device has equally many slices of a variable, one after the other."""
     if var.local.names[:1] != (dim,) or var.on is not None:
         return False
-    uneven = var.placement.is_uneven(dim, var.type.size(dim), mesh)
-    return not uneven
+    return not var.placement.is_uneven(dim, var.type.size(dim), mesh)
 
 
 def _connected(nodes: Sequence[Compute | Move]) -> list[list[Compute | Move]]:
@@ -215,7 +220,7 @@ class _Group:
         # By result, the parameter or state in whose memory it is.
         self.over = {v: old for n in self.nodes for v, old in self.memory.replaced_by(n).items()}
         self.results: dict[Var, Var] = {}
-        # The slice of each variable of the group, or what stands for it inside of the loop.
+        # The slice of each variable that the loop reads or makes.
         self.inside: dict[Var, Var] = {}
         self.stacked: list[Stacked[Var]] = []
 
@@ -227,7 +232,7 @@ class _Group:
     def loop(self, names: Names) -> DeviceLoop:
         """The loop."""
         self.names = names
-        size = self.nodes[0].makes[0].local
+        first = self.nodes[0]
         after = self._read_elsewhere()
         body = tuple(map(self._node, self.nodes))
         collected = []
@@ -239,11 +244,11 @@ class _Group:
                 part = DeviceCollected(self.inside[var], self.results[var], stack=stack)
                 collected.append(part)
         return DeviceLoop(
-            size.dims[0],
+            first.makes[0].local.dims[0],
             (),
             tuple(self.stacked),
             body,
-            self.nodes[0].span,
+            first.span,
             tuple(collected),
             phase="update",
             index=names.fresh(self.dim),
@@ -258,8 +263,7 @@ class _Group:
     def _node(self, node: Compute | Move) -> Compute | Move:
         """A statement on slices."""
         sources = tuple(map(self._of, node.reads))
-        writes = isinstance(node, Move) or node.name == "cast"
-        old = self.over.get(node.makes[0]) if writes else None
+        old = self.over.get(node.makes[0]) if _can_write_into(node) else None
         into = None if old is None else self._of(old)
         targets = tuple(self._made(var, into) for var in node.makes)
         if isinstance(node, Move):
@@ -346,7 +350,7 @@ def _in_own_memory(program: DeviceProgram) -> DeviceProgram:
     memory, new = _StoredMemory(program), dict[Var, Var]()
     body: list[Node] = []
     for node in program.body:
-        if isinstance(node, Move) or (isinstance(node, Compute) and node.name == "cast"):
+        if _can_write_into(node):
             for var, old in memory.replaced_by(node).items():
                 if old.local.bytes >= LARGE:
                     new[var] = replace(var, name=old.name)

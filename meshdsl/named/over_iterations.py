@@ -19,13 +19,14 @@ from meshdsl.ops.opdef import OpError, Signature, lookup
 
 def at_once(loop: NamedLoop) -> tuple[NamedOp, ...] | None:
     """The operators that make what a loop collects; None where it has to go step by step."""
-    sums = {c.next: c for c in loop.carries if _addend(loop, c) is not None}
+    sums = [(c, addend) for c in loop.carries if (addend := _addend(loop, c)) is not None]
     if len(sums) < len(loop.carries):
         return None
+    totals = {carry.next for carry, _ in sums}
     stacks = {s.inside: s.outer for s in loop.stacked}
     ops: list[NamedOp] = []
     for node in loop.body:
-        if isinstance(node, NamedOp) and node.outs[0] in sums:
+        if isinstance(node, NamedOp) and node.outs[0] in totals:
             continue
         op = _widened(node, stacks, loop.dim) if isinstance(node, NamedOp) else None
         if op is None:
@@ -34,15 +35,15 @@ def at_once(loop: NamedLoop) -> tuple[NamedOp, ...] | None:
             stacks.update(zip(node.makes, op.outs, strict=True))
         ops.append(op)
     ops += [_collected(c.inside, c.outer, stacks, loop) for c in loop.collected]
-    for carry in sums.values():
-        ops += _sum(carry, stacks, loop)
+    for carry, addend in sums:
+        ops += _sum(carry, addend, stacks, loop)
     return tuple(ops)
 
 
 def _addend(loop: NamedLoop, carry: Carry[Value]) -> Value | None:
     """What each iteration adds to a carry that nothing else reads; None of another one."""
     readers = [n for n in loop.body if carry.inside in reads_of(n) or carry.next in reads_of(n)]
-    if len(readers) != 1 or any(v in loop.ends for v in (carry.inside,)):
+    if len(readers) != 1 or carry.inside in loop.ends:
         return None
     (add,) = readers
     if not isinstance(add, NamedOp) or add.name != "add" or add.out is not carry.next:
@@ -53,10 +54,10 @@ def _addend(loop: NamedLoop, carry: Carry[Value]) -> Value | None:
     return addend if addend.type == carry.next.type else None
 
 
-def _sum(carry: Carry[Value], stacks: dict[Value, Value], loop: NamedLoop) -> tuple[NamedOp, ...]:
-    """The operators that add up what all iterations add to a carry."""
-    addend = _addend(loop, carry)
-    assert addend is not None
+def _sum(
+    carry: Carry[Value], addend: Value, stacks: dict[Value, Value], loop: NamedLoop
+) -> tuple[NamedOp, ...]:
+    """The operators that add up the addends of all iterations to a carry."""
     about: tuple[Any, ...] = (loop.span, loop.phase)
     stack, total = replace(carry.next, type=addend.type.along(loop.dim)), replace(carry.next)
     return (
