@@ -1,7 +1,7 @@
 """The named program: SSA operators over tensors with ordered named dims. No device, no layout.
 
 Values are compared by identity. A `def` has been inlined: `Value.path` keeps the calls it came
-through. A `repeat` stays a loop (`Repeat`).
+through. A `repeat` stays a loop (`NamedLoop`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
-from meshdsl.ops.opdef import Factor, Signature, lookup
+from meshdsl.ops.opdef import Factor, lookup
 from meshdsl.placed.pipelined import Piped
+from meshdsl.placed.sharding_rules import call_of
 
 
 def in_stage_order(program: NamedProgram, pipe: Piped) -> NamedProgram:
@@ -51,7 +52,7 @@ def _check(op: NamedOp, pipe: Piped) -> None:
     if not having:
         return
     record = lookup(op.name)
-    sig = Signature(tuple(v.type for v in op.ins), tuple(v.type for v in op.outs), dict(op.attrs))
+    sig = call_of(op).signature
     loops = [f for f in record.factors(sig).loops if pipe.dim in (*f.ins, *f.outs)]
     is_ordered = pipe.dim in record.ordered_dims(sig.attrs)
     if not is_ordered and len(loops) == 1 and _is_alike(loops[0], op, pipe.dim):

@@ -10,6 +10,7 @@ from meshdsl.ir.program import counted
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import Filled, Operand, Signature, lookup
 from meshdsl.ops.zeros import share
+from meshdsl.placed.sharding_rules import call_of
 from meshdsl.placed.strategies import flops
 
 
@@ -28,13 +29,8 @@ def _model_calls(program: NamedProgram) -> Iterator[tuple[Signature, int]]:
     for op, trips in counted(program.body):
         if not isinstance(op, NamedOp) or (op.origin is not None and op.origin.is_copy):
             continue
-        sig = _signature(op)
+        sig = call_of(op).signature
         yield sig, round(trips * flops(lookup(op.name), sig) * needed.of(op))
-
-
-def _signature(op: NamedOp) -> Signature:
-    ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
-    return Signature(ins, outs, dict(op.attrs))
 
 
 class _NeededShares:
@@ -64,7 +60,7 @@ class _NeededShares:
             self.walk(node.body)
 
     def _operator(self, op: NamedOp) -> None:
-        rule, sig = lookup(op.name).zeros, _signature(op)
+        rule, sig = lookup(op.name).zeros, call_of(op).signature
         ins = [self.operands.get(value, Operand()) for value in op.ins]
         number = sig.attrs["value"] if op.name == "constant" else None
         fact = rule(sig, ins) if rule else None
