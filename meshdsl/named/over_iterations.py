@@ -116,12 +116,7 @@ def _goes_along(
     dim: Dim,
 ) -> bool:
     """Whether the results are those of each iteration, along the dim."""
-    record = lookup(op.name)
     if any({*t.names} != {*v.type.names, dim.name} for t, v in zip(outs, op.outs, strict=True)):
         return False
     sig = Signature(tuple(v.type for v in ins), outs, dict(attrs))
-    loops = [f for f in record.factors(sig).loops if dim.name in (*f.ins, *f.outs)]
-    if len(loops) != 1 or any(loops[0].reads) or dim.name in record.ordered_dims(sig.attrs):
-        return False
-    pairs = (*zip(sig.ins, loops[0].ins, strict=True), *zip(outs, loops[0].outs, strict=True))
-    return all(name == (dim.name if t.has(dim.name) else None) for t, name in pairs)
+    return lookup(op.name).is_alike_along(dim.name, sig)

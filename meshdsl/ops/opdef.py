@@ -478,6 +478,15 @@ class OpDef:
     zeros: ZeroRule | None = None
     meaning: str = ""
 
+    def is_alike_along(self, dim: str, sig: Signature) -> bool:
+        """Whether the result at an index of `dim` is made of the operands there, at each alike."""
+        loops = [f for f in self.factors(sig).loops if dim in (*f.ins, *f.outs)]
+        if len(loops) != 1 or any(loops[0].reads) or dim in self.ordered_dims(sig.attrs):
+            return False
+        types, names = (*sig.ins, *sig.outs), (*loops[0].ins, *loops[0].outs)
+        pairs = zip(types, names, strict=True)
+        return all(name == (dim if type_.has(dim) else None) for type_, name in pairs)
+
     def ordered_dims(self, attrs: Attrs) -> frozenset[str]:
         """The dims along which an element's index counts in a call."""
         named = attrs[self.ordered] if self.ordered else ()

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Related, Span, fail
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
-from meshdsl.ops.opdef import Factor, lookup
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.sharding_rules import call_of
 
@@ -51,11 +51,7 @@ def _check(op: NamedOp, pipe: Piped) -> None:
     having = [v for v in (*op.ins, *op.outs) if v.type.has(pipe.dim)]
     if not having:
         return
-    record = lookup(op.name)
-    sig = call_of(op).signature
-    loops = [f for f in record.factors(sig).loops if pipe.dim in (*f.ins, *f.outs)]
-    is_ordered = pipe.dim in record.ordered_dims(sig.attrs)
-    if not is_ordered and len(loops) == 1 and _is_alike(loops[0], op, pipe.dim):
+    if lookup(op.name).is_alike_along(pipe.dim, call_of(op).signature):
         return
     named = next((v for v in (*op.outs, *having) if v.name), None)
     what = f"`{op.name}`" + (f" (for `{named.label}`)" if named is not None else "")
@@ -73,13 +69,3 @@ def _refuse(what: str, span: Span, pipe: Piped) -> NoReturn:
         help="take a schedule of one stage a device, such as one_f_one_b; or do it inside of the "
         "loop, iteration by iteration",
     )
-
-
-def _is_alike(loop: Factor, op: NamedOp, dim: str) -> bool:
-    """Whether a loop goes through a dim alike in all tensors that have it."""
-
-    def of(values: tuple[Value, ...], names: tuple[str | None, ...]) -> bool:
-        pairs = zip(values, names, strict=True)
-        return all(name == (dim if v.type.has(dim) else None) for v, name in pairs)
-
-    return of(op.ins, loop.ins) and of(op.outs, loop.outs) and not any(loop.reads)
