@@ -106,19 +106,7 @@ def once(program: NamedProgram) -> Once:
     samples = Samples(program)
     assert program.goal is not None
     results = {program.goal.loss, *(o.value for o in program.outputs)}
-    news = {u.new for u in program.updates}
-    core = samples.closure(results)
-    side = samples.closure(news) - core
-    with_samples = {
-        v
-        for op in walk(program.body)
-        if side.issuperset(op.outs)
-        and (lookup(op.name).surface.seeded or any(map(samples.has, (*op.ins, *op.outs))))
-        for v in (*op.ins, *op.outs)
-    }
-    late = side - samples.closure(with_samples)
-    parting = Parting(late)
-    now, later = parting.block(program.body)
+    now, later = Parting(_late(samples, results)).block(program.body)
     made_later = {v for n in later for v in n.makes}
     stored = {p.value for p in program.params}
     read = dict.fromkeys((*(v for n in later for v in free(n)), *(u.new for u in program.updates)))
@@ -127,6 +115,20 @@ def once(program: NamedProgram) -> Once:
         _check_mean(value, samples)
     body = needed(now, {*results, *means})
     return Once(replace(program, body=body, updates=()), later, means, program.updates)
+
+
+def _late(samples: Samples, results: set[Value]) -> set[Value]:
+    """The values that updates alone are made of, less those that samples or random numbers need."""
+    program = samples.program
+    assigned = samples.closure(u.new for u in program.updates) - samples.closure(results)
+    of_each_batch = {
+        v
+        for op in walk(program.body)
+        if assigned.issuperset(op.outs)
+        and (lookup(op.name).surface.seeded or any(map(samples.has, (*op.ins, *op.outs))))
+        for v in (*op.ins, *op.outs)
+    }
+    return assigned - samples.closure(of_each_batch)
 
 
 def _check_mean(value: Value, samples: Samples) -> None:
@@ -160,7 +162,7 @@ REDUCTIONS = {"mean": ("mean", 0), "max": ("max", 0), "min": ("min", 0)}
 """Over the batches what, and with which power of their number the result grows; else `SUM`."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WholeDivisors:
     """The divisors of a step: the nodes that make them of all batches, and the program of one."""
 
