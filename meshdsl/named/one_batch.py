@@ -1,8 +1,8 @@
 """The batches of a step as one: what a step makes once, of all batches that it accumulates.
 
-A batch lies along the dims of the inputs that no parameter has: a batch K times as large has the
-same parameters. What has none of these dims any more has been reduced over the samples. Of the
-batches of a step, such a value counts as their mean, as the loss does:
+Samples are along the dims of inputs that no parameter has: a batch K times as large has the same
+parameters. A value made of them that has none of these dims has been reduced over the samples. Over
+the batches of a step, such a value counts as its mean, as the loss does:
 
 - what `:=` makes of it is made once, after the last batch;
 - a number that inputs alone make, and that is divided by, such as the sum of the weights of all
@@ -159,7 +159,8 @@ ONE_OPERAND = (
 SUMS = ("sum", "einsum")
 SUM = ("sum", 1)
 REDUCTIONS = {"mean": ("mean", 0), "max": ("max", 0), "min": ("min", 0)}
-"""Over the batches what, and with which power of their number the result grows; else `SUM`."""
+"""By reduction: how its results are reduced over batches, and the power of their number by which
+the result grows. Any other reduction is a `SUM`."""
 
 
 @dataclass(frozen=True, slots=True)
