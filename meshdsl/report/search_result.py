@@ -192,10 +192,16 @@ def shown(found: SearchResult) -> Document:
     return tuple(_blocks(found))
 
 
+UNDER_OPTIMAL = "Under `optimal`, the default of `explain`, a layout may send or hold less."
+"""Layouts are compared as walks place them, and `explain` need not place them so."""
+
+
 def _blocks(found: SearchResult) -> Iterator[Block]:
     yield Paragraph((Piece(_scope(found), "strong"),))
     best = found.plans[0]
-    yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
+    yield line(
+        f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}. {UNDER_OPTIMAL}"
+    )
     if found.problem.request.budget is not None:
         yield line(_budget(found))
     if found.problem.request.certificate:
@@ -240,7 +246,8 @@ def _scope(found: SearchResult) -> str:
 
 def _proof(found: SearchResult) -> str:
     if found.proven:
-        return "and no other layout of this space is better"
+        walks = " or ".join(found.problem.policies)
+        return f"and no other layout of this space is better by {walks} reduction"
     if found.count.further:
         return f"not proven: {found.count.further}"
     if found.count.pipelines:

@@ -27,6 +27,15 @@ __all__ = ["cli"]
 TEXT = format_source(Source("net.mdsl", f"{NET}\nmesh square = {{ x: 2, y: 2 }}\n"))
 
 
+def test_what_is_proven_is_said_of_the_walks(cli: Cli) -> None:
+    path = write(TEXT)
+    said = " ".join(cli("search", path).out.split())
+    walks = "no other layout of this space is better by deferred or immediate reduction."
+    assert f"{walks} Under `optimal`, the default of `explain`, a layout may send" in said
+    said = " ".join(cli("search", path, "--no-partial").out.split())
+    assert "no other layout of this space is better by immediate reduction." in said
+
+
 @pytest.mark.parametrize(
     "options", [[], ["--cluster", "h100"], ["--objective", "memory"], ["--per-tensor"]]
 )
