@@ -230,16 +230,21 @@ def _with_micro_batches(program: NamedProgram, loop: NamedLoop, axis: str, layou
     if not any(s.outer.source.role == "param" for s in loop.stacked):
         return "remove the rule"
     storage = f"store it so: `params: {dim} -> {axis}`"
+    end = ending_with_micro_batches(program, layout, dim)
+    return f"{end}, or {storage}" if end else storage
+
+
+def ending_with_micro_batches(program: NamedProgram, layout: Layout, loop: str = "") -> str:
+    """Advice to cut a dim of the samples, other than that of a loop; empty where none divides."""
     ways = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in layout.rules}
-    dims = [d for v in program.inputs for d in v.type.dims if d.name != dim]
+    dims = [d for v in program.inputs for d in v.type.dims if d.name != loop]
     samples = Samples(program).dims
     for batch in [d for d in dims if d.name in samples] or dims:
         part, left = divmod(batch.size, ways.get(batch.name, 1))
         micro = next((n for n in (8, 4, 2) if left == part % n == 0), None)
         if micro is not None:
-            cut = f"one_f_one_b[{batch.name}]({micro})"
-            return f"end the layout with `with {cut}`, or {storage}"
-    return storage
+            return f"end the layout with `with one_f_one_b[{batch.name}]({micro})`"
+    return ""
 
 
 def _instead_of(pin: Pin, program: NamedProgram, layout: Layout) -> str:

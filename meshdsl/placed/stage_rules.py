@@ -17,7 +17,14 @@ from meshdsl.ir.program import OpKind, block_loops, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
-from meshdsl.placed.pipelined import Piped, check_axis, cut_of, forward_only, piped
+from meshdsl.placed.pipelined import (
+    Piped,
+    check_axis,
+    cut_of,
+    ending_with_micro_batches,
+    forward_only,
+    piped,
+)
 from meshdsl.placed.settings import StageRule
 
 
@@ -79,7 +86,8 @@ def _pipe(
     cut = cut_of(use, "", layout)
     if cut is None and accumulated == 1:
         message = f"`{first}` needs micro-batches"
-        fail("MD0907", message, first.span, help="end the layout with `with one_f_one_b[batch](8)`")
+        help = ending_with_micro_batches(program, layout) or "leave the rule out"
+        fail("MD0907", message, first.span, help=help)
     if cut is not None and accumulated > 1:
         message = "a step is either cut into micro-batches or accumulates batches"
         help = f"write `with {cut.name}` alone, or leave `accumulate` out"
