@@ -104,6 +104,30 @@ def test_what_is_no_mean_is_refused(name: str) -> None:
     compiled(name, ", accumulate=2, each=true", "d:1").checked()  # as the help says
 
 
+INTEGERS = """
+dim b = 4, m = 2
+program p(x[b, m]) {
+  param w[m]
+  param n[]: i32 = zeros()
+  more = MORE
+  n := NEXT
+  loss = mean(x * w)
+  return loss
+  minimize loss with sgd(lr=0.1, accumulate=2)
+}
+"""
+
+
+def test_a_mean_of_integers_is_cast_and_cast_back() -> None:
+    text = INTEGERS.replace("MORE", "sum(cast(x > 0, i32))").replace("NEXT", "n + more")
+    with pytest.raises(DiagnosticError) as caught:
+        Compilation(Source("p.mdsl", text), Options()).checked()
+    (found,) = caught.value.diagnostics
+    assert "cast it to f32 where it is made, and back to i32" in str(found.help)
+    text = INTEGERS.replace("MORE", "sum(cast(x > 0, f32))").replace("NEXT", "n + cast(more, i32)")
+    Compilation(Source("p.mdsl", text), Options()).checked()  # as the help says
+
+
 def test_each_batch_on_its_own() -> None:
     """The mean of what the batches have alone, which weights do not count in."""
     samples, name = inputs(8), "a mean over weights"
