@@ -20,8 +20,7 @@ SMALLEST = 1_000
 SIMULATED = 4
 """How many times as much it takes to place an operator in the stages of a pipeline, and time it."""
 
-
-LISTED = 0.1
+LISTING = 0.1
 """How much it is to list a layout and to look it up in tables."""
 
 SWEPT = 0.2

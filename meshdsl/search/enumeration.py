@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.pipeline import lower_placed
-from meshdsl.search.budget import LISTED as LISTING
+from meshdsl.search.budget import LISTING
 from meshdsl.search.candidate import Candidate, Rules, first_of_each
 from meshdsl.search.hill_climbing import climbed
 from meshdsl.search.lower_bounds import ROUNDING, Beyond

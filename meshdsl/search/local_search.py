@@ -27,9 +27,6 @@ Selector = tuple[str, ...]
 STARTS = 2
 """The layouts of general rules that steps begin from."""
 
-STORED = ("params", "grads", "state")
-"""The roles of what is stored."""
-
 LEAST_SHARE = 0.01
 """The part of all parameters' bytes from which a parameter gets rules of its own."""
 
@@ -208,5 +205,5 @@ def _stored_options(problem: Problem) -> Iterator[SearchRule]:
     names = {name for p in problem.program.params for name in p.value.type.names}
     for dim in (d for d in problem.space.dims if d.name in names):
         for axis in (a for a in dim.axes if problem.space.divides(dim, (a,))):
-            for role in STORED if problem.program.states else STORED[:1]:
+            for role in ROLES if problem.program.states else ROLES[:1]:
                 yield SearchRule(dim.name, (axis,), (role,))

@@ -292,15 +292,9 @@ class _PipelineSearch:
 
     def _plan(self, rules: Rules, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> Candidate:
         """Rules in stages, placed by the first walk. Raises what is wrong with the schedule."""
-        problem = self.problem
-        base = problem.execution
+        base = self.problem.execution
         execution = Execution(use, base.cuts or self._begun(use, cuts), base.settings)
-        policy = problem.policies[0]
-        key = (problem.mesh, problem.timing, str(execution)), rules, policy
-        if key not in problem.made:
-            about = policy, problem.timing, execution
-            problem.made[key] = Candidate(problem.program, problem.mesh, rules, *about)
-        return problem.made[key]
+        return self.problem.plan(rules, self.problem.policies[0], execution)
 
     def _begun(self, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> tuple[StageStart, ...]:
         """Where the stages of a network begin: as they do, or evenly where a schedule has others.

@@ -145,19 +145,21 @@ class Problem:
         """The operators of the program, those of a loop once."""
         return sum(1 for _ in named.walk(self.program.body))
 
-    def plan(self, rules: Rules, policy: str) -> Candidate:
-        """Rules placed by a walk: one plan, for all that ask."""
-        key = self._circumstances, rules, policy
+    def plan(self, rules: Rules, policy: str, execution: Execution | None = None) -> Candidate:
+        """Rules placed by a walk, executed so: one plan, for all that ask."""
+        used = self._execution if execution is None else str(execution)
+        key = (self.mesh, self.timing, used), rules, policy
         if key not in self.made:
-            self.made[key] = self._new(rules, policy)
+            self.made[key] = self._new(rules, policy, execution)
         return self.made[key]
 
     @cached_property
-    def _circumstances(self) -> Circumstances:
-        return self.mesh, self.timing, str(self.execution)
+    def _execution(self) -> str:
+        return str(self.execution)
 
-    def _new(self, rules: Rules, policy: str) -> Candidate:
-        return Candidate(self.program, self.mesh, rules, policy, self.timing, self.execution)
+    def _new(self, rules: Rules, policy: str, execution: Execution | None = None) -> Candidate:
+        execution = self.execution if execution is None else execution
+        return Candidate(self.program, self.mesh, rules, policy, self.timing, execution)
 
     def plans(self, rules: Rules) -> list[Candidate]:
         """Rules placed by each walk."""
@@ -168,8 +170,7 @@ class Problem:
         if execution is self.execution and execution.schedule is None:
             return self.plans(rules)
         policies = self.policies if execution.schedule is None else self.policies[:1]
-        about = [(rules, policy, self.timing, execution) for policy in policies]
-        return [Candidate(self.program, self.mesh, *args) for args in about]
+        return [self._new(rules, policy, execution) for policy in policies]
 
     @cached_property
     def _answered(self) -> dict[tuple[Rules, str], Candidate]:

@@ -18,7 +18,6 @@ from meshdsl.search.problem import Problem, SearchResult
 
 Search = Callable[[Sequence[Problem]], SearchResult]
 
-
 FURTHER = "it was placed while other limits were searched"
 """Where a plan is from that the search within the limit has not come to."""
 
