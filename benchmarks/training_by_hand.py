@@ -8,16 +8,16 @@ gradients, and the loss, in one flat buffer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from benchmarks.hand_models import HAND_MODELS, HandModel, Tensors
 from benchmarks.training_cases import ADAMW, BETAS, CLIP, KEY, RATE, SGD_LR, Case
-
-Tensors = dict[str, torch.Tensor]
 
 
 class SumForward(torch.autograd.Function):
@@ -70,7 +70,9 @@ def mlp_params(given: Tensors) -> list[torch.Tensor]:
     return [given["w"], given["v"]]
 
 
-def mlp_loss(params: list[torch.Tensor], inputs: Tensors, case: Case) -> torch.Tensor:
+def mlp_loss(
+    params: list[torch.Tensor], inputs: Mapping[str, torch.Tensor], case: Case
+) -> torch.Tensor:
     """The mean squared error over the samples of this device."""
     w, v = params
     y = summed(torch.relu_(inputs["x"] @ w) @ v, case.parallel)
@@ -89,7 +91,9 @@ def lm_params(given: Tensors) -> list[torch.Tensor]:
     return [*found, given["embed"], given["position"]]
 
 
-def lm_loss(params: list[torch.Tensor], inputs: Tensors, case: Case) -> torch.Tensor:
+def lm_loss(
+    params: list[torch.Tensor], inputs: Mapping[str, torch.Tensor], case: Case
+) -> torch.Tensor:
     """The mean cross-entropy over the tokens of this device."""
     *layers, embed, position = params
     width = embed.shape[1:]
@@ -107,6 +111,14 @@ def lm_loss(params: list[torch.Tensor], inputs: Tensors, case: Case) -> torch.Te
     return F.cross_entropy(logits.flatten(0, 1), inputs["targets"].flatten().long())
 
 
+def parallel_models(case: Case) -> dict[str, HandModel]:
+    """The models that are written for several devices, for the parallelism of the case."""
+    return {
+        "mlp": HandModel(mlp_params, partial(mlp_loss, case=case)),
+        "lm": HandModel(lm_params, partial(lm_loss, case=case)),
+    }
+
+
 # --- a step --------------------------------------------------------------------------------------
 
 
@@ -115,8 +127,9 @@ class ByHand:
 
     def __init__(self, case: Case, given: Tensors, inputs: Tensors) -> None:
         self.case, self.inputs = case, inputs
-        make, self.loss = {"mlp": (mlp_params, mlp_loss), "lm": (lm_params, lm_loss)}[case.family]
-        self.params = [p.requires_grad_() for p in make(given)]
+        model = HAND_MODELS.get(case.family) or parallel_models(case)[case.family]
+        self.loss = model.loss
+        self.params = [p.requires_grad_() for p in model.params(given)]
         self.update = updater(case, self.params)
         if case.parallel == "data":
             self.buffer = torch.zeros(1 + sum(p.numel() for p in self.params))
@@ -126,7 +139,7 @@ class ByHand:
 
     def __call__(self) -> torch.Tensor:
         """One step; the loss over all samples."""
-        loss = self.loss(self.params, self.inputs, self.case)
+        loss = self.loss(self.params, self.inputs)
         if self.case.parallel == "data":
             return self.reduced(loss / self.case.devices)
         self.update(list(torch.autograd.grad(loss, self.params)))

@@ -38,12 +38,20 @@ program mlp(x[batch, io], target[batch, io]) {
   return loss
   minimize loss with sgd
 }"""
-LM = (Path(__file__).parent.parent / "examples" / "lm.mdsl").read_text(encoding="utf-8")
-TEXTS = {"mlp": MLP, "lm": LM}
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TEXTS = {
+    "mlp": MLP,
+    **{n: (EXAMPLES / f"{n}.mdsl").read_text(encoding="utf-8") for n in ("lm", "moe", "resnet")},
+    "nmt": (EXAMPLES / "nmt.mdsl").read_text(encoding="utf-8"),
+}
+"""By family; a program is called as its family is."""
 LAYOUTS = {
     ("mlp", "tensor"): "hidden:device",
     ("lm", "tensor"): "heads:device,hidden:device",
+    ("moe", "one"): "group:device",
 }
+WIDTHS = {"mlp": "hidden", "lm": "model", "moe": "model", "resnet": "h", "nmt": "hidden"}
+"""The dim whose size stands in the name of a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Case:
     @property
     def name(self) -> str:
         """What stands in the table."""
-        width = self.sizes.get("hidden" if self.family == "mlp" else "model", "")
+        width = self.sizes.get(WIDTHS[self.family], "")
         long = f" seq {self.sizes['seq']}" if "seq" in self.sizes else ""
         size = f" {width}" if self.sizes else ".mdsl"
         return f"{self.family}{size}{long} {self.parallel} {self.optimizer}"
@@ -81,7 +89,12 @@ class Case:
             TEXTS[self.family],
         )
         layout = LAYOUTS.get((self.family, self.parallel), "batch:device")
-        options = Options(layout=layout, mesh=f"device:{self.devices}", set_dims=self.sizes)
+        options = Options(
+            program=self.family,
+            layout=layout,
+            mesh=f"device:{self.devices}",
+            set_dims=self.sizes,
+        )
         return compile_source(Source("training.mdsl", text), options, Diagnostics()).text
 
 
@@ -100,6 +113,19 @@ def cases(quick: bool) -> list[Case]:
         *[Case("mlp", p, "sgd", mlp_sizes(2048)) for p in pair],
         Case("lm", "one", "adamw"),
         Case("mlp", "one", "sgd", mlp_sizes(256)),
+        *networks(),
+    ]
+
+
+def networks() -> list[Case]:
+    """A mixture of experts, convolutions with batch norms, and LSTMs, on one device."""
+    moe = {"group": 8, "token": 64, "model": 128, "hidden": 256, "slot": 16, "experts": 8}
+    resnet = {"h": 32, "w": 32, "h2": 16, "w2": 16, "batch": 64}
+    nmt = {"source": 20, "target": 20, "model": 128, "hidden": 256}
+    return [
+        Case("moe", "one", "adamw", {**moe, "inner": 512}),
+        Case("resnet", "one", "adamw", resnet),
+        Case("nmt", "one", "adamw", nmt),
     ]
 
 

@@ -49,23 +49,138 @@ def lm_loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
     import jax
     import jax.numpy as jnp
 
-    def norm(x: Any) -> Any:
-        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
-
     x = params["embed"][inputs["tokens"]] + params["position"]
     seq = x.shape[1]
     mask = jnp.tril(jnp.ones((seq, seq), bool))
     for layer in range(len(params["g1"])):
         p = {n: value[layer] for n, value in params.items() if n not in ("embed", "position")}
-        z = norm(x) * p["g1"]
+        z = normed(x) * p["g1"]
         q, k, v = (jnp.einsum("bsm,mhk->bhsk", z, p[f"project.w{n}"]) for n in "qkv")
         s = jnp.where(mask, jnp.einsum("bhsk,bhmk->bhsm", q, k) / KEY**0.5, -1e9)
         o = jnp.einsum("bhsm,bhmk->bhsk", jax.nn.softmax(s, -1), v)
         x = x + jnp.einsum("bhsk,hkm->bsm", o, p["joined.wo"])
-        z = norm(x) * p["g2"]
+        z = normed(x) * p["g2"]
         x = x + jax.nn.gelu(z @ p["mlp.w1"], approximate=False) @ p["mlp.w2"]
-    shares = jax.nn.log_softmax(norm(x) @ params["embed"].T)
-    return -jnp.mean(jnp.take_along_axis(shares, inputs["targets"][..., None], -1))
+    return cross_entropy(normed(x) @ params["embed"].T, inputs["targets"])
+
+
+def moe_loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """The mean squared error, and a hundredth of the balance of the experts."""
+    import jax.numpy as jnp
+
+    x = normed(inputs["input"])
+    tokens, auxiliary = x.shape[1], 0.0
+    for layer in range(len(params["wg"])):
+        p = {name: value[layer] for name, value in params.items()}
+        x = x + jnp.maximum(x @ p["dense.w1"], 0) @ p["dense.w2"]
+        combine, balance = top2_gating(x @ p["wg"], 2 * tokens // p["wg"].shape[1])
+        inside = jnp.einsum("gtes,gtm->egsm", (combine > 0).astype(x.dtype), x)
+        h = jnp.maximum(jnp.einsum("egsm,emi->egsi", inside, p["expert.wi"]), 0)
+        out = jnp.einsum("egsi,eim->egsm", h, p["expert.wo"])
+        x = x + jnp.einsum("gtes,egsm->gtm", combine, out)
+        auxiliary = auxiliary + balance
+    return jnp.mean((x - inputs["target"]) ** 2) + 0.01 * auxiliary
+
+
+def top2_gating(logits: Any, slots: int) -> tuple[Any, Any]:
+    """What each slot of each expert takes of each token, and how uneven the load is (GShard)."""
+    import jax
+    import jax.numpy as jnp
+
+    experts = logits.shape[-1]
+    gates = jax.nn.softmax(logits, -1)
+    first = jax.nn.one_hot(jnp.argmax(gates, -1), experts)
+    second = jax.nn.one_hot(jnp.argmax(gates - 2 * first, -1), experts)
+    g1, g2 = jnp.sum(gates * first, -1), jnp.sum(gates * second, -1)
+    second = second * (g2 > 0)[..., None]
+    queue1 = jnp.cumsum(first, -2) - first
+    queue2 = jnp.cumsum(second, -2) - second + jnp.sum(first, -2, keepdims=True)
+    combine = 0.0
+    for share, chosen, queue in ((g1, first, queue1), (g2, second, queue2)):
+        slot = jax.nn.one_hot(jnp.sum(queue * chosen, -1).astype(int), slots)
+        weight = (share / (g1 + g2))[..., None] * chosen
+        combine = combine + weight[..., None] * slot[..., None, :]
+    balance = jnp.mean(jnp.mean(gates, -2) * jnp.mean(first, -2)) * experts**2
+    return combine, balance
+
+
+def normed(x: Any) -> Any:
+    """`x` by its root mean square along the last axis."""
+    import jax
+    import jax.numpy as jnp
+
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def resnet_loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """The mean cross-entropy, with the statistics of the batch."""
+    import jax
+    import jax.numpy as jnp
+
+    p = {name.removeprefix("scores."): value for name, value in params.items()}
+
+    def conv(x: Any, kernel: Any, stride: int = 1) -> Any:
+        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME")
+
+    def batch_norm(x: Any, name: str) -> Any:
+        off = x - jnp.mean(x, (0, 2, 3), keepdims=True)
+        scaled = off * jax.lax.rsqrt(jnp.mean(off * off, (0, 2, 3), keepdims=True) + 1e-5)
+        return scaled * p[f"{name}.scale"][:, None, None] + p[f"{name}.shift"][:, None, None]
+
+    def block(x: Any, name: str) -> Any:
+        a = jnp.maximum(batch_norm(conv(x, p[f"{name}.k1"]), f"{name}.normed"), 0)
+        return jnp.maximum(x + batch_norm(conv(a, p[f"{name}.k2"]), f"{name}.normed_2"), 0)
+
+    x = jnp.maximum(conv(inputs["images"][:, None], p["stem"][:, None]), 0)
+    y = jnp.maximum(conv(block(x, "block"), p["down"], 2), 0)
+    logits = jnp.mean(block(y, "block_2"), (2, 3)) @ p["last"] + p["bias"]
+    return cross_entropy(logits, inputs["labels"])
+
+
+def nmt_loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """The mean cross-entropy over the words."""
+    import jax
+    import jax.numpy as jnp
+
+    hidden = params["out"].shape[0]
+
+    def lstm(text: Any, reads: Any, on: Any, state: Any) -> Any:
+        x = jnp.einsum("bsm,mgh->sbgh", params["embed"][text], reads)
+
+        def word(state: Any, x: Any) -> Any:
+            said, memory = state
+            g = x + jnp.einsum("bl,lgh->bgh", said, on)
+            forget, entered, cell, told = (g[:, i] for i in range(4))
+            memory = memory * jax.nn.sigmoid(forget + 1) + jax.nn.sigmoid(entered) * jnp.tanh(cell)
+            said = jax.nn.sigmoid(told) * jnp.tanh(memory)
+            return (said, memory), said
+
+        return jax.lax.scan(word, state, x)
+
+    zeros = jnp.zeros((len(inputs["read"]), hidden))
+    state, heard = lstm(inputs["read"], params["reads"], params["reads_on"], (zeros, zeros))
+    _, said = lstm(inputs["before"], params["writes"], params["writes_on"], state)
+    look = jax.nn.softmax(jnp.einsum("tbh,sbh->bts", said, heard) / hidden**0.5, -1)
+    seen = jnp.einsum("bts,sbh->tbh", look, heard)
+    logits = said @ params["out"] + seen @ params["out_seen"]
+    return cross_entropy(logits, inputs["answer"].T)
+
+
+def cross_entropy(logits: Any, answers: Any) -> Any:
+    """The mean, along the last axis."""
+    import jax
+    import jax.numpy as jnp
+
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), answers[..., None], -1))
+
+
+LOSSES = {
+    "mlp": mlp_loss,
+    "lm": lm_loss,
+    "moe": moe_loss,
+    "resnet": resnet_loss,
+    "nmt": nmt_loss,
+}
 
 
 class WithJax:
@@ -97,7 +212,7 @@ class WithJax:
         """The pure function of a step."""
         import jax
 
-        loss = {"mlp": mlp_loss, "lm": lm_loss}[self.case.family]
+        loss = LOSSES[self.case.family]
 
         def step(params: Any, state: Any, inputs: Any) -> Any:
             value, grads = jax.value_and_grad(loss)(params, inputs)
