@@ -14,7 +14,7 @@ from typing import Any
 from meshdsl.backends.runtime.values import Array, Spec, draw_part, local_part
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.optimizers import LearningRate
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 
 OPTIMIZERS = {
     "sgd": "sgd(lr=0.1)",
@@ -81,8 +81,8 @@ class Case:
         """How many take part."""
         return 1 if self.parallel == "one" else 2
 
-    def emitted(self) -> str:
-        """The emitted text."""
+    def compilation(self) -> Compilation:
+        """The step, compiled."""
         text = re.sub(
             "minimize loss with .*",
             f"minimize loss with {OPTIMIZERS[self.optimizer]}",
@@ -95,7 +95,11 @@ class Case:
             mesh=f"device:{self.devices}",
             set_dims=self.sizes,
         )
-        return compile_source(Source("training.mdsl", text), options, Diagnostics()).text
+        return compile_source(Source("training.mdsl", text), options, Diagnostics())
+
+    def emitted(self) -> str:
+        """The emitted text."""
+        return self.compilation().text
 
 
 def cases(quick: bool) -> list[Case]:

@@ -222,6 +222,12 @@ class WithJax:
 
         return step
 
+    def peak(self) -> int:
+        """Bytes that the compiler reserves for a step: arguments, results and all between."""
+        found = self.step.lower(self.params, self.state, self.inputs).compile().memory_analysis()
+        whole = found.argument_size_in_bytes + found.output_size_in_bytes
+        return int(whole - found.alias_size_in_bytes + found.temp_size_in_bytes)
+
     def __call__(self) -> Any:
         """One step; the loss. Awaited: two steps on the way at once can deadlock on two threads."""
         self.params, self.state, loss = self.step(self.params, self.state, self.inputs)

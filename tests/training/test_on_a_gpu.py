@@ -1,0 +1,49 @@
+"""`benchmarks.gpu` on a CPU: the models by hand compute what ours do, and the rest runs, too."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+import pytest
+import torch
+
+from benchmarks.gpu import HEAD, MODELS, ByHand, Gpu, Model, Ours, check, differences, row
+from benchmarks.training_by_hand import ByHand as TrainedByHand
+from benchmarks.training_cases import Case
+from benchmarks.training_worker import tensors
+from meshdsl.backends.engines.in_process import load
+
+CPU = Gpu(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
+def test_the_models_by_hand_learn_as_ours(model: Model) -> None:
+    ours = Ours(load(model.compiled("f32", small=True, cluster="h100").text), CPU.where)
+    inputs, params = ({n: x.clone() for n, x in t.items()} for t in ours.tables[:2])
+    check(ours, ByHand(model.by_hand, params, inputs, "f32"), "f32")
+
+
+def test_the_translator_by_hand_computes_what_ours_does() -> None:
+    case = Case("nmt", "one", "adamw", {"hidden": 8, "model": 8, "batch": 2})
+    program = load(case.emitted())
+    params, inputs, states = (
+        tensors(program, specs, 0) for specs in (program.PARAMS, program.INPUTS, program.STATES)
+    )
+    theirs = TrainedByHand(case, {n: x.clone() for n, x in params.items()}, inputs)()
+    with torch.inference_mode():
+        ours = program.device(0, {}, inputs, params, states)["loss"]
+    assert math.isclose(ours, theirs, rel_tol=1e-5)
+
+
+def test_a_row_has_a_cell_for_each_column() -> None:
+    options = argparse.Namespace(small=True, compile=False, cluster="h100")
+    text = row(MODELS[-1], "bf16", CPU, options, time.monotonic())
+    assert text.count("|") == len(HEAD) + 1
+    assert text.count("not tried") == 3
+
+
+def test_a_cpu_computes_what_a_cpu_computes() -> None:
+    assert [text.partition(":")[0] for text in differences(CPU)] == ["dropout", "convolution"]
+    assert all(": at most 0.0e+00 " in text for text in differences(CPU))
