@@ -284,6 +284,7 @@ def row(model: Model, dtype: str, gpu: Gpu, options: argparse.Namespace, ends: f
         compiled = under_compile(ours, theirs, gpu)
     del theirs
     gc.collect()
+    assert made.timing is not None, "a cluster is named"
     said, took = memory(made.device)["peak"], simulate(made.device, made.timing).seconds
     peak = gpu.peak(ours)
     step = statistics.median(found["ours"])

@@ -70,7 +70,7 @@ def llama_loss(params: list[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -
         g1, wqkv, wo, g2, w13, w2 = layers[start : start + 6]
         z = F.rms_norm(x, width, g1, eps=EPS) @ wqkv
         kv = z.shape[-1] // (key * (group + 2))
-        parts = z.split([kv * group * key, kv * key, kv * key], -1)
+        parts = torch.split(z, [kv * group * key, kv * key, kv * key], -1)
         q, k, v = (p.view(batch, seq, -1, key).transpose(1, 2) for p in parts)
         o = F.scaled_dot_product_attention(
             rotated(q), rotated(k), v, is_causal=True, enable_gqa=True

@@ -95,7 +95,7 @@ def top2_gating(logits: Any, slots: int) -> tuple[Any, Any]:
     second = second * (g2 > 0)[..., None]
     queue1 = jnp.cumsum(first, -2) - first
     queue2 = jnp.cumsum(second, -2) - second + jnp.sum(first, -2, keepdims=True)
-    combine = 0.0
+    combine: Any = 0.0
     for share, chosen, queue in ((g1, first, queue1), (g2, second, queue2)):
         slot = jax.nn.one_hot(jnp.sum(queue * chosen, -1).astype(int), slots)
         weight = (share / (g1 + g2))[..., None] * chosen
@@ -224,7 +224,8 @@ class WithJax:
 
     def peak(self) -> int:
         """Bytes that the compiler reserves for a step: arguments, results and all between."""
-        found = self.step.lower(self.params, self.state, self.inputs).compile().memory_analysis()
+        compiled = self.step.lower(self.params, self.state, self.inputs).compile()
+        found: Any = compiled.memory_analysis()
         whole = found.argument_size_in_bytes + found.output_size_in_bytes
         return int(whole - found.alias_size_in_bytes + found.temp_size_in_bytes)
 

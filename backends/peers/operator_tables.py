@@ -152,6 +152,11 @@ def _concat(start: str, end: str) -> Text:
     return write
 
 
+def _stack(start: str, end: str) -> Text:
+    """The operands, and the position of their dim."""
+    return lambda call: f"{start}{', '.join(call.args)}{end}={call.attrs['at']})"
+
+
 def _padded(call: PeerCall) -> tuple[int, int, int, str]:
     """The position that `pad` or `shift` is about, the padding before and after, and the value."""
     attrs = call.attrs
@@ -368,6 +373,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "rms_norm_grad": (_norm_grad("rms_norm"), None),
     "cross_entropy_grad": (_jax_cross_entropy_grad, None),
     "unpick": (_jax_unpick, None),
+    "stack": (_stack("jnp.stack((", "), axis"), _stack("flow.stack([", "], dim")),
 }
 """By operator the texts of JAX and of OneFlow; DTensor has the torch texts of the records."""
 

@@ -14,6 +14,7 @@ from meshdsl.named.simplify import (
     eliminate_dead_code,
     hoist_invariants,
     name_transposes,
+    stack_picks,
 )
 
 Pass = Callable[[NamedProgram], NamedProgram]
@@ -32,6 +33,7 @@ def passes(spoken: Collection[str] | None) -> tuple[Pass, ...]:
         contract_squares,
         *fuse,
         name_transposes,
+        stack_picks,
         hoist_invariants,
         contract_products,  # a sum that has moved out of a loop may have met its product there
         eliminate_dead_code,

@@ -103,6 +103,50 @@ def _of_squares(
     return (replace(op, name=_OF_SQUARES[op.name], ins=square.ins),)
 
 
+# --- the sum of an `unpick` of every index is a stack ----------------------------------------
+
+
+def stack_picks(program: NamedProgram) -> NamedProgram:
+    """Replace the sum of an `unpick` of each index of a dim by a stack of their operands.
+
+    The gradient of a tensor of which every part is read by itself, such as the gates of an LSTM, is
+    such a sum: of tensors that are 0 but for one part.
+    """
+    return _merged(program, _stack)
+
+
+def _stack(op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]) -> tuple[NamedOp, ...]:
+    if op.name != "add":
+        return (op,)
+    parts = [made.get(v) for v in _addends(op, made, uses)]
+    parts_by_index = {p.attr("index"): p for p in parts if p is not None and p.name == "unpick"}
+    first = parts[0]
+    if first is None or len(parts_by_index) < len(parts):
+        return (op,)
+    dim, at = first.attr("dim"), first.attr("at")
+    alike = all(p.attr("dim") == dim and p.out.type == op.out.type for p in parts_by_index.values())
+    if not alike or len(parts) < dim.size:
+        return (op,)
+    ins = tuple(parts_by_index[i].ins[0] for i in range(dim.size))
+    return (replace(op, name="stack", ins=ins, attrs=(("dim", dim), ("at", at))),)
+
+
+def _addends(op: NamedOp, made: dict[Value, NamedOp], uses: Counter[Value]) -> list[Value]:
+    """The terms of a sum: `op` is an addition, and so are operands that nothing else reads.
+
+    The terms of a gradient are all called as it is.
+    """
+    terms: list[Value] = []
+    for value in op.ins:
+        inner = made.get(value)
+        is_hidden = value.name in (None, op.out.name) and not value.pins and uses[value] == 1
+        if is_hidden and inner is not None and inner.name == "add":
+            terms += _addends(inner, made, uses)
+        else:
+            terms.append(value)
+    return terms
+
+
 # --- einsum(a -> …) of every dim is a transpose -------------------------------------------------
 
 

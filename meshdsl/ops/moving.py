@@ -141,7 +141,7 @@ def _part(call: kit.Backward, target: kit.Dim, start: int, stop: int, source: ki
     return call.emit("slice", call.grad, dim=target, start=start, stop=stop, target=source)
 
 
-def _joint_extremes(most: int) -> list[str]:
+def joint_extremes(most: int) -> list[str]:
     """Rows where two or more of up to `most` operands are partial maxima, or minima."""
     rows = []
     for count in range(2, most + 1):
@@ -170,7 +170,7 @@ kit.operator(
     bind=_concat_bind,
     true_rows=kit.rows_with_reason(
         "several partial operands come from as many reductions; one is enough",
-        *_joint_extremes(3),
+        *joint_extremes(3),
     ),
     gradient=_concat_gradient,
     meaning="The tensors one after the other along a dim.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshdsl.ops import kit, views, zeros
+from meshdsl.ops import kit, moving, views, zeros
 
 # --- pick ------------------------------------------------------------------------------------
 
@@ -97,6 +97,53 @@ kit.operator(
     gradient=_unpick_gradient,
     ordered="dim",
     meaning="The gradient of `pick`: the cotangent at one index of a dim, zeros elsewhere.",
+)
+
+# --- stack: the gradient of the picks of all indices ---------------------------------------------
+
+
+def _stack_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+    """`dim` at position `at`: at each index an operand."""
+    assert len(set(ins)) == 1, f"stack of {ins}"
+    return _unpick_infer(ins, attrs)
+
+
+def _stack_factors(sig: kit.Signature) -> kit.Factors:
+    every = range(len(sig.ins))
+    without = [sig.attrs["dim"].name]
+    return kit.Factors(kit.loops(sig, without=without), (frozenset(every),), tuple(every))
+
+
+def _stack_text(call: kit.TorchCall) -> str:
+    tensors = [call.tensor(i) for i in range(len(call.ins))]
+    return f"torch.stack({kit.tuple_text(tensors)}, {call.attrs['at']})"
+
+
+def _stack_gradient(call: kit.Backward) -> kit.Grads:
+    dim, every = call.attrs["dim"], range(len(call.ins))
+    if not call.grad.type.has(dim.name):
+        return {i: call.grad for i in every if call.wanted(i)}
+    return {i: call.emit("pick", call.grad, dim=dim, index=i) for i in every if call.wanted(i)}
+
+
+kit.operator(
+    "stack",
+    kit.Surface("view", (1, None)),
+    _stack_infer,
+    _stack_factors,
+    lambda call, *arrays: np.stack(arrays, call.attrs["at"]),
+    _stack_text,
+    kit.samples(
+        "b h; b h; b h | dim=parts=3 at=1",
+        "(); () | dim=parts=2 at=0",
+    ),
+    flops=kit.no_flops,
+    true_rows=kit.rows_with_reason(
+        "several partial operands come from as many reductions; one is enough",
+        *moving.joint_extremes(3),
+    ),
+    gradient=_stack_gradient,
+    meaning="The gradient of `pick`s of every index: the cotangents, one at each index of a dim.",
 )
 
 # --- slice -----------------------------------------------------------------------------------
