@@ -16,7 +16,6 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
-from meshdsl.named.prelude import LIBRARY
 from meshdsl.pipeline import OBJECTIVES, Compilation, Options
 from meshdsl.report.focus import Focus
 from meshdsl.report.schema import ReportFacts
@@ -53,7 +52,7 @@ class Looks:
         sources = {first.name: first}
         for op in walk(self._made.named.body):
             sources.setdefault(op.span.file, op.span.source)
-        return {name: source for name, source in sources.items() if name != LIBRARY}
+        return sources
 
     @property
     def placements(self) -> Placements:

@@ -379,8 +379,7 @@ class BackwardBlock(Visitor):
     def _gradient(self, value: Value, dims: tuple[Dim, ...] | None = None) -> Value:
         """A new value for the gradient of `value`."""
         type_ = TensorType(value.type.dims if dims is None else dims, value.type.dtype)
-        plain = Value(type_, value.span, path=value.path, functions=value.functions)
-        grad = replace(plain, **value.source.as_gradient)
+        grad = Value(type_, value.span, **value.source.as_gradient)
         self.builder.place(grad, len(self.builder.frames) - 1)
         return grad
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -22,7 +22,18 @@ from meshdsl.ir.program import Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Init, NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
+from meshdsl.named.ir import (
+    InCalls,
+    Init,
+    NamedLoop,
+    NamedOp,
+    NamedProgram,
+    Node,
+    Pin,
+    Value,
+    fields_inside,
+    walk,
+)
 from meshdsl.named.size_formulas import as_float
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.syntax.edits import cast_to
@@ -102,24 +113,17 @@ class Scope:
     groups: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     wrong_dims: set[str] = field(default_factory=set)
 
+    @property
+    def in_library(self) -> bool:
+        """Whether it is the body of a function of the library."""
+        return self.declarations.is_library
+
     def enter(self, function: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The path and the function path of the next call of `function` from here."""
         self.calls[function] += 1
         count = self.calls[function]
         instance = function if count == 1 else f"{function}_{count}"
         return (*self.path, instance), (*self.functions, function)
-
-
-class InCalls(Protocol):
-    """What is inside calls of functions, as a scope is and each value: their paths, outer first."""
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """The instance names of the calls."""
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """The names of their functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class Builder:
     ) -> Value:
         """A new value made at the current depth of loops, inside the same calls as `calls`."""
         check_elements(type_, span)
-        where = {"path": calls.path, "functions": calls.functions} if calls else {}
+        where = fields_inside(calls) if calls else {}
         result = Value(type_, span, **{**where, **kw})
         self.place(result, len(self.frames) - 1)
         return result
@@ -382,7 +386,7 @@ class Builder:
         value = self.current(value)
         if value in self.nameless:
             self.nameless.remove(value)
-            named = replace(value, name=".".join((*scope.path, name)), pins=pins)
+            named = _called(value, name, pins, scope)
             self.place(named, self._depth[value])
             self.renamed[value] = named
             body[:] = substitute(body, {value: named})
@@ -393,11 +397,17 @@ class Builder:
             value = self.emit("identity", (value,), {}, span, scope)[0]
             last = body[-1]
         assert isinstance(last, NamedOp)
-        named = replace(value, name=".".join((*scope.path, name)), pins=pins)
+        named = _called(value, name, pins, scope)
         self.place(named, self._depth[value])
         self.renamed[value] = named
         body[-1] = replace(last, outs=tuple(named if v is value else v for v in last.outs))
         return named
+
+
+def _called(value: Value, name: str, pins: tuple[Pin, ...], scope: Scope) -> Value:
+    """The value under a name that a scope gives it."""
+    path = ".".join((*scope.path, name))
+    return replace(value, name=path, pins=pins, in_library=scope.in_library)
 
 
 def _collecting(nodes: Sequence[Node], inside: Value, outer: Value) -> tuple[list[Node], Value]:

@@ -66,7 +66,7 @@ class Calls:
         if name in scope.declarations.functions and not self._is_of_library(name, scope):
             self._note_shadowing(scope.declarations.functions[name], node)
             return self.inline(scope.declarations.functions[name], node, scope)
-        if name == "run_seed" and scope.declarations is prelude():
+        if name == "run_seed" and scope.in_library:
             return (self.program.streams.seed(node.span),)
         if name == "grad":
             return self.program.goals.grad(node, scope)
@@ -89,7 +89,7 @@ class Calls:
 
         Only the definition of a composite is made of definitions.
         """
-        return scope.declarations is prelude() and bool(self.open) and name in load_all()
+        return scope.in_library and bool(self.open) and name in load_all()
 
     def _refuse(
         self, refusal: Callable[[], NoReturn], node: ast.CallExpr, scope: Scope
@@ -409,7 +409,7 @@ class Calls:
         told(partial(self._bind_tensors, function, node, operands, matched, inner))
         self.open.append(function)
         outer = self.builder.site
-        if inner.declarations is prelude():
+        if inner.in_library:
             self.builder.site = outer or node.span
         try:
             return told(partial(self.program.function_body, function, inner))
@@ -476,10 +476,9 @@ class Calls:
     ) -> None:
         """Bind the tensors of a call; None for one that is wrong, which is reported."""
         collect = self.builder.diagnostics.of
-        of_library = inner.declarations is prelude()
         for param in function.params:
             name = param.name.text
-            least = LEAST.get((function.name.text, name)) if of_library else None
+            least = LEAST.get((function.name.text, name)) if inner.in_library else None
             dims = collect(partial(self.program.dim_list, param.dims, inner))
             if name not in given:
                 inner.names[name] = collect(partial(self._default, function, param, node, inner))

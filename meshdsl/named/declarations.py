@@ -52,6 +52,8 @@ class Declarations:
     expects: tuple[ast.Expect, ...] = ()
     unsized: frozenset[str] = frozenset()
     """Dims whose size is wrong, and reported; they stand with the size 1."""
+    is_library: bool = False
+    """Whether they are those of the prelude."""
 
     @property
     def sizes(self) -> dict[str, int]:

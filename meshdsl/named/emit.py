@@ -14,8 +14,8 @@ from typing import Any
 from meshdsl.diagnostics import Span
 from meshdsl.ir.program import Origin
 from meshdsl.ir.types import BOOL, Dim, DType, TensorType
-from meshdsl.named.builder import NO_FIELDS, Builder, InCalls
-from meshdsl.named.ir import Value
+from meshdsl.named.builder import NO_FIELDS, Builder
+from meshdsl.named.ir import InCalls, Value
 
 
 @dataclass(frozen=True, slots=True)

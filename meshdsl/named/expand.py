@@ -93,6 +93,7 @@ def _from_prelude(op: NamedOp) -> tuple[NamedOp, ...]:
         inside: dict[str, Any] = {
             "path": (*path, *value.path),
             "functions": (*functions, *value.functions),
+            "in_library": True,
         }
         new[value] = replace(value, name=name, **inside)
     placed = (_at(o, op) for o in body)
@@ -214,6 +215,7 @@ class _InDefinition:
 
     path: tuple[str, ...]
     functions: tuple[str, ...]
+    in_library: bool = True
 
 
 def _emit(op: NamedOp, builder: Builder | None = None) -> Emit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -32,7 +32,9 @@ class Value:
     `name` is the dotted path the user would call it by (`attention_2.q`), or None for a
     subexpression.
     `path` has the instance names of the calls it was made inside, outermost first; `functions`,
-    in parallel, the names of the `def`s.
+    in parallel, the names of the `def`s. One that is `in_library` is made inside the definition of
+    a function of the library: no name of it is the program's, and a rule that means it names that
+    function. The result of a call, once the program names it, is the program's.
     `role` is `activation`, `input`, `seed` (an input that every run brings by itself), `param`,
     `grad` (the gradient of a parameter) or `state` (of an optimizer, and the intermediate values of
     its update).
@@ -48,6 +50,7 @@ class Value:
     name: str | None = None
     path: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    in_library: bool = False
     pins: tuple[Pin, ...] = ()
     role: str = "activation"
     rules_from: Value | None = None
@@ -78,6 +81,11 @@ class Value:
         return self.role == "param" and self.rules_from is not None
 
     @property
+    def is_nameable(self) -> bool:
+        """Whether a rule can name it alone: it has a name, and the program gave it."""
+        return self.name is not None and not self.in_library
+
+    @property
     def as_gradient(self) -> dict[str, Any]:
         """The fields of a value that is the gradient of this one.
 
@@ -85,7 +93,28 @@ class Value:
         selectors of that function do not mean it.
         """
         name = ".".join((*self.path, f"d_{self.label}")) if self.name else None
-        return {"rules_from": self, "name": name, "path": self.path, "functions": self.functions}
+        return {"rules_from": self, "name": name, **fields_inside(self)}
+
+
+class InCalls(Protocol):
+    """What is inside calls of functions, as a scope is and each value: their paths, outer first."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The instance names of the calls."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of their functions."""
+
+    @property
+    def in_library(self) -> bool:
+        """Whether the innermost call is of a function of the library."""
+
+
+def fields_inside(calls: InCalls) -> dict[str, Any]:
+    """The fields of a value that is made inside the same calls."""
+    return {"path": calls.path, "functions": calls.functions, "in_library": calls.in_library}
 
 
 @dataclass(frozen=True, slots=True)

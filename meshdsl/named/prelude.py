@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source, Span
@@ -48,7 +49,7 @@ def prelude() -> Declarations:
     declarations = declare(tree, diagnostics)
     if diagnostics.errors:
         raise AssertionError("the prelude is wrong") from DiagnosticError(*diagnostics.errors)
-    return declarations
+    return replace(declarations, is_library=True)
 
 
 @functools.cache

@@ -30,6 +30,14 @@ class _NamedVerifier(Verifier[Value]):
     def label(self, value: Value) -> str:
         return value.label
 
+    def check_value(self, value: Value) -> None:
+        outside = f"{value.label} is made in the library, but inside no function"
+        assert value.functions or not value.in_library, outside
+        source = value.rules_from
+        if source is not None and value.name is not None:
+            agrees = value.in_library == source.in_library
+            assert agrees, f"{value.label} and {source.label}: one is made in the library"
+
     def check(self, node: NamedOp) -> None:
         self.check_origin(node)
         types = lookup(node.name).infer(tuple(v.type for v in node.ins), dict(node.attrs))

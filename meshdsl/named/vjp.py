@@ -90,9 +90,9 @@ def _computed(builder: Builder, output: Output) -> Output:
 
 def _cotangent(builder: Builder, value: Value) -> Value:
     """The cotangent of an output as an input: it has the placement of the output."""
-    plain = Value(value.type, value.span, path=value.path, functions=value.functions, role="input")
     named = value.source.as_gradient
-    cotangent = replace(plain, **{**named, "name": named["name"] or "d_out"})
+    fields = {**named, "name": named["name"] or "d_out", "role": "input"}
+    cotangent = Value(value.type, value.span, **fields)
     builder.place(cotangent, 0)
     return cotangent
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.ir.types import TensorType
-from meshdsl.named.ir import NamedOp, Value
+from meshdsl.named.ir import NamedOp, Value, fields_inside
 from meshdsl.placed.placements import Mesh, Placement
 
 FLOPS_PER_BYTE = 64
@@ -46,7 +46,7 @@ def _between(op: NamedOp, ins: tuple[Value, ...], rest: list[Value]) -> Value:
     needed = {d for v in (*rest, op.out) for d in v.type.names}
     dims = dict.fromkeys(d for v in ins for d in v.type.dims if d.name in needed)
     type_ = TensorType(tuple(dims), op.out.type.dtype)
-    return Value(type_, op.span, path=op.out.path, functions=op.out.functions)
+    return Value(type_, op.span, **fields_inside(op.out))
 
 
 def order(op: NamedOp, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:

@@ -29,7 +29,6 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import NamedOp, Value
-from meshdsl.named.prelude import LIBRARY
 from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.settings import (
@@ -383,7 +382,7 @@ MOST_UNEVEN = 1 << 16
 
 def _library_function(value: Value) -> str:
     """The library function whose definition makes a value: a rule can name no more of it."""
-    return value.functions[-1] if value.span.file == LIBRARY and value.functions else ""
+    return value.functions[-1] if value.in_library else ""
 
 
 def uneven(

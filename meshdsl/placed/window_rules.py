@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
 from meshdsl.named.ir import NamedOp, NamedProgram, Value, values_of, walk
-from meshdsl.named.prelude import LIBRARY
 from meshdsl.placed.layout import Layout, Rule
 from meshdsl.syntax.edits import removal
 
@@ -77,8 +76,7 @@ def _split_kernel(window: _Window, program: NamedProgram, layout: Layout) -> Ite
 
 def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     rule, result = window.rule, window.op.out
-    in_program = result.name is not None and result.span.file != LIBRARY
-    selectors = [(result.label,)] * in_program if rule.selector else []
+    selectors = [(result.label,)] if rule.selector and result.is_nameable else []
     for selector in (*selectors, ()):
         other = Rule(selector, window.dim, rule.axes, rule.keep, rule.span)
         if _suits(window, program, _with(layout, rule, rule, other)):

@@ -197,7 +197,7 @@ def _selectors(value: Value, program: DeviceProgram) -> Iterator[tuple[str, ...]
     """The selectors of a tensor of the user's own text: rules name no other."""
     if value.role == "grad":
         yield ("grads",)
-    elif value.name is not None and value.span.file == program.placed.named.span.file:
+    elif value.is_nameable:
         yield (value.label,)
 
 

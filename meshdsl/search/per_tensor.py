@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Value, values_of
-from meshdsl.named.prelude import prelude
 from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.dual import bound, sweeping
 from meshdsl.search.problem import Problem
@@ -23,8 +22,7 @@ def named_tensors(program: named.NamedProgram) -> Iterator[Value]:
 
 
 def _has_name(value: Value) -> bool:
-    own = not set(value.functions) & set(prelude().functions)
-    return value.name is not None and bool(value.type.dims) and own
+    return value.is_nameable and bool(value.type.dims)
 
 
 def chosen(problem: Problem, general: Rules) -> Rules | None:

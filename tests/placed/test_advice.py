@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Fix, Source
+from meshdsl.named.ir import values_of
 from meshdsl.pipeline import Options
 from meshdsl.report.checks import check_source
 from meshdsl.syntax.edits import apply
+from tests.compiling import named
 
 IMAGE = """
 dim batch = 2, c = 2, o = 2, h = 8, kh = 4, ho = 8
@@ -30,6 +32,15 @@ layout sequence extends base {{ {rules} }}
 program p(logits[batch, seq, vocab], targets[batch, seq]: i32) {{
   loss = mean(cross_entropy[vocab](logits, targets))
   return loss
+}}
+"""
+GATING = """
+dim groups = 2, token = 4, experts = 4, slot = 2
+mesh m = {{ tp: 2 }}
+layout base {{ {rules} }}
+program p(logits[groups, token, experts], x[groups, slot]) {{
+  combine, dispatch, auxiliary = top2_gating[token, experts, slot](logits)
+  return combine, auxiliary, relu(x)
 }}
 """
 SCAN = """
@@ -93,6 +104,11 @@ def fixed(text: str, code: str) -> Iterator[tuple[Diagnostic, Fix, Diagnostics]]
             "MD0302",
             ["add `cross_entropy: vocab -> none`"],
         ),
+        (
+            GATING.format(rules="token -> tp, slot -> tp, combine: slot -> none"),
+            "MD0302",
+            ["add `top2_gating: slot -> none`"],
+        ),
     ],
 )
 def test_each_fix_makes_its_message_go_and_brings_no_other(
@@ -128,3 +144,24 @@ def test_a_library_function_can_be_freed_of_a_rule() -> None:
     assert not list(told(LOSS.format(rules=rules)))
     without = told(LOSS.format(rules=f"{rules}, softmax: seq -> none"))
     assert [d.code for d in without] == ["MD0306"]
+
+
+OWN = """
+dim batch = 4, experts = 4, slot = 2
+def elu(x[...]) {
+  inside = x * 2.0
+  return inside
+}
+program p(x[batch, experts]) {
+  own = elu(x)
+  gates, kept, auxiliary = top2_gating[batch, experts, slot](own)
+  return relu(hard_swish(gates)), auxiliary
+}
+"""
+
+
+def test_rules_name_what_the_program_names_also_beside_functions_of_the_library() -> None:
+    """`elu` is a function of this program, though the library has one of that name."""
+    values = [v for v in values_of(named(OWN)) if v.name and v.role == "activation"]
+    assert {v.label for v in values if v.is_nameable} == {"inside", "own", "gates", "auxiliary"}
+    assert {"first", "queue1"} <= {v.label for v in values if not v.is_nameable}
