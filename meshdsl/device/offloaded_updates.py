@@ -55,7 +55,7 @@ def streamed(program: DeviceProgram) -> Mapping[Compute, Streamed]:
         return {}
     nodes = [node for node in every(program.body) if isinstance(node, Compute)]
     reading = [node for node in nodes if not away.isdisjoint(node.ins)]
-    casts = {node.ins[0]: node for node in nodes if node.name == "cast"}
+    casts = {node.ins[0]: node for node in nodes if lookup(node.name).converts}
     moved = {m.target: m for node in every(program.body) for m in _moves(node)}
     updates = {}
     for node in reading:

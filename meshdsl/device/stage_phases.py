@@ -35,6 +35,7 @@ from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import made_of_weights, recomputed
 from meshdsl.device.split_backward import halves
 from meshdsl.device.stage_assignment import Cuts, Positions
+from meshdsl.device.sums import is_cast_of_floats
 from meshdsl.device.virtual_stages import in_chunks, in_pairs
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry, Leaf, Stacked, block_loops, every, uses
@@ -571,7 +572,7 @@ class _Addends:
                     moves = [self._moved(maker, v) for v in sources]
                     new = [*inner.new, *filter(None, wide), *moves]
                     return _AddendSet([m.target for m in moves], [maker, *inner.gone], new)
-            case Compute(name="cast") if maker.ins[0].type.dtype.kind == "float":
+            case Compute() if is_cast_of_floats(maker):
                 # To be sent in fewer bits, each addend is rounded.
                 inner = self.of(maker.ins[0])
                 if len(inner.vars) > 1:

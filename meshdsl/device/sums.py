@@ -131,7 +131,7 @@ class _Sums:
         (part,) = (v for v in add.ins if v is not total)
         maker = _maker(part, body)
         alone = self.uses[part] == 1
-        if alone and isinstance(maker, Compute) and _widens(maker):
+        if alone and isinstance(maker, Compute) and is_cast_of_floats(maker):
             remaining = tuple(node for node in body if node is not maker)
             narrow = replace(add, ins=(total, maker.ins[0]))
             return self._added(_swapped(remaining, add, narrow), narrow, total, next_)
@@ -227,10 +227,10 @@ def _renamed(var: Var, name: str) -> Var:
     return replace(var, name=name)
 
 
-def _widens(node: Compute) -> bool:
-    """Whether a node is a cast of floats to a wider dtype."""
+def is_cast_of_floats(node: Compute) -> bool:
+    """Whether a node only gives floats another dtype, to add them up in or to send."""
     kinds = {v.local.dtype.kind for v in (*node.ins, *node.outs)}
-    return node.name == "cast" and kinds == {"float"}
+    return lookup(node.name).converts and kinds == {"float"}
 
 
 def _slice_by_slice(

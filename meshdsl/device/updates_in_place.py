@@ -97,7 +97,7 @@ class _StoredMemory:
 
     def _may_write(self, node: Node, new: Var, old: Var) -> bool:
         match node:
-            case Compute(name="cast"):
+            case Compute() if lookup(node.name).converts:
                 written = node not in self.streamed and new.local.dtype != node.ins[0].local.dtype
             case Compute():
                 written = old in [node.ins[i] for i in overwrites(node)]
@@ -161,7 +161,7 @@ def _stacked_dims(program: DeviceProgram) -> tuple[str, ...]:
 
 def _can_write_into(node: Node) -> TypeGuard[Compute | Move]:
     """Whether the result can be written `into` any variable, not over an operand alone."""
-    return isinstance(node, Move) or (isinstance(node, Compute) and node.name == "cast")
+    return isinstance(node, Move) or (isinstance(node, Compute) and lookup(node.name).converts)
 
 
 def _is_sliced(node: Node, dim: str, mesh: Mesh) -> bool:
@@ -170,14 +170,15 @@ def _is_sliced(node: Node, dim: str, mesh: Mesh) -> bool:
         return False
     match node:
         case Compute():
-            fits = node.onto is None and (node.name == "cast" or lookup(node.name).overwrites)
+            record = lookup(node.name)
+            fits = node.onto is None and (record.converts or bool(record.overwrites))
         case Move():
             fits = node.step.kind in ("all_gather", "reduce_scatter", "slice")
             fits = fits and node.step.dim != dim
         case _:
             return False
     stacks = [v for v in node.reads if dim in v.local.names]
-    return bool(fits) and all(_has_slices(v, dim, mesh) for v in (*stacks, *node.makes))
+    return fits and all(_has_slices(v, dim, mesh) for v in (*stacks, *node.makes))
 
 
 def _has_slices(var: Var, dim: str, mesh: Mesh) -> bool:

@@ -27,6 +27,7 @@ from meshdsl.device.liveness import uses
 from meshdsl.device.stage_local import read_in_passes
 from meshdsl.ir.program import Stacked, every
 from meshdsl.ir.verify import Verifier
+from meshdsl.ops.opdef import lookup
 
 
 def verify(program: DeviceProgram) -> None:
@@ -132,7 +133,9 @@ class _DeviceVerifier(Verifier[Var]):
                 self.need(node.ins, node.name)
                 self.check_kind(node)
                 over = node.into if node.onto is None else node.ins[node.onto]
-                assert node.into is None or node.into.local == node.out.local, node.out.name
+                if node.into is not None:
+                    assert node.into.local == node.out.local, node.out.name
+                    assert lookup(node.name).converts, f"{node.name} is not written into memory"
                 for var in node.outs:
                     self.define_over(var, over)
             case Start():

@@ -384,9 +384,11 @@ class Builder:
         """
         body = self.frames[-1].body
         value = self.current(value)
+        path = ".".join((*scope.path, name))
+        fields: dict[str, Any] = {"name": path, "pins": pins, "in_library": scope.in_library}
         if value in self.nameless:
             self.nameless.remove(value)
-            named = _called(value, name, pins, scope)
+            named = replace(value, **fields)
             self.place(named, self._depth[value])
             self.renamed[value] = named
             body[:] = substitute(body, {value: named})
@@ -397,17 +399,11 @@ class Builder:
             value = self.emit("identity", (value,), {}, span, scope)[0]
             last = body[-1]
         assert isinstance(last, NamedOp)
-        named = _called(value, name, pins, scope)
+        named = replace(value, **fields)
         self.place(named, self._depth[value])
         self.renamed[value] = named
         body[-1] = replace(last, outs=tuple(named if v is value else v for v in last.outs))
         return named
-
-
-def _called(value: Value, name: str, pins: tuple[Pin, ...], scope: Scope) -> Value:
-    """The value under a name that a scope gives it."""
-    path = ".".join((*scope.path, name))
-    return replace(value, name=path, pins=pins, in_library=scope.in_library)
 
 
 def _collecting(nodes: Sequence[Node], inside: Value, outer: Value) -> tuple[list[Node], Value]:

@@ -50,11 +50,11 @@ class Value:
     name: str | None = None
     path: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
-    in_library: bool = False
     pins: tuple[Pin, ...] = ()
     role: str = "activation"
     rules_from: Value | None = None
     declared: tuple[str, ...] | None = None
+    in_library: bool = False
 
     @property
     def positions(self) -> tuple[str, ...]:

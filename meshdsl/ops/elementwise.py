@@ -377,6 +377,7 @@ kit.operator(
         "(): i64 | dtype=f64",
     ),
     view=True,
+    converts=True,
     shows=lambda ins, attrs: ins[0].dtype == attrs["dtype"],  # to another dtype it copies
     flops=kit.no_flops,
     true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}

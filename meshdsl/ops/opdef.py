@@ -8,7 +8,7 @@ the call. No file of operators imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, Protocol
 
@@ -420,6 +420,10 @@ class OpDef:
               its `out=`.
     fits_in: (operand, types of all, those that are numbers) -> whether the call has such a text;
              None: always.
+    converts: the result is operand 0 in another dtype, element by element: torch's `copy_` computes
+             it into any memory that has its type.
+    averages: over a loop that is reduced the result is the sum divided by the loop's size: of twice
+             as many elements it is as large. Other sums are twice as large.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs, or, of a result that shows its operand,
              of a copy that it shows instead; None: nothing of the size of an operand.
@@ -466,6 +470,8 @@ class OpDef:
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     fits_in: FitsIn | None = None
+    converts: bool = False
+    averages: bool = False
     scratch: Scratch | None = None
     infix: str | None = None
     fold: Callable[..., float] | None = None
@@ -486,6 +492,27 @@ class OpDef:
         types, names = (*sig.ins, *sig.outs), (*loops[0].ins, *loops[0].outs)
         pairs = zip(types, names, strict=True)
         return all(name == (dim if type_.has(dim) else None) for type_, name in pairs)
+
+    def reduces(self, dims: Collection[str], sig: Signature) -> ReduceOp | Literal["mean"] | None:
+        """The reduction over those of some dims that the results lack; None: none, or several."""
+        gone = {d for t in sig.ins for d in t.names if d in dims and not sig.outs[0].has(d)}
+        loops = [f for f in self.factors(sig).loops if not gone.isdisjoint(f.ins)]
+        ways = {f.reduce for f in loops}
+        covered = gone.issubset({d for f in loops for d in f.ins})
+        plain = not any(any((*f.outs, *f.reads)) for f in loops)
+        if len(ways) != 1 or not covered or not plain or gone & self.ordered_dims(sig.attrs):
+            return None
+        way = ways.pop()
+        return "mean" if way == "sum" and self.averages else way
+
+    def is_linear(self, operands: Collection[int], sig: Signature) -> bool:
+        """Whether the result of sums of some operands is that of their addends, added up.
+
+        A cast of floats counts as such: it rounds.
+        """
+        if self.converts:
+            return {t.dtype.kind for t in (*sig.ins, *sig.outs)} == {"float"}
+        return any(group.issuperset(operands) for group in self.factors(sig).linear)
 
     def ordered_dims(self, attrs: Attrs) -> frozenset[str]:
         """The dims along which an element's index counts in a call."""

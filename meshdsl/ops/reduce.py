@@ -29,6 +29,7 @@ def reduction(
     true_rows: Mapping[str, str] | None = None,
     gradient: kit.Gradient | None = None,
     precision: Literal["widest", "f32"] = "widest",
+    averages: bool = False,
     zero: kit.ZeroRule | None = None,
 ) -> kit.OpDef:
     """Register a reduction over `dims`; a part of a reduced dim yields a partial `op`.
@@ -54,6 +55,7 @@ def reduction(
         true_rows=true_rows or {},
         gradient=gradient,
         precision=precision,
+        averages=averages,
         zeros=zero,
         meaning=meaning,
     )
@@ -140,7 +142,7 @@ reduction(
 )
 reduction(
     "mean", "sum", _mean_numpy, _mean_text, accept="float", linear=True, exact=False,
-    gradient=_mean_gradient, precision="f32",
+    gradient=_mean_gradient, precision="f32", averages=True,
     meaning="The mean over the dims in brackets, or over all of them.",
 )  # fmt: skip
 
@@ -262,6 +264,7 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
         flops=lambda sig: 2 * sig.ins[0].elements,
         gradient=gradient,
         precision="f32",
+        averages=mean,
         spelled=elsewhere,
         meaning=meaning,
     )

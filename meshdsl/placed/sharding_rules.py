@@ -118,7 +118,7 @@ def best_row(call: Call, have: Sequence[Component], wanted: Sequence[str | None]
 
 
 def _casts_floats(call: Call) -> bool:
-    return call.name == "cast" and {t.dtype.kind for t in (*call.ins, *call.outs)} == {"float"}
+    return call.opdef.converts and {t.dtype.kind for t in (*call.ins, *call.outs)} == {"float"}
 
 
 def multiplies_a_sum(row: Row) -> bool:
