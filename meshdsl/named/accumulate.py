@@ -20,7 +20,8 @@ from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Frame
 from meshdsl.named.emit import Emit, emit_at
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, Update, Value, walk
-from meshdsl.named.one_batch import once, with_whole_divisors
+from meshdsl.named.one_batch import once
+from meshdsl.named.step_numbers import with_step_numbers
 
 DIM = "accumulate"
 """The dim that inputs gain, first of all; so do the outputs that are no scalars."""
@@ -73,9 +74,9 @@ class _Loop:
     totals: dict[Value, Value] = field(default_factory=dict)
 
     def build_as_one(self) -> tuple[NamedProgram, dict[Value, Value | None]]:
-        """The step whose batches are one: divisors before them, assignments after them."""
+        """The step whose batches are one: its numbers before them, assignments after them."""
         inputs = {v: self._widened(v) for v in self.program.inputs}
-        ahead = with_whole_divisors(self.program, inputs, self.dim)
+        ahead = with_step_numbers(self.program, inputs, self.dim)
         without_updates = once(ahead.program)
         self.ahead, self.program = ahead.nodes, without_updates.program
         self.averaged = without_updates.means

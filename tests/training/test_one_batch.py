@@ -6,6 +6,9 @@ all samples. What no batch alone has a gradient of is refused; `each=true` has e
 
 from __future__ import annotations
 
+import os
+import random
+
 import numpy as np
 import pytest
 
@@ -51,11 +54,20 @@ EXACT = {
     "a counter": "loss = mean(l)\n  n := n + 1.0",
     "the loss": "loss = sum(l * w) / sum(w)\n  n := n + loss",
     "a mean as it is": "loss = mean(l)\n  bias := mean[b](s)",
+    "a mean over a sum": "loss = mean(l / sum(w))",
+    "a root of a sum": "loss = sum(l) / sqrt(sum(w))",
+    "squares of quotients": "loss = sum(square(l / sum(w)))",
+    "a product of means": "loss = mean(l) + sum(mean[b](s) * mean[b](t))",
 }
 REFUSED = {
     "weights that are learned": "loss = sum(l * s[m = 0]) / sum(s[m = 0])",
     "a sum that is learned": "loss = sum(l) / sum(l * w + 1.0)",
-    "a root of a sum": "loss = sum(l) / sqrt(sum(w))",
+    "a root of a quotient": "loss = sqrt(sum(l * w) / sum(w))",
+    "a quotient of a root": "loss = sqrt(sum(l)) / sum(w)",
+    "a sum and a mean": "loss = (sum(l) + mean(l)) / sum(w)",
+    "a product of quotients": "loss = sum(l * w) / sum(w) * mean(l)",
+    "the largest quotient": "loss = max(l / sum(w))",
+    "shares of a batch": "loss = sum(l) / sum(softmax[b](w))",
     "integers": "loss = mean(l)\n  n := n + cast(sum(cast(s > 0.2, i32)), f32)",
 }
 LAYOUTS = {
@@ -68,7 +80,7 @@ LAYOUTS = {
 
 
 def compiled(name: str, options: str, mesh: str, size: int = 4) -> Compilation:
-    body = {**EXACT, **REFUSED}[name]
+    body = {**EXACT, **REFUSED}.get(name, name)
     text = TEXT.replace("BODY", body).replace("OPTIONS", options)
     layout = LAYOUTS[mesh] if "accumulate" in options else ""
     source = Source("p.mdsl", f"{text}layout chosen {layout or '{}'}\n")
@@ -102,6 +114,35 @@ def test_what_is_no_mean_is_refused(name: str) -> None:
     assert [d.code for d in caught.value.diagnostics] == ["MD0297"]
     assert "each=true" in str(caught.value.diagnostics[0].help)
     compiled(name, ", accumulate=2, each=true", "d:1").checked()  # as the help says
+
+
+NUMBERS = ("sum(w)", "mean(w)", "(mean(w * w) + 0.5)", "sqrt(sum(w))", "maximum(sum(w), max(w))")
+OF_SAMPLES = ("l", "l * w", "square(l / {n})", "l * (w / {n})", "{n} * tanh(l)")
+TERMS = ("{sum} / {n}", "{n} * {sum}", "{sum} * ({m} / {n})", "0.1 * mean({of}) - mean(l)")
+
+
+def drawn(rng: random.Random) -> str:
+    """A loss of terms that are linear in sums over samples, by numbers that inputs alone make."""
+
+    def term() -> str:
+        of = rng.choice(OF_SAMPLES).format(n=rng.choice(NUMBERS))
+        words = {"n": rng.choice(NUMBERS), "m": rng.choice(NUMBERS), "of": of}
+        words["sum"] = f"{rng.choice(('sum', 'mean'))}({of})"
+        return rng.choice(TERMS).format(**words)
+
+    return " + ".join(term() for _ in range(rng.choice((1, 2, 3))))
+
+
+PROGRAMS = int(os.environ.get("MESHDSL_CASES", "8"))
+
+
+@pytest.mark.parametrize("seed", range(PROGRAMS))
+def test_a_random_loss_is_that_of_one_batch(seed: int) -> None:
+    text, samples = f"loss = {drawn(random.Random(seed))}", inputs(8)
+    alone = run_local(compiled(text, "", "d:1", 8).text, samples, seed=3)
+    made = compiled(text, ", accumulate=2", "d:1")
+    batches = {n: a.reshape(2, 4, *a.shape[1:]) for n, a in samples.items()}
+    hold_to(results(run_local(made.text, batches, seed=3)), results(alone), 1e-9)
 
 
 INTEGERS = """
