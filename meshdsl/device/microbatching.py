@@ -34,6 +34,7 @@ from meshdsl.ir.rewrite import defined, reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
 from meshdsl.named.ir import Value
+from meshdsl.named.step_numbers import may_be_batches
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.pipelined import Microbatching
@@ -332,10 +333,12 @@ class _Cutting:
             else f"`{node.name}` needs all of {dims} of {name} at once"
         )
         help = "take 1 micro-batch"
-        if self.source.placed.named.goal is not None:
+        program = self.source.placed.named
+        if program.goal is not None:
+            each = "" if may_be_batches(program, self.cut.micro) else ", each=true"
             help += (
                 f"; or end the layout with `with {self.cut.name}` and write "
-                f"`accumulate={self.cut.micro}` to the optimizer: it is of each batch then"
+                f"`accumulate={self.cut.micro}{each}` to the optimizer: it is of each batch then"
             )
         _refuse(
             "MD0332",

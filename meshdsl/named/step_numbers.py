@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import DiagnosticError, Span, fail
 from meshdsl.ir.program import Collected, Stacked
 from meshdsl.ir.rewrite import makers, needed, rewritten, substitute
 from meshdsl.ir.types import Dim, TensorType
@@ -42,6 +42,15 @@ def with_step_numbers(
     mean over batches: a ratio of sums that parameters make, or what is not linear in a quotient.
     """
     return _Scaling(program, inputs, dim).result()
+
+
+def may_be_batches(program: NamedProgram, count: int) -> bool:
+    """Whether the loss may be accumulated over batches that are not each on their own."""
+    try:
+        with_step_numbers(program, {v: v for v in program.inputs}, Dim("batches", count))
+    except DiagnosticError:
+        return False
+    return True
 
 
 class _Scaling:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -79,10 +80,13 @@ LAYOUTS = {
 }
 
 
-def compiled(name: str, options: str, mesh: str, size: int = 4) -> Compilation:
+def compiled(
+    name: str, options: str, mesh: str, size: int = 4, layout: str | None = None
+) -> Compilation:
     body = {**EXACT, **REFUSED}.get(name, name)
     text = TEXT.replace("BODY", body).replace("OPTIONS", options)
-    layout = LAYOUTS[mesh] if "accumulate" in options else ""
+    if layout is None:
+        layout = LAYOUTS[mesh] if "accumulate" in options else ""
     source = Source("p.mdsl", f"{text}layout chosen {layout or '{}'}\n")
     chosen = Options(mesh=mesh, layout="chosen", dtype="f64", set_dims={"b": size})
     return Compilation(source, chosen)
@@ -143,6 +147,29 @@ def test_a_random_loss_is_that_of_one_batch(seed: int) -> None:
     made = compiled(text, ", accumulate=2", "d:1")
     batches = {n: a.reshape(2, 4, *a.shape[1:]) for n, a in samples.items()}
     hold_to(results(run_local(made.text, batches, seed=3)), results(alone), 1e-9)
+    cut = compiled(text, "", "pipe:2", 8, "{ layers -> pipe } with gpipe[b](2)")
+    hold_to(results(run_local(cut.text, samples, seed=3)), results(alone), 1e-9)
+
+
+PRODUCTS = (
+    "mean(l) + sum(mean[b](s) * mean[b](stop_gradient(s)))",
+    "mean(l) + mean(l) * mean(l * w)",
+    "sqrt(mean(l))",
+    "sqrt(sum(l * w) / sum(w))",
+    "sum(l) / sum(l * w)",
+)
+
+
+@pytest.mark.parametrize("loss", PRODUCTS)
+def test_what_micro_batches_do_not_have_is_had_by_batches_as_the_help_says(loss: str) -> None:
+    layout = "{ layers -> pipe } with gpipe[b](2)"
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(f"loss = {loss}", "", "pipe:2", 8, layout).checked()
+    (found,) = caught.value.diagnostics
+    assert found.code == "MD0332"
+    schedule, options = re.findall(r"`(with \w+|accumulate=[^`]+)`", str(found.help))
+    layout = f"{{ layers -> pipe }} {schedule}"
+    compiled(f"loss = {loss}", f", {options}", "pipe:2", layout=layout).checked()
 
 
 INTEGERS = """
