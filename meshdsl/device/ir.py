@@ -723,36 +723,6 @@ def home_of(var: Var, device: int, program: DeviceProgram, others: frozenset[str
     return pipe.others[device] if pipe is not None and var.name in others else device
 
 
-def siblings(program: DeviceProgram) -> tuple[tuple[int, ...], ...]:
-    """The devices along the axis of a pipeline, in groups of those that do the same.
-
-    Without a pipeline, the only one there is along none.
-    """
-    pipeline = program.pipeline
-    if pipeline is None:
-        return ((0,),)
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for device, held in enumerate(pipeline.known.held):
-        restricted = pipeline.on(*held, device=device)
-        key = (device,) if pipeline.homes else tuple(restricted.times(part) for part in StagePhase)
-        key += tuple(pipeline.sizes[stage] for stage in held if pipeline.sizes)
-        alike.setdefault(key, []).append(device)
-    return tuple(map(tuple, alike.values()))
-
-
-def devices(program: DeviceProgram) -> tuple[tuple[Node, ...], ...]:
-    """The statements of one device of a pipeline for each that differs from others; else all."""
-    return tuple(on_device(program, group[0]) for group in siblings(program))
-
-
-def computed(program: DeviceProgram) -> int:
-    """The floating-point operations of a device in a step: of that which has most."""
-    return max(
-        sum(node.flops * times for node, times in walk(body) if isinstance(node, Compute))
-        for body in devices(program)
-    )
-
-
 def on_device(program: DeviceProgram, device: int) -> tuple[Node, ...]:
     """The statements of one device along the axis of a pipeline."""
     return tuple(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from meshdsl.device.alike import alike_devices
 from meshdsl.device.ir import (
     INPUTS,
     Bucket,
@@ -30,7 +31,6 @@ from meshdsl.device.ir import (
     home_of,
     is_on,
     of_other_stages,
-    only_on,
 )
 from meshdsl.device.live_memory import (
     NONE,
@@ -75,7 +75,10 @@ def memory(program: DeviceProgram) -> dict[str, int]:
     those that are not there yet at the peak. The other kinds (`MemoryKind`) are of the peak, so
     the kinds less `grads_later` add up to it.
     """
-    each = (MemoryWalk(program, first, alike) for first, *alike in alike_devices(program))
+    each = (
+        MemoryWalk(program, first, alike)
+        for first, *alike in alike_devices(program, in_memory=True)
+    )
     walk = max(each, key=lambda walk: walk.stored + walk.walked().most)
     params, state, inputs = map(walk.bytes, (program.params, walk.states, program.inputs))
     held = walk.held
@@ -99,32 +102,6 @@ def walks(program: DeviceProgram) -> Iterator[MemoryWalk]:
     pipe = program.pipeline
     for device in range(1 if pipe is None else program.mesh.size(pipe.axis)):
         yield MemoryWalk(program, device)
-
-
-def alike_devices(program: DeviceProgram) -> Iterator[tuple[int, ...]]:
-    """The devices along the axis of a pipeline, those together that differ in their rows alone.
-
-    These hold tensors of the same sizes and walk the same passes, in another order.
-    """
-    pipe = program.pipeline
-    if pipe is None:
-        yield (0,)
-        return
-    table = pipe.known
-    # Blocks of sizes of their own, and versions by the order of passes, are looked at one by one.
-    differ = program.mesh.given or pipe.homes or pipe.versioned or table.schedule.updates
-    nodes = tuple(every(program.body))
-    stored = (*program.inputs, *program.params, *program.states)
-    named = {v.on for v in (*stored, *(v for node in nodes for v in node.makes))}
-    named.update(only_on(node) for node in nodes)
-    named.update(node.step.at for node in nodes if isinstance(node, Move))
-    alike: dict[object, list[int]] = {}
-    for device, stages in enumerate(table.held):
-        done = tuple(tuple(pipe.does(part, stage) for part in StagePhase) for stage in stages)
-        sizes = tuple(pipe.sizes[stage] for stage in stages) if pipe.sizes else ()
-        separate = device if differ or device in named else None
-        alike.setdefault((separate, done, sizes), []).append(device)
-    yield from map(tuple, alike.values())
 
 
 def gradients(program: DeviceProgram) -> frozenset[Var]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NoReturn
 
 from meshdsl.device.ir import (
@@ -47,10 +47,11 @@ class NotCut(DiagnosticError):
     """A program that cannot be cut into micro-batches: MD0331, MD0332 or MD0333."""
 
 
+@lru_cache(maxsize=1)
 def in_micro_batches(program: DeviceProgram) -> DeviceProgram:
     """The program with its passes in a loop over micro-batches, where its layout cuts a dim.
 
-    Raises `NotCut`.
+    Raises `NotCut`. What placing tries is kept for the passes.
     """
     pipe = program.placed.pipe
     if pipe is None or pipe.cut is None:

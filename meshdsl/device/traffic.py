@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshdsl.device.alike import alike_devices
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -24,7 +25,6 @@ from meshdsl.device.ir import (
     home_of,
     is_on,
     of_other_stages,
-    siblings,
     walk,
 )
 
@@ -92,7 +92,7 @@ class _Senders:
 
     def _groups(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
         """The devices along the stages that do the same, and the other axes where some differ."""
-        groups, staged = siblings(self.program), self.pipe.axis if self.pipe else ""
+        groups, staged = alike_devices(self.program), self.pipe.axis if self.pipe else ""
         if staged in self.axes:
             groups = tuple((device,) for group in groups for device in group)
         return groups, tuple(axis for axis in self.axes if axis != staged)
@@ -124,7 +124,8 @@ class _Senders:
         for node, count, home in self._done(device):
             each = node.wire
             if isinstance(node, Move) and self.unlike[node]:
-                each = node.step.sent_at(node.source.type, self.mesh, {**at, **home})
+                on = {**at, **home}
+                each = int(node.step.sent_along(node.source.type, self.mesh, (), on))
             before = sent.get(node, Done())
             sent[node] = Done(before.count + count, before.bytes + count * each)
         return {node: sent[node] for node in self.order if node in sent}

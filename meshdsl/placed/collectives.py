@@ -142,16 +142,6 @@ class Step:
         """The axes of devices along which some may send more than others."""
         return mesh.sorted(frozenset(self._unlike(type_, mesh)))
 
-    def sent_at(self, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
-        """Bytes that the device at these coordinates sends, at a point in time."""
-        axes = self._unlike(type_, mesh)
-        if not axes:
-            return self.wire(type_, mesh)
-        place = 0
-        for axis in axes:
-            place = place * mesh.size(axis) + at.get(axis, 0)
-        return _sent_by(self, type_, mesh, axes)[place]
-
     def by_device(self, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
         """Bytes that each device sends, in the order of ranks."""
         sizes = [mesh.size(axis) for axis in mesh.names]

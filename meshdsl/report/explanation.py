@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
 from meshdsl.cluster.timing import Timing
+from meshdsl.device.alike import computed
 from meshdsl.device.ir import (
     Bucket,
     Collective,
     DeviceProgram,
     Move,
     Wait,
-    computed,
     only_on,
     walk,
 )

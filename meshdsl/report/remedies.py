@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from meshdsl.carets import fix_facts
-from meshdsl.device.ir import Bucket, DeviceProgram, Move, computed, walk
+from meshdsl.device.alike import computed
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, walk
 from meshdsl.device.memory import memory
 from meshdsl.device.traffic import busiest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix

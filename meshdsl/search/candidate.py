@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import DeviceProgram, computed
+from meshdsl.device.alike import computed
+from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.memory import memory
 from meshdsl.device.traffic import busiest
 from meshdsl.diagnostics import Source, Span

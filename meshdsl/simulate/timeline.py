@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Literal
 
 from meshdsl.cluster.timing import Timing
+from meshdsl.device.alike import alike_devices
 from meshdsl.device.ir import (
     Collective,
     Compute,
     DeviceLoop,
     DeviceProgram,
     on_device,
-    siblings,
     walk,
 )
 from meshdsl.schedule.times import TimedSchedule
@@ -182,7 +182,7 @@ class Timeline:
 
         Counted is all that they compute, with what is recomputed or computed alike on several.
         """
-        groups = siblings(self.program)
+        groups = alike_devices(self.program)
         computed = sum(len(group) * self._computed(group[0]) for group in groups)
         return computed / sum(map(len, groups))
 

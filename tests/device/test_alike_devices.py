@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshdsl.device.memory import alike_devices, memory, walks
+from meshdsl.device.alike import alike_devices
+from meshdsl.device.memory import memory, walks
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
 
@@ -28,7 +29,7 @@ def test_no_device_holds_more_than_the_memory_of_all(schedule: str) -> None:
     text = TEXT.format(schedule=schedule)
     options = Options(mesh="pipe:8", layout="staged")
     program = Compilation(Source("net.mdsl", text), options).device
-    together = [*alike_devices(program)]
+    together = alike_devices(program, in_memory=True)
     assert sorted(d for devices in together for d in devices) == list(range(8))
     assert len(together) < 8
     most = max(walk.stored + walk.walked().most for walk in walks(program))

@@ -10,6 +10,8 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import DeviceProgram
+from meshdsl.device.microbatching import _Cutting
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
@@ -206,3 +208,18 @@ def test_no_route_goes_through_blocks_that_cannot_be_cut(policy: str) -> None:
     )
     one, other = (run_local(made.text, seed=5) for made in (split, alone))
     hold_to({**one.outputs, **one.updated}, {**other.outputs, **other.updated})
+
+
+def test_a_program_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placing tries whether it can be cut, and the device stage goes on with that."""
+    cut, real = [], _Cutting.program
+
+    def program(self: _Cutting) -> DeviceProgram:
+        cut.append(self)
+        return real(self)
+
+    monkeypatch.setattr(_Cutting, "program", program)
+    text = f"{SUMMED}\nlayout chosen {{ layers -> pipe }} with gpipe[batch](4)\n"
+    options = Options(mesh="pipe:2", layout="chosen")
+    Compilation(Source("net.mdsl", text.replace("OPTIMIZER", OPTIMIZER)), options).checked()
+    assert len(cut) == 1
