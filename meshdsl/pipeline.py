@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from meshdsl.analysis import analyse
@@ -453,10 +453,11 @@ def _is_to_cut(placed: PlacedProgram) -> bool:
 
 def _is_cut(placed: PlacedProgram) -> bool:
     """Whether the passes of a program can be cut into the micro-batches of its schedule."""
+    from meshdsl.device.from_placed import lower
     from meshdsl.device.microbatching import NotCut, in_micro_batches
 
     try:
-        in_micro_batches(_lowered(placed))
+        in_micro_batches(lower(placed))
     except NotCut:
         return False
     return True
@@ -506,14 +507,6 @@ def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timin
     return Timing(cluster, mesh)
 
 
-@lru_cache(maxsize=1)
-def _lowered(program: PlacedProgram) -> DeviceProgram:
-    """The device program before its passes; kept from placing, which may try it, to lowering."""
-    from meshdsl.device.from_placed import lower
-
-    return lower(program)
-
-
 def lower_placed(
     program: PlacedProgram, verified: bool = True, stored: Stored | None = None
 ) -> DeviceProgram:
@@ -522,10 +515,11 @@ def lower_placed(
     One of many that are only compared is not `verified`.
     `stored` says which parameters single devices have, where another program decides that.
     """
+    from meshdsl.device.from_placed import lower
     from meshdsl.device.passes import passes
     from meshdsl.device.verify import verify
 
-    result = _lowered(program)
+    result = lower(program)
     if verified:
         verify(result)
     for step in passes(program, stored):

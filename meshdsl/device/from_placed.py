@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
@@ -22,8 +22,12 @@ from meshdsl.placed.strategies import flops
 Pairs = tuple[tuple[placed.PlacedTensor, placed.PlacedTensor], ...]
 
 
+@lru_cache(maxsize=1)
 def lower(program: placed.PlacedProgram, names: Giver | None = None) -> DeviceProgram:
-    """The program of each device; a notation of it may have `names` of its own."""
+    """The program of each device; a notation of it may have `names` of its own.
+
+    Where placing tries whether a program can be cut, the device stage goes on with what it had.
+    """
     return _Lowering(program, names or Names()).program()
 
 

@@ -22,12 +22,12 @@ from meshdsl.ops.opdef import load_all
 from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.layout_schedules import VALUES
 from meshdsl.placed.place import POLICIES
-from meshdsl.placed.settings import ACTIVATIONS, settings_for
+from meshdsl.placed.settings import settings_for
 from meshdsl.schedule.declared import HEAD
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import WEIGHTS
 from meshdsl.syntax import ast
-from meshdsl.syntax.symbols import TENSORS, Kind, Symbol
+from meshdsl.syntax.symbols import ACTIVATIONS, TENSORS, Kind, Symbol
 from meshdsl.syntax.tokens import CLOSERS, OPENERS, lex
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTens
 from meshdsl.placed.layout import Layout, selected
 from meshdsl.placed.placements import placement
 from meshdsl.placed.reshard import Price, Route, route
-from meshdsl.placed.settings import ACTIVATIONS, Setting
+from meshdsl.placed.settings import Setting
 from meshdsl.syntax.edits import removal
+from meshdsl.syntax.symbols import ACTIVATIONS
 
 NAME, AGAIN = "gather", "again"
 """The setting, and its value under which the backward pass gathers again."""

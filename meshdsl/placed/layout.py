@@ -32,8 +32,6 @@ from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.settings import (
-    ACTIVATIONS,
-    KINDS,
     Setting,
     StageRule,
     settings_of,
@@ -43,7 +41,7 @@ from meshdsl.placed.sharding_rules import call_of, legal_rows
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal
-from meshdsl.syntax.symbols import ROLES
+from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[0-9]{1,10}")
@@ -188,7 +186,7 @@ class Layout:
     @property
     def settings_of_tensors(self) -> tuple[Setting, ...]:
         """The settings of single tensors and functions."""
-        return tuple(s for s in self.settings if s.path[0] not in KINDS)
+        return tuple(s for s in self.settings if not s.is_of_kind)
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:

@@ -19,6 +19,7 @@ from meshdsl.diagnostics import (
     DiagnosticError,
     Diagnostics,
     Fix,
+    Related,
     Severity,
     Span,
     did_you_mean,
@@ -38,7 +39,7 @@ from meshdsl.placed.window_rules import window_notes
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal, word_in
-from meshdsl.syntax.symbols import ROLES
+from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
 
 def lint(
@@ -104,12 +105,27 @@ def _lint_rules(
 
 
 def _lint_settings(values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics) -> None:
-    """Warn of settings for tensors and functions that the program does not have."""
+    """Warn of settings for tensors and functions that the program does not have.
+
+    A note says that `activations` are all, where one tensor has that name.
+    """
+    for setting in (s for s in layout.settings if s.selector == ACTIVATIONS):
+        alike = [v for v in values if selects(setting.path, v) is not None]
+        if alike:
+            diagnostics.add(_of_all(setting, alike[0]))
     for setting in layout.settings_of_tensors:
         if not any(selects(setting.path, v) is not None for v in values):
             labels, dotted = _selectable(values)
             names = dotted if len(setting.path) > 1 else labels
             diagnostics.add(_sets_nothing(setting, sorted(names)))
+
+
+def _of_all(setting: Setting, alike: Value) -> Diagnostic:
+    """MD0313 where a setting of all activations might be taken for that of a tensor or function."""
+    message = f"`{ACTIVATIONS}` are all that the forward pass computes, not only what is called so"
+    where = Related(alike.span, f"something called `{ACTIVATIONS}` is made here")
+    help = f"rename that, if it alone is meant; what is in a function is `{ACTIVATIONS}.NAME`"
+    return Diagnostic("MD0313", message, setting.span, "note", related=(where,), help=help)
 
 
 def _lint_blocks(

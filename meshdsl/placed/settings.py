@@ -22,10 +22,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal
-from meshdsl.syntax.symbols import ROLES
-
-ACTIVATIONS = "activations"
-"""The selector of all values that the forward pass computes."""
+from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
 KINDS = (*ROLES, ACTIVATIONS)
 """The selectors of kinds of tensors; all others name single tensors and functions."""
@@ -58,6 +55,14 @@ class Setting:
     name: str
     value: str
     span: Span
+
+    @property
+    def is_of_kind(self) -> bool:
+        """Whether it is of a kind of tensors, not of single tensors or functions.
+
+        `activations.x` is `x` of a function that is called like the kind.
+        """
+        return self.selector in KINDS
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -104,7 +109,9 @@ def stage_rules_of(
 
 def _is_stage(node: ast.SettingDecl) -> bool:
     """Whether a setting is the number of a stage: nothing else is set of a tensor."""
-    if node.selector[0].text in KINDS:
+    first, *more = (part.text for part in node.selector)
+    of_all = first == ACTIVATIONS and not more and node.name.text in NAMES
+    if first in ROLES or of_all:
         return False
     return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)
 
@@ -156,7 +163,7 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
 def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     name = node.name.text
     first, *more = (part.text for part in node.selector)
-    in_role = more and first in KINDS
+    in_role = more and first in ROLES
     if name in settings_for(first) and not in_role:
         return None
     legal = [s for s, n in SETTINGS if n == name]

@@ -38,6 +38,12 @@ TENSORS: frozenset[Kind] = frozenset({"input", "argument", "param", "tensor"})
 ROLES = ("params", "grads", "state")
 """Selectors of layouts that name no tensor."""
 
+ACTIVATIONS = "activations"
+"""The selector of settings of all values that the forward pass computes.
+
+Tensors and functions may be called so: rules and stages mean these.
+"""
+
 _INSTANCE = re.compile(r"(.+)_[0-9]+")
 
 
@@ -238,9 +244,11 @@ def _layout(node: ast.LayoutDecl, table: _SymbolTable) -> None:
         table.use("dim", rule.dim)
         _axes(rule.axes, table)
     for setting in node.settings:
-        if setting.selector[0].text not in ROLES:
+        is_stage = isinstance(setting.value, ast.Number)  # its number on an axis
+        of_all = not is_stage and [n.text for n in setting.selector] == [ACTIVATIONS]
+        if setting.selector[0].text not in ROLES and not of_all:
             _select(setting.selector, table)
-            if isinstance(setting.value, ast.Number):  # the number of a stage on an axis
+            if is_stage:
                 _axes((setting.name,), table)
     if node.schedule is not None:
         _scheduled(node.schedule, table)

@@ -297,7 +297,7 @@ def test_the_report_tells_the_cause_and_the_memory() -> None:
         ("params: gather = again", ["MD0313"]),
         ("grads: gather = again", ["MD0313"]),
         ("grads.n: reduce = bf16", ["MD0313"]),
-        ("activations.n: gather = again", ["MD0313"]),
+        ("activations.n: gather = again", ["MD0306"]),
         ("n: gather = twice", ["MD0314"]),
         ("activations: gather = 1", ["MD0314"]),
         ("activations: reduce = bf16", ["MD0313"]),
@@ -316,6 +316,53 @@ def test_what_is_wrong_is_told(settings: str, codes: list[str]) -> None:
     except DiagnosticError as error:
         diagnostics.add(*error.diagnostics)
     assert [d.code for d in dict.fromkeys(diagnostics)] == codes
+
+
+CALLED_SO = """
+dim batch = 8, activations = 8, o = 8
+mesh m = {{ tp: 2 }}
+layout l {{ {rules} }} {schedule}
+def {function}(x[batch, activations], w[activations, o]) -> [batch, activations] {{
+  n = tanh(einsum(x, w -> [batch, o])[o -> activations])
+  return n * x
+}}
+program p(x[batch, activations]) {{
+  param w[activations, o]
+  y = {function}(x, w)
+  {tensor} = {function}(y, w)
+  loss = mean(square({tensor}))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "schedule", "function", "tensor", "codes"),
+    [
+        ("activations -> tp, activations: gather = again", "", "f", "z", ["MD0306"]),
+        ("activations: activations -> tp, z: batch -> tp", "", "activations", "z", []),
+        ("activations -> tp, activations.n: gather = again", "", "activations", "z", ["MD0306"]),
+        ("batch -> tp, activations: gather = once", "", "activations", "z", ["MD0313"]),
+        (
+            "activations: batch -> tp, activations: gather=once",
+            "",
+            "f",
+            "activations",
+            ["MD0313"],
+        ),
+        ("activations: tp = 1", "with gpipe[batch](2)", "f", "activations", []),
+    ],
+)
+def test_a_tensor_a_dim_and_a_function_may_be_called_activations(
+    rules: str, schedule: str, function: str, tensor: str, codes: list[str]
+) -> None:
+    """Rules and stages mean these; a setting means all activations, and a note says so."""
+    text = CALLED_SO.format(rules=rules, schedule=schedule, function=function, tensor=tensor)
+    diagnostics = Diagnostics()
+    compile_text(text, diagnostics, layout="l").checked()
+    assert [d.code for d in diagnostics] == codes
+    assert all(d.severity == "note" and d.span for d in diagnostics)
 
 
 # --- bytes a layer: Korthikanti et al., "Reducing Activation Recomputation", MLSys 2023 -----------
