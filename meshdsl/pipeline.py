@@ -24,7 +24,7 @@ from meshdsl.named.rematerialisation import without_effect as blocks_without_eff
 from meshdsl.placed import async_checks
 from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.pipelined import Piped
-from meshdsl.placed.place import Dearer, PlanSearch, check_policy
+from meshdsl.placed.place import OverLimit, PlanSearch, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
@@ -171,7 +171,7 @@ class Compilation:
         program = self.named, self.declarations, self.options, self.diagnostics
         try:
             return place_named(*program, most=most)
-        except Dearer:
+        except OverLimit:
             return None
 
     @property
@@ -409,8 +409,8 @@ def place_named(
 ) -> PlacedProgram:
     """The placed program under the chosen mesh, layout and policy, verified.
 
-    `schedule` is taken in the place of the layout's. A walk may raise `Dearer` as soon as it costs
-    more than `most`.
+    `schedule` is taken in the place of the layout's. A walk may raise `OverLimit` as soon as it
+    costs more than `most`.
     """
     from meshdsl.placed.gather_again import may_gather_again, without_effect
     from meshdsl.placed.layout import Layout
@@ -433,7 +433,7 @@ def place_named(
     search = options.search(timing_of(declarations, options, spec.mesh))
     watch = None
     if most is not None and isinstance(spec, Layout) and not may_gather_again(spec):
-        watch = partial(CostLimit, search.price, most)
+        watch = partial(CostLimit, search.price, spec.mesh, most=most)
     result = place(program, spec, options.reduce, search, watch)
     if isinstance(spec, Layout) and _is_to_cut(result) and not _is_cut(result):
         result = _cut_otherwise(result, partial(place, program, spec, search=search), search)

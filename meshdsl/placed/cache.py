@@ -26,7 +26,7 @@ from meshdsl.placed.strategies import Choice, is_legal
 from meshdsl.placed.zero_one import SOLVER
 from meshdsl.version import __version__
 
-FORMAT = 5
+FORMAT = 6
 KIND = "plans"
 """The folder of cached plans."""
 

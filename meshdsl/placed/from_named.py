@@ -40,7 +40,7 @@ from meshdsl.placed.ir import (
 )
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.request import Pins, Request
-from meshdsl.placed.reshard import Price, route
+from meshdsl.placed.reshard import Price, Route, route
 from meshdsl.placed.sharding_rules import Call, added_alone, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
@@ -342,7 +342,9 @@ class Placer:
         ):
             return node
         words = functools.cache(functools.partial(why.in_dtype, node.words, setting))
-        return replace(node, dtype=dtype, words=words)
+        sent = Route.of(node.route.steps, replace(node.source.type, dtype=dtype), self.mesh)
+        way = replace(sent, is_cut=node.route.is_cut)
+        return replace(node, route=way, dtype=dtype, words=words)
 
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
         """The version of a value with windows, cut from a wider one or made of blocks."""

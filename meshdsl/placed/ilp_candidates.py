@@ -79,7 +79,7 @@ class PlanSpace:
     as, otherwise than rules split it, to pass it on. read_as: the splits that rules request of it
     where it is read. joined: those of which, partial, later operators may make less to reduce.
     sliced: the dims of loops that slice or collect a value. splits: those that are considered on
-    axes without a rule; None for all.
+    axes without a rule; None for all. unlike: the routes by which devices send unequally much.
     """
 
     def __init__(self, request: Request, price: Price, splits: Splits | None) -> None:
@@ -95,6 +95,7 @@ class PlanSpace:
         self.loops = tuple(loops_of(program))
         self.pairs = 0
         self.routes: dict[RouteKey, Route | None] = {}
+        self.unlike: list[tuple[Route, TensorType]] = []
         self.work = 0
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
@@ -123,7 +124,9 @@ class PlanSpace:
         if key not in self.routes:
             self.work += self._work(*key)
             self._check_work(self.work)
-            self.routes[key] = route(value.type, source, target, self.mesh, self.price)
+            way = self.routes[key] = route(value.type, source, target, self.mesh, self.price)
+            if way is not None and way.unlike:
+                self.unlike.append((way, value.type))
         return self.routes[key]
 
     def expect(self, routes: Iterable[RouteKey]) -> None:

@@ -48,8 +48,8 @@ class Reshard(ir.Leaf):
     """`source` into `target` along `route`.
 
     `span` is the place that requires it. `phase` is that of the cause: `forward`, `backward`,
-    `update`. With a `dtype` the route is taken in that one: the tensor is cast to it before, and
-    back behind.
+    `update`. With a `dtype` the route is taken in that one, and its bytes are of that: the tensor
+    is cast to it before, and back behind.
     """
 
     source: PlacedTensor
@@ -59,6 +59,12 @@ class Reshard(ir.Leaf):
     words: Words
     phase: str = "forward"
     dtype: DType | None = None
+
+    @property
+    def sent_type(self) -> TensorType:
+        """The type of the whole in which it is sent."""
+        type_ = self.source.type
+        return type_ if self.dtype is None else replace(type_, dtype=self.dtype)
 
     @property
     def reads(self) -> tuple[PlacedTensor, ...]:

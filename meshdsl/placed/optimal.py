@@ -40,13 +40,17 @@ with parts only where that leaves fractions. Nearly every relaxation is tight: g
 flows are transport problems. A choice of one option is a constant, and placements that are nowhere
 cheaper than another are left out.
 
+Bytes of a route are those of the device that sends most by it; what counts of a program is what its
+busiest device sends in all. These are the same where one device sends the most by every route.
+
 Proven, as `PlacementPlan.least`: of the space that was searched, no plan costs less, by the
-solver's bound. That is the widest of three spaces that is small enough. Operators take the rows
-that keep the splits of rules (`PlanSpace._rows`). A value settles in the splits that rules demand,
-or stays as it is made for readers that pass it on (`PlanSpace._waiting`). On axes without a rule,
-values may be whole, partial or split; else split only as some rule splits that dim elsewhere; else
-not split. Not proven: other orders of products of many operands (one is given), and what a stack
-that is split along its loop might have become before it.
+solver's bound, and there is such a device. The space is the widest of three spaces that is small
+enough. Operators take the rows that keep the splits of rules (`PlanSpace._rows`). A value settles
+in the splits that rules demand, or stays as it is made for readers that pass it on
+(`PlanSpace._waiting`). On axes without a rule, values may be whole, partial or split; else split
+only as some rule splits that dim elsewhere; else not split. Not proven: other orders of products of
+many operands (one is given), and what a stack that is split along its loop might have become before
+it.
 """
 
 from __future__ import annotations
@@ -70,6 +74,9 @@ from meshdsl.placed.zero_one import ALWAYS, Answer, NoPlan, Terms, ZeroOne, tota
 
 MOST_COEFFICIENTS = 250_000
 """The largest 0-1 program attempted, in coefficients."""
+
+MOST_DEVICES = 16
+"""The most devices among which one is looked for that sends the most by every route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +484,21 @@ class Model:
         )
         # All ties together weigh less than one.
         cost, proven = math.floor(answer.cost), answer.proven and not split
+        if self.space.unlike and self.price.clock is None:
+            proven = proven and self._has_busiest()
         return PlacementPlan(choices, carries, versions, self.price, cost, proven)
+
+    def _has_busiest(self) -> bool:
+        """Whether some device sends the most by each route: so it does by all routes of any plan.
+
+        Looked for among `MOST_DEVICES` devices.
+        """
+        mesh = self.request.mesh
+        ranks = range(0, mesh.devices, -(-mesh.devices // MOST_DEVICES))
+        devices = [mesh.coordinates(rank) for rank in ranks]
+        for way, type_ in self.space.unlike:
+            devices = [at for at in devices if way.sent_at(type_, mesh, at) == way.wire_bytes]
+        return bool(devices)
 
     def _choice(self, op: NamedOp, answer: Answer) -> Choice:
         picks = zip(self.picks[op], self.space.combinations[op], strict=True)

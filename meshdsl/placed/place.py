@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.ir import program as ir
@@ -38,8 +39,16 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import Piped, of_batch, with_leaving
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.request import BlockRequest, Request, ShardingSpec
-from meshdsl.placed.reshard import MESSAGE_BYTES, Price, Route, has_many_axes, route
+from meshdsl.placed.reshard import (
+    MESSAGE_BYTES,
+    Price,
+    Route,
+    has_many_axes,
+    route,
+    with_sent,
+)
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stage_rules import pipeline_of, with_homes
@@ -254,28 +263,49 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
 
 def _up_to(most: int, request: Request, policy: str, price: Price) -> Iterator[PlacedProgram]:
     """The placed program of a walk; nothing where it costs more than `most`."""
-    with contextlib.suppress(Dearer):
-        yield _walked(request, policy, lambda: CostLimit(price, most))[0]
+    with contextlib.suppress(OverLimit):
+        yield _walked(request, policy, partial(CostLimit, price, request.mesh, most=most))[0]
 
 
-class Dearer(Exception):
+class OverLimit(Exception):
     """A walk costs more than a limit."""
 
 
 @dataclass(slots=True)
-class CostLimit:
-    """A `WalkObserver` that ends a walk where it costs more than `most`."""
+class SentCost:
+    """The cost of what a program sends: bytes are those of the device that sends most in all.
+
+    `alike` is the cost to every device, `apart` what each sends beside, in the order of ranks;
+    `total` is the cost of all that was added.
+    """
 
     price: Price
-    most: int
-    cost: int = 0
+    mesh: Mesh
+    alike: int = 0
+    apart: tuple[int, ...] = ()
+    total: int = 0
+
+    def add(self, node: Reshard, way: Route, times: int) -> None:
+        """The route that counts of a reshard, as often as it is taken."""
+        self.alike += self.price.of(way, node.sent_type) * times
+        if way.unlike and self.price.clock is None:
+            self.alike -= way.wire_bytes * times
+            self.apart = with_sent(self.apart, way, node.sent_type, self.mesh, times)
+        self.total = self.alike + max(self.apart, default=0)
+
+
+@dataclass(slots=True)
+class CostLimit(SentCost):
+    """A `WalkObserver` that ends a walk where it costs more than `most`."""
+
+    most: int = 0
 
     def passes(self, node: Node, depth: int, times: int) -> None:
         """A node, as often as it runs."""
         if isinstance(node, Reshard):
-            self.cost += self.price.of(node.route, node.source.type) * times
-        if self.cost > self.most:
-            raise Dearer
+            self.add(node, node.route, times)
+            if self.total > self.most:
+                raise OverLimit
 
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""
@@ -330,15 +360,16 @@ def _has_uneven(program: PlacedProgram) -> bool:
 
 
 def cost(program: PlacedProgram, price: Price) -> tuple[int, int, int]:
-    """The cost that is minimised; then collectives, and local steps."""
+    """The cost by which placed programs are compared; then collectives, and local steps."""
     moves = [(n, k, n.route) for n, k in walk(program.body) if isinstance(n, Reshard)]
     if program.pipe is not None:
         moves = _on_each_stage(moves, program, price)
-    sent = sum(price.of(way, n.source.type) * k for n, k, way in moves)
-    if price.clock is not None:
-        sent += _computing(program, price)
+    sent = SentCost(price, program.mesh)
+    for node, times, way in moves:
+        sent.add(node, way, times)
+    computing = 0 if price.clock is None else _computing(program, price)
     collectives = sum(n.route.collectives * k for n, k, _ in moves)
-    return sent, collectives, sum(n.route.kernels * k for n, k, _ in moves)
+    return sent.total + computing, collectives, sum(n.route.kernels * k for n, k, _ in moves)
 
 
 Moves = list[tuple[Reshard, int, Route]]
@@ -364,7 +395,7 @@ def _within(node: Reshard, program: PlacedProgram, price: Price) -> Route:
     if pipe is None or not node.source.type.dims or pipe.axis not in source.partial:
         return node.route
     ends = (p.less(pipe.axis, program.mesh) for p in (source, target))
-    shorter = route(node.source.type, *ends, program.mesh, price)
+    shorter = route(node.sent_type, *ends, program.mesh, price)
     return shorter or node.route
 
 

@@ -10,7 +10,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -117,6 +117,10 @@ class Route:
         """Bytes that each device sends, in the order of ranks."""
         return tuple(map(sum, zip(*(s.by_device(type_, mesh) for s in self.steps), strict=True)))
 
+    def sent_at(self, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
+        """Bytes that the device with the coordinates `at` sends."""
+        return sum(step.sent_at(type_, mesh, at) for step in self.steps)
+
     @property
     def kernels(self) -> int:
         """Passes over memory of the local steps."""
@@ -126,6 +130,22 @@ class Route:
     def reduces(self) -> bool:
         """Whether a partial value is reduced on the way."""
         return any(step.kind in ("all_reduce", "reduce_scatter") for step in self.steps)
+
+
+def with_sent(
+    before: tuple[int, ...], way: Route, type_: TensorType, mesh: Mesh, times: int, less: int = 0
+) -> tuple[int, ...]:
+    """The bytes that each device has sent after a route, taken so many times, in order of ranks.
+
+    Each is counted `less` bytes of it. `before` may be empty.
+    """
+    each = zip(before or (0,) * mesh.devices, _by_device(way, type_, mesh), strict=True)
+    return tuple(sent + max(0, more - less) * times for sent, more in each)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _by_device(way: Route, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
+    return way.by_device(type_, mesh)
 
 
 STAY = Route((), 0, 0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from meshdsl.cluster.timing import Timing
@@ -27,7 +27,7 @@ from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedTensor, Reshard
 from meshdsl.placed.placements import Mesh
-from meshdsl.placed.reshard import Route
+from meshdsl.placed.reshard import Route, with_sent
 
 ROUNDING = 1e-6
 """The part by which a simulated time may lie below the sum of its events: each is rounded."""
@@ -162,10 +162,8 @@ class Sent:
         if not route.unlike:
             self.alike += max(0, route.wire_bytes - route.collectives) * times
             return
-        type_ = replace(node.source.type, dtype=node.dtype or node.source.type.dtype)
-        each = (max(0, n - route.collectives) for n in _by_device(route, type_, self.mesh))
-        before = self.apart or (0,) * self.mesh.devices
-        self.apart = tuple(had + n * times for had, n in zip(before, each, strict=True))
+        sent = (self.apart, route, node.sent_type, self.mesh)
+        self.apart = with_sent(*sent, times, less=route.collectives)
 
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""
@@ -293,11 +291,6 @@ def _sent(timing: Timing, route: Route, type_: TensorType) -> tuple[Timed, ...]:
                 ((step.kind, step.axes), busy, _is_bucketed(step, type_, timing.mesh))
             )
     return tuple(collectives)
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _by_device(route: Route, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
-    return route.by_device(type_, mesh)
 
 
 def _is_bucketed(step: Step, type_: TensorType, mesh: Mesh) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.placed.ir import Reshard, walk
 from meshdsl.placed.place import POLICIES, WALKS
+from meshdsl.placed.place import cost as objective
 from tests.programs.harness import REFUSALS, Case, compiled, explained, run_case
 from tests.programs.strategy import cases
 
@@ -27,9 +27,7 @@ def sent(case: Case, policy: str) -> int:
 def cost(case: Case, policy: str) -> int:
     """The objective of `optimal`: bytes, plus a price for each collective."""
     placed = compiled(replace(case, reduce=policy)).placed
-    moves = [(n, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
-    price = case.options.search().price
-    return sum(price.of(n.route, n.source.type) * trips for n, trips in moves)
+    return objective(placed, case.options.search().price)[0]
 
 
 def refusal(case: Case, policy: str) -> str:
@@ -61,6 +59,18 @@ def check(case: Case) -> None:
         run_case(replace(case, reduce=policy))
 
 
+UNLIKE = """
+dim a = 2, b = 2, c = 2, d = 2, e = 2, wide = 4, g = 4
+program p(u[e, d, a], v[d, b]) {
+  t[a@x, c] = (v[d -> a])[b -> c]
+  kept = where(u < t, u, u)
+  small[a, c] = t < 1.0
+  joined = concat[(e, e) -> wide](pad[d -> g](u, 0, 2), pad[d -> g](u, 0, 2))
+  return kept, small, joined
+}
+"""
+
+
 def test_optimal_is_never_worse_and_all_policies_run():
     test = settings(max_examples=CASES, suppress_health_check=list(HealthCheck), deadline=None)(
         given(case=cases())(lambda case: check(case))
@@ -68,6 +78,11 @@ def test_optimal_is_never_worse_and_all_policies_run():
     if "MESHDSL_CASES" not in os.environ:
         test = seed(0)(test)
     test()
+
+
+def test_halos_of_different_devices_count_as_what_the_busiest_one_sends() -> None:
+    """One device sends the halo of one operand, the other one that of the other operand."""
+    check(Case(UNLIKE, mesh="x:2", layout="{ e -> x, wide -> x, b -> x }"))
 
 
 CHAIN = """
