@@ -8,6 +8,7 @@ phase reads of another only results smaller than the operands, and none of a `re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -33,12 +34,22 @@ def cse(program: NamedProgram, alike: Alike) -> NamedProgram:
     A value that has a name or a pin, or is returned, stored, carried or collected, stays one of its
     own: an identity. Operators are merged only if they are `alike`.
     """
+    if not _has_equals(program):
+        return program
     block = Merging.of(program, alike)
     body = block.nodes(program.body)
     if not block.merged:
         return program
     # What nothing reads any more may have been read by what was merged.
     return with_kept_origins(program, drop_unused(replace(program, body=body)))
+
+
+@functools.lru_cache(maxsize=64)
+def _has_equals(program: NamedProgram) -> bool:
+    """Whether any operators of a block are equal: of a program that many layouts are tried for."""
+    block = Merging.of(program, lambda one, other: False)
+    block.nodes(program.body)
+    return block.equals
 
 
 @dataclass(slots=True)
@@ -50,6 +61,7 @@ class Merging(Visitor):
     gone:    these, and those of loops before, which origins alone may name.
     done:    the remaining operators, with a number, by what they compute.
     shared:  values made in one phase and read in another.
+    equals:  whether any operators are equal, merged or not.
     """
 
     alike: Alike
@@ -60,6 +72,7 @@ class Merging(Visitor):
     done: dict[Any, tuple[int, list[NamedOp]]] = field(default_factory=dict)
     shared: set[Value] = field(default_factory=set)
     merged: int = 0
+    equals: bool = False
 
     @classmethod
     def of(cls, program: NamedProgram, alike: Alike) -> Merging:
@@ -78,7 +91,7 @@ class Merging(Visitor):
         done = {key: (number, [*before]) for key, (number, before) in self.done.items()}
         values = (dict(self.numbers), dict(self.same), dict(self.gone))
         tables = (*values, done, set(self.shared))
-        return Merging(self.alike, self.kept, *tables, self.merged)
+        return Merging(self.alike, self.kept, *tables, self.merged, self.equals)
 
     def now(self, node: N) -> N:
         """A node that reads what stands for what has been removed."""
@@ -87,6 +100,7 @@ class Merging(Visitor):
     def leave(self, loop: Merging) -> None:
         """Continue behind a loop."""
         self.merged += loop.merged
+        self.equals |= loop.equals
         self.gone.update(loop.gone)
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -108,6 +122,7 @@ class Merging(Visitor):
         if op.kind is not None or len(op.outs) != 1 or lookup(op.name).overwrites:
             return op
         number, before = self._equal(op)
+        self.equals |= bool(before)
         self.numbers[op.out] = number
         first = next((b for b in before if self._may_stand_for(b, op)), None)
         if first is None:

@@ -20,7 +20,7 @@ from meshdsl.ir.rewrite import makes_of
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import NamedOp, Value, loops_of
+from meshdsl.named.ir import NamedOp, Value, loops_of, values_of
 from meshdsl.named.workers import is_per_worker
 from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
 from meshdsl.placed.pipelined import Piped, gradient_sums
@@ -321,6 +321,8 @@ class Request:
     @cached_property
     def _axes_of_empty(self) -> frozenset[str]:
         """The axes along which some devices have an empty block of a dim."""
+        if not self._may_be_uneven:
+            return frozenset()
         entering = [*self.program.inputs, *(p.value for p in self.program.params)]
         entering += [s.value for s in self.program.states]
         results = (v for op in named.walk(self.program.body) for v in op.outs)
@@ -336,6 +338,16 @@ class Request:
             if any(start == stop for start, stop in placed.blocks(dim, size, self.mesh))
             for axis in placed.axes_of(dim)
         )
+
+    @property
+    def _may_be_uneven(self) -> bool:
+        """Whether rules may split a dim into blocks of several sizes, known from these alone."""
+        if self.pipe is not None or self.mesh.given or self.parts:
+            return True
+        sizes, pinned = _sizes_of(self.program)
+        splits = (*((rule.dim, rule.axes) for rule in self.layout.rules), *pinned)
+        blocks = ((dim, self.mesh.size(*self.mesh.known(axes))) for dim, axes in splits)
+        return any(size % n for dim, n in blocks for size in sizes.get(dim, ()))
 
     @cached_property
     def _finite(self) -> frozenset[Value]:
@@ -405,6 +417,11 @@ class BlockRequest(Request):
     @cached_property
     def _readers(self) -> dict[NamedOp, Value]:
         return dict(_readers(self.program.body))
+
+    @property
+    def _may_be_uneven(self) -> bool:
+        """As annotations are no rules, that is not known before."""
+        return True
 
     def _annotated(self, value: Value) -> Annotation | None:
         return None if value in self._slices else self.annotations.of(value)
@@ -552,6 +569,20 @@ def resolve(
     if sbp is not None:
         return resolve_sbp(declarations, sbp, on)
     return collect_layout(declarations, layout, on, diagnostics, schedule)
+
+
+@functools.lru_cache(maxsize=64)
+def _sizes_of(
+    program: named.NamedProgram,
+) -> tuple[Mapping[str, frozenset[int]], frozenset[tuple[str, tuple[str, ...]]]]:
+    """The sizes of each dim of a program, and the axes that `@` puts dims on."""
+    sizes: dict[str, set[int]] = {}
+    pinned = set[tuple[str, tuple[str, ...]]]()
+    for value in values_of(program):
+        for dim in value.type.dims:
+            sizes.setdefault(dim.name, set()).add(dim.size)
+        pinned.update((pin.dim, pin.axes) for pin in value.pins or value.source.pins)
+    return {dim: frozenset(of) for dim, of in sizes.items()}, frozenset(pinned)
 
 
 def _fits(row: Row, parts: tuple[object, ...]) -> bool:

@@ -23,7 +23,7 @@ from meshdsl.search.hill_climbing import climbed
 from meshdsl.search.lower_bounds import ROUNDING, Beyond
 from meshdsl.search.practice import practised
 from meshdsl.search.problem import Count, Problem, SearchResult
-from meshdsl.search.space import LayoutSpace, seconds
+from meshdsl.search.space import LayoutSpace, Weigh, seconds
 from meshdsl.search.storage_rules import stored, uniform
 from meshdsl.search.tables import Tables
 from meshdsl.syntax.symbols import ROLES
@@ -190,7 +190,7 @@ class _Enumeration:
         if self.worth == math.inf and (self.most == math.inf or problem.request.front):
             return
         near = (plan for plan in plans if problem.at_least(plan) <= self.worth)
-        values = [problem.value(plan) for plan in near if problem.fits(plan)]
+        values = [problem.at_most(plan) for plan in near if problem.fits(plan)]
         if values:
             self.first = sorted([*self.first, min(values)])[:SHOWN]
 
@@ -469,7 +469,9 @@ class Layouts:
             """About how long it takes, if none are joined."""
             return expected(rules) + run.tables.collectives(rules) * slow.alpha
 
-        seen, is_listed = self._divided(run, space, expected)
+        # Where another mesh has a value to be below, few may be: all end soon, in any order.
+        few = self._few(run, space, weigh)
+        seen, is_listed = (few, True) if few else self._divided(run, space, expected)
         placed = Placed()
         if self.bounds and not (is_listed and len(seen) <= MOST):
             placed += run.practised(space, expected, storage)
@@ -485,10 +487,10 @@ class Layouts:
             run.cut = True
             bounds = {rules: space.of(rules, weigh) for rules in [*seen, alone]}
         # Good layouts come first, so that others end soon.
-        orders = (
-            run.ordered(bounds, expected) if is_complete else [*bounds],
-            run.ordered(bounds, at_most),
-        )
+        orders = [
+            run.ordered(bounds, expected) if is_complete and not few else [*bounds],
+            [] if few else run.ordered(bounds, at_most),
+        ]
         ordered = (rules for both in zip_longest(*orders) for rules in both if rules is not None)
         for rules in sorted(dict.fromkeys(ordered), key=lambda rules: rules != alone):
             bound = bounds[rules]
@@ -501,6 +503,19 @@ class Layouts:
         if storage:
             run.storage(sorted(others, key=run.least), space)
         return begun + others
+
+    def _few(self, run: _Enumeration, space: LayoutSpace, weigh: Weigh) -> list[Rules]:
+        """The layouts that may be faster than what another mesh has, those of least work first.
+
+        None where none has anything, or where they are more than are placed.
+        """
+        problem = run.problem
+        if not self.bounds or problem.below == math.inf or problem.request.front:
+            return []
+        ceiling = problem.below * (1 + ROUNDING)
+        listed = [*itertools.islice(space.within(ceiling, weigh), MOST + 1)]
+        few = [rules for _, rules in sorted(listed, key=lambda w: w[0])]
+        return few if len(few) <= MOST else []
 
 
 def _is_narrow(problem: Problem) -> bool:

@@ -29,9 +29,11 @@ from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.budget import SIMULATED
 from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StageStart
 from meshdsl.search.enumeration import SHOWN
-from meshdsl.search.problem import Count, Key, Method, Problem, SearchResult
+from meshdsl.search.lower_bounds import ROUNDING
+from meshdsl.search.problem import Count, Key, Method, Problem, SearchResult, least_value
 from meshdsl.search.space import seconds, work
 from meshdsl.search.stage_boundaries import Beginnings, beginnings, passes
+from meshdsl.search.storage_rules import stored
 
 STARTS = 3
 """The layouts of the other axes that are put in stages, for each split of the batch."""
@@ -76,19 +78,25 @@ def searched(problem: Problem, method: Method) -> SearchResult:
         cut = (SearchRule(loop.name, (axis,)),)
     else:
         return method.solve(problem)
-    if problem.execution.schedule is not None or (cut and {*cut} <= {*problem.fixed}):
-        result = SearchResult(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
-    else:
-        result = method.solve(problem)
-    layouts = {result.rules: result.stored for result in _layouts(problem, axis, method)}
-    run = _PipelineSearch(problem, axis, cut, places, layouts)
-    run.search()
-    count = replace(result.count, pipelines=len(run.made))
+    run = _PipelineSearch(problem, axis, cut, places)
+    run.search(method)
     fitting = sorted(filter(problem.fits, run.made), key=problem.key)
+    result = SearchResult(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
+    if problem.execution.schedule is None and not (cut and {*cut} <= {*problem.fixed}):
+        result = _without_stages(problem, method, fitting)
+    count = replace(result.count, pipelines=len(run.made))
     plans = sorted((*result.plans, *fitting), key=problem.key)
     # The best pipeline is shown, however many others come before it.
     shown = (*plans[:SHOWN], *(p for p in fitting[:1] if p not in plans[:SHOWN]))
     return replace(result, plans=shown, every=(*result.every, *run.made), count=count)
+
+
+def _without_stages(
+    problem: Problem, method: Method, pipelines: Sequence[Candidate]
+) -> SearchResult:
+    """What a method finds, only as far as it may be better than the best pipeline that fits."""
+    below = min([problem.below, *map(problem.value, pipelines[:1])])
+    return replace(method.solve(replace(problem, below=below)), problem=problem)
 
 
 def check(program: named.NamedProgram, axis: str, meshes: Sequence[Mesh]) -> None:
@@ -133,50 +141,40 @@ def _loop(problem: Problem) -> Dim | None:
     return max(dims, key=lambda dim: dim.size, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """General rules for the other axes, and rules for storage that go with them."""
-
-    rules: Rules
-    stored: tuple[Rules, ...]
-
-
-def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
-    """The best layouts of the other axes for each split of the batch.
+def _beside(problem: Problem, axis: str) -> Iterator[Problem]:
+    """The problem of the other axes for each split of the batch, those of least work first.
 
     How far a batch can be split depends on the number of micro-batches; what is best beside a
     split does not, for sums of gradients are sent once. What a layout takes without stages, of
     memory or of time for what stages store, decides nothing here.
     """
     axes = tuple((name, 1 if name == axis else size) for name, size in problem.mesh.axes)
-    request = replace(problem.request, memory=None, pipeline=None, front=True, certificate=False)
+    request = replace(problem.request, memory=None, pipeline=None, storage=False, certificate=False)
     others = replace(problem, mesh=replace(problem.mesh, axes=axes), request=request)
     settings = problem.execution.settings
     execution = Execution(settings=settings) if settings else PLAIN
     others = replace(others, start=None, least=None, below=math.inf, execution=execution)
-    loops = {dim.name for dim in _loops(problem.program)}
-    for fixed in _splits(problem, axis):
-        try:
-            done = _beside(replace(others, fixed=fixed), method)
-        except DiagnosticError:
-            continue
-        by_rules: dict[Rules, dict[Rules, None]] = {}
-        for plan in sorted(done.every, key=problem.key):
-            usable = tuple(r for r in plan.rules if r.axes and r.dim not in loops)
-            general = tuple(rule for rule in usable if not rule.selector)
-            by_rules.setdefault(general, {})[tuple(r for r in usable if r.selector)] = None
-        yield from (_Layout(rules, tuple(by_rules[rules])) for rules in list(by_rules)[:STARTS])
+    yield from sorted((replace(others, fixed=f) for f in _splits(problem, axis)), key=least_value)
 
 
-def _beside(problem: Problem, method: Method) -> SearchResult:
-    """What a method finds beside the stages: once for all limits, unless it was cut off."""
+def _layouts(problem: Problem, method: Method) -> tuple[Rules, ...]:
+    """The best general rules for the axes beside the stages: once for all limits, unless cut off.
+
+    None where they cannot be placed.
+    """
     key = problem.mesh, problem.objective, problem.fixed
     if key in problem.known_splits:
         return problem.known_splits[key]
-    done = method.solve(problem)
+    try:
+        plans = method.solve(problem).plans
+    except DiagnosticError:
+        return ()
+    loops = {dim.name for dim in _loops(problem.program)}
+    usable = (tuple(r for r in p.rules if r.axes and r.dim not in loops) for p in plans)
+    found = tuple(dict.fromkeys(usable))[:STARTS]
     if not problem.expired():
-        problem.known_splits[key] = done
-    return done
+        problem.known_splits[key] = found
+    return found
 
 
 def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
@@ -205,7 +203,7 @@ def _batch(problem: Problem) -> Dim | None:
 
 @dataclass(slots=True)
 class _PipelineSearch:
-    """One search among the layouts of the other axes, each with rules for storage that go with it.
+    """One search among the layouts of the other axes.
 
     `cut` is the rule of the stages, or a network without a loop has `places` where they may begin;
     `made` are the pipelines that were placed.
@@ -215,19 +213,36 @@ class _PipelineSearch:
     axis: str
     cut: Rules
     places: Beginnings | None
-    layouts: dict[Rules, tuple[Rules, ...]]
     made: list[Candidate] = field(default_factory=list)
 
-    def search(self) -> None:
+    def search(self, method: Method) -> None:
         """Choose layouts, then among micro-batches, cuts, what is stored how, and schedules."""
-        self._try((rules, use, ()) for rules in self.layouts for use in self._uses(rules)[:1])
+        for others in _beside(self.problem, self.axis):
+            if not self._is_slower(least_value(others)):
+                layouts = _layouts(others, method)
+                self._try((rules, use, ()) for rules in layouts for use in self._uses(rules)[:1])
         first = [self._general(plan) for plan in sorted(self.made, key=self._key)[:MOST]]
         self._try((rules, use, ()) for rules in first for use in self._uses(rules)[1:])
         if self.made and self.places is not None and not self.problem.execution.cuts:
             self._move(self.places)
-        for changed in (self._stored, self._scheduled) if self.made else ():
+        for changed in (self._stored, self._recomputed, self._scheduled) if self.made else ():
             best = min(self.made, key=self._key)
             self._try((*others, best.cuts) for others in changed(best))
+
+    def _is_slower(self, computing: float) -> bool:
+        """Whether stages of operators that take so long in all are slower than what is found."""
+        if self.problem.objective != "time":
+            return False
+        least = computing / self.problem.mesh.size(self.axis) * (1 - ROUNDING)
+        return least > self._reached
+
+    @property
+    def _reached(self) -> float:
+        """The value that is to be improved on: that of the best pipeline that fits."""
+        best = min(self.made, key=self._key, default=None)
+        if best is None or not self.problem.fits(best):
+            return self.problem.below
+        return min(self.problem.below, self.problem.value(best))
 
     def _move(self, places: Beginnings) -> None:
         """Cut the best pipeline in every way; of many, near it as long as that gets better."""
@@ -243,15 +258,29 @@ class _PipelineSearch:
             here = None if is_exhaustive else ways.get(min(self.made, key=self._key).cuts)
 
     def _stored(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
-        """A pipeline with rules for what is stored, and with the same computed again."""
-        use, general = plan.schedule, self._general(plan)
+        """A pipeline with rules for what is stored."""
+        use, general, mesh = plan.schedule, self._general(plan), self.problem.mesh
         assert use is not None
+        if self.problem.request.storage:
+            others = replace(mesh, axes=tuple(a for a in mesh.axes if a[0] != self.axis))
+            for rules in stored(self.problem.program, others, general):
+                yield (*general, *rules), use
+
+    def _recomputed(self, best: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
+        """The same pipelines with all computed again, where memory is what counts.
+
+        They compute more: what would not be better without a limit is not better so.
+        """
+        problem, use, general = self.problem, best.schedule, self._general(best)
+        assert use is not None
+        is_limited = problem.request.memory is not None or problem.objective == "memory"
+        if problem.execution.schedule is not None or not is_limited:
+            return
         again = replace(use, options={"recompute": "stage"})
-        is_free = self.problem.execution.schedule is None
-        for rules in ((), *self.layouts[general]):
-            yield (*general, *rules), use
-            if is_free and self.problem.request.memory is not None:
-                yield (*general, *rules), again
+        reached = math.inf if problem.objective == "memory" else self._reached
+        for plan in [p for p in self.made if p.schedule == use and self._general(p) == general]:
+            if problem.value(plan) < reached:
+                yield tuple(rule for rule in plan.rules if rule not in self.cut), again
 
     def _scheduled(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline under other schedules."""
@@ -275,7 +304,8 @@ class _PipelineSearch:
         for others, use, cuts in tried:
             rules = (*self.cut, *others)
             long = most is not None and len(rules) > most
-            if long or not {*fixed} <= {*rules}:
+            general = tuple(rule for rule in others if not rule.selector)
+            if long or not {*fixed} <= {*rules} or self._is_slower(self._computing(general)):
                 continue
             try:
                 plan = self._plan(rules, use, cuts)
@@ -289,6 +319,12 @@ class _PipelineSearch:
                     self.made.append(plan)
             except DiagnosticError:
                 continue
+
+    def _computing(self, general: Rules) -> float:
+        """The seconds of all operators at least; settings may change what is computed where."""
+        if self.problem.execution.settings or self.problem.objective != "time":
+            return 0.0
+        return self.problem.computing(general)
 
     def _plan(self, rules: Rules, use: ScheduleUse, cuts: tuple[StageStart, ...]) -> Candidate:
         """Rules in stages, placed by the first walk. Raises what is wrong with the schedule."""

@@ -85,7 +85,7 @@ class Problem:
     below: float = math.inf
     made: dict[tuple[Circumstances, Rules, str], Candidate] = field(default_factory=dict)
     known_tables: dict[LayoutSpace, Tables] = field(default_factory=dict)
-    known_splits: dict[tuple[Mesh, str, Rules], SearchResult] = field(default_factory=dict)
+    known_splits: dict[tuple[Mesh, str, Rules], tuple[Rules, ...]] = field(default_factory=dict)
 
     @property
     def space(self) -> LayoutSpace:
@@ -239,6 +239,12 @@ class Problem:
             return plan.seconds_at_least(0.0 if settings else self.computing(plan.rules))
         return plan.sent_at_least if self.objective == "bytes" else 0
 
+    def at_most(self, plan: Candidate) -> float:
+        """An upper bound of `value`: in bytes it is known from the placed program alone."""
+        if self.objective == "bytes" and not plan.is_piped:
+            return plan.sent_at_most
+        return self.value(plan)
+
     def computing(self, rules: Rules) -> float:
         """The seconds of all operators at least; rules for storage may divide updates.
 
@@ -279,6 +285,13 @@ class Problem:
             return False
         # Of the rest of the key, memory takes a walk of its own: it is asked for among equals.
         return (self.value(plan) < value or self.key(plan) < self.key(than)) and self.fits(plan)
+
+
+def least_value(problem: Problem) -> float:
+    """What no plan can be below: of several problems the one of the least is searched first."""
+    if problem.objective != "time" or problem.timing is None:
+        return 0.0
+    return problem.space.least(seconds(problem.timing))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,10 @@ def without(found: SearchResult, plan: Candidate, rule: SearchRule) -> Candidate
     try:
         for other in alternatives:
             problem.within(other, math.inf, None)
-        fitting = [p for p in alternatives if problem.fits(p)]
-        return min(fitting, key=problem.key) if fitting else min(alternatives, key=lambda p: p.peak)
+        best: Candidate | None = None
+        for other in alternatives:
+            best = other if problem.is_better(other, best) else best
+        return best or min(alternatives, key=lambda p: p.peak)
     except DiagnosticError:
         return None
 

@@ -16,8 +16,7 @@ from meshdsl.search.certificate import ahead, certified
 from meshdsl.search.declared import with_declared
 from meshdsl.search.local_search import by_steps, less
 from meshdsl.search.pipeline_search import searched
-from meshdsl.search.problem import Method, Problem, SearchResult
-from meshdsl.search.space import seconds
+from meshdsl.search.problem import Method, Problem, SearchResult, least_value
 from meshdsl.search.warm_start import begun as started
 from meshdsl.search.within_memory import within_memory
 
@@ -105,7 +104,7 @@ def _searched(problems: Sequence[Problem], method: Method) -> SearchResult:
     least = min(problem.least_work for problem in problems)
     results, refused = [], list[DiagnosticError]()
     below = math.inf
-    for problem in sorted(problems, key=_least_value):
+    for problem in sorted(problems, key=least_value):
         try:
             problem = replace(problem, least=least, below=below)
             results.append(searched(problem, method))
@@ -148,13 +147,6 @@ def _finished(result: SearchResult) -> SearchResult:
         result = by_steps(result) if result.problem.request.by_steps else less(result)
     result = with_declared(result)
     return result if result.problem.start is None else started(result)
-
-
-def _least_value(problem: Problem) -> float:
-    """What no plan can be below; the mesh of the least is searched first."""
-    if problem.objective != "time" or problem.timing is None:
-        return 0.0
-    return problem.space.least(seconds(problem.timing))
 
 
 def _order(found: SearchResult) -> tuple[bool, tuple[float, ...]]:
