@@ -252,8 +252,9 @@ def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 1
         return np.reshape(seeds, values.shape)
     digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
     key, flat = np.frombuffer(digest, "<u8").astype(np.uint64), values.reshape(-1)
+    chunk = min(chunk, 64 * max(1, -(-flat.size // 64)))
     for start in range(0, flat.size, chunk):
-        # Always a full chunk, so that every element goes through the same loop of numpy.
+        # Always full vectors, so that every element goes through the same loop of numpy.
         at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *values.shape])
         here = (at[0], *(index[a] for index, a in zip(indices, at[1:], strict=True)))
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
