@@ -124,7 +124,10 @@ class Forks:
     def ranks(
         self, world: int, arguments: Sequence[str], folder: Path, log: Path, **environment: str
     ) -> Iterator[Leader]:
-        """`python ARGUMENTS…` in a folder on so many processes, which print into `log`."""
+        """`python ARGUMENTS…` in a folder on so many processes, which print into `log`.
+
+        With a world of 0 it is one process, and no rank of anything.
+        """
         asked, said = self._server.stdin, self._server.stdout
         assert asked is not None
         assert said is not None
@@ -138,6 +141,13 @@ class Forks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader.pid, signal.SIGKILL)
             leader.wait()
+
+    def run_script(self, path: str, *arguments: object, log: Path) -> str:
+        """What `python PATH ARGUMENTS…` prints, from the root of the project; it has to succeed."""
+        with self.ranks(0, [path, *map(str, arguments)], ROOT, log) as leader:
+            code, printed = leader.wait(), log.read_text(encoding="utf-8")
+        assert code == 0, printed
+        return printed
 
     @contextmanager
     def launched(
@@ -176,7 +186,7 @@ def serve() -> None:
 def lead(
     world: int, arguments: list[str], folder: str, log: str, environment: dict[str, str]
 ) -> NoReturn:
-    """Run the ranks that `Forks.ranks` asks for, and exit with 0 if all did."""
+    """Run the ranks or the script that `Forks.ranks` asks for, and exit with 0 if all did."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -184,6 +194,10 @@ def lead(
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for output in (1, 2):
         os.dup2(said, output)
+    sys.argv = [*arguments]
+    if not world:
+        runpy.run_path(arguments[0], run_name="__main__")
+        sys.exit()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -192,7 +206,6 @@ def lead(
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in {**own, **meeting}.items()})
-        sys.argv = [*arguments]
         runpy.run_path(arguments[0], run_name="__main__")
 
     run_ranks(world, work)

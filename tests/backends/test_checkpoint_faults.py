@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -210,28 +209,23 @@ def too_large(folder: Path) -> None:
     assert listing(folder) == ["latest", "step-10"]
 
 
-def in_a_process(*words) -> str:
-    """Run this file as a program: what forks, or limits itself, has a process of its own."""
-    command = [sys.executable, "-m", "tests.backends.test_checkpoint_faults", *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout
+@pytest.fixture
+def in_a_process(forks, tmp_path_factory):
+    """Runs this file as a program: what forks, or limits itself, has a process of its own."""
+    log = tmp_path_factory.mktemp("logs") / "log"
+    return lambda *words: forks.run_script(__file__, *words, log=log)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "step again"])
-def test_killed_at_any_call_the_last_whole_one_is_found(tmp_path, again):
-    in_a_process("every", tmp_path, int(again))
+def test_killed_at_any_call_the_last_whole_one_is_found(tmp_path, in_a_process, again):
+    assert in_a_process("every", tmp_path, int(again)) == ""
 
 
-def test_killed_at_random_the_last_whole_one_is_found(tmp_path):
-    in_a_process("random", tmp_path, 12)
+def test_killed_at_random_the_last_whole_one_is_found(tmp_path, in_a_process):
+    assert in_a_process("random", tmp_path, 12) == ""
 
 
-def test_a_write_that_the_system_refuses_is_told(tmp_path):
+def test_a_write_that_the_system_refuses_is_told(tmp_path, in_a_process):
     assert "could not be written" in in_a_process("large", tmp_path)
     assert disk.names(tmp_path) == ["step-10"]
 

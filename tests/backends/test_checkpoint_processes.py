@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,10 +18,10 @@ from meshdsl.backends.train import checkpoint as disk
 from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint import MESHES, cut, found_in, loaded, placed, same, save, whole
+from tests.project import ROOT
 from tests.ranks import run_ranks
-from tests.waiting import ended, started, until
+from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 STATIONS = [("2x2", 1), ("4", 3), ("2x2", 5)]
 """Meshes, and the order of placements on them, that a state is carried through."""
 
@@ -87,14 +85,6 @@ def forever(folder: Path, rank: int) -> None:
 SCENES = {"carried": carried, "failing": failing, "forever": forever}
 
 
-def start(scene: str, folder: Path) -> Any:
-    """The four processes of a scene, at work."""
-    program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene, str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return started(program, cwd=ROOT, env=environment, **pipes)
-
-
 @pytest.fixture
 def begun(tmp_path):
     """A folder with the checkpoint of step 0, saved by one process."""
@@ -104,19 +94,18 @@ def begun(tmp_path):
 
 
 @pytest.mark.parametrize("scene", ["carried", "failing"])
-def test_four_processes(begun, scene):
-    with start(scene, begun) as (process,):
-        (said,) = ended([process])
-    assert process.returncode == 0, said
+def test_four_processes(begun, forks, tmp_path, scene):
+    forks.run_script(__file__, scene, begun, log=tmp_path / "log")
 
 
-def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
-    with start("forever", begun) as (process,):
-        pids = process.stdout.readline().split()
+def test_a_killed_process_leaves_the_last_whole_checkpoint(begun, forks, tmp_path):
+    log = tmp_path / "log"
+    with forks.ranks(0, [__file__, "forever", str(begun)], ROOT, log) as leader:
         until(lambda: len(disk.names(begun)) > 2)
+        pids = log.read_text().split("\n")[0].split()
         os.kill(int(pids[2]), signal.SIGKILL)
-        (said,) = ended([process])
-    codes = [int(code) for code in said.splitlines()[-1].split()]
+        leader.wait()
+    codes = [int(code) for code in log.read_text().splitlines()[-1].split()]
     assert codes[2] == -signal.SIGKILL
     assert 0 not in codes, "the others ended as if all were well"
     found = found_in(begun)
