@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import numpy as np
+from meshdsl.backends.runtime.lazy_numpy import np
 
 
 class IndexOutOfRange(IndexError):

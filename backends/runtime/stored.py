@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from meshdsl.backends.runtime.values import Array
 CALL = 16384
 """Bytes that are read in the time that one more call takes."""
 
-Indices = range | Array
+Indices: TypeAlias = "range | Array"
 """Indices along a dim, in order and each once."""
 
 LOAD_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError)

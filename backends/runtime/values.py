@@ -3,11 +3,11 @@
 import hashlib
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
+from meshdsl.backends.runtime.lazy_numpy import np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Way = int | tuple[int, ...]
 """How a dim is split over an axis: into a number of blocks, or into blocks of given sizes."""
 
@@ -70,7 +70,10 @@ def spec_of(text: str) -> Spec:
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
     """Where device `rank` stands on every axis (row-major: the last axis varies fastest)."""
-    return dict(zip(mesh, map(int, np.unravel_index(rank, tuple(mesh.values()))), strict=True))
+    at = {}
+    for axis in reversed(mesh):
+        rank, at[axis] = divmod(rank, mesh[axis])
+    return {axis: at[axis] for axis in mesh}
 
 
 def source_rank(
@@ -106,10 +109,15 @@ def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]
 
     An axis may be written with what the group is for: `pipe:forward`.
     """
-    ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-    varying = [n for n, axis in enumerate(mesh) if axis in {a.partition(":")[0] for a in axes}]
-    size = math.prod(ranks.shape[position] for position in varying)
-    return np.moveaxis(ranks, varying, range(-len(varying), 0)).reshape(-1, size).tolist()
+    varying = {axis.partition(":")[0] for axis in axes}
+    within, groups, stride = [0], [0], math.prod(mesh.values())
+    for axis, size in mesh.items():
+        stride //= size
+        if axis in varying:
+            within = [rank + n * stride for rank in within for n in range(size)]
+        else:
+            groups = [rank + n * stride for rank in groups for n in range(size)]
+    return [[first + rank for rank in within] for first in groups]
 
 
 def block(size: int, ways: tuple[Way, ...], at: tuple[int, ...]) -> tuple[int, int]:

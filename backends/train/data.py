@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -454,7 +454,7 @@ def _bound(spec: Spec) -> int:
 # --- tokens --------------------------------------------------------------------------------------
 
 
-Tokens = Array | FileBytes
+Tokens: TypeAlias = "Array | FileBytes"
 """The tokens of a text: in memory, or bytes that are read from the file where they are needed."""
 
 

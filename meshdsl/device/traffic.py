@@ -10,9 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.device.alike import alike_devices
 from meshdsl.device.ir import (
     Bucket,
@@ -102,7 +100,7 @@ class _Senders:
         along = self.mesh.size(*axes) * sum(map(len, groups))
         return Sender(self.mesh.devices // along * len(group), group, self._sent(group[0], at))
 
-    def _bytes(self, device: int, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    def _bytes(self, device: int, axes: tuple[str, ...]) -> np.typing.NDArray[np.int64]:
         """What the devices with all coordinates on `axes` send in all."""
         sent = np.zeros([self.mesh.size(axis) for axis in axes], np.int64)
         for node, count, home in self._done(device):

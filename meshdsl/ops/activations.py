@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from meshdsl.ops import kit
+from meshdsl.backends.runtime.lazy_numpy import np
+from meshdsl.ops import kit, zeros
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -71,6 +70,7 @@ def _slope_gradient(name: str, curve: Callable[[kit.Backward], kit.Value] | None
 kit.pointwise(
     "relu", 1, lambda x: np.maximum(x, 0), "torch.relu({0})", monotone=[0],
     gradient=kit.applied("relu_grad", to_result=True), in_place=["torch.relu_({0})"],
+    keeps_zero=True,
     meaning="max(x, 0), element by element.",
 )  # fmt: skip
 _slope(
@@ -93,9 +93,10 @@ def _sigmoid(x: kit.Array) -> kit.Array:
 
 kit.smooth(
     "tanh",
-    np.tanh,
+    lambda x: np.tanh(x),
     "torch.tanh({0})",
     kit.applied("tanh_grad", to_result=True),
+    keeps_zero=True,
     meaning="The hyperbolic tangent of each element.",
 )
 _slope(
@@ -151,6 +152,7 @@ kit.smooth(
     kit.applied("silu_grad"),
     rises=False,
     in_place=False,
+    keeps_zero=True,
     meaning="x * sigmoid(x), element by element; also called swish.",
 )
 _slope(
@@ -189,6 +191,7 @@ kit.smooth(
     "torch.erf({0})",
     kit.factor_of(lambda call: _bell(call, call.operand(0), -1.0, 2 / math.sqrt(math.pi))),
     in_place=False,
+    keeps_zero=True,
     meaning="The error function of each element.",
 )
 
@@ -279,6 +282,7 @@ kit.operator(
     exact=False,
     flops=lambda sig: 8 * sig.outs[0].elements,
     gradient=kit.applied("gelu_grad"),
+    zeros=zeros.passes(0),
     meaning="x times the normal distribution function at x, or a curve close to it.",
 )
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, normalise, reduce
 
 _LARGEST = 2**31 - 1

@@ -6,8 +6,7 @@ would round, and be NaN from the first infinity on.
 
 from __future__ import annotations
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-import numpy as np
-
 from meshdsl.backends.runtime.indices import check_divisor
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
 
 _SAMPLES = (
@@ -72,11 +71,11 @@ def _floored(
 
 
 _floored(
-    "floordiv", "//", "floor_divide_", np.floor_divide, operator.floordiv, None,
+    "floordiv", "//", "floor_divide_", lambda x, y: np.floor_divide(x, y), operator.floordiv, None,
     "The first tensor over the second, rounded down, element by element: `-7 // 2` is -4. An "
     "integer that is divided by 0 ends the run (MD0802).",
 )  # fmt: skip
 _floored(
-    "mod", "%", "remainder_", np.remainder, operator.mod, _rest_gradient,
+    "mod", "%", "remainder_", lambda x, y: np.remainder(x, y), operator.mod, _rest_gradient,
     "What `//` leaves, with the sign of the divisor, element by element: `-7 % 2` is 1.",
 )  # fmt: skip

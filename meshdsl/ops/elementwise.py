@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import arithmetic_gradients as grads
 from meshdsl.ops import kit, zeros
 
@@ -66,14 +64,16 @@ def _extreme(function: str, bound: str) -> Callable[[kit.TorchCall, list[str]], 
 
 
 kit.pointwise(
-    "add", 2, np.add, "{0} + {1}", infix="+", linear=[(0, 1)], gradient=grads.add_gradient,
+    "add", 2, lambda x, y: np.add(x, y), "{0} + {1}", infix="+", linear=[(0, 1)],
+    gradient=grads.add_gradient,
     zeros=zeros.union,
     true_rows=_rising(_ENDS, "P({}), B -> P({})", "B, P({}) -> P({})"),
     in_place=["{0}.add_({1})", "{1}.add_({0})"], fold=operator.add, lazy=True,
     meaning="The sum of two tensors, element by element.",
 )  # fmt: skip
 kit.pointwise(
-    "sub", 2, np.subtract, "{0} - {1}", infix="-", linear=[(0, 1)], gradient=grads.sub_gradient,
+    "sub", 2, lambda x, y: np.subtract(x, y), "{0} - {1}", infix="-", linear=[(0, 1)],
+    gradient=grads.sub_gradient,
     zeros=zeros.union,
     true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)")
     | _rising(_ENDS, "P({}), B -> P({})"),
@@ -81,29 +81,31 @@ kit.pointwise(
     meaning="The first tensor less the second, element by element.",
 )  # fmt: skip
 kit.pointwise(
-    "mul", 2, np.multiply, "{0} * {1}", infix="*", linear=[(0,), (1,)], gradient=grads.mul_gradient,
+    "mul", 2, lambda x, y: np.multiply(x, y), "{0} * {1}", infix="*", linear=[(0,), (1,)],
+    gradient=grads.mul_gradient,
     in_place=["{0}.mul_({1})", "{1}.mul_({0})"], fold=operator.mul, zeros=zeros.passes(0, 1),
     meaning="The product of two tensors, element by element.",
 )  # fmt: skip
 kit.pointwise(
-    "div", 2, np.divide, "{0} / {1}", infix="/", accept="float", check=_no_integers, exact=False,
+    "div", 2, lambda x, y: np.divide(x, y), "{0} / {1}", infix="/", accept="float",
+    check=_no_integers, exact=False,
     linear=[(0,)], gradient=grads.div_gradient, in_place=["{0}.div_({1})"], fold=operator.truediv,
     zeros=zeros.passes(0),
     meaning="The first tensor over the second, element by element; of floats only.",
 )  # fmt: skip
 kit.pointwise(
-    "pow", 2, np.power, _power_text, infix="^", accept="float", exact=False,
+    "pow", 2, lambda x, y: np.power(x, y), _power_text, infix="^", accept="float", exact=False,
     values="positive int", gradient=grads.pow_gradient, fold=_power, precision="f32",
     meaning="The first tensor to the power of the second, element by element.",
 )  # fmt: skip
 kit.pointwise(
-    "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
+    "maximum", 2, lambda x, y: np.maximum(x, y), _extreme("torch.maximum", "min"), monotone=[0, 1],
     true_rows=kit.rows_with_reason(_BOTH, "P(max), P(max) -> P(max)"),
     gradient=grads.extreme_gradient("lt", "le"), fold=max,
     meaning="The larger of two elements.",
 )  # fmt: skip
 kit.pointwise(
-    "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
+    "minimum", 2, lambda x, y: np.minimum(x, y), _extreme("torch.minimum", "max"), monotone=[0, 1],
     true_rows=kit.rows_with_reason(_BOTH, "P(min), P(min) -> P(min)"),
     gradient=grads.extreme_gradient("gt", "ge"), fold=min,
     meaning="The smaller of two elements.",
@@ -115,51 +117,70 @@ kit.pointwise(
 def _compare(
     name: str,
     sign: str,
-    numpy: Any,
+    numpy: str,
     accept: str,
     rises: int | None,
     meaning: str,
     zero: kit.ZeroRule | None = None,
 ) -> None:
-    """Register a comparison, rising in operand `rises` and falling in the other (None: neither)."""
+    """Register a comparison that numpy calls `numpy`.
+
+    It rises in operand `rises` and falls in the other (None: neither).
+    """
     rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
     true: Mapping[str, str] = {}
     if rises in rows:
         falls = [rows[rises].format(*p) for p in (("max", "min"), ("min", "max"))]
         true = _falling(*falls) | _rising(_NOT_NAN, rows[1 - rises])
     kit.pointwise(
-        name, 2, numpy, f"{{0}} {sign} {{1}}", infix=sign, accept=accept, result=kit.BOOL,
-        true_rows=true, zeros=zero, meaning=f"Whether {meaning}.",
+        name, 2, lambda x, y: getattr(np, numpy)(x, y), f"{{0}} {sign} {{1}}", infix=sign,
+        accept=accept, result=kit.BOOL, true_rows=true, zeros=zero, meaning=f"Whether {meaning}.",
     )  # fmt: skip
 
 
-_compare("eq", "==", np.equal, "any", None, "two elements are equal", zeros.equality)
-_compare("ne", "!=", np.not_equal, "any", None, "two elements differ")
-_compare("lt", "<", np.less, "number", 1, "the first element is less than the second")
-_compare("le", "<=", np.less_equal, "number", 1, "the first element is at most the second")
+_compare("eq", "==", "equal", "any", None, "two elements are equal", zeros.equality)
+_compare("ne", "!=", "not_equal", "any", None, "two elements differ")
+_compare("lt", "<", "less", "number", 1, "the first element is less than the second")
+_compare(
+    "le",
+    "<=",
+    "less_equal",
+    "number",
+    1,
+    "the first element is at most the second",
+)
 _compare(
     "gt",
     ">",
-    np.greater,
+    "greater",
     "number",
     0,
     "the first element is greater than the second",
     zeros.above,
 )
-_compare("ge", ">=", np.greater_equal, "number", 0, "the first element is at least the second")
+_compare(
+    "ge",
+    ">=",
+    "greater_equal",
+    "number",
+    0,
+    "the first element is at least the second",
+)
 kit.pointwise(
-    "logical_and", 2, np.logical_and, "{0} & {1}", infix="and", accept="bool", monotone=[0, 1],
+    "logical_and", 2, lambda x, y: np.logical_and(x, y), "{0} & {1}", infix="and", accept="bool",
+    monotone=[0, 1],
     zeros=zeros.passes(0, 1),
     true_rows=kit.rows_with_reason(_BOTH, "P(min), P(min) -> P(min)"),
     meaning="Whether both elements are true.",
 )  # fmt: skip
 kit.pointwise(
-    "logical_or", 2, np.logical_or, "{0} | {1}", infix="or", accept="bool", monotone=[0, 1],
+    "logical_or", 2, lambda x, y: np.logical_or(x, y), "{0} | {1}", infix="or", accept="bool",
+    monotone=[0, 1],
     true_rows=kit.rows_with_reason(_BOTH, "P(max), P(max) -> P(max)"),
     meaning="Whether at least one of two elements is true.",
 )  # fmt: skip
 kit.pointwise(
-    "logical_not", 1, np.logical_not, "~{0}", said="not", accept="bool",
+    "logical_not", 1, lambda x: np.logical_not(x), "~{0}", said="not", accept="bool",
     true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
     meaning="Whether the element is false.",
 )  # fmt: skip
@@ -168,40 +189,45 @@ kit.pointwise(
 
 _UNDEFINED = _rising(_NEGATIVE, "P({}) -> P({})")
 kit.pointwise(
-    "neg", 1, np.negative, "-{0}", said="-", linear=[(0,)],
+    "neg", 1, lambda x: np.negative(x), "-{0}", said="-", linear=[(0,)],
     true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"), gradient=grads.neg_gradient,
     fold=operator.neg,
+    keeps_zero=True,
     meaning="The element with the other sign.",
 )  # fmt: skip
 kit.pointwise(
-    "abs", 1, np.abs, "torch.abs({0})",
+    "abs", 1, lambda x: np.abs(x), "torch.abs({0})",
     gradient=kit.factor_of(lambda call: call.emit("sign", call.operand(0))), fold=abs,
+    keeps_zero=True,
     meaning="The element without its sign.",
 )  # fmt: skip
 kit.pointwise(
     "sign", 1, lambda x: np.where(x != x, 0, np.sign(x)), "torch.sign({0})",
     true_rows=_rising(_NOT_NAN, "P({}) -> P({})"),
+    keeps_zero=True,
     meaning="-1, 0 or 1, as the element is negative, zero or positive; 0 for NaN.",
 )  # fmt: skip
 kit.pointwise(
-    "square", 1, np.square, "torch.square({0})", gradient=grads.square_gradient,
+    "square", 1, lambda x: np.square(x), "torch.square({0})", gradient=grads.square_gradient,
     in_place=["torch.square_({0})"], fold=lambda x: x * x, precision="f32",
+    keeps_zero=True,
     meaning="x * x, element by element.",
 )  # fmt: skip
 kit.pointwise(
     "floor",
     1,
-    np.floor,
+    lambda x: np.floor(x),
     "torch.floor({0})",
     accept="float",
     monotone=[0],
     values="half",
     fold=math.floor,
+    keeps_zero=True,
     meaning="The largest integer that is not above the element, as a float.",
 )
 kit.smooth(
     "exp",
-    np.exp,
+    lambda x: np.exp(x),
     "torch.exp({0})",
     kit.factor_of(lambda call: call.result()),
     fold=math.exp,
@@ -210,7 +236,7 @@ kit.smooth(
 )
 kit.smooth(
     "log",
-    np.log,
+    lambda x: np.log(x),
     "torch.log({0})",
     grads.log_gradient,
     values="positive",
@@ -222,26 +248,28 @@ kit.smooth(
 )
 kit.smooth(
     "sqrt",
-    np.sqrt,
+    lambda x: np.sqrt(x),
     "torch.sqrt({0})",
     grads.sqrt_gradient,
     values="positive",
     rises=False,
     true_rows=_UNDEFINED,
     fold=math.sqrt,
+    keeps_zero=True,
     meaning="The square root of each element.",
 )
 kit.smooth(
     "sin",
-    np.sin,
+    lambda x: np.sin(x),
     "torch.sin({0})",
     kit.factor_of(lambda call: call.emit("cos", call.operand(0))),
     rises=False,
+    keeps_zero=True,
     meaning="The sine of each element, in radians.",
 )
 kit.smooth(
     "cos",
-    np.cos,
+    lambda x: np.cos(x),
     "torch.cos({0})",
     grads.cos_gradient,
     rises=False,
@@ -254,13 +282,17 @@ kit.pointwise(
     meaning="1 / sqrt(x), element by element.",
 )  # fmt: skip
 kit.pointwise(
-    "stop_gradient", 1, np.asarray, "{0}.detach()", accept="any", linear=[(0,)], monotone=[0],
+    "stop_gradient", 1, lambda x: np.asarray(x), "{0}.detach()", accept="any", linear=[(0,)],
+    monotone=[0],
     view=True, lazy=True,
+    keeps_zero=True,
     meaning="The tensor itself, through which no gradient flows.",
 )  # fmt: skip
 kit.pointwise(
-    "identity", 1, np.asarray, "{0}", accept="any", linear=[(0,)], monotone=[0], view=True,
+    "identity", 1, lambda x: np.asarray(x), "{0}", accept="any", linear=[(0,)], monotone=[0],
+    view=True,
     lazy=True, gradient=kit.passed,
+    keeps_zero=True,
     meaning="The tensor itself.",
 )  # fmt: skip
 
@@ -273,6 +305,10 @@ def _where_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     dtype = kit.need_one_dtype("where", *ins[1:])
     # The values come first, so that a mask with few dims does not transpose the memory layout.
     return (kit.TensorType(kit.merged_dims("where", *ins[1:], ins[0]), dtype),)
+
+
+def _where_numpy(mask: kit.Array, x: kit.Array, y: kit.Array) -> kit.Array:
+    return np.where(mask, x, y)
 
 
 def _where_torch(call: kit.TorchCall) -> str:
@@ -300,7 +336,7 @@ kit.operator(
     kit.Surface("none", (3, 3)),
     _where_infer,
     kit.plain(linear=[(1, 2)], monotone=[1, 2]),
-    kit.numpy_pointwise(np.where),
+    kit.numpy_pointwise(_where_numpy),
     _where_torch,
     kit.samples("b h: bool; b h; h b", "s: bool; b s h; h", "s b: bool; (); b", "(): bool; (); ()"),
     true_rows=kit.rows_with_reason(

@@ -7,9 +7,8 @@ Indices are checked against the global size first.
 
 from __future__ import annotations
 
-import numpy as np
-
 from meshdsl.backends.runtime.indices import check_index
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, zeros
 
 # --- indices ---------------------------------------------------------------------------------

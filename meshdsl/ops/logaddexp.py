@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
 
 
@@ -21,7 +20,7 @@ def _share(call: kit.Backward, index: int) -> kit.Value:
 kit.pointwise(
     "logaddexp",
     2,
-    np.logaddexp,
+    lambda x, y: np.logaddexp(x, y),
     _torch,
     accept="float",
     exact=False,

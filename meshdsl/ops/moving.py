@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.diagnostics import counted
 from meshdsl.ops import kit, views
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import indexing, kit
 
 # --- constructors ----------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.values import block
 from meshdsl.ops import kit
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, moving, views, zeros
 
 # --- pick ------------------------------------------------------------------------------------

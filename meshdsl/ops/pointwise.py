@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ir.types import BOOL, F32, I32, DType, TensorType
 from meshdsl.ops.opdef import (
     Attrs,
@@ -64,6 +63,7 @@ def pointwise(
     lazy: bool = False,
     spelled: Mapping[str, Spelling] = NOT_SPELLED,
     zeros: ZeroRule | None = None,
+    keeps_zero: bool = False,
 ) -> OpDef:
     """Register a pointwise operator on operands of one dtype.
 
@@ -72,7 +72,7 @@ def pointwise(
     `check` is called with the types of the operands before other checks.
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
     the result in its memory. `said` is its name in messages, `infix` its sign in the language.
-    `zeros` is known of a function of one operand: its value at 0 says it.
+    A function of one operand that is 0 at 0 `keeps_zero`.
     """
     return operator(
         name,
@@ -92,14 +92,9 @@ def pointwise(
         precision=precision,
         lazy=lazy,
         spelled=spelled,
-        zeros=passes(0) if arity == 1 and _is_zero_at_zero(numpy) else zeros,
+        zeros=passes(0) if keeps_zero else zeros,
         meaning=meaning,
     )
-
-
-def _is_zero_at_zero(numpy: Callable[..., Array]) -> bool:
-    with np.errstate(all="ignore"):
-        return not numpy(np.zeros((1,))).any()
 
 
 def pointwise_type(
@@ -137,6 +132,7 @@ def smooth(
     in_place: bool = True,
     fold: Callable[[float], float] | None = None,
     precision: Literal["widest", "f32"] = "widest",
+    keeps_zero: bool = False,
 ) -> None:
     """Register a function of floats that rounds.
 
@@ -157,6 +153,7 @@ def smooth(
         in_place=[torch.replace("(", "_(")] if in_place else [],
         fold=fold,
         precision=precision,
+        keeps_zero=keeps_zero,
         meaning=meaning,
     )
 

@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, sliding
 
 LEAST = -math.inf

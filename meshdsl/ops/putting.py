@@ -8,8 +8,7 @@ indexed dim split, each device writes what falls on its own block; nothing is se
 
 from __future__ import annotations
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import indexing, kit, zeros
 
 

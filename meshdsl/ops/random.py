@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.splitmix import keeping, normal_of, stream_key, uniform_of
 from meshdsl.backends.runtime.values import splitmix64
 from meshdsl.ops import kit

@@ -8,8 +8,7 @@ each are exchanged (`named/expand.py`); `sort` needs it whole.
 
 from __future__ import annotations
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, views
 
 # --- top_k -----------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import einsum_text, kit, zeros
 
 # --- constructors ----------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def samples_over(accept: str) -> tuple[kit.Sample, ...]:
     return (*over, *integers) if accept == "number" else over
 
 
-def _over(function: Callable[..., kit.Array]) -> Callable[[kit.NumpyCall, kit.Array], kit.Array]:
+def _over(function: Callable[..., Any]) -> Callable[[kit.NumpyCall, kit.Array], kit.Array]:
     def run(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
         return np.asarray(
             function(x, axis=kit.axes(call.ins[0], call.attrs["dims"])), dtype=x.dtype
@@ -132,7 +131,7 @@ def _mean_gradient(call: kit.Backward) -> kit.Grads:
 reduction(
     "sum",
     "sum",
-    _over(np.sum),
+    _over(lambda x, axis: np.sum(x, axis=axis)),
     _sum_text,
     linear=True,
     gradient=kit.passed,
@@ -214,17 +213,18 @@ reduction(
     meaning="The smallest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
-    "prod", "prod", _over(np.prod), _prod_text, exact=False, gradient=_prod_gradient,
+    "prod", "prod",
+    _over(lambda x, axis: np.prod(x, axis=axis)), _prod_text, exact=False, gradient=_prod_gradient,
     precision="f32",
     meaning="The product along the dims in brackets, or of all elements.",
 )  # fmt: skip
 reduction(
-    "any", "max", _over(np.any), _method("any", "any"), accept="bool",
+    "any", "max", _over(lambda x, axis: np.any(x, axis=axis)), _method("any", "any"), accept="bool",
     true_rows=kit.rows_with_reason(_OUTER, "P(max) -> P(max)"),
     meaning="Whether any element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 reduction(
-    "all", "min", _over(np.all), _method("all", "all"), accept="bool",
+    "all", "min", _over(lambda x, axis: np.all(x, axis=axis)), _method("all", "all"), accept="bool",
     true_rows=kit.rows_with_reason(_OUTER, "P(min) -> P(min)"),
     meaning="Whether every element along the dims in brackets, or at all, is true.",
 )  # fmt: skip

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ir.types import I32, Dim, DType, TensorType
 from meshdsl.ops.opdef import (
     Attrs,
@@ -23,7 +21,7 @@ from meshdsl.ops.opdef import (
     Types,
 )
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 KINDS: dict[str, frozenset[str]] = {
     "float": frozenset({"float"}),
@@ -233,7 +231,7 @@ def numpy_padded(array: Array, at: int, before: int, after: int, fill: float = 0
     return np.pad(array, widths, constant_values=fill)
 
 
-def numpy_dtype(dtype: DType) -> npt.DTypeLike:
+def numpy_dtype(dtype: DType) -> np.typing.DTypeLike:
     """The numpy engine's dtype: all floats are float64 there, integers are exact."""
     return np.float64 if dtype.kind == "float" else dtype.numpy
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import indexing, kit
 
 

@@ -12,11 +12,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.values import (
     Way,
     block,
@@ -29,7 +27,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.placements import Mesh, Placement, Window, placement
 
-Numbers = npt.NDArray[np.int64]
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,3 +104,20 @@ def test_no_more_is_filled_than_the_rule_says(name: str) -> None:
         most = _most_filled(sig.outs[0], np.nan_to_num(result), fact)
         assert most <= fact.count, (fact, sig, operands)
     assert said, "the rule never says anything on the samples"
+
+
+FUNCTIONS = {
+    name: op
+    for name, op in load_all().items()
+    if (op.surface.items, op.surface.arity) == ("none", (1, 1))
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_keeps_zeros_where_its_record_says_so(name: str) -> None:
+    opdef = FUNCTIONS[name]
+    sig = signature(opdef, opdef.samples[0])
+    zero = np.zeros(sig.ins[0].shape, bool if sig.ins[0].dtype.kind == "bool" else np.float64)
+    with np.errstate(all="ignore"):
+        (result,) = results(opdef, NumpyCall(sig.ins, sig.outs, dict(sig.attrs)), [zero])
+    assert (opdef.zeros is not None) == (not result.any())
