@@ -6,30 +6,38 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli import (
-    check,
-    cluster,
-    compare,
-    compile,
-    explain,
-    fmt,
-    generate,
-    lsp,
-    new,
-    play,
-    render,
-    rows,
-    run,
-    schedule,
-    search,
-    simulate,
-    train,
-)
-from meshdsl.cli.options import Command, spread
+from meshdsl.cli.options import Commands, LazyGroup
 from meshdsl.version import __version__
+
+NAMES = (
+    "new",
+    "check",
+    "fmt",
+    "explain",
+    "compile",
+    "run",
+    "train",
+    "generate",
+    "compare",
+    "cluster",
+    "simulate",
+    "search",
+    "schedule",
+    "render",
+    "rows",
+    "play",
+    "lsp",
+)
+"""The commands in the order of the help, each a module beside this one."""
+
+
+class _Commands(LazyGroup):
+    of = Commands("meshdsl.cli", NAMES)
+
 
 app = typer.Typer(
     name="meshdsl",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -52,26 +60,3 @@ def options(
     ] = False,
 ) -> None:
     """Tensor programs with named dimensions, compiled to one torch program per device."""
-
-
-for _module in (
-    new,
-    check,
-    fmt,
-    explain,
-    compile,
-    run,
-    train,
-    generate,
-    compare,
-    cluster,
-    simulate,
-    search,
-    schedule,
-    render,
-    rows,
-    play,
-    lsp,
-):
-    _name = _module.__name__.rpartition(".")[2]
-    app.command(_name, cls=Command)(spread(_module.command))

@@ -109,13 +109,14 @@ def exit_code(errors: Iterable[Diagnostic]) -> int:
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:
     """Print diagnostics on the standard error output."""
+    items = capped(diagnostics)
+    if not items:
+        return
     from rich.console import Console
 
     from meshdsl.carets import print_diagnostics
 
-    items = capped(diagnostics)
-    if items:
-        print_diagnostics(items, Console(stderr=True, highlight=False))
+    print_diagnostics(items, Console(stderr=True, highlight=False))
 
 
 def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[DiagnosticFacts]:

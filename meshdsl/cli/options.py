@@ -7,17 +7,18 @@ it to typer as single options: those of the class itself, then those of its base
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer import Argument
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from meshdsl.cli import complete
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
@@ -330,6 +331,10 @@ class Command(TyperCommand):
     It would ignore the first of two values.
     """
 
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, with `--help`."""
+        return _read_plainly(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The remaining arguments; a single-valued option that is given twice is refused."""
         if not ctx.resilient_parsing:
@@ -348,6 +353,104 @@ class Command(TyperCommand):
                     f"invalid value for '{parameter.opts[-1]}': {value} is not in {-MOST} … {MOST}"
                 )
         return left
+
+
+class Commands(Mapping[str, Any]):
+    """Commands by name, each made of the function of its module when it is first asked for."""
+
+    def __init__(self, package: str, names: Sequence[str]) -> None:
+        self.package, self.names = package, names
+        self.made = dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        if name not in self.made:
+            module = importlib.import_module(f"{self.package}.{name}")
+            alone = typer.Typer(
+                add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+            )
+            alone.command(name, cls=Command)(spread(module.command))
+            self.made[name] = typer.main.get_command(alone)
+        return self.made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class LazyGroup(TyperGroup):
+    """The group of all commands; `of` says where they are."""
+
+    of: ClassVar[Commands]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands = self.of  # type: ignore[assignment]
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, with `--help`."""
+        return _read_plainly(super().get_params(ctx))
+
+
+def _read_plainly(parameters: Iterable[Any]) -> list[Any]:
+    """The parameters, whose plain texts and small numbers are read here.
+
+    For any value typer imports pydantic, if it is a version that reads values so.
+    """
+    every = list(parameters)
+    for parameter in every:
+        full = getattr(parameter, "get_runtime_param", None)
+        if full is not None and not isinstance(full, _Plain):
+            parameter.get_runtime_param = _Plain(full)
+    return every
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Reads the values of a parameter that need no check; typer reads, and refuses, the others."""
+
+    full: Callable[[], Any]
+
+    def __call__(self) -> _Plain:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value that the text on the command line stands for."""
+        many = param.multiple or param.nargs == -1
+        if value is None:
+            return () if many else None
+        if not many and type(value) is param.type_descriptor.annotation:
+            return value
+        read = _PLAIN.get(param.type_descriptor.annotation)
+        texts = value if many else [value]
+        if read is not None and all(isinstance(text, str) for text in texts):
+            values = [read(text, param.type_descriptor.parameter_info) for text in texts]
+            if None not in values:
+                return values if many else values[0]
+        return self.full().coerce(value, param=param, ctx=ctx)
+
+
+def _whole_number(text: str, info: Any) -> int | None:
+    """A whole number within the limits of the option."""
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        return None
+    number = int(text)
+    low = info.min is not None and number < info.min
+    high = info.max is not None and number > info.max
+    return None if low or high else number
+
+
+_PLAIN: dict[Any, Callable[[str, Any], Any]] = {
+    str: lambda text, info: text,
+    list[str]: lambda text, info: text,
+    Path: lambda text, info: Path(text),
+    list[Path]: lambda text, info: Path(text),
+    int: _whole_number,
+}
+"""How texts are read by the type of a parameter; None where the text is none of it."""
 
 
 def refusal(error: Exception) -> str | None:
