@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from meshdsl.placed.layout import Layout, collect_axes, collect_declared, declar
 from meshdsl.placed.lint import lint
 from meshdsl.placed.request import resolve
 from meshdsl.placed.silent_rules import silent_rules
+from meshdsl.records import dataclass
 from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse

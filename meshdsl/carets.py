@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from meshdsl.diagnostics import Diagnostic, Fix, Related, Span
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console

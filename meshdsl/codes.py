@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
+
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import (
@@ -17,6 +17,7 @@ from meshdsl.diagnostics import (
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import check_policy
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:

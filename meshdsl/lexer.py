@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from pygments.lexer import Lexer
@@ -25,6 +25,8 @@ from pygments.token import (
     String,
     Whitespace,
 )
+
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     from lark import Token as Word

@@ -7,7 +7,7 @@ stages themselves, pure functions of what comes before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.place import OverLimit, PlanSearch, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
+from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 

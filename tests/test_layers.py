@@ -11,7 +11,7 @@ import grimp
 import pytest
 
 LAYERS = (
-    ("version", "diagnostics", "carets", "codes", "disk_cache", "backends.runtime"),
+    ("version", "records", "diagnostics", "carets", "codes", "disk_cache", "backends.runtime"),
     ("report.document", "search.request"),
     ("grammar", "syntax", "ir"),
     ("cluster.this_machine", "cluster.profile", "schedule"),

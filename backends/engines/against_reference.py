@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from meshdsl.backends.engines.sensitivity import RUNS, TOLERANCES, Sensitivity
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.named.ir import NamedProgram, Value, walk
+from meshdsl.records import dataclass
 
 EPSILONS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 """The distance of two numbers next to 1."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from meshdsl.pipeline import Compilation
 from meshdsl.placed.async_checks import check_built, check_table, count_of
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.stage_parts import PassSection, StageParts, StageUpdate
+from meshdsl.records import dataclass
 from meshdsl.schedule.table import ANNEAL, Action
 from meshdsl.schedule.verification import StageVersions, Verified
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.ir import reduced_in
 from meshdsl.placed.worker_parts import workers
+from meshdsl.records import dataclass
 
 ENGINES = ("local", "torchrun", "reference")
 PROCESS_BYTES = 300 << 20

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.backends.runtime.array_files import PARSING
 from meshdsl.diagnostics import Diagnostic
+from meshdsl.records import dataclass
 
 HELP = {
     "MD0501": "check the file, its space and its permissions",

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +36,7 @@ from meshdsl.backends.runtime.values import (
 )
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.torch.preamble import RUNTIME
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import torch

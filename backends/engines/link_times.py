@@ -11,7 +11,6 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from meshdsl.backends.runtime import communication
 from meshdsl.diagnostics import fail
+from meshdsl.records import dataclass
 
 Times = dict[tuple[str, int], list[tuple[float, float]]]
 """By what was timed and how many processes took part: pairs of bytes (FLOPs) and seconds."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from meshdsl.backends.runtime.values import (
     has_sum,
     local_part,
 )
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import torch

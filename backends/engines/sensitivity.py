@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from meshdsl.ir.types import DType
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, walk
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.records import dataclass
 
 TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
 """The largest legal ratio of an error to its measure, by the coarsest float dtype computed with."""

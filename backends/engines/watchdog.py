@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -13,6 +12,7 @@ from meshdsl.backends.engines.failures import place_of
 from meshdsl.backends.engines.stack_sampler import EVERY, report_of
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.disk_cache import from_json
+from meshdsl.records import dataclass
 
 SETTING = "MESHDSL_STALL_SECONDS"
 DEFAULT = 60.0

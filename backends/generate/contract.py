@@ -7,13 +7,14 @@ vocabulary. What it has to know of earlier tokens is state (`:=`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.backends.draws import index_bounds
 from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import is_trained
 from meshdsl.pipeline import Compilation
+from meshdsl.records import dataclass
 
 FORM = (
     "write one of a token, as in examples/lm.mdsl: `program lm_step(token[batch]: i32, pos[]: i32)`"

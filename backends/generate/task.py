@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import counted, fail
+from meshdsl.records import dataclass
 
 Tell = Callable[[int], None]
 """Is called with every token, in order."""

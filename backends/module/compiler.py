@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.module.module_text import emit_module
@@ -25,6 +25,7 @@ from meshdsl.placed.layout import Layout, Rule, resolve_layout
 from meshdsl.placed.place import PlanSearch, check_policy, place
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.verify import verify as verify_placed
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ Values that cross the cut are saved, as autograd saves the operands of a backwar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Start, Var, Wait
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
 from meshdsl.ir.rewrite import reads_of
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from meshdsl.backends.peers.peer_call import subscripts
 from meshdsl.backends.torch.identifiers import Identifiers
@@ -22,6 +21,7 @@ from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.placements import Mesh, Partial, Placement, Split
 from meshdsl.placed.printer import mesh_text
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NoReturn
 
 from meshdsl.backends.peers.notation import (
@@ -33,6 +33,7 @@ from meshdsl.ops.torch_expressions import tuple_text
 from meshdsl.placed import ir as placed
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.sharding_rules import Row
+from meshdsl.records import dataclass
 
 MARK = "NOT AS OURS"
 """Marks the note of every line whose tensor has another placement there than ours."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from meshdsl.ir.types import DType, TensorType
@@ -18,6 +18,7 @@ from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.opdef import Attrs
 from meshdsl.ops.torch_expressions import Names, aligned, one_or_tuple, tuple_text
 from meshdsl.placed.placements import Placement
+from meshdsl.records import dataclass
 
 Text = str | Callable[["PeerCall"], str | None]
 """A template, or a function of the call; a text that is None or "" refuses the call."""

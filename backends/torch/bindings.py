@@ -16,7 +16,8 @@ import ast
 import builtins
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from meshdsl.records import dataclass
 
 BUILTINS = frozenset(dir(builtins))
 NEVER_EMPTY = frozenset({"chunks"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.backends.torch.bindings import ComparedValues, check_bindings
 from meshdsl.backends.torch.identifiers import module_names
@@ -23,6 +23,7 @@ from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import DeviceProgram, Node, Pipeline, Var
 from meshdsl.device.liveness import kept_after
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

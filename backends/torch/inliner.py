@@ -10,9 +10,9 @@ import ast
 import functools
 import importlib.resources
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from meshdsl.backends.torch.line_breaks import INDENT, statement
+from meshdsl.records import dataclass
 
 PROVIDED = ("numpy", "torch", "torch.distributed")
 """The imports of every emitted program (as `np`, `torch` and `dist`)."""

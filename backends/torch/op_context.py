@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Attrs
 from meshdsl.ops.torch_expressions import aligned, scalar, tuple_text
+from meshdsl.records import dataclass
 
 
 @dataclass(slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from meshdsl.backends.torch.line_breaks import INDENT, WIDTH, statement
 from meshdsl.backends.torch.preamble import inert
 from meshdsl.device.ir import Node
+from meshdsl.records import dataclass
 
 
 class TextLine(NamedTuple):

@@ -23,7 +23,6 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -50,6 +49,7 @@ from meshdsl.backends.runtime.values import (
 from meshdsl.backends.train import manifest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 from meshdsl.disk_cache import parsed
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import torch

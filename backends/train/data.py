@@ -7,7 +7,6 @@ import math
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -31,6 +30,7 @@ from meshdsl.backends.runtime.values import (
 )
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
+from meshdsl.records import dataclass
 
 # --- samples and batches ------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from meshdsl.backends.train.checkpoint import (
     read_block,
 )
 from meshdsl.diagnostics import fail
+from meshdsl.records import dataclass
 
 
 def export_params(

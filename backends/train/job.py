@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from meshdsl.named.optimizers import LearningRate
+from meshdsl.records import dataclass
 
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 

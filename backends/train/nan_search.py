@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from meshdsl.backends.engines.failures import Failure, first_failure
 from meshdsl.backends.engines.line_profiler import followed
 from meshdsl.backends.runtime.array_files import PARSING
 from meshdsl.backends.train.job import Trouble
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import torch

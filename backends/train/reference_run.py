@@ -8,7 +8,7 @@ micro-batch to the last update.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from meshdsl.backends.engines.reference import reference_step, run_reference
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Compilation
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.line_profiler import timer
@@ -19,6 +18,7 @@ from meshdsl.backends.train.nan_search import search
 from meshdsl.backends.train.peak_memory import PeakMemory
 from meshdsl.backends.train.state import ShardedState
 from meshdsl.diagnostics import Diagnostic
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from meshdsl.backends.engines.execution import errors_at, line_of, refuse_too_la
 from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fail
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation

@@ -6,7 +6,7 @@ import ast as python
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -36,6 +36,7 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
+from meshdsl.records import dataclass
 from meshdsl.search.request import REPLICATED, Amounts, SearchRequest
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name

@@ -7,10 +7,11 @@ trace is complete and all its uses are known (`unparse.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.diagnostics import Span
 from meshdsl.named.expressions import OperandRef
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 

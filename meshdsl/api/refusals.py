@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast as python
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +23,7 @@ from meshdsl.named.foreign import RENAMED, row_of, written
 from meshdsl.named.foreign_use import ForeignOperand, Use
 from meshdsl.named.refused import message_for, planted, stands_free, way_out
 from meshdsl.ops.opdef import load_all
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse_expression
 

@@ -17,11 +17,12 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
 from meshdsl.diagnostics import Source, Span
+from meshdsl.records import dataclass
 
 Key = tuple[int | None, ...]
 """First line, last line, first column, last column: lines from 1, columns in bytes from 0."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, kind_of, need_dim
@@ -32,6 +31,7 @@ from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.expressions import OperandRef
 from meshdsl.named.from_syntax import ProgramBuilder, _Returned
 from meshdsl.named.size_formulas import dims_of, operators_of
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from meshdsl.api.dims import check_seed
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted, fail
+from meshdsl.records import dataclass
 from meshdsl.report.curves import curve_picture
 from meshdsl.report.document import Document, Picture, line
 from meshdsl.report.running import headline

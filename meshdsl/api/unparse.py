@@ -12,7 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from meshdsl.api.recorded import (
@@ -35,6 +35,7 @@ from meshdsl.named.declarations import RESERVED_TENSORS
 from meshdsl.named.expressions import OperandRef
 from meshdsl.named.size_formulas import How, dims_of, how_of, operators_of
 from meshdsl.ops.opdef import load_all, lookup
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 

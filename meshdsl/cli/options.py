@@ -12,7 +12,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -26,6 +26,7 @@ from meshdsl.ir.types import DTYPES
 from meshdsl.named.declarations import MAX_DIM
 from meshdsl.pipeline import DEFAULT_POLICY, OBJECTIVES, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 File = Annotated[

@@ -11,7 +11,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,6 +29,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.ir.types import DTYPES
+from meshdsl.records import dataclass
 
 Kind = Literal["switch", "ring", "torus"]
 KINDS = ("switch", "ring", "torus")

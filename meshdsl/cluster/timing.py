@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from meshdsl.cluster.profile import UNBOUNDED, Cluster, Level, Points
@@ -24,6 +24,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, Signature, lookup
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 
 Bound = Literal["compute", "memory", "launch", "network", "none"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Protocol
 
 from meshdsl.diagnostics import counted
+from meshdsl.records import dataclass
 from meshdsl.report.document import aligned, human
 
 SHOWN = 5

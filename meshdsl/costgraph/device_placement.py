@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from meshdsl.records import dataclass
 
 SAMPLES = 2_000
 """Placements that learning tries."""

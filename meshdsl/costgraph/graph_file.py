@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 from meshdsl.costgraph.layer_partition import Layer, LayerGraph
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.records import dataclass
 from meshdsl.syntax.parse import read_source
 
 MOST = 1e100

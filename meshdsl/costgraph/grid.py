@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
 from meshdsl.costgraph.transformer import LayerStage, Transformer
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 
 MOST_CHUNKS = 4
 """The most chunks of layers a device that are interleaved."""

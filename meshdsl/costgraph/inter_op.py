@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
 from meshdsl.costgraph.transformer import LayerStage, Transformer
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 
 CLOSE = 1e-4
 """Bounds on the slowest stage that are closer than this share are not told apart (as in Alpa)."""

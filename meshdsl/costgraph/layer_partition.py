@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from meshdsl.records import dataclass
 
 MOST_SETS = 3_000
 """Down-sets of a graph that may be cut: the pairs of them are what is searched."""

@@ -6,9 +6,8 @@ parallel layers reduce twice a pass (Shoeybi et al. 2019). Nothing is fitted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshdsl.cluster.timing import Timing
+from meshdsl.records import dataclass
 
 HALF = 2
 """Bytes of an activation and of a weight (bf16 or f16)."""

@@ -8,7 +8,7 @@ with the first of theirs that is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, Node
@@ -16,6 +16,7 @@ from meshdsl.device.issue_windows import BlockAccess, IssueWindow
 from meshdsl.ir.types import LARGE
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 
 SMALL = LARGE
 """Bytes below which a tensor goes into a bucket.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from itertools import groupby
 from typing import Any, ClassVar, Self, TypeVar
@@ -22,6 +22,7 @@ from meshdsl.ops.opdef import Signature
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Mesh, Placement
+from meshdsl.records import dataclass
 from meshdsl.schedule.table import Row
 from meshdsl.schedule.verification import Verified
 

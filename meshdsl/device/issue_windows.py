@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from meshdsl.device.ir import Collective, Compute, Node, Var, written_into
 from meshdsl.device.liveness import overwrites
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Var, Wait
 from meshdsl.ir.program import every
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.records import dataclass
 
 CHUNK = 1 << 22
 """The most bytes of each state that are in memory at once: few, and many enough to read at once.

@@ -8,7 +8,7 @@ their operands exist. No more is in flight at a time, since it takes memory (`_P
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.device.aliases import shared
 from meshdsl.device.buckets import KINDS
@@ -31,6 +31,7 @@ from meshdsl.device.issue_windows import BlockAccess
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Leaf
+from meshdsl.records import dataclass
 
 
 def overlapped(program: DeviceProgram) -> DeviceProgram:

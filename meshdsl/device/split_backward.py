@@ -7,7 +7,7 @@ that makes those of parameters, for which nobody waits (loop fission). Between t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.device.ir import (
     Compute,
@@ -26,6 +26,7 @@ from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ et al. 2021.) What several devices read stays on all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.device.ir import (
     Compute,
@@ -32,6 +32,7 @@ from meshdsl.ir.program import Leaf, every
 from meshdsl.ir.rewrite import mapped, reads_of
 from meshdsl.placed.collectives import Step, all_reduce, zero_fill
 from meshdsl.placed.placements import Placement
+from meshdsl.records import dataclass
 
 Stored = Mapping[str, int | None]
 """The device along the axis of the stages that alone stores a parameter, by its name."""

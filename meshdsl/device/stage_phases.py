@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.device.async_updates import loop_of, sunk, updated_on_the_way
 from meshdsl.device.ir import (
@@ -44,6 +44,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.pipelined import Piped, not_built
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.verification import Verified, verify
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.device.alike import alike_devices
@@ -25,6 +24,7 @@ from meshdsl.device.ir import (
     of_other_stages,
     walk,
 )
+from meshdsl.records import dataclass
 
 Coordinates = Mapping[str, int]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeGuard
 
 from meshdsl.device.aliases import shared
@@ -35,6 +35,7 @@ from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.strategies import flops
+from meshdsl.records import dataclass
 
 
 def updated_in_place(program: DeviceProgram) -> DeviceProgram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from lsprotocol import types as lsp
@@ -23,6 +23,7 @@ from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.layout_schedules import VALUES
 from meshdsl.placed.place import POLICIES
 from meshdsl.placed.settings import settings_for
+from meshdsl.records import dataclass
 from meshdsl.schedule.declared import HEAD
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import WEIGHTS

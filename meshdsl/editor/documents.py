@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.editor.daemon_thread import DaemonThread
 from meshdsl.editor.facts import DocumentFacts, Placing, Wishes, place, read
 from meshdsl.editor.text import Text
+from meshdsl.records import dataclass
 
 QUIET = 0.15
 """Seconds without a keystroke before a version is placed."""

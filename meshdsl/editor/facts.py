@@ -8,7 +8,7 @@ of every other command.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.analysis import Analysis, analyse
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span
@@ -17,6 +17,7 @@ from meshdsl.editor.text import LineMap, Text
 from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Known, Options
 from meshdsl.placed.place import POLICIES
+from meshdsl.records import dataclass
 from meshdsl.report.checks import placement_checks
 from meshdsl.report.schema import ReportFacts
 from meshdsl.syntax import ast

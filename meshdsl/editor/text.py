@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Diagnostic, Source, Span
+from meshdsl.records import dataclass
 from meshdsl.syntax.parse import source_of
 
 _BOM = "\ufeff"

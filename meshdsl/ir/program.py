@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir.types import Dim
+from meshdsl.records import dataclass
 
 V = TypeVar("V")
 W = TypeVar("W")

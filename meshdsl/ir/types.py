@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ growing at the 257th. (As Megatron's `main_grad`, and FSDP2's `reduce_dtype=torc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.ir.program import Carry, Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
@@ -22,6 +22,7 @@ from meshdsl.named.emit import Emit, emit_at
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, Update, Value, walk
 from meshdsl.named.one_batch import once
 from meshdsl.named.step_numbers import with_step_numbers
+from meshdsl.records import dataclass
 
 DIM = "accumulate"
 """The dim that inputs gain, first of all; so do the outputs that are no scalars."""

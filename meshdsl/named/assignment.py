@@ -7,7 +7,6 @@ that the step began with, wherever they stand; the next step begins with the ass
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from meshdsl.named.builder import Operand, Scope, Stack, kind_of
 from meshdsl.named.calls import mismatch
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Update, Value
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
@@ -18,6 +18,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.ops.attention import MASKED, parts
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 ATTENTION = ("attention", "attention_lse", "attention_grad")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import Attrs
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import (
@@ -36,6 +36,7 @@ from meshdsl.named.ir import (
 )
 from meshdsl.named.size_formulas import as_float
 from meshdsl.ops.opdef import OpError, lookup
+from meshdsl.records import dataclass
 from meshdsl.syntax.edits import cast_to
 
 MAX_DIMS = 64

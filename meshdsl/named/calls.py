@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -32,6 +32,7 @@ from meshdsl.named.ir import Value
 from meshdsl.named.prelude import LEAST, form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
 from meshdsl.syntax.printer import expression

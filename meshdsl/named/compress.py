@@ -13,11 +13,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
+from meshdsl.records import dataclass
 
 LOST = 1e-10
 """The part of a column's square below which what orthogonalisation leaves of it is rounding."""

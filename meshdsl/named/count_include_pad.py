@@ -7,7 +7,6 @@ nothing is sent for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -15,6 +14,7 @@ from meshdsl.diagnostics import fail
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import Value
 from meshdsl.ops.sliding import Slide, slides
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from meshdsl.ir.rewrite import Visitor, substitute
@@ -18,6 +18,7 @@ from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
+from meshdsl.records import dataclass
 
 N = TypeVar("N", NamedOp, NamedLoop)
 

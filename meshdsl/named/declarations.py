@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -24,6 +24,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.ir.types import Dim
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import ROLES
 

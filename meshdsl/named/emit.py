@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from meshdsl.diagnostics import Span
@@ -16,6 +16,7 @@ from meshdsl.ir.program import Origin
 from meshdsl.ir.types import BOOL, Dim, DType, TensorType
 from meshdsl.named.builder import NO_FIELDS, Builder
 from meshdsl.named.ir import InCalls, Value
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics
@@ -26,6 +26,7 @@ from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.requirements import own_dims
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +25,7 @@ from meshdsl.named.declarations import declared, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.size_formulas import how_of, made, size_of
 from meshdsl.ops.opdef import OpDef, OpError, load_all, lookup, signs
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:

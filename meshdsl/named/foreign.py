@@ -10,7 +10,6 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.foreign_shapes import (
@@ -29,6 +28,7 @@ from meshdsl.named.foreign_shapes import (
     widened,
 )
 from meshdsl.named.foreign_use import DIM_OPTIONS, ForeignOperand, Use
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.foreign_words import table
 from meshdsl.syntax.parse import parse_expression

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.ir.types import Dim, DType
+from meshdsl.records import dataclass
 
 DIM_OPTIONS = ("dim", "axis", "dims", "axes", "reduction_indices")
 """The names of an argument that says which dims are meant."""

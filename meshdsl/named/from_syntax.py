@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from meshdsl.diagnostics import (
@@ -41,6 +41,7 @@ from meshdsl.named.random_streams import Streams
 from meshdsl.named.refused import Refusals
 from meshdsl.named.size_formulas import as_float
 from meshdsl.named.views import Views
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, without_line
 

@@ -14,7 +14,7 @@ Both are as if the batches had been one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from meshdsl.diagnostics import fail
@@ -23,6 +23,7 @@ from meshdsl.ir.rewrite import flows, free, needed
 from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Update, Value, walk
 from meshdsl.ops.opdef import lookup
+from meshdsl.records import dataclass
 
 EACH = "write `each=true` to the optimizer: each batch is on its own"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +24,7 @@ from meshdsl.named.optimizers import (
     widened,
 )
 from meshdsl.named.workers import PER_WORKER
+from meshdsl.records import dataclass
 
 CLIP_EPS = 1e-6
 """Added to the norm in gradient clipping, as `torch.nn.utils.clip_grad_norm_` does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -31,6 +31,7 @@ from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
 from meshdsl.named.ir import Goal, NamedOp, Value
 from meshdsl.named.loops import without_returns
 from meshdsl.ops.opdef import load_all
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import around
 

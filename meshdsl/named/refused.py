@@ -8,7 +8,7 @@ known: its line is written with every foreign part of it replaced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshdsl.diagnostics import (
@@ -27,6 +27,7 @@ from meshdsl.named.foreign import MODULES, row_of, written
 from meshdsl.named.foreign_use import ForeignOperand, Use
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import load_all
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.printer import expression
 

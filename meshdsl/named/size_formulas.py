@@ -7,10 +7,10 @@ for the literal that it happens to equal, and `to_mdsl` writes its derivation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import overload
 
 from meshdsl.ir.types import Dim
+from meshdsl.records import dataclass
 
 LONGEST = 200
 """The most operators recorded in one number; beyond it only its use of sizes is known."""

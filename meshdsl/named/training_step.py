@@ -7,7 +7,7 @@ optimizer's states like everything else.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
@@ -21,6 +21,7 @@ from meshdsl.named.builder import Builder
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, State, Update, Value
 from meshdsl.named.optimizer_updates import emit_update
+from meshdsl.records import dataclass
 
 
 def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram:

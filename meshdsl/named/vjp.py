@@ -7,7 +7,7 @@ outputs. (The names are JAX's; Griewank and Walther 2008 call it the reverse mod
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import Origin
@@ -18,6 +18,7 @@ from meshdsl.named.emit import Emit, emit_at
 from meshdsl.named.ir import NamedProgram, Output, Value
 from meshdsl.named.passes import simplify
 from meshdsl.named.verify import verify
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

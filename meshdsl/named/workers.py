@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
 from meshdsl.ops.parts import BITS
+from meshdsl.records import dataclass
 
 Gradients = Sequence[tuple[Value, Value, tuple[str, ...]]]
 """Parameters, their gradients and the dims that are compressed: each slice along others by itself.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -28,6 +28,7 @@ from meshdsl.cli.options import (
 )
 from meshdsl.cli.run import RunOptions
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.records import dataclass
 
 
 @option

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from meshdsl.analysis import analyse_tree
@@ -12,6 +12,7 @@ from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span, fail
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.program_choice import finish_named
 from meshdsl.pipeline import Compilation, Known, Options
+from meshdsl.records import dataclass
 from meshdsl.report.checks import check_expect
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse

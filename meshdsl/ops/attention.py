@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
+from meshdsl.records import dataclass
 
 MASKED = -1e9
 """The score of a position that the mask hides."""

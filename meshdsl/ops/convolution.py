@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, sliding
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

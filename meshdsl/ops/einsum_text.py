@@ -10,9 +10,9 @@ import itertools
 import math
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from meshdsl.ops import kit
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

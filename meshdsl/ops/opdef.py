@@ -9,12 +9,13 @@ the call. No file of operators imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, ParamSpec, Protocol
 
 from meshdsl.backends.runtime.values import span
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
+from meshdsl.records import dataclass
 
 Attrs = Mapping[str, Any]
 Types = tuple[TensorType, ...]

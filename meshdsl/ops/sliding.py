@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
+from meshdsl.records import dataclass
 
 MOST = 3
 """The most dims that windows slide along at once: torch has no more."""

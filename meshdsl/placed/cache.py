@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from meshdsl.disk_cache import read, write
@@ -24,6 +24,7 @@ from meshdsl.placed.reshard import Price
 from meshdsl.placed.sharding_rules import call_of
 from meshdsl.placed.strategies import Choice, is_legal
 from meshdsl.placed.zero_one import SOLVER
+from meshdsl.records import dataclass
 from meshdsl.version import __version__
 
 FORMAT = 6

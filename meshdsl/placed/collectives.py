@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from meshdsl.backends.runtime.lazy_numpy import np
@@ -26,6 +26,7 @@ from meshdsl.backends.runtime.values import (
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.placements import Mesh, Placement, Window, placement
+from meshdsl.records import dataclass
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 

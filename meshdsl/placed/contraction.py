@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedOp, Value, fields_inside
 from meshdsl.placed.placements import Mesh, Placement
+from meshdsl.records import dataclass
 
 FLOPS_PER_BYTE = 64
 """The cost of sending a byte, in FLOPs: about the balance of a core and its network."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Protocol
 
 from meshdsl.diagnostics import Span
@@ -44,6 +44,7 @@ from meshdsl.placed.reshard import Price, Route, route
 from meshdsl.placed.sharding_rules import Call, added_alone, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
+from meshdsl.records import dataclass
 
 
 class Decider(Protocol):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic, Span
 from meshdsl.ir.program import Collected, Leaf, Stacked, every, uses
@@ -26,6 +26,7 @@ from meshdsl.placed.layout import Layout, selected
 from meshdsl.placed.placements import placement
 from meshdsl.placed.reshard import Price, Route, route
 from meshdsl.placed.settings import Setting
+from meshdsl.records import dataclass
 from meshdsl.syntax.edits import removal
 from meshdsl.syntax.symbols import ACTIVATIONS
 

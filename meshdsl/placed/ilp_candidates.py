@@ -12,7 +12,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind
@@ -26,6 +25,7 @@ from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, r
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
 from meshdsl.placed.strategies import Chooser, Want, adding_first, allowed_rows, flops
 from meshdsl.placed.zero_one import NoPlan
+from meshdsl.records import dataclass
 
 MOST_COMBINATIONS = 4_000
 """Combinations of rows of all operators together that a search may consider."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from meshdsl.diagnostics import Span
@@ -16,6 +16,7 @@ from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
 from meshdsl.placed.strategies import flops
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from meshdsl.backends.runtime.values import block
@@ -38,6 +38,7 @@ from meshdsl.placed.settings import (
     stage_rules_of,
 )
 from meshdsl.placed.sharding_rules import call_of, legal_rows
+from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal

@@ -58,7 +58,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from meshdsl.ir import program as ir
@@ -71,6 +71,7 @@ from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.strategies import Choice, Chooser
 from meshdsl.placed.zero_one import ALWAYS, Answer, NoPlan, Terms, ZeroOne, total
+from meshdsl.records import dataclass
 
 MOST_COEFFICIENTS = 250_000
 """The largest 0-1 program attempted, in coefficients."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, fail
@@ -23,6 +23,7 @@ from meshdsl.named.one_batch import Samples
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.settings import StageRule
+from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verification import Verified
 

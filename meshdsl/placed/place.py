@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
@@ -58,6 +58,7 @@ from meshdsl.placed.storage import with_loads
 from meshdsl.placed.verify import verify
 from meshdsl.placed.whole_batch import after_batch
 from meshdsl.placed.worker_parts import check_parts, with_workers
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 WALKS = ("immediate", "mesh-tf", "deferred")

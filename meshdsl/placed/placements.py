@@ -11,11 +11,12 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.backends.runtime.values import Way, block
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Reads, ReduceOp
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

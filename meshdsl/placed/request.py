@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, NoReturn, Self
 
@@ -29,6 +29,7 @@ from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
 from meshdsl.placed.strategies import Want
+from meshdsl.records import dataclass
 
 Pins = tuple[Placement | None, ...]
 """Placements in which single operands of an operator must be read."""

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple, Protocol
 
 from meshdsl.ir.types import TensorType
@@ -19,6 +19,7 @@ from meshdsl.ops.opdef import OpDef, ReduceOp, Signature
 from meshdsl.placed import collectives as c
 from meshdsl.placed import routes_known as known
 from meshdsl.placed.placements import Mesh, Placement
+from meshdsl.records import dataclass
 
 
 class Duration(Protocol):
@@ -119,7 +120,7 @@ class Route:
 
     def sent_at(self, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
         """Bytes that the device with the coordinates `at` sends."""
-        return sum(step.sent_at(type_, mesh, at) for step in self.steps)
+        return sum(int(step.sent_along(type_, mesh, (), at)) for step in self.steps)
 
     @property
     def kernels(self) -> int:

@@ -7,11 +7,12 @@ be tried too. Where the layout is text, the same change is a `Fix` of that text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.diagnostics import Edit, Fix, Span
 from meshdsl.named.declarations import Declarations
 from meshdsl.placed.layout import rule_text
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError, Related, Source, Span, counted, fail
 from meshdsl.named.declarations import Declarations, unknown
@@ -11,6 +10,7 @@ from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.layout import TENSOR, selects, uneven
 from meshdsl.placed.placements import Mesh, Placement, placement
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 OPS: tuple[ReduceOp, ...] = ("sum", "max", "min", "prod")

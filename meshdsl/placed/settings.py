@@ -9,7 +9,7 @@ them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -20,6 +20,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     spelled_right,
 )
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal
 from meshdsl.syntax.symbols import ACTIVATIONS, ROLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.ir import program as ir
@@ -13,6 +13,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedProgram, Value
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, Window
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

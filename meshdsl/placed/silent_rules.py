@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Span
 from meshdsl.named.ir import NamedProgram, Value, loops_of, values_of, walk
@@ -18,6 +18,7 @@ from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.stage_rules import pipeline_of
+from meshdsl.records import dataclass
 from meshdsl.syntax.edits import removal
 
 

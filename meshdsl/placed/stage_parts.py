@@ -9,7 +9,7 @@ what is there; other steps are refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from meshdsl.ir.rewrite import free, needed, substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.placed.pipelined import Piped
+from meshdsl.records import dataclass
 
 HELP = "take a schedule without updates on the way: `one_f_one_b`"
 

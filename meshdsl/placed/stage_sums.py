@@ -10,7 +10,7 @@ micro-batches, and both leave the loop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 from meshdsl.ir import program as ir
@@ -19,6 +19,7 @@ from meshdsl.ir.rewrite import reads_of
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.pipelined import Piped
+from meshdsl.records import dataclass
 
 STAGES, END = "stages", "end"
 """Where a term is: on every stage its own part, or on the first or the last stage all of it."""

@@ -12,13 +12,14 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.reshard import BYTES, Price, Route, has_many_axes, route
 from meshdsl.placed.sharding_rules import Call, Row, legal_rows, multiplies_a_sum, with_windows
+from meshdsl.records import dataclass
 
 MOST_COMBINED = 64
 """The most combinations of rows that are looked at for one operator, on a mesh of many axes."""

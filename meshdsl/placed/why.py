@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
 from meshdsl.placed.strategies import Choice, Other
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

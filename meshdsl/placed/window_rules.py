@@ -6,11 +6,12 @@ A way out is a change of the layout that was tried: it can be followed, and the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
 from meshdsl.named.ir import NamedOp, NamedProgram, Value, values_of, walk
 from meshdsl.placed.layout import Layout, Rule
+from meshdsl.records import dataclass
 from meshdsl.syntax.edits import removal
 
 

@@ -11,8 +11,10 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
     import highspy

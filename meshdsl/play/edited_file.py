@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.diagnostics import Source, fail
 from meshdsl.project import project
+from meshdsl.records import dataclass
 from meshdsl.syntax.parse import read_source
 
 EXAMPLE = "example"

@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -36,6 +36,7 @@ from meshdsl.play.protocol import (
     SaveQuestion,
     TextQuestion,
 )
+from meshdsl.records import dataclass
 
 HOST = "127.0.0.1"
 MAX_BODY = 1 << 20

@@ -6,10 +6,10 @@ Each is a template beside this file; `{{name}}` in it is the name of the project
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.resources import files
 
 from meshdsl.diagnostics import fail
+from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import is_name, is_reserved
 
 

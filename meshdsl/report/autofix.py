@@ -6,9 +6,9 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source
+from meshdsl.records import dataclass
 from meshdsl.syntax.edits import apply
 
 MAX_ROUNDS = 10

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from meshdsl.diagnostics import plural
+from meshdsl.records import dataclass
 
 # --- text ------------------------------------------------------------------------------------
 

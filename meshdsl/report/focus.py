@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Source, did_you_mean, fail
+from meshdsl.records import dataclass
 from meshdsl.report.document import (
     Block,
     Document,

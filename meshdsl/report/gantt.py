@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.records import dataclass
 from meshdsl.report.document import duration, human
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.pictures import BLOCKS, EDGE, INK, SOFT, card, centred, width_of, words

@@ -12,10 +12,11 @@ from __future__ import annotations
 import base64
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 
 from meshdsl.carets import cells_of
+from meshdsl.records import dataclass
 from meshdsl.report.document import (
     Beside,
     Document,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 from meshdsl.report.document import Picture, aligned, human
 from meshdsl.report.html import Attribute, Child, Markup, drawing, join, tag
 from meshdsl.report.memory_kinds import KINDS, at_peak

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from meshdsl.carets import fix_facts
@@ -25,6 +25,7 @@ from meshdsl.placed.layout import declared_layout
 from meshdsl.placed.place import WALKS, cost
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.rule_edits import RuleEdit
+from meshdsl.records import dataclass
 from meshdsl.report.document import human
 from meshdsl.report.schema import CollectiveFacts, MovedFacts, RemedyFacts, ReportFacts
 from meshdsl.syntax import ast

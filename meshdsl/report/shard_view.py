@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.device.ir import lie_alone
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 from meshdsl.report.schema import TensorFacts
 
 SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib import import_module
 
 from meshdsl.diagnostics import Span, did_you_mean, fail
+from meshdsl.records import dataclass
 from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, of_rows
 
 Rows = Iterable[Iterable[tuple[Kind, int, int]]]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from meshdsl.diagnostics import Span, fail
+from meshdsl.records import dataclass
 
 Kind = Literal["F", "B", "I", "W", "U"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

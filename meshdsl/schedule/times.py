@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
 from meshdsl.diagnostics import Source, Span, closest, fail
+from meshdsl.records import dataclass
 from meshdsl.schedule.table import Action
 from meshdsl.schedule.verification import Key, Place, Verified
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Literal, cast
 
 from meshdsl.diagnostics import DiagnosticError, Span, counted, fail
+from meshdsl.records import dataclass
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import ANNEAL
 from meshdsl.schedule.verification import Verified, verify

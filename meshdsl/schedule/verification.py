@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NoReturn
 
 from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.records import dataclass
 from meshdsl.schedule.table import MOST_PARTS, Action, ScheduleTable, Weights, parsed
 
 Place = tuple[int, int]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from meshdsl.records import dataclass
 
 PER_SECOND = 5_000
 """Operators that count as a second: about as many as are placed in one, with what goes with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from meshdsl.cluster.timing import Timing
@@ -21,6 +21,7 @@ from meshdsl.placed.pipelined import stored
 from meshdsl.placed.place import place
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.settings import Setting, StageRule
+from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.lower_bounds import ROUNDING, Beyond, Sent
 from meshdsl.simulate.engine import simulate

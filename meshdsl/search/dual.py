@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from meshdsl.named.ir import Value
+from meshdsl.records import dataclass
 from meshdsl.search.budget import SWEPT, Budget
 from meshdsl.search.tensor_graph import Costs, Edge, Numbers, Tensors
 

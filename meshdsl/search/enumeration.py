@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.pipeline import lower_placed
+from meshdsl.records import dataclass
 from meshdsl.search.budget import LISTING
 from meshdsl.search.candidate import Candidate, Rules, first_of_each
 from meshdsl.search.hill_climbing import climbed

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named import ir as named
 from meshdsl.named.ir import values_of
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import selects
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import Asked, Candidate, Rules, SearchRule, first_of_each
 from meshdsl.search.per_tensor import chosen, named_tensors
 from meshdsl.search.problem import Problem, SearchResult

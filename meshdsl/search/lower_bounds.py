@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from meshdsl.cluster.timing import Timing
@@ -28,6 +28,7 @@ from meshdsl.placed.collectives import Step
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedTensor, Reshard
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.reshard import Route, with_sent
+from meshdsl.records import dataclass
 
 ROUNDING = 1e-6
 """The part by which a simulated time may lie below the sum of its events: each is rounded."""

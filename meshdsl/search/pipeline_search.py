@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source, Span, counted, fail
@@ -25,6 +25,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.ir import values_of
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.budget import SIMULATED
 from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StageStart

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.sharding_rules import call_of, whole_dims
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules
 from meshdsl.search.space import LayoutSpace
 

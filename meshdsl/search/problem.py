@@ -7,13 +7,14 @@ the same `Problem` and answer with the same `Candidate`: rules of the language, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.placements import Mesh
+from meshdsl.records import dataclass
 from meshdsl.search.budget import Budget
 from meshdsl.search.candidate import (
     AT_ONCE,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import Candidate, Rules, SearchRule
 from meshdsl.search.problem import SearchResult
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NoReturn
 
 from meshdsl.diagnostics import Source, Span, fail
+from meshdsl.records import dataclass
 
 REPLICATED = 0.15
 """The part of the least work per device by which a layout may exceed it.

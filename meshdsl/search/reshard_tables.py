@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.layout import MOST_UNEVEN
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, placement
+from meshdsl.records import dataclass
 
 Table = npt.NDArray[np.float64]
 

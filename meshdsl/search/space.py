@@ -19,7 +19,6 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Source, Span
@@ -33,6 +32,7 @@ from meshdsl.ops.opdef import Signature
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.sharding_rules import Call, call_of, whole_dims
 from meshdsl.placed.strategies import flops
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.lower_bounds import ROUNDING, divided
 

@@ -12,13 +12,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from meshdsl.ir.program import counted
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed.sharding_rules import call_of
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import StageStart
 from meshdsl.search.space import Weigh
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NoReturn
 
 from meshdsl.costgraph.annealing import anneal
 from meshdsl.costgraph.exact import TooWide, integer_program, priced_memory
 from meshdsl.costgraph.graph import Solution
 from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules
 from meshdsl.search.enumeration import best_first
 from meshdsl.search.problem import Count, Problem, SearchResult

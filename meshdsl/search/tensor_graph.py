@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from meshdsl.ops.opdef import ReduceOp, Signature
 from meshdsl.placed.placements import Partial, Split
 from meshdsl.placed.sharding_rules import Call, call_of, legal_rows
 from meshdsl.placed.strategies import flops
+from meshdsl.records import dataclass
 from meshdsl.search.problem import Problem
 from meshdsl.search.reshard_tables import ANY, MOST_STATES, ReshardTables, Table
 from meshdsl.search.space import Weigh, on_parts, own_dims, seconds

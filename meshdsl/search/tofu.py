@@ -10,11 +10,12 @@ better off with what an earlier one has taken.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.costgraph.exact import TooWide, least
 from meshdsl.costgraph.graph import least_memory
 from meshdsl.diagnostics import fail
+from meshdsl.records import dataclass
 from meshdsl.search.problem import Problem, SearchResult
 from meshdsl.search.space import LayoutSpace
 from meshdsl.search.table_methods import placed, refuse_width

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.records import dataclass
 from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StartLayout
 from meshdsl.search.local_search import onwards
 from meshdsl.search.problem import Problem, SearchResult

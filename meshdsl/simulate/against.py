@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, NoReturn, TypedDict
@@ -14,6 +13,7 @@ from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import fail
 from meshdsl.disk_cache import checked, parsed
+from meshdsl.records import dataclass
 from meshdsl.simulate.timeline import Timeline
 from meshdsl.simulate.trace import COMPUTE_THREAD, TraceFile
 

@@ -9,7 +9,7 @@ by the `overlap_slowdown` of the profile (Miao et al. 2022, Galvatron, measure i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from meshdsl.cluster.timing import Time, Timing
@@ -25,6 +25,7 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.device.memory import MemoryWalk
+from meshdsl.records import dataclass
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Standstill, Timeline
 
 MILLION = 10**6

@@ -9,11 +9,12 @@ meanwhile with the gradients of its parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, Move, Pipeline, StagePhase
 from meshdsl.device.memory import PassMemory
+from meshdsl.records import dataclass
 from meshdsl.schedule.times import Exact, TimedSchedule, Times, timed
 from meshdsl.simulate.device_run import PER_PASS, DeviceRun, ticks
 from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back

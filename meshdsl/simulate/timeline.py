@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -22,6 +21,7 @@ from meshdsl.device.ir import (
     on_device,
     walk,
 )
+from meshdsl.records import dataclass
 from meshdsl.schedule.times import TimedSchedule
 from meshdsl.simulate.model import flops_by_dtype, model_flops
 

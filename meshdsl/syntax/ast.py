@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, cast
 
 from meshdsl.diagnostics import Span
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

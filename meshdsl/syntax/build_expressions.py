@@ -6,10 +6,11 @@ The grammar's rules have the names that the tables here are keyed by.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.literals import number_value, string_value
 

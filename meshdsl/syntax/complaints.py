@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import (
@@ -17,6 +17,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     spelled_right,
 )
+from meshdsl.records import dataclass
 from meshdsl.syntax.edits import without_line
 from meshdsl.syntax.foreign_words import characters, statements, ways_out
 from meshdsl.syntax.forms import form_of

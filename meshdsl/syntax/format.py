@@ -8,10 +8,10 @@ needless commas and the columns of comments are canonical.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.records import dataclass
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.spacing import Bracket, joined
 from meshdsl.syntax.tokens import CLOSERS, DECLARATIONS, OPENERS, lex

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import CLOSERS, OPENERS
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from meshdsl.diagnostics import Span
+from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 Kind = Literal[

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
+from meshdsl.records import dataclass
 from meshdsl.report.comparison import comparison
 from meshdsl.report.document import Document, Picture
 from meshdsl.report.focus import Focus, focused
