@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.resources
+import re
 from collections.abc import Iterable, Iterator
 
 from meshdsl.backends.torch.line_breaks import INDENT, statement
@@ -97,15 +98,18 @@ def _member_order(name: str) -> tuple[bool, bool, str]:
 
 
 @functools.cache
-def _modules() -> tuple[tuple[str, str, ast.Module], ...]:
-    """The modules of the support library: their names, their texts, their syntax."""
+def _texts() -> tuple[tuple[str, str], ...]:
+    """The modules of the support library: their names and texts."""
     folder = importlib.resources.files(SUPPORT)
-    texts = sorted(
-        (entry.name, slim(entry.read_text("utf-8")))
-        for entry in folder.iterdir()
-        if entry.name.endswith(".py") and entry.name != "__init__.py"
-    )
-    return tuple((name, text, ast.parse(text)) for name, text in texts)
+    files = (entry for entry in folder.iterdir() if entry.name.endswith(".py"))
+    return tuple(sorted((f.name, f.read_text("utf-8")) for f in files if f.name != "__init__.py"))
+
+
+@functools.cache
+def _modules() -> tuple[tuple[str, str, ast.Module], ...]:
+    """The modules of the support library: their names, their slim texts, their syntax."""
+    slimmed = ((name, slim(text)) for name, text in _texts())
+    return tuple((name, text, ast.parse(text)) for name, text in slimmed)
 
 
 def slim(text: str) -> str:
@@ -135,12 +139,21 @@ def _signature(node: ast.FunctionDef) -> list[str]:
     return statement(f"def {node.name}({ast.unparse(node.args)}):", node.col_offset // len(INDENT))
 
 
+_DEFINITION = re.compile(r"^(?:(?:def|class) (\w+)|(\w+)(?:: [^=\n]+)? = )", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^(?:import [\w.]+(?: as \w+)?|from \S+ import (?:\([^)]*\)|[^(\n]+))$", re.MULTILINE
+)
+
+
 @functools.cache
 def defined() -> frozenset[str]:
-    """The names that the support library defines."""
+    """The names that the support library defines, found by how the lines begin.
+
+    A report asks for them too, which needs nothing else of the library: it is not parsed for that.
+    """
     names: set[str] = set()
-    for module, _, tree in _modules():
-        new = [name for node in tree.body for name in _defined(node)]
+    for module, text in _texts():
+        new = ["".join(pair) for pair in _DEFINITION.findall(text)]
         twice = names.intersection(new)
         assert not twice, f"{module} defines {', '.join(sorted(twice))} again"
         names.update(new)
@@ -149,9 +162,9 @@ def defined() -> frozenset[str]:
 
 @functools.cache
 def imported() -> frozenset[str]:
-    """The names that a text may import for the support library."""
-    pairs = (pair for *_, tree in _modules() for pair in _imported(tree))
-    return frozenset(name for name, line in pairs if line)
+    """The names that a text may import for the support library, found as those it defines."""
+    lines = [line for _, text in _texts() for line in _IMPORT.findall(text)]
+    return frozenset(name for name, line in _imported(ast.parse("\n".join(lines))) if line)
 
 
 def bound_names(text: str) -> Iterator[str]:

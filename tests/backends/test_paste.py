@@ -14,6 +14,7 @@ import pytest
 
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.torch import inliner
 from meshdsl.backends.torch.inliner import library, merge_imports, paste
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
@@ -46,6 +47,13 @@ def test_every_definition_comes_with_all_it_needs(name):
     assert not used - known
     assert "meshdsl" not in "\n".join(pasted.imports)
     assert "type: ignore" not in "\n".join(pasted.texts)
+
+
+def test_names_are_found_without_parsing():
+    trees = [tree for _, _, tree in inliner._modules()]
+    nodes = [node for tree in trees for node in tree.body]
+    assert inliner.defined() == {n for node in nodes for n in inliner._defined(node)}
+    assert inliner.imported() == {n for t in trees for n, line in inliner._imported(t) if line}
 
 
 def test_only_what_is_asked_for_is_pasted():
