@@ -258,7 +258,7 @@ class Trials:
 
     def _placed(self, edit: RuleEdit) -> Compilation | None:
         """The program after an edit, placed; None where it costs no less, or is refused."""
-        options = replace(self.made.options, cache=False)
+        options = self.made.options
         if self._is_large and self._cheaper(edit, replace(options, reduce=WALKS[-1])) is None:
             return None
         return self._cheaper(edit, options)

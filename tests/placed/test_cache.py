@@ -12,6 +12,7 @@ import pytest
 from meshdsl.device.printer import print_program
 from meshdsl.placed import optimal, place
 from tests.compiling import compile_text
+from tests.project import ROOT
 
 TEXT = """
 dim m = 64, a = 64, n = 16, k = 8
@@ -56,6 +57,13 @@ def test_a_search_is_made_once(folder: Path, searches: list[Any]) -> None:
     # Places and comments are no part of a problem.
     device(f"# a comment\n{TEXT}")
     assert len(searches) == len(list(folder.iterdir())) == 1
+
+
+def test_what_was_tried_for_remedies_is_searched_once(folder: Path, searches: list[Any]) -> None:
+    text = (ROOT / "examples" / "mlp.mdsl").read_text(encoding="utf-8")
+    first, second = (compile_text(text).advised["remedies"] for _ in range(2))
+    assert first == second
+    assert len(searches) == len(list(folder.iterdir())) > 1
 
 
 def test_another_problem_is_another_search(folder: Path, searches: list[Any]) -> None:
