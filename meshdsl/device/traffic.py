@@ -83,6 +83,8 @@ class _Senders:
     def busiest(self) -> Sender:
         """The first of those that send most; the others' bytes are added up all at once."""
         groups, axes = self._groups()
+        if not axes:
+            return max((self._sender(group, {}) for group in groups), key=lambda s: s.bytes)
         every = [self._bytes(group[0], axes) for group in groups]
         group, sent = max(zip(groups, every, strict=True), key=lambda pair: int(pair[1].max()))
         at = np.unravel_index(int(sent.argmax()), sent.shape)
