@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.backends.engines.failures import CollectiveError, place_of
@@ -23,12 +23,14 @@ from meshdsl.backends.runtime.values import group_members
 if TYPE_CHECKING:
     import torch
 
+    Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]
+
 
 # --- rendezvous ---------------------------------------------------------------------------------
 
 
 class CollectiveCall(NamedTuple):
-    """The call of one device in a rendezvous; the result goes to `out`.
+    """The call of one device in a rendezvous; the results go to `outs`, one for each tensor.
 
     `leaves` are the sizes of the blocks for each member, where they may differ.
     """
@@ -36,10 +38,22 @@ class CollectiveCall(NamedTuple):
     rank: int
     kind: str
     op: str
-    tensor: torch.Tensor
-    out: torch.Tensor
+    tensors: Tensors
+    outs: Tensors
     line: int
     leaves: tuple[int, ...] | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor of a call that has one."""
+        (tensor,) = self.tensors
+        return tensor
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The result of a call that has one."""
+        (out,) = self.outs
+        return out
 
 
 class Meeting:
@@ -95,21 +109,31 @@ def perform(calls: list[CollectiveCall]) -> None:
 
 
 def _all_reduce(calls: list[CollectiveCall]) -> None:
-    total = _reduce(calls[0].op, [call.tensor for call in calls], calls[0].out)
-    for call in calls[1:]:
-        call.out.copy_(total)
+    """Reduce in place: the results are the tensors."""
+    import torch
+
+    first, *others = calls
+    reduce_ = getattr(torch, f"_foreach_{_COMBINE[first.op]}_")
+    for call in others:
+        reduce_(first.tensors, call.tensors)
+    for call in others:
+        torch._foreach_copy_(call.outs, first.tensors)
 
 
 def _all_gather(calls: list[CollectiveCall]) -> None:
+    import torch
+
     for call in calls:
-        for block, source in zip(call.out.chunk(len(calls)), calls, strict=True):
-            block.copy_(source.tensor)
+        for index, out in enumerate(call.outs):
+            blocks = out.chunk(len(calls))
+            torch._foreach_copy_(blocks, [source.tensors[index] for source in calls])
 
 
 def _reduce_scatter(calls: list[CollectiveCall]) -> None:
-    blocks = [call.tensor.chunk(len(calls)) for call in calls]
-    for index, call in enumerate(calls):
-        _reduce(call.op, [block[index] for block in blocks], call.out)
+    for index in range(len(calls[0].tensors)):
+        blocks = [call.tensors[index].chunk(len(calls)) for call in calls]
+        for position, call in enumerate(calls):
+            _reduce(call.op, [block[position] for block in blocks], call.outs[index])
 
 
 def _all_to_all(calls: list[CollectiveCall]) -> None:
@@ -195,12 +219,36 @@ class SentCollective(NamedTuple):
         return COLLECTIVES[self.kind].wire(self.size, self.payload)
 
 
+class CoalescedOptions:
+    """The options of a collective on several tensors; the local engine reads the reduction."""
+
+    reduceOp: str = ""
+    asyncOp: bool = False
+
+
 class Member(NamedTuple):
     """A process group as one device sees it: `groups["rows"]` of the emitted text."""
 
+    dist: LocalDist
     group: Group
     position: int
     rank: int
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: CoalescedOptions) -> Work:
+        """Begin to overwrite each tensor with its reduction over the group."""
+        return self.dist.coalesced(self, "all_reduce", options.reduceOp, tensors, tensors)
+
+    def all_gather_single_coalesced(
+        self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: CoalescedOptions
+    ) -> Work:
+        """Begin to write every member's blocks, joined along their first dim, into `outs`."""
+        return self.dist.coalesced(self, "all_gather", options.reduceOp, tensors, outs)
+
+    def reduce_scatter_single_coalesced(
+        self, outs: list[torch.Tensor], tensors: list[torch.Tensor], options: CoalescedOptions
+    ) -> Work:
+        """Begin to write this member's block of the reduction of each tensor into `outs`."""
+        return self.dist.coalesced(self, "reduce_scatter", options.reduceOp, tensors, outs)
 
 
 class Work(NamedTuple):
@@ -233,6 +281,10 @@ class LocalDist:
     """
 
     ReduceOp = ReduceOp
+    AllreduceCoalescedOptions = CoalescedOptions
+    distributed_c10d = SimpleNamespace(
+        AllgatherOptions=CoalescedOptions, ReduceScatterOptions=CoalescedOptions
+    )
 
     def __init__(
         self,
@@ -261,7 +313,7 @@ class LocalDist:
     def groups(self, rank: int) -> dict[str, Member]:
         """The groups of one device, by axes."""
         return {
-            "+".join(g.axes): Member(g, g.ranks.index(rank), rank)
+            "+".join(g.axes): Member(self, g, g.ranks.index(rank), rank)
             for g in self.process_groups
             if rank in g.ranks
         }
@@ -278,13 +330,13 @@ class LocalDist:
         self, tensor: torch.Tensor, op: str = "sum", *, group: Member, async_op: bool = False
     ) -> Work | None:
         """Overwrite `tensor` with the sum, maximum, minimum or product over the group."""
-        return self._meet(group, "all_reduce", op, tensor, tensor, async_op=async_op)
+        return self._meet(group, "all_reduce", op, (tensor,), (tensor,), async_op=async_op)
 
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member, async_op: bool = False
     ) -> Work | None:
         """Write every member's `tensor` into `output`, joined along its first dim."""
-        return self._meet(group, "all_gather", "", tensor, output, async_op=async_op)
+        return self._meet(group, "all_gather", "", (tensor,), (output,), async_op=async_op)
 
     def reduce_scatter_single(
         self,
@@ -296,7 +348,7 @@ class LocalDist:
         async_op: bool = False,
     ) -> Work | None:
         """Write this member's block, along the first dim, of the reduced `tensor` into `output`."""
-        return self._meet(group, "reduce_scatter", op, tensor, output, async_op=async_op)
+        return self._meet(group, "reduce_scatter", op, (tensor,), (output,), async_op=async_op)
 
     def all_to_all_single(
         self,
@@ -313,9 +365,23 @@ class LocalDist:
         With sizes, blocks have these: a step of the name of the calling function.
         """
         if input_split_sizes is None:
-            return self._meet(group, "all_to_all", "", tensor, output, async_op=async_op)
+            return self._meet(group, "all_to_all", "", (tensor,), (output,), async_op=async_op)
         kind = sys._getframe(1).f_code.co_name.removesuffix("_start").removesuffix("_uneven")
-        return self._meet(group, kind, "", tensor, output, tuple(input_split_sizes), async_op)
+        leaves = tuple(input_split_sizes)
+        return self._meet(group, kind, "", (tensor,), (output,), leaves, async_op)
+
+    def coalesced(
+        self,
+        group: Member,
+        kind: str,
+        op: str,
+        tensors: Tensors,
+        outs: Tensors,
+    ) -> Work:
+        """Begin one collective on several tensors; its results go to `outs`."""
+        work = self._meet(group, kind, op, tensors, outs, async_op=True)
+        assert work is not None
+        return work
 
     def isend(self, tensor: torch.Tensor, *, group: Member, group_dst: int) -> Work:
         """Begin to send a tensor to a member."""
@@ -333,8 +399,8 @@ class LocalDist:
             if pair is None:
                 ranks = [group.ranks[source], group.ranks[target]]
                 pair = self._pairs[id(group), source, target] = Group(group.axes, ranks)
-        endpoint = Member(pair, 0 if member.position == source else 1, member.rank)
-        work = self._meet(endpoint, "send", "", tensor, tensor, async_op=True)
+        endpoint = Member(self, pair, 0 if member.position == source else 1, member.rank)
+        work = self._meet(endpoint, "send", "", (tensor,), (tensor,), async_op=True)
         assert work is not None
         return work
 
@@ -380,13 +446,13 @@ class LocalDist:
         member: Member,
         kind: str,
         op: str,
-        tensor: torch.Tensor,
-        out: torch.Tensor,
+        tensors: Tensors,
+        outs: Tensors,
         leaves: tuple[int, ...] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        group, position, rank = member
-        call = CollectiveCall(rank, kind, op, tensor, out, _line(sys._getframe(2)), leaves)
+        _, group, position, rank = member
+        call = CollectiveCall(rank, kind, op, tensors, outs, _line(sys._getframe(2)), leaves)
         with self._lock:
             if self._closed:
                 raise Released
@@ -425,7 +491,7 @@ class LocalDist:
             self.sent[rank][meeting.sent or self._sent(meeting, call)] += 1
 
     def _sent(self, meeting: Meeting, call: CollectiveCall) -> SentCollective:
-        payload = call.tensor.nbytes
+        payload = sum(tensor.nbytes for tensor in call.tensors)
         if call.leaves is not None and payload:
             payload -= payload * call.leaves[meeting.ranks.index(call.rank)] // sum(call.leaves)
         about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
@@ -514,27 +580,35 @@ class LocalDist:
         Processes send memory as it lies, and so may only be given what lies in order.
         """
         for call in calls:
-            tensor, out = call.tensor, call.out
-            if not (tensor.is_contiguous() and (out is tensor or out.is_contiguous())):
+            if not all(tensor.is_contiguous() for tensor in (*call.tensors, *call.outs)):
                 return f"{self._show(call, meeting)}: its memory is not contiguous"
         first = calls[0]
         for call in calls[1:]:
             same = (call[1:3] == first[1:3] and call.line == first.line) or call.kind == "send"
-            tensors = call.leaves is not None or call.tensor.shape == first.tensor.shape
-            if not (same and tensors and call.tensor.dtype == first.tensor.dtype):
+            if not (same and _alike(first, call)):
                 one, other = self._show(first, meeting), self._show(call, meeting)
                 return f"device {first.rank} is in {one} while device {call.rank} is in {other}"
         return ""
 
     def _show(self, call: CollectiveCall, meeting: Meeting) -> str:
-        dtype = str(call.tensor.dtype).removeprefix("torch.")
+        dtype = str(call.tensors[0].dtype).removeprefix("torch.")
         kind = f"{call.kind} {call.op}".rstrip()
-        about = f"{kind} of {dtype}{list(call.tensor.shape)} over {', '.join(meeting.axes)}"
+        shapes = ", ".join(f"{dtype}{list(tensor.shape)}" for tensor in call.tensors)
+        about = f"{kind} of {shapes} over {', '.join(meeting.axes)}"
         return f"{about} at {place_of(self.lines, call.line)}"
 
     # The names of torch before 2.13.
     all_gather_into_tensor = all_gather_single
     reduce_scatter_tensor = reduce_scatter_single
+
+
+def _alike(one: CollectiveCall, other: CollectiveCall) -> bool:
+    """Whether tensors have the same dtypes and shapes; of blocks that may differ, the dtypes."""
+    if len(one.tensors) != len(other.tensors):
+        return False
+    pairs = list(zip(one.tensors, other.tensors, strict=True))
+    shaped = one.leaves is not None or all(a.shape == b.shape for a, b in pairs)
+    return shaped and all(a.dtype == b.dtype for a, b in pairs)
 
 
 def _line(frame: FrameType | None) -> int:

@@ -1,10 +1,9 @@
-"""Collectives on several small tensors at once: one call on a flat buffer.
+"""Collectives on several small tensors at once: one call, without a buffer that they are copied to.
 
-Every device of a group must call the same one with the same shapes. The results of an all_reduce
-or a reduce_scatter are views of the buffer.
+Every device of a group must call the same one with the same shapes. nccl sends the tensors in one
+launch, gloo packs them itself.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,32 +12,30 @@ import torch.distributed as dist
 
 from meshdsl.backends.runtime.communication import (
     Pending,
-    all_gather_start,
-    all_reduce,
-    all_reduce_start,
-    reduce_scatter_start,
+    as_numbers,
+    as_received,
+    as_sent,
+    reduce_op,
 )
 
 Tensors = Sequence[torch.Tensor]
 
 
 def all_reduce_bucket(xs: Tensors, group: Any, op: str) -> list[torch.Tensor]:
-    """The sum (max, min, prod) over the group of each tensor; all have one dtype."""
-    # Two calls of torch, however many tensors: threads hand on Python's lock at each of them.
-    flat = torch._utils._flatten_dense_tensors(xs)  # type: ignore[no-untyped-call]
-    total = all_reduce(flat, group, op)
-    parts = torch._utils._unflatten_dense_tensors(total, xs)  # type: ignore[no-untyped-call]
-    return [p if p.numel() else p.view(x.shape) for p, x in zip(parts, xs, strict=True)]
+    """The sum (max, min, prod) over the group of each tensor, which may be overwritten.
+
+    All have one dtype.
+    """
+    return all_reduce_bucket_start(xs, group, op).wait()  # type: ignore[no-any-return]
 
 
 def all_reduce_bucket_start(xs: Tensors, group: Any, op: str) -> Pending:
     """Begin an `all_reduce_bucket`."""
-    flat = torch.cat([x.reshape(-1) for x in xs])
-    shapes = [tuple(x.shape) for x in xs]
-    started = all_reduce_start(flat, group, op)
-    return Pending(
-        started.kind, started.work, lambda: cut(started.finish(), shapes, [0] * len(shapes))
-    )
+    sent, dtype = [as_sent(x, op).contiguous() for x in xs], xs[0].dtype
+    options = asynchronous(dist.AllreduceCoalescedOptions())
+    options.reduceOp = reduce_op(op, xs[0])
+    work = group.allreduce_coalesced([as_numbers(x) for x in sent], options)
+    return Pending("all_reduce", work, lambda: [as_received(x, dtype) for x in sent])
 
 
 def reduce_scatter_bucket(
@@ -50,13 +47,20 @@ def reduce_scatter_bucket(
 
 def reduce_scatter_bucket_start(xs: Tensors, dims: Sequence[int], group: Any, op: str) -> Pending:
     """Begin a `reduce_scatter_bucket`."""
-    size = dist.get_world_size(group)
-    outer = [x.movedim(dim, 0) if dim else x for x, dim in zip(xs, dims, strict=True)]
-    # A row for each device, with its block of every tensor.
-    rows = torch.cat([x.reshape(size, -1) for x in outer], 1)
-    shapes = [(x.shape[0] // size, *x.shape[1:]) for x in outer]
-    started = reduce_scatter_start(rows, 0, group, op)
-    return Pending(started.kind, started.work, lambda: cut(started.finish().view(-1), shapes, dims))
+    size, dtype = dist.get_world_size(group), xs[0].dtype
+    addends = [as_sent(outermost(x, dim), op) for x, dim in zip(xs, dims, strict=True)]
+    blocks = [x.new_empty(x.shape[0] // size, *x.shape[1:]) for x in addends]
+    options = asynchronous(dist.distributed_c10d.ReduceScatterOptions())
+    options.reduceOp = reduce_op(op, xs[0])
+    scatter = getattr(group, "reduce_scatter_single_coalesced", None)
+    scatter = scatter or group.reduce_scatter_tensor_coalesced
+    work = scatter([as_numbers(x) for x in blocks], [as_numbers(x) for x in addends], options)
+
+    def finish() -> list[torch.Tensor]:
+        received = [as_received(x, dtype) for x in blocks]
+        return [x.movedim(0, dim) if dim else x for x, dim in zip(received, dims, strict=True)]
+
+    return Pending("reduce_scatter", work, finish)
 
 
 def all_gather_bucket(xs: Tensors, dims: Sequence[int], group: Any) -> list[torch.Tensor]:
@@ -67,27 +71,26 @@ def all_gather_bucket(xs: Tensors, dims: Sequence[int], group: Any) -> list[torc
 def all_gather_bucket_start(xs: Tensors, dims: Sequence[int], group: Any) -> Pending:
     """Begin an `all_gather_bucket`."""
     size = dist.get_world_size(group)
-    outer = [x.movedim(dim, 0) if dim else x for x, dim in zip(xs, dims, strict=True)]
-    started = all_gather_start(torch.cat([x.reshape(1, -1) for x in outer], 1), 0, group)
-    shapes = [(x.shape[0] * size, *x.shape[1:]) for x in outer]
-    sizes = [x.numel() for x in xs]
+    blocks = [outermost(x, dim) for x, dim in zip(xs, dims, strict=True)]
+    gathered = [x.new_empty(x.shape[0] * size, *x.shape[1:]) for x in blocks]
+    gather = getattr(group, "all_gather_single_coalesced", None)
+    gather = gather or group.allgather_into_tensor_coalesced
+    options = asynchronous(dist.distributed_c10d.AllgatherOptions())  # type: ignore[attr-defined]
+    work = gather([as_numbers(x) for x in gathered], [as_numbers(x) for x in blocks], options)
 
     def finish() -> list[torch.Tensor]:
-        parts = started.finish().split(sizes, 1)
-        return [
-            part.reshape(shape).movedim(0, dim) if dim else part.reshape(shape)
-            for part, shape, dim in zip(parts, shapes, dims, strict=True)
-        ]
+        return [x.movedim(0, dim) if dim else x for x, dim in zip(gathered, dims, strict=True)]
 
-    return Pending(started.kind, started.work, finish)
+    return Pending("all_gather", work, finish)
 
 
-def cut(
-    flat: torch.Tensor, shapes: Sequence[tuple[int, ...]], dims: Sequence[int]
-) -> list[torch.Tensor]:
-    """The tensors that lie one after another in `flat`, their first dim moved to its place."""
-    parts = torch.split(flat, [math.prod(shape) for shape in shapes])
-    return [
-        part.view(shape).movedim(0, dim) if dim else part.view(shape)
-        for part, shape, dim in zip(parts, shapes, dims, strict=True)
-    ]
+def outermost(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The tensor with `dim` outermost in memory."""
+    return (x.movedim(dim, 0) if dim else x).contiguous()
+
+
+def asynchronous(options: Any) -> Any:
+    """The options of a collective that does not wait; before torch 2.8 none of them did."""
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = True
+    return options

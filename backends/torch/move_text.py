@@ -111,8 +111,10 @@ class MoveText:
     def _bucket(self, node: Bucket, suffix: str) -> str:
         call, step = f"{node.step.kind}_bucket{suffix}", node.step
         self.state.used.add(call)
-        args = [f"[{', '.join(self.state.tensor(m.source) for m in node.moves)}]"]
-        if step.kind != "all_reduce":
+        is_in_place = step.kind == "all_reduce"
+        sources = (self._own(m) if is_in_place else self.state.tensor(m.source) for m in node.moves)
+        args = [f"[{', '.join(sources)}]"]
+        if not is_in_place:
             dims = (self._position(m.source, m.step.dim) for m in node.moves)
             args.append(f"[{', '.join(map(str, dims))}]")
         args.append(self._group(node))
@@ -123,11 +125,16 @@ class MoveText:
         return f'groups["{"+".join(node.step.axes)}"]'
 
     def _all_reduce(self, node: Move, call: str) -> str:
-        """The call, on a copy if the memory is shared; an extreme of floats is made anew anyway."""
+        return f'{call}({self._own(node)}, {self._group(node)}, "{node.step.op}")'
+
+    def _own(self, node: Move) -> str:
+        """The source of an all_reduce, which overwrites it: a copy if the memory is shared.
+
+        An extreme of floats is made anew anyway.
+        """
         anew = node.step.op in ("max", "min") and node.source.local.dtype.kind == "float"
         may_overwrite = anew or self.state.may_overwrite(node.source)
-        x = self.state.tensor(node.source) + ("" if may_overwrite else ".clone()")
-        return f'{call}({x}, {self._group(node)}, "{node.step.op}")'
+        return self.state.tensor(node.source) + ("" if may_overwrite else ".clone()")
 
     def _all_gather(self, node: Move, call: str) -> str:
         dim = self._position(node.source, node.step.dim)

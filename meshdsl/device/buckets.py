@@ -1,4 +1,4 @@
-"""Buckets: collectives on small tensors that can take place together become one on a flat buffer.
+"""Buckets: collectives on small tensors that can take place together become one on all of them.
 
 After the gradient buckets of PyTorch's DistributedDataParallel (Li et al. 2020). A reduction waits
 for the last of its bucket, at most until the first reader of any of them; parameters are gathered
@@ -21,9 +21,8 @@ from meshdsl.records import dataclass
 SMALL = LARGE
 """Bytes below which a tensor goes into a bucket.
 
-A smaller one lives until its block ends anyway, so a flat buffer with it in it lives no longer. On
-two gloo processes four all_reduces in a bucket take a third of the time at 1 KiB, half at 64 KiB,
-and as long as apart at 1 MiB, where copying costs what it saves.
+On two gloo processes four all_reduces in a bucket take a third of the time at 1 KiB, half at 64
+KiB, and as long as apart at 1 MiB.
 """
 
 FULL = 25 << 20
@@ -121,13 +120,13 @@ class _Buckets:
     def _eligible(self, node: Move) -> bool:
         small = max(node.source.local.bytes, node.target.local.bytes) < SMALL
         phase = node.phase != "output" and (node.phase != "forward" or self.trains)
-        # In a flat buffer the blocks of all devices are of one size.
+        # The blocks of all devices are of one size.
         even = not node.step.is_uneven(node.source.type, self.mesh)
         return node.step.kind in KINDS and small and phase and even
 
 
 def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:
-    """Several moves of one kind as one, with the bytes of the flat buffer."""
+    """Several moves of one kind as one, with the bytes of all of them."""
     step, payload = moves[0].step, sum(m.payload for m in moves)
     wire = COLLECTIVES[step.kind].wire(mesh.size(*step.axes), payload)
     return Bucket(moves, payload, wire)

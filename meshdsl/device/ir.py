@@ -150,9 +150,9 @@ class Move(Statement):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket(Statement):
-    """Moves of one kind, over the same axes, done by one collective on a flat buffer.
+    """Moves of one kind, over the same axes, done by one collective on several tensors.
 
-    `payload` and `wire` are those of the buffer.
+    `payload` and `wire` are those of all tensors together.
     """
 
     moves: tuple[Move, ...]
@@ -254,10 +254,10 @@ class Wait(Statement):
     def reads(self) -> tuple[Var, ...]:
         """The targets, and the sources that are live until the collective is over.
 
-        A bucket has copied its own, and an all_reduce works in the memory of its target.
+        An all_reduce works in the memory of its target.
         """
-        copied = isinstance(self.collective, Bucket) or self.collective.step.kind == "all_reduce"
-        return (*self.makes, *(() if copied else self.collective.reads))
+        in_place = self.collective.step.kind == "all_reduce"
+        return (*self.makes, *(() if in_place else self.collective.reads))
 
     @property
     def makes(self) -> tuple[Var, ...]:

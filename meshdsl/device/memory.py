@@ -305,22 +305,19 @@ class MemoryWalk:
         return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
 
     def _room(self, node: Collective) -> list[MemoryBlock]:
-        """The memory of a collective: its buffers, and the results if they are not in those."""
+        """The memory of a collective: its buffers, then the results."""
         line = node.span.line
         mesh, buffers = self.program.mesh, MemoryKind.BUFFERS
         sizes = _worked_in(node, mesh, self.bytes)
         blocks = [self.held.take(size, line, buffers) for size in sizes]
-        if isinstance(node, Move):
-            blocks.append(self._memory(node.target, line))
+        blocks += [self._memory(move.target, line) for move in node.moves]
         for block in blocks:
             block.holders += 1
         return blocks
 
     def _arrive(self, node: Collective, blocks: list[MemoryBlock]) -> None:
-        """Bind the results: to the last of the blocks, all or part of it, or to copies from it."""
-        for move in node.moves:
-            is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
-            block = self._memory(move.target, node.span.line) if is_copy else blocks[-1]
+        """Bind the results, which are the last of the blocks."""
+        for move, block in zip(node.moves, blocks[-len(node.moves) :], strict=True):
             self.held.bind(move.target.name, block)
         for block in blocks:
             self.held.release(block)
@@ -600,16 +597,16 @@ class _Versions:
 def _worked_in(
     node: Collective, mesh: Mesh, bytes: Callable[[Iterable[Var]], int]
 ) -> Iterator[int]:
-    """Bytes of the buffers of a collective; of a bucket the last one is the result.
+    """Bytes of the buffers of a collective.
 
-    A sent tensor has the dim that is gathered or scattered outermost; an all_reduce of a bucket
-    works in place.
+    A sent tensor has the dim that is gathered or scattered outermost. A result that is written into
+    other memory may arrive beside it.
     """
-    together = isinstance(node, Bucket) and node.step.kind != "all_reduce"
-    if together or any(map(_is_sent_otherwise, node.moves)):
-        yield bytes(m.source for m in node.moves)
-    if isinstance(node, Bucket) or (node.into is not None and not arrives_in_place(node, mesh)):
-        yield bytes(m.target for m in node.moves)
+    for move in node.moves:
+        if _is_sent_otherwise(move):
+            yield bytes((move.source,))
+        if move.into is not None and not arrives_in_place(move, mesh):
+            yield bytes((move.target,))
 
 
 def _is_sent_otherwise(move: Move) -> bool:
@@ -641,8 +638,8 @@ class _Reuse:
             match node:
                 case Compute():
                     yield from self._compute(node)
-                case Move():
-                    yield from self._move(node)
+                case Move() | Bucket():
+                    yield from (p for m in node.moves for p in self._move(m))
                 case Start():
                     yield from (p for m in node.collective.moves for p in self._move(m))
                 case DeviceLoop():

@@ -27,6 +27,31 @@ class Work:
         return True
 
 
+class Group(str):
+    """A group of a device without others: its name."""
+
+    def allreduce_coalesced(self, xs: list[torch.Tensor], options: Any) -> Work:
+        """Leaves all of `xs` as they are."""
+        return Work(*xs)
+
+    def all_gather_single_coalesced(
+        self, outs: list[torch.Tensor], xs: list[torch.Tensor], options: Any
+    ) -> Work:
+        """Fills each of `outs` with copies of one of `xs`."""
+        for out, x in zip(outs, xs, strict=True):
+            for block in out.chunk(out.shape[0] // x.shape[0]):
+                block.copy_(x)
+        return Work(*outs, *xs)
+
+    def reduce_scatter_single_coalesced(
+        self, outs: list[torch.Tensor], xs: list[torch.Tensor], options: Any
+    ) -> Work:
+        """Fills each of `outs` with the first block of one of `xs`."""
+        for out, x in zip(outs, xs, strict=True):
+            out.copy_(x[: out.shape[0]])
+        return Work(*outs, *xs)
+
+
 class Alone:
     """`torch.distributed` for a device without others: what would arrive is what it has sent.
 
@@ -34,6 +59,8 @@ class Alone:
     """
 
     ReduceOp = torch.distributed.ReduceOp
+    AllreduceCoalescedOptions = torch.distributed.AllreduceCoalescedOptions
+    distributed_c10d = torch.distributed.distributed_c10d
 
     def __init__(self, mesh: Mapping[str, int]) -> None:
         self.mesh = mesh
@@ -85,7 +112,7 @@ def tables_of(made: Compilation) -> tuple[list[dict[str, Any]], Callable[[], Any
     """Inputs, parameters and states of device 0, and its program as a call on them."""
     program = load(made.text)
     program.dist = Alone(program.MESH)
-    groups = {name: name for name in ("+".join(axes) for axes in program.GROUPS)}
+    groups = {name: Group(name) for name in ("+".join(axes) for axes in program.GROUPS)}
     tables = [program.INPUTS, program.PARAMS]
     tables += [program.STATES] if hasattr(program, "STATES") else []
     held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
