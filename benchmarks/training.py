@@ -65,7 +65,7 @@ class Workers:
 
     def make(self, case: Case) -> dict[str, list[float]]:
         """Set all variants of a case up; the losses of the first steps of each."""
-        pipes, text = self.pipes, case.emitted()
+        pipes, text = self.pipes, case.emitted().text
         for pipe in pipes:
             pipe.send(("make", case, text))
         found: dict[str, list[float]] = {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.backends.runtime.values import Array, Spec, draw_part, local_part
+from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.optimizers import LearningRate
 from meshdsl.pipeline import Compilation, Options, compile_source
@@ -97,9 +98,9 @@ class Case:
         )
         return compile_source(Source("training.mdsl", text), options, Diagnostics())
 
-    def emitted(self) -> str:
-        """The emitted text."""
-        return self.compilation().text
+    def emitted(self) -> ProgramText:
+        """The emitted text, with its statements."""
+        return self.compilation().emitted
 
 
 def cases(quick: bool) -> list[Case]:

@@ -40,7 +40,6 @@ def run_local(pipe: Connection) -> None:
 
     from meshdsl.backends.engines.in_process import Emitted, LocalSession, call_device
     from meshdsl.backends.engines.ranks import Ranks
-    from meshdsl.backends.torch.emitter import ProgramText
 
     session: Any = None
     given: list[tuple[dict[str, Any], ...]] = []
@@ -67,7 +66,7 @@ def run_local(pipe: Connection) -> None:
         kind, first, second = asked
         if kind == "make":
             pin(first.devices)
-            session = LocalSession(Emitted(ProgramText(second, {})).load())
+            session = LocalSession(Emitted(first.emitted()).load())  # how it runs, it counts in it
             program = session.programs.program
             kinds = (program.INPUTS, program.PARAMS, program.STATES)
             given = [tuple(tensors(program, k, r) for k in kinds) for r in range(first.devices)]

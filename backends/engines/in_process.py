@@ -23,6 +23,7 @@ from meshdsl.backends.engines.local_devices import DeviceThreads, LocalRunError,
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, SentCollective
 from meshdsl.backends.engines.ranks import Ranks, assembled
 from meshdsl.backends.engines.reference import block_values
+from meshdsl.backends.engines.turns import has_short_calls
 from meshdsl.backends.runtime.array_files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
@@ -200,9 +201,10 @@ class Programs:
 class LocalSession:
     """The devices of loaded programs, each a thread of this process. Runs one at a time.
 
-    Threads that are `lasting` serve one run after another; those of a run that failed are
-    abandoned. `sent` are the collectives of each device in the last run. During a run, `mark(rank)`
-    records that a device begins anew, as a step of a training run.
+    They run at once or, where their calls are short, in turns: `in_turns`. Threads that are
+    `lasting` serve one run after another; those of a run that failed are abandoned. `sent` are the
+    collectives of each device in the last run. During a run, `mark(rank)` records that a device
+    begins anew, as a step of a training run.
     """
 
     mark: Callable[[int], None]
@@ -213,6 +215,7 @@ class LocalSession:
             message = f"the local engine runs at most {MOST_DEVICES} devices, not {devices}"
             raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
         self.programs, self.lasting = programs, lasting
+        self.in_turns = has_short_calls(programs.emitted.program)
         self.sent: list[Counter[SentCollective]] = []
         self.forget_threads()
         _SESSIONS.add(self)
@@ -233,7 +236,7 @@ class LocalSession:
             workers, self._workers = self._workers, []
             if self.lasting and not workers:
                 workers = [Worker(f"device {rank}") for rank in range(programs.devices)]
-            dist = LocalDist(mesh, programs.groups, programs.emitted.places)
+            dist = LocalDist(mesh, programs.groups, programs.emitted.places, self.in_turns)
             for program in programs.every:
                 program.dist = dist
 

@@ -155,6 +155,7 @@ class DeviceThreads:
 
         failed = True
         try:
+            self.dist.begin(rank)
             if self.dist.closed:
                 raise Released
             torch.set_num_threads(self._share)  # each thread has a number of its own

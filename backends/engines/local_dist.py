@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.backends.engines.failures import CollectiveError, place_of
 from meshdsl.backends.engines.stack_sampler import is_of_device
+from meshdsl.backends.engines.turns import Gates, Turns
 from meshdsl.backends.runtime.values import group_members
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class CollectiveCall(NamedTuple):
     outs: Tensors
     line: int
     leaves: tuple[int, ...] | None = None
+
+    @property
+    def memory(self) -> Tensors:
+        """All tensors that are read or written."""
+        return self.tensors if self.outs is self.tensors else (*self.tensors, *self.outs)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -277,7 +283,7 @@ class LocalDist:
     """The `dist` of an emitted text that runs in one process. All methods are thread-safe.
 
     `lines` maps lines of the emitted text to places of the source. `sent` counts, per device, the
-    collectives that took place.
+    collectives that took place. Devices run at once, or `in_turns`.
     """
 
     ReduceOp = ReduceOp
@@ -291,6 +297,7 @@ class LocalDist:
         mesh: dict[str, int],
         groups: tuple[tuple[str, ...], ...],
         lines: Mapping[int, str] | None = None,
+        in_turns: bool = False,
     ) -> None:
         self.process_groups = [
             Group(axes, ranks) for axes in groups for ranks in group_members(mesh, axes)
@@ -299,9 +306,7 @@ class LocalDist:
         self.lines = lines or {}
         self.sent: list[Counter[SentCollective]] = [Counter() for _ in range(self.devices)]
         self._lock = threading.Lock()
-        self._gates = [threading.Lock() for _ in range(self.devices)]
-        for gate in self._gates:
-            gate.acquire()
+        self._gates = (Turns if in_turns else Gates)(self.devices)
         # The pairs that send each other messages: a group of its own for each direction.
         self._pairs: dict[tuple[int, int, int], Group] = {}
         self._waiting: dict[int, Meeting] = {}
@@ -330,7 +335,8 @@ class LocalDist:
         self, tensor: torch.Tensor, op: str = "sum", *, group: Member, async_op: bool = False
     ) -> Work | None:
         """Overwrite `tensor` with the sum, maximum, minimum or product over the group."""
-        return self._meet(group, "all_reduce", op, (tensor,), (tensor,), async_op=async_op)
+        tensors = (tensor,)
+        return self._meet(group, "all_reduce", op, tensors, tensors, async_op=async_op)
 
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member, async_op: bool = False
@@ -407,6 +413,10 @@ class LocalDist:
     def _every_group(self) -> list[Group]:
         return [*self.process_groups, *self._pairs.values()]
 
+    def begin(self, rank: int) -> None:
+        """Let a device run, called by its thread before it does anything else."""
+        self._gates.begin(rank)
+
     def end(self, rank: int, failed: bool) -> None:
         """Record that a device has ended, with an error or normally."""
         with self._lock:
@@ -420,6 +430,7 @@ class LocalDist:
                 for meeting in [m for m in self._waiting.values() if m.holder == rank]:
                     self._cancel(meeting)
             self._look_for_deadlock()
+        self._gates.end()
 
     @property
     def closed(self) -> bool:
@@ -440,6 +451,7 @@ class LocalDist:
             self._closed = True
             for group in self._every_group():
                 self._dismiss(group)
+        self._gates.open()
 
     def _meet(
         self,
@@ -481,7 +493,7 @@ class LocalDist:
         """Sleep if this device is to, and count the rendezvous as sent."""
         rank = call.rank
         if slept:
-            self._gates[rank].acquire()
+            self._gates.sleep(rank)
             verdict = self._verdicts.pop(rank, None)
             if verdict is not None:
                 raise verdict
@@ -524,7 +536,7 @@ class LocalDist:
             for rank in meeting.ranks:
                 if self._waiting.get(rank) is meeting:
                     del self._waiting[rank]
-                    self._gates[rank].release()
+                    self._gates.wake(rank)
 
     def _dismiss(self, group: Group) -> None:
         """Cancel the rendezvous that cannot take place any more."""
@@ -540,7 +552,7 @@ class LocalDist:
     def _wake(self, rank: int, verdict: BaseException) -> None:
         self._verdicts[rank] = verdict
         del self._waiting[rank]
-        self._gates[rank].release()
+        self._gates.wake(rank)
 
     def _look_for_deadlock(self) -> None:
         """When no device can go on, report to each waiting one the collective it waits for."""
@@ -580,8 +592,9 @@ class LocalDist:
         Processes send memory as it lies, and so may only be given what lies in order.
         """
         for call in calls:
-            if not all(tensor.is_contiguous() for tensor in (*call.tensors, *call.outs)):
-                return f"{self._show(call, meeting)}: its memory is not contiguous"
+            for tensor in call.memory:
+                if not tensor.is_contiguous():
+                    return f"{self._show(call, meeting)}: its memory is not contiguous"
         first = calls[0]
         for call in calls[1:]:
             same = (call[1:3] == first[1:3] and call.line == first.line) or call.kind == "send"
@@ -606,9 +619,10 @@ def _alike(one: CollectiveCall, other: CollectiveCall) -> bool:
     """Whether tensors have the same dtypes and shapes; of blocks that may differ, the dtypes."""
     if len(one.tensors) != len(other.tensors):
         return False
-    pairs = list(zip(one.tensors, other.tensors, strict=True))
-    shaped = one.leaves is not None or all(a.shape == b.shape for a, b in pairs)
-    return shaped and all(a.dtype == b.dtype for a, b in pairs)
+    for a, b in zip(one.tensors, other.tensors, strict=True):
+        if a.dtype != b.dtype or (one.leaves is None and a.shape != b.shape):
+            return False
+    return True
 
 
 def _line(frame: FrameType | None) -> int:

@@ -27,7 +27,7 @@ def test_the_models_by_hand_learn_as_ours(model: Model) -> None:
 
 def test_the_translator_by_hand_computes_what_ours_does() -> None:
     case = Case("nmt", "one", "adamw", {"hidden": 8, "model": 8, "batch": 2})
-    program = load(case.emitted())
+    program = load(case.emitted().text)
     params, inputs, states = (
         tensors(program, specs, 0) for specs in (program.PARAMS, program.INPUTS, program.STATES)
     )
