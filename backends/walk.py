@@ -111,11 +111,20 @@ class NotationWriter(ABC):
             self.entry(var, "states")
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
-        """The statements of a block, each under its source line."""
+        """The statements of a block, each under its source line.
+
+        One that has no text has no source line either.
+        """
         for node in nodes:
+            begun, shown, place = len(self.out.lines), self.shown, self.out.place
             if self.headed(node):
                 self.source_line(node.span, node.phase)
+            head = len(self.out.lines)
             self.node(node)
+            if begun < head and not self.out.has_statements(head):
+                del self.out.lines[begun:head]
+                self.shown, self.out.place = shown, place
+            self.end(node)
 
     def headed(self, node: Node) -> bool:
         """Whether a statement is written under its source line: no constant or part of another."""
@@ -140,6 +149,9 @@ class NotationWriter(ABC):
                 self.wait(node)
             case DeviceLoop():
                 self.loop(node)
+
+    def end(self, node: Node) -> None:
+        """What follows a statement, whatever the source line."""
 
     # --- loops -----------------------------------------------------------------------------------
 

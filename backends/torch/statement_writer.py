@@ -113,12 +113,15 @@ class StatementWriter(NotationWriter):
         return super().headed(node) or isinstance(node, Compute)
 
     def node(self, node: Node) -> None:
-        """Write one statement; large tensors are deleted after their last use."""
+        """Write one statement."""
         self.state.variables.reach(node)
         outside, self.out.node = self.out.node, None if isinstance(node, DeviceLoop) else node
         with self.blocks.elsewhere(node):
             super().node(node)
         self.out.node = outside
+
+    def end(self, node: Node) -> None:
+        """Delete large tensors after their last use."""
         dead = self.dead[node]
         gone = given_up(node, dead) if isinstance(node, DeviceLoop) else ()
         self.let_go(tuple(v for v in dead if v not in gone))
