@@ -151,7 +151,8 @@ class NotationWriter(ABC):
                 self.loop(node)
 
     def end(self, node: Node) -> None:
-        """What follows a statement, whatever the source line."""
+        """What follows a statement, whatever the source line: nothing, where none is deleted."""
+        del node
 
     # --- loops -----------------------------------------------------------------------------------
 

@@ -93,11 +93,12 @@ class PassText:
         """The text of what a line brings."""
         return f"{line}.receive({self.micro}, {self.stage()})"
 
-    def send(self, move: Move, line: str) -> None:
-        """Write that a value goes to another stage."""
+    def send(self, move: Move, line: str, value: Var | None = None) -> None:
+        """Write that a value goes to another stage: the source of a move, or one in its place."""
         self.out.place = f"{move.span.file}:{move.span.line}"
-        self.variables.reach(move)
-        sent = self.state.tensor(move.source)
+        if value is None:
+            self.variables.reach(move)
+        sent = self.state.tensor(value or move.source)
         self.out.statement(f"{line}.send({sent}, {self.micro}, {self.stage()})")
 
     # --- functions -------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ has several, named in each call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from meshdsl.backends.torch.cut_networks import CutNetworkText
 from meshdsl.backends.torch.line_breaks import quoted
@@ -34,6 +35,8 @@ from meshdsl.ir.rewrite import reads_of
 
 Lines = dict[Var, str]
 """The line of each value that a loop carries from stage to stage."""
+
+NO_VALUES: Mapping[Var, Var] = {}
 
 VERSIONS = {
     StagePhase.UPDATE: "versions",
@@ -134,7 +137,7 @@ class PipelineText:
         self._iterate(loop)
         self.writer.nodes(node.of(StagePhase.COLLECTED))
         self._put("every")
-        self._send(StagePhase.SENT, lines, f"< {last}")
+        self._send(StagePhase.SENT, lines, f"{self.passes.stage()} < {last}")
         nodes = node.of(StagePhase.LAST)
         if nodes or self.kept.get("last"):
             with self.passes.under(f"if {self.passes.stage()} == {last}:"):
@@ -154,8 +157,12 @@ class PipelineText:
             self._slices(StagePhase.LAST_AGAIN, StagePhase.LAST_BACKWARD)
             self._taken("last")
             self.writer.nodes(node.of(StagePhase.LAST_AGAIN, StagePhase.LAST_BACKWARD))
+        early = node.sends_after
+        if early is not None:
+            self.writer.behind[early] = partial(self._send_in, loop, lines)
         self._iterate(loop)
-        self._send(StagePhase.SENT_BACKWARD, lines, "> 0")
+        if early is None:
+            self._send(StagePhase.SENT_BACKWARD, lines, f"{self.passes.stage()} > 0")
 
     def _weights_pass(self) -> None:
         """Write the gradients of parameters, for which no stage waits."""
@@ -336,19 +343,32 @@ class PipelineText:
         self.state.variables.reach(loop)
         self.writer.iterations(loop)
 
-    def _send(self, part: StagePhase, lines: Lines, test: str) -> None:
-        """Write what is sent to another stage, where there is one."""
+    def _send_in(self, loop: DeviceLoop, lines: Lines) -> None:
+        """Write that the last iteration of a loop sends what the stage before goes on with."""
+        last = "0" if loop.reverse else self.blocks.last(loop)
+        test = f"{self.state.variables.word(loop.index)} == {last} and {self.passes.stage()} > 0"
+        ends = {c.inside: c.next for c in loop.carries}
+        self._send(StagePhase.SENT_BACKWARD, lines, test, ends)
+
+    def _send(
+        self, part: StagePhase, lines: Lines, test: str, values: Mapping[Var, Var] = NO_VALUES
+    ) -> None:
+        """Write what is sent to another stage, where there is one.
+
+        Inside of a loop these are the `values` that its carries will have.
+        """
         moves = self.node.of(part)
         if not moves:
             return
-        self.out.place = ""
+        place, self.out.place = self.out.place, ""
         for move in moves:
             assert isinstance(move, Move)
             self.out.comment(f"send, {move.wire:,} B: {move.why}")
-        with self.out.under(f"if {self.passes.stage()} {test}:"):
-            for move, line in zip(moves, lines.values(), strict=True):
+        with self.out.under(f"if {test}:"):
+            for move, (carried, line) in zip(moves, lines.items(), strict=True):
                 assert isinstance(move, Move)
-                self.passes.send(move, line)
+                self.passes.send(move, line, values.get(carried))
+        self.out.place = place
 
     # --- what is kept ----------------------------------------------------------------------------
 

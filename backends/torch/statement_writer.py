@@ -65,6 +65,8 @@ class StatementWriter(NotationWriter):
         self.dead: dict[Node, tuple[Var, ...]] = {}
         # The stacks that loops collect, and whether from the last to the first.
         self.backwards: dict[Var, bool] = {}
+        # What else is written behind a statement.
+        self.behind: dict[Node, Callable[[], None]] = {}
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
 
@@ -122,6 +124,8 @@ class StatementWriter(NotationWriter):
 
     def end(self, node: Node) -> None:
         """Delete large tensors after their last use."""
+        if node in self.behind:
+            self.behind[node]()
         dead = self.dead[node]
         gone = given_up(node, dead) if isinstance(node, DeviceLoop) else ()
         self.let_go(tuple(v for v in dead if v not in gone))

@@ -38,7 +38,7 @@ def scheduled(
 
     The dims are cut into so many micro-batches; without dims, those are taken that `accumulate` of
     the optimizer counts. Options are those of the schedule, `layers="3 5"` or `[3, 5]`,
-    `recompute="stage"`, `reduce="last"` or `"each"`.
+    `recompute="stage"`, `backward="split"`, `reduce="last"` or `"each"`.
 
     A table of your own has a row of actions for each device, and the name of the variable;
     `weights` says what passes read where it has updates:

@@ -612,6 +612,21 @@ class Pipeline(DeviceLoop):
         (loop,) = ir.block_loops(self.of(part), DeviceLoop)
         return loop
 
+    @property
+    def sends_after(self) -> Node | None:
+        """The statement behind which the last iteration of a backward pass sends what it carries.
+
+        None where nothing is computed after it: then the stage sends behind its loop.
+        """
+        if self.homes or StagePhase.SENT_BACKWARD not in self.parts:
+            return None
+        loop = self.loop(StagePhase.LOOP_BACKWARD)
+        ends = {c.next for c in loop.carries}
+        made = [i for i, node in enumerate(loop.body) if not ends.isdisjoint(node.makes)]
+        if not made or not any(_computes(node) for node in loop.body[made[-1] + 1 :]):
+            return None
+        return loop.body[made[-1]]
+
     def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
         """The pipeline with another block for that of each part, and each stage."""
         places = []
@@ -619,6 +634,10 @@ class Pipeline(DeviceLoop):
             places += [(node, part, ends) for node in block(tuple(node for node, *_ in group))]
         body, parts, stages = zip(*places, strict=True)
         return replace(self, body=body, parts=parts, homes=stages if self.homes else ())
+
+
+def _computes(node: Node) -> bool:
+    return isinstance(node, DeviceLoop) or (isinstance(node, Compute) and node.flops > 0)
 
 
 Node = Compute | Move | Bucket | Start | Wait | DeviceLoop

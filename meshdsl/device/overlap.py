@@ -22,6 +22,7 @@ from meshdsl.device.ir import (
     Move,
     Node,
     Pipeline,
+    StagePhase,
     Start,
     Var,
     Wait,
@@ -49,6 +50,8 @@ class _Overlap:
         self.trains = bool(program.updates)
         self.owners = shared(program)
         self.uses = uses(program)
+        # By loop, the statement behind which a stage of a pipeline sends.
+        self.sending: dict[Node, Node] = {}
         # Parameters, and slices of them.
         self.stored = set(program.params)
 
@@ -60,6 +63,8 @@ class _Overlap:
     def _inside(self, node: Node) -> Node:
         match node:
             case Pipeline():
+                if node.sends_after is not None:
+                    self.sending[node.loop(StagePhase.LOOP_BACKWARD)] = node.sends_after
                 return node.with_body(lambda nodes: self.block(nodes, {}))
             case DeviceLoop():
                 return self._loop(node)
@@ -77,7 +82,9 @@ class _Overlap:
             and all(m.source in slices for m in n.moves)
         ]
         works = {n: self.work(n) for n in gathers if node.dim.size > 1}
-        body = self.block(node.body, works)
+        # What a stage sends is not in flight while gradients of parameters are computed.
+        sent = node.body.index(self.sending[node]) + 1 if node in self.sending else 0
+        body = self.block(node.body[:sent], works) + self.block(node.body[sent:], works)
         ahead = tuple(
             Ahead(n, work, tuple(slices[m.source] for m in n.moves)) for n, work in works.items()
         )

@@ -1,8 +1,8 @@
-"""The backward pass of a stage in two halves: what the stage before waits for comes first.
+"""The backward pass of a stage: what the stage before waits for comes first.
 
-The loop of a backward pass is split into one that makes the gradients of what it carries, and one
-that makes those of parameters, for which nobody waits (loop fission). Between them the stage sends.
-(The halves B and W of zero-bubble schedules, Qi et al. 2023.)
+Each iteration makes the gradients of what it carries first, then those of parameters, for which
+nobody waits: the last iteration sends in between. Where the schedule does these in two passes, the
+loop is split into one of each (loop fission; B and W of zero-bubble schedules, Qi et al. 2023).
 """
 
 from __future__ import annotations
@@ -42,17 +42,29 @@ def halves(
     loop: DeviceLoop, program: DeviceProgram, pipe: Piped, names: Names
 ) -> SplitBackward | None:
     """The halves of a loop; None where all of it is needed for what it carries."""
+    first, needed = _for_carries(loop)
+    later = [n for n in loop.body if n not in first]
+    plain = all(isinstance(n, Compute | Move) for n in later)
+    if loop.ahead or not plain or not any(isinstance(n, Compute) and n.flops for n in later):
+        return None
+    return _Fission(loop, program, pipe, names, first, needed).halves()
+
+
+def carried_first(loop: DeviceLoop) -> DeviceLoop:
+    """The loop with what it carries made first in each iteration."""
+    first, _ = _for_carries(loop)
+    return replace(loop, body=tuple(sorted(loop.body, key=lambda node: node not in first)))
+
+
+def _for_carries(loop: DeviceLoop) -> tuple[set[Node], set[Var]]:
+    """The statements by which a loop makes what it carries, and all values that these read."""
     needed = {c.next for c in loop.carries}
     first: set[Node] = set()
     for node in reversed(loop.body):
         if not needed.isdisjoint(node.makes):
             first.add(node)
             needed.update(reads_of(node))
-    later = [n for n in loop.body if n not in first]
-    plain = all(isinstance(n, Compute | Move) for n in later)
-    if loop.ahead or not plain or not any(isinstance(n, Compute) and n.flops for n in later):
-        return None
-    return _Fission(loop, program, pipe, names, first, needed).halves()
+    return first, needed
 
 
 class _Fission:

@@ -33,7 +33,7 @@ from meshdsl.device.liveness import blocks, is_constant, totals
 from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import made_of_weights, recomputed
-from meshdsl.device.split_backward import halves
+from meshdsl.device.split_backward import carried_first, halves
 from meshdsl.device.stage_assignment import Cuts, Positions
 from meshdsl.device.sums import is_cast_of_floats
 from meshdsl.device.virtual_stages import in_chunks, in_pairs
@@ -164,9 +164,13 @@ def _of_loop(
     elif table.changes:
         stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
         pairs = made_of_weights(pairs, node, stored, names, lists)
-    program = replace(program, lists=frozenset(lists))
-    ordered = sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
-    return _blocks_by_pass(ordered, names, table.schedule.halves)
+    if table.schedule.halves or (pipe.use is not None and pipe.use.splits_backward):
+        program = replace(program, lists=frozenset(lists))
+        split = _in_halves(pairs, program, pipe, names, lists)
+        pairs = sorted(split, key=lambda pair: pair[0])
+    else:
+        pairs = [(p, _sent_first(n) if p is StagePhase.LOOP_BACKWARD else n) for p, n in pairs]
+    return _blocks_by_pass(pairs, names, table.schedule.halves)
 
 
 def _check_loops(micro: DeviceLoop, pipe: Piped) -> None:
@@ -218,6 +222,12 @@ def _in_halves(
         lists |= split.lists
         yield part, split.inputs
         yield StagePhase.WEIGHTS, split.weights
+
+
+def _sent_first(node: Node) -> DeviceLoop:
+    """The loop of a backward pass with what a stage sends made first in each iteration."""
+    assert isinstance(node, DeviceLoop)
+    return carried_first(node)
 
 
 def _blocks_by_pass(

@@ -173,7 +173,12 @@ def _word(*known: str) -> Reader:
     return read
 
 
-VALUES = {"layers": (), "recompute": ("stage",), "reduce": ("last", "each")}
+VALUES = {
+    "layers": (),
+    "recompute": ("stage",),
+    "backward": ("split",),
+    "reduce": ("last", "each"),
+}
 """The options of every schedule, with the words that they may be."""
 
 _COMMON: Mapping[str, Reader] = {
@@ -183,5 +188,6 @@ _COMMON: Mapping[str, Reader] = {
 _FORMS = {
     "layers": 'the layers of each stage: `layers="3 5"`',
     "recompute": "`recompute=stage`",
+    "backward": "`backward=split`",
     "reduce": "`reduce=last` or `reduce=each`",
 }

@@ -40,7 +40,7 @@ def piped(program: DeviceProgram) -> PipedFacts:
     table = pipeline.table
     assert table is not None
     schedule = table.schedule
-    early = StagePhase.WEIGHTS in pipeline.parts
+    early = list(_early(pipeline))
     small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
     peaks = [walk.stored + walk.walked().most for walk in walks(program)]
     facts: PipelineFacts = {
@@ -49,7 +49,7 @@ def piped(program: DeviceProgram) -> PipedFacts:
         "stages": schedule.stages,
         "micro_batches": schedule.micro,
         "rows": schedule.text.splitlines() if small else None,
-        "early": early,
+        "early": list(map(str, early)),
         **_shared(pipeline, table),
         "bubble": str(timed(table, alike(pipeline.sizes, early)).bubble),
         "in_flight": list(table.peaks),
@@ -85,10 +85,29 @@ def _updates(table: Verified) -> UpdateFacts:
     }
 
 
-def alike(sizes: Sequence[int], early: bool) -> Times:
-    """Times of stages of such numbers of iterations, or of as many each: one takes 1."""
-    each = tuple(map(Fraction, sizes)) or (Fraction(1),)
-    return Times(each, each, each, early=early)
+def _early(node: Pipeline) -> Iterator[Fraction]:
+    """Of all stages or of each: the share of its second halves of passes that a message precedes.
+
+    In one pass, that is of the last iteration alone.
+    """
+    if node.sends_after is None:
+        yield Fraction(StagePhase.WEIGHTS in node.parts)
+        return
+    repeats = node.loop(StagePhase.LOOP_BACKWARD).repeats
+    yield from (Fraction(1, size) for size in node.sizes or (repeats,))
+
+
+def alike(sizes: Sequence[int], early: Sequence[Fraction]) -> Times:
+    """Times of stages of such numbers of iterations, or of as many each: one takes 1.
+
+    `early` is the share of the second halves of backward passes that a message precedes.
+    """
+    every = sizes or [1] * len(early)
+    shares = [*early] * (len(every) if len(early) == 1 else 1)
+    pairs = list(zip(map(Fraction, every), shares, strict=True))
+    inputs = tuple(size * (2 - share) for size, share in pairs)
+    weights = tuple(size * share for size, share in pairs)
+    return Times(tuple(size for size, _ in pairs), inputs, weights)
 
 
 def pipeline_sentence(pipeline: PipelineFacts, predicted: bool) -> str:
@@ -140,7 +159,7 @@ def by_stage(report: ReportFacts) -> Iterator[Block]:
 def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -> Picture:
     """The passes of each stage: as long as is predicted, without a cluster each half alike."""
     table = printed("\n".join(rows))
-    times = alike(pipeline.get("layers", ()), pipeline["early"])
+    times = alike(pipeline.get("layers", ()), [*map(Fraction, pipeline["early"])])
     if time is not None:
         each = {
             name: tuple(map(Fraction, timed_table)) for name, timed_table in time["passes"].items()

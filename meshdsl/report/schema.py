@@ -224,7 +224,7 @@ class PipelineFacts(DividedFacts, UpdateFacts):
     stages: int
     micro_batches: int
     rows: list[str] | None
-    early: bool
+    early: list[str]
     bubble: str
     in_flight: list[int]
     peak: list[int]

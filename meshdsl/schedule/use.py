@@ -24,10 +24,10 @@ class ScheduleUse:
 
     `dims` are cut into `micro` micro-batches; without dims, `micro` is None, and those are taken
     that the optimizer accumulates. `options` are those written: `chunks` and the like of the
-    schedule itself, `layers`, `recompute`, `reduce`. `table` is that of a schedule which the file
-    declares. `apart` is a dim that has been cut into so many batches of their own, and
-    the axis along which they are, in time. `forward`: of a program without a backward pass, which
-    takes the forward passes of the table alone.
+    schedule itself, `layers`, `recompute`, `backward`, `reduce`. `table` is that of a schedule
+    which the file declares. `apart` is a dim that has been cut into so many batches of their own,
+    and the axis along which they are, in time. `forward`: of a program without a backward pass,
+    which takes the forward passes of the table alone.
     """
 
     name: str
@@ -72,6 +72,11 @@ class ScheduleUse:
     def recompute(self) -> bool:
         """Whether a stage keeps what it received alone, and computes the rest of it again."""
         return self.options.get("recompute") == "stage" and not self.forward
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether all input gradients of a backward pass come before its weight gradients."""
+        return self.options.get("backward") == "split"
 
     @property
     def reduce(self) -> Reduce:

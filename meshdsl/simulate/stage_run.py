@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import DeviceProgram, Move, Pipeline, StagePhase
+from meshdsl.device.ir import (
+    Collective,
+    Compute,
+    DeviceProgram,
+    Move,
+    Node,
+    Pipeline,
+    StagePhase,
+    Start,
+    Var,
+    Wait,
+)
 from meshdsl.device.memory import PassMemory
 from meshdsl.records import dataclass
 from meshdsl.schedule.times import Exact, TimedSchedule, Times, timed
@@ -108,6 +119,7 @@ class _Stage(DeviceRun):
         self.found = found
         self.passes: dict[int, dict[str, Pass]] = {}
         self.sent = 0
+        self.sending: Node | None = None
 
     def _pipeline(self, node: Pipeline) -> None:
         super()._pipeline(node)
@@ -139,8 +151,16 @@ class _Stage(DeviceRun):
         return pass_
 
     def _part(self, node: Pipeline, part: StagePhase) -> None:
+        self.sending = node.sends_after if part is StagePhase.LOOP_BACKWARD else None
         super()._part(node, part)
-        if part <= StagePhase.LAST or part is StagePhase.LOOP_BACKWARD:
+        late = part is StagePhase.LOOP_BACKWARD and self.sending is None
+        if part <= StagePhase.LAST or late:
+            self.sent = self.clock
+
+    def statement(self, node: Compute | Collective | Start | Wait, dead: tuple[Var, ...]) -> None:
+        """A statement; behind one of them the last iteration sends."""
+        super().statement(node, dead)
+        if node is self.sending:
             self.sent = self.clock
 
     # --- the row ---------------------------------------------------------------------------------

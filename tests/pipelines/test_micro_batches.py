@@ -63,7 +63,13 @@ MESHES = {
 @in_turn(
     name=CUT,
     mesh=MESHES,
-    schedule=("gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)", "chimera[batch](4)"),
+    schedule=(
+        "gpipe[batch](4)",
+        "one_f_one_b[batch](2)",
+        "eager[batch](4)",
+        "chimera[batch](4)",
+        "one_f_one_b[batch](4, backward=split)",
+    ),
 )
 def test_the_numbers_of_the_whole_batch(name: str, mesh: str, schedule: str) -> None:
     """Of any two of a program, mesh and schedule: `test_pairs.py`."""
@@ -151,15 +157,21 @@ def test_the_report_has_the_stages_of_each_device() -> None:
 def test_the_report_has_the_laws_of_the_schedule(stages: int, micro: int) -> None:
     text = CUT["mlp"].replace("OPTIMIZER", OPTIMIZER)
     reports = {}
-    for schedule in ("gpipe", "one_f_one_b"):
-        rules = f"layout chosen {{ layers -> pipe }} with {schedule}[batch]({micro})\n"
+    for schedule in ("gpipe", "one_f_one_b", "one_f_one_b split"):
+        schedule_name, split = schedule.split()[0], ", backward=split" * schedule.endswith("split")
+        use = f"with {schedule_name}[batch]({micro}{split})"
+        rules = f"layout chosen {{ layers -> pipe }} {use}\n"
         options = Options(mesh=f"pipe:{stages}", layout="chosen")
         made = Compilation(Source("net.mdsl", f"{text}\n{rules}"), options)
         reports[schedule] = explain(made.device)
-    # F = I = W = 1: the stage before waits for F and I only.
-    bubble = Fraction(2 * (stages - 1), 3 * micro + 2 * (stages - 1))
-    for report in reports.values():
-        assert Fraction(report["pipeline"]["bubble"]) == bubble
+        assert ("kept_weights" in made.text, "_kept = []" in made.text) == (False, bool(split))
+        # F = I = W = 1 for each layer: the stage before waits for all but W, of the last layer
+        # or of all of them.
+        layers = 4 // stages
+        waits = 2 * layers if split else 3 * layers - 1
+        idle = waits * (stages - 1)
+        bubble = Fraction(idle, 3 * layers * micro + idle)
+        assert Fraction(reports[schedule]["pipeline"]["bubble"]) == bubble
     flying = {name: report["pipeline"]["in_flight"] for name, report in reports.items()}
     assert flying["gpipe"] == [micro] * stages
     assert flying["one_f_one_b"] == [min(micro, stages - s) for s in range(stages)]
