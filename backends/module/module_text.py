@@ -86,7 +86,8 @@ class _ModuleText:
             live = frozenset((*(v for _, v in cut.outputs), *cut.saved))
             self.writer.block(cut.forward, live)
             self._blank()
-            saved = ", ".join(f"{quoted(v.name)}: {self.state.name(v)}" for v in cut.saved)
+            items = (v for v in cut.saved if self._stands_alone(v))
+            saved = ", ".join(f"{quoted(v.name)}: {self.state.name(v)}" for v in items)
             self.out.assign(("saved",), f"{{{saved}}}")
             outputs = ", ".join(f"{quoted(n)}: {self.state.tensor(v)}" for n, v in cut.outputs)
             self.out.statement(f"return {{{outputs}}}, saved")
@@ -99,7 +100,7 @@ class _ModuleText:
             self.state.fresh = set()
             read = _read_by(cut.backward) | cut.returned
             self._take("saved", ((v.name, v) for v in cut.saved if v not in lists))
-            for var in (v for v in cut.saved if v in lists):
+            for var in (v for v in cut.saved if v in lists and self._stands_alone(v)):
                 # A loop pops from the end of its list, which must not be the saved one.
                 self.state.let(var, f"list(saved[{quoted(var.name)}])")
             self._take("cotangents", ((n, v) for n, v in cut.cotangents if v in read))
@@ -109,6 +110,10 @@ class _ModuleText:
             taken: set[Var] = set()
             params, inputs = (self._gradients(pairs, taken) for pairs in (cut.params, cut.inputs))
             self.out.statement(f"return {params}, {inputs}")
+
+    def _stands_alone(self, var: Var) -> bool:
+        """Whether a saved variable is no list that is one with an earlier one."""
+        return self.writer.records.get(var, (var,))[0] is var
 
     def _gradients(self, pairs: Iterable[tuple[str, Var]], taken: set[Var]) -> str:
         items = []

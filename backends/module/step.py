@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import load
@@ -81,8 +82,7 @@ class _Passes(torch.autograd.Function):
     def forward(ctx: Any, step: CompiledStep, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, saved = step.forward(tensors)
         ctx.step = step
-        ctx.counts = [(n, len(v) if isinstance(v, list) else None) for n, v in saved.items()]
-        flat = [t for v in saved.values() for t in (v if isinstance(v, list) else [v])]
+        flat, ctx.structure = tree_flatten(saved)  # lists of tensors, and of tuples of them
         ctx.save_for_backward(*flat)
         # Detached: a saved value may be a view of an output, which must not keep its own history.
         detached = {name: outputs[name].detach() for name in step.outputs}
@@ -97,14 +97,5 @@ class _Passes(torch.autograd.Function):
             message = "the backward pass of a module cannot be differentiated again"
             help = "leave `create_graph` out, or write `grad(…)` in the program and return it"
             fail("MD0565", message, help=help)
-        grads = ctx.step.backward(_unflattened(ctx), cotangents)
-        return None, *grads
-
-
-def _unflattened(ctx: Any) -> dict[str, Any]:
-    """The saved values, by name."""
-    tensors = iter(ctx.saved_tensors)
-    return {
-        name: next(tensors) if count is None else [next(tensors) for _ in range(count)]
-        for name, count in ctx.counts
-    }
+        saved = tree_unflatten(ctx.saved_tensors, ctx.structure)
+        return None, *ctx.step.backward(saved, cotangents)

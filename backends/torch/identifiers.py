@@ -169,6 +169,14 @@ class Variables:
         self._holders[other].add(var.name)
         return True
 
+    def together(self, variables: tuple[Var, ...], hint: str) -> str:
+        """Give several variables one identifier, which is to hold all of them."""
+        name = self.names.fresh(hint)
+        self.chosen.update((var.name, name) for var in variables)
+        self._busy[name] = max(self.until.get(var, self.now) for var in variables)
+        self._last[name], self._holders[name] = variables[0], {var.name for var in variables}
+        return name
+
     def forget(self, var: Var) -> None:
         """Free the identifier of a variable whose statement is removed, if no other has it."""
         name = self.chosen.pop(var.name)

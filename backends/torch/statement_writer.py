@@ -37,6 +37,7 @@ from meshdsl.device.liveness import (
     kept_inside,
     left_over,
     overwrites,
+    records,
     shows_operand,
     sums,
     used_up,
@@ -69,6 +70,8 @@ class StatementWriter(NotationWriter):
         self.behind: dict[Node, Callable[[], None]] = {}
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
+        # By list, those that are one with it: a list of tuples.
+        self.records = {var: lists for lists in records(program) for var in lists}
 
     # --- statements ------------------------------------------------------------------------------
 
@@ -286,14 +289,28 @@ class StatementWriter(NotationWriter):
         return f"{name}[{'~' * self.backwards[stack]}{counter}]"
 
     def stacked(self, stack: Var, inside: Var, node: DeviceLoop) -> None:
-        """Write the current slice of a stack."""
-        self.state.let(inside, self._slice_of(stack, inside, node))
+        """Write the current slice of a stack, or of all lists that are one with it."""
+        record = self.records.get(stack, ())
+        if record[:1] == (stack,):
+            slices = {item.outer: item.inside for item in node.stacked}
+            text = self._slice_of(stack, inside, node)
+            names = [self.state.variables.assign(slices[var]) for var in record]
+            self.out.assign(names, text)
+        elif not record:
+            self.state.let(inside, self._slice_of(stack, inside, node))
 
     def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """Write the place of a collected stack: a list, in the order of the iterations."""
         if made.stack is not None:
             return
         self.backwards[made.outer] = node.reverse
+        record = self.records.get(made.outer, ())
+        if record[:1] == (made.outer,):
+            self.out.assign(
+                (self.state.variables.together(record, f"saved_{node.dim.name}"),), "[]"
+            )
+        if record:
+            return
         text = "[]"
         if not made.is_list:
             sizes = ", ".join(self.blocks.extent(made.outer, d) for d in made.outer.local.names)
@@ -304,7 +321,13 @@ class StatementWriter(NotationWriter):
         """Write the collected slice, unless it is written over its place already."""
         if made.stack is not None:
             return
-        name, item = self.state.name(made.outer), self.state.tensor(made.inside)
+        record = self.records.get(made.outer, (made.outer,))
+        if record[0] is not made.outer:
+            return
+        insides = {each.outer: each.inside for each in node.collected}
+        name = self.state.name(made.outer)
+        item = ", ".join(self.state.tensor(insides[var]) for var in record)
+        item = item if len(record) == 1 else f"({item})"
         text = f"{name}[{self.state.variables.word(node.index)}] = {item}"
         if made.is_list:
             text = f"{name}.append({item})"

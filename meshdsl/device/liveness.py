@@ -22,7 +22,7 @@ from meshdsl.device.ir import (
     Wait,
     written_into,
 )
-from meshdsl.ir.program import block_loops, every
+from meshdsl.ir.program import block_loops, every, loops
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
@@ -116,6 +116,19 @@ def used_up(program: DeviceProgram) -> frozenset[Var]:
             yield from found(loop.body, depth + 1)
 
     return frozenset(found(program.body, 0))
+
+
+def records(program: DeviceProgram) -> Iterator[tuple[Var, ...]]:
+    """The lists that one loop fills and one other takes from the end: one list of tuples will do."""
+    taken, popped = dict[Var, DeviceLoop](), used_up(program)
+    together: dict[tuple[DeviceLoop, DeviceLoop], list[Var]] = {}
+    for loop in loops(program.body, DeviceLoop):
+        taken.update({s.outer: loop for s in loop.stacked if s.inside in popped})
+    for loop in loops(program.body, DeviceLoop):
+        for item in loop.collected:
+            if item.outer in taken:
+                together.setdefault((loop, taken[item.outer]), []).append(item.outer)
+    yield from (tuple(lists) for lists in together.values() if len(lists) > 1)
 
 
 def uses(program: DeviceProgram) -> Counter[Var]:

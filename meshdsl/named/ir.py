@@ -42,6 +42,7 @@ class Value:
     `rules_from` is the tensor whose rules and pins bind this one too: for a gradient, the tensor it
     is the gradient of; for a state, its parameter; for a copy, a slice or all slices of a tensor,
     that tensor. Whose state one is says `State`, and what an operator was made for its `Origin`.
+    `is_gradient`: whether it is the gradient of `source`, or a part of that.
     `declared` are the names of the dims that the program gives it, where it has others: a loop adds
     its dim, or takes it away.
     """
@@ -56,6 +57,7 @@ class Value:
     rules_from: Value | None = None
     declared: tuple[str, ...] | None = None
     in_library: bool = False
+    is_gradient: bool = False
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -94,7 +96,12 @@ class Value:
         selectors of that function do not mean it.
         """
         name = ".".join((*self.path, f"d_{self.label}")) if self.name else None
-        return {"rules_from": self, "name": name, **fields_inside(self)}
+        return {
+            "rules_from": self,
+            "name": name,
+            "is_gradient": True,
+            **fields_inside(self),
+        }
 
 
 class InCalls(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from meshdsl.backends.engines.in_process import load
 from meshdsl.backends.engines.local_devices import DeviceThreads
@@ -42,18 +43,14 @@ def part(program: Any, specs: str, tensors: dict[str, torch.Tensor], rank: int) 
 
 
 def bits(tensors: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: [t.clone() for t in v] if isinstance(v, list) else v.clone()
-        for name, v in tensors.items()
-    }
+    """Copies of tensors, also of those in lists of tuples."""
+    return tree_map(torch.clone, tensors)  # type: ignore[no-any-return]
 
 
 def unchanged(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether every tensor, those in lists too, is as it was."""
-    pairs = [
-        (before[n], v) if isinstance(v, list) else ([before[n]], [v]) for n, v in after.items()
-    ]
-    return all(torch.equal(a, b) for old, new in pairs for a, b in zip(old, new, strict=True))
+    """Whether every tensor, those in lists of tuples too, is as it was."""
+    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def apart(grads: list[torch.Tensor], others: list[torch.Tensor]) -> None:
