@@ -8,7 +8,8 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 from meshdsl.backends.torch.inliner import bound_names, defined, imported
 from meshdsl.backends.torch.preamble import PROVIDED, HeadName
@@ -36,6 +37,7 @@ class Identifiers:
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self._used = {*taken, *reserved()}
+        self._ever = set(self._used)
         self._last: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
@@ -46,6 +48,7 @@ class Identifiers:
             number += 1
             name = f"{base}_{number}"
         self._used.add(name)
+        self._ever.add(name)
         self._last[base] = number
         return name
 
@@ -60,8 +63,17 @@ class Identifiers:
 
     @property
     def known(self) -> Collection[str]:
-        """All names that are allocated or reserved."""
-        return self._used
+        """All names that were ever allocated, or are reserved."""
+        return self._ever
+
+    def numbers(self) -> dict[str, int]:
+        """The last number behind each name."""
+        return dict(self._last)
+
+    def leave(self, names: Iterable[str], numbers: dict[str, int]) -> None:
+        """Free the names of a function, behind which numbers go on as before it."""
+        self._used.difference_update(names)
+        self._last = numbers
 
     def free(self, name: str, hint: str) -> None:
         """Free `name`, which was made of `hint`."""
@@ -91,7 +103,9 @@ class Variables:
             name for name, count in Counter(shared.values()).items() if count > 1
         )
         # Before the first statement: what that reads has no identifier to spare yet.
-        self.now = -1
+        self.now = self._farthest = -1
+        # The identifiers of variables and helpers of the nested function that is written.
+        self._local: set[str] = set()
         self.chosen: dict[str, str] = {}
         self._counters: dict[str, str] = {}
         # The last read of an identifier, and the variables that it now names.
@@ -106,6 +120,7 @@ class Variables:
         """The identifier of a variable, which is taken from here on."""
         if var.name not in self.chosen:
             name = self.chosen[var.name] = self._chosen(var)
+            self._local.add(name)
             # Several may get theirs before the first is assigned: those that one bucket brings.
             self._busy[name], self._last[name] = self.until.get(var, self.now), var
         return self.chosen[var.name]
@@ -115,6 +130,24 @@ class Variables:
         if name not in self.chosen:
             self.chosen[name] = self.names.fresh(hint or name)
         return self.chosen[name]
+
+    def helper(self, hint: str) -> str:
+        """The identifier of what a statement needs beside its results."""
+        name = self.names.fresh(hint)
+        self._local.add(name)
+        return name
+
+    @contextmanager
+    def function(self) -> Iterator[None]:
+        """Meanwhile, write a nested function: others may have its identifiers of dead variables."""
+        outside, self._local = self._local, set()
+        numbers = self.names.numbers()
+        yield
+        gone = {n for n in self._local if self._busy.get(n, self._farthest) <= self._farthest}
+        self.names.leave(gone, numbers)
+        for name in gone:
+            self._busy.pop(name, None)
+        self._local = outside
 
     def counter(self, name: str, dim: str, around: set[str]) -> str:
         """The identifier of a loop's counter: that of an earlier loop, if there was one."""
@@ -127,6 +160,7 @@ class Variables:
     def reach(self, node: Node) -> None:
         """Go on to a node."""
         self.now = self._reads.order[node]
+        self._farthest = max(self._farthest, self.now)
 
     def _chosen(self, var: Var) -> str:
         name = var.value.name or ""
@@ -171,7 +205,7 @@ class Variables:
 
     def together(self, variables: tuple[Var, ...], hint: str) -> str:
         """Give several variables one identifier, which is to hold all of them."""
-        name = self.names.fresh(hint)
+        name = self.helper(hint)
         self.chosen.update((var.name, name) for var in variables)
         self._busy[name] = max(self.until.get(var, self.now) for var in variables)
         self._last[name], self._holders[name] = variables[0], {var.name for var in variables}

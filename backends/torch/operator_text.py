@@ -81,7 +81,7 @@ class OperatorText:
         states = dict(zip(found.states, map(self.state.variables.assign, found.new), strict=True))
         given = ", ".join(stored(node.ins[i]) for i in found.states)
         hints = (first, "gradient" if call.is_constant(1) else call.args[1])
-        pieces = [self.state.variables.names.fresh(f"{hint}_chunk") for hint in hints]
+        pieces = [self.state.variables.helper(f"{hint}_chunk") for hint in hints]
         self.state.helpers = [*pieces, *states.values()]
         self.state.call(store(self.away))
         of = f"[{first}, {gradient}], [{given}], {offloaded_updates.CHUNK:_}"
@@ -185,7 +185,7 @@ class OperatorText:
             global_ins=tuple(v.value.type for v in node.ins),
             global_outs=tuple(v.value.type for v in node.outs),
             attrs=dict(node.attrs),
-            fresh=self.state.variables.names.fresh,
+            fresh=self.state.variables.helper,
             checked=lambda index, dim: self._seen(node.ins[index], dim),
             place=repr(self.out.place),
             offsets={d: partial(self.blocks.offset, d, v) for d, v in splits.items()},

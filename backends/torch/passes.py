@@ -127,7 +127,8 @@ class PassText:
         """Write the function of a pass, with what it has to know of the device's stages."""
         self.out.add()
         axis, at = self.node.axis, self.blocks.at
-        with self.under(f"def {FUNCTIONS[action]}({self.arguments}):"):
+        head = f"def {FUNCTIONS[action]}({self.arguments}):"
+        with self.variables.function(), self.under(head):
             begun, device = len(self.out.lines), at[axis]
             if self.blocks.pipe.others:  # where another device's stage is, an index is that of it
                 at[axis] = STAGE if self.several else device

@@ -38,6 +38,8 @@ class _Lowering:
         self.names = names
         self.results = _results(program)
         self.vars: dict[placed.PlacedTensor, Var] = {}
+        # The word of the source for a value, that of its operator where it has none.
+        self.words: dict[Value, str] = {}
         self.stacks = _stacks(program.body)
         self.read = _read(program)
         self.taken_over = dict(_taken_over(program))
@@ -61,8 +63,15 @@ class _Lowering:
     # --- variables ---------------------------------------------------------------------------
 
     def _new(self, tensor: placed.PlacedTensor, op: str = "t", hint: str = "") -> Var:
-        """The variable of a tensor: a subexpression is named after `op`, and known by `hint`."""
+        """The variable of a tensor: a subexpression is named after `op`, and known by `hint`.
+
+        The gradient of a subexpression is known by the word for that.
+        """
+        value = tensor.value
+        if not value.name and value.is_gradient and value.source in self.words:
+            hint = f"d_{self.words[value.source]}"
         name, word = self._word(tensor, op), self._word(tensor, hint or op)
+        self.words.setdefault(value, value.label if value.name else hint or op)
         self.vars[tensor] = self._var(tensor, tensor.placement, name, word)
         return self.vars[tensor]
 
@@ -105,7 +114,9 @@ class _Lowering:
 
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
-        results = (self.results.get(t.value, "") for t in node.outs)
+        results = [self.results.get(t.value, "") for t in node.outs]
+        if node.ins and _is_relabelled(node):
+            results = [results[0] or self.words.get(node.ins[0].value, "")]
         onto = 0 if node.outs[0] in self.written_into else None
         if onto is None:
             outs = tuple(map(self._new, node.outs, repeat(node.name), results))
@@ -248,6 +259,12 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
         elif node not in moved:
             put(node)
     return (*ordered, *waiting.values())
+
+
+def _is_relabelled(node: placed.Apply) -> bool:
+    """Whether the result is the first operand under other dims."""
+    sizes = {tensor.type.bytes for tensor in (node.ins[0], *node.outs)}
+    return lookup(node.name).view and len(sizes) == 1
 
 
 def _results(program: placed.PlacedProgram) -> dict[Value, str]:
