@@ -1,14 +1,15 @@
-"""Steps of optimizers, in place: `w`, `m` and `v` are overwritten and returned.
+"""Steps of optimizers, in place: the tensors of the lists `ws`, `ms` and `vs` are overwritten.
 
-`w` is a parameter, `g` its gradient, perhaps of a narrower dtype. `lr`, `scale` (a factor of the
-gradient) and `step` (1, 2, …) are numbers or tensors; nothing here waits for the values of tensors.
+`ws` are parameters, `gs` their gradients, perhaps of a narrower dtype. `lr`, `scale` (a factor of
+the gradients) and `step` (1, 2, …) are numbers or tensors; nothing here waits for the values of
+tensors.
 
 A gradient that has to be widened, scaled or decayed is copied for that piece by piece, into the
-same memory: an update takes no memory of the size of the parameter.
+same memory: an update of many parameters takes no more of it than that of the largest would.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,38 +17,88 @@ import torch
 from meshdsl.backends.runtime.pieces import in_pieces
 
 PIECE = 1 << 22
-"""The most elements of a gradient that are copied at once.
+"""The most elements of gradients that are copied at once.
 
 Few beside a large parameter, and enough to keep a GPU busy. A multiple of what a processor's
 vectors hold, so that a kernel rounds each element as in one go.
 """
 
+TensorList = list[torch.Tensor]
+TensorsOf = tuple[torch.Tensor, ...]
+"""Those of one parameter."""
 
-def sgd_(w: torch.Tensor, g: torch.Tensor, lr: Any, scale: Any, weight_decay: float) -> Any:
+
+def sgd_(ws: TensorList, gs: TensorList, lr: Any, scale: Any, weight_decay: float) -> None:
     """Gradient descent: w -= lr * (scale * g + weight_decay * w)."""
-    for w_, full in full_gradients([w], g, scale, weight_decay, (lr, scale)):
-        step_along_(w_, full, lr)
-    return w
+    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale)):
+        step_along_(ws_, full, lr)
 
 
 def momentum_(
-    w: torch.Tensor,
-    g: torch.Tensor,
-    v: torch.Tensor,
+    ws: TensorList,
+    gs: TensorList,
+    vs: TensorList,
     lr: Any,
     scale: Any,
     beta: float,
     nesterov: bool,
     weight_decay: float,
-) -> Any:
+) -> None:
     """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
-    for w_, v_, full in full_gradients([w, v], g, scale, weight_decay, (lr, scale), nesterov):
-        v_.mul_(beta).add_(full)
-        step_along_(w_, full.add_(v_, alpha=beta) if nesterov else v_, lr)
-    return w, v
+    batches = full_gradients([ws, vs], gs, scale, weight_decay, (lr, scale), nesterov)
+    for ws_, vs_, full in batches:
+        torch._foreach_mul_(vs_, beta)
+        torch._foreach_add_(vs_, full)
+        if nesterov:
+            torch._foreach_add_(full, vs_, alpha=beta)
+        step_along_(ws_, full if nesterov else vs_, lr)
 
 
 def adam_(
+    ws: TensorList,
+    gs: TensorList,
+    ms: TensorList,
+    vs: TensorList,
+    lr: Any,
+    scale: Any,
+    step: Any,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    fused: bool = True,
+) -> None:
+    """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
+
+    It needs contiguous tensors, and its name is private: a torch may lack it. Chunks of one that
+    is not contiguous are not to be `fused`, for its rounding is another.
+    """
+    update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
+    options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+    alone: list[TensorsOf] = []
+    together: list[TensorsOf] = []
+    for tensors in zip(ws, gs, ms, vs, strict=True):
+        w, g, m, v = tensors
+        fits = update and fused and all(x.is_contiguous() for x in (w, m, v))
+        (together if fits else alone).append(tensors)
+    for w, g, m, v in alone:
+        by_operators_(w, g, m, v, lr, scale, step, decoupled=decoupled, **options)
+    if not together:
+        return
+    number = torch.as_tensor(step, dtype=torch.float32, device=together[0][0].device)
+    options |= {"lr": lr, "amsgrad": False, "maximize": False}
+    # A gradient that lies otherwise is copied: one at a time.
+    calls = [[t for t in together if t[1].is_contiguous()]]
+    calls += [[t] for t in together if not t[1].is_contiguous()]
+    for call in filter(None, calls):
+        ws, gs, ms, vs = map(list, zip(*call, strict=True))
+        for ws_, ms_, vs_, full in full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale, step)):
+            full = [g.contiguous() for g in full]
+            update(ws_, full, ms_, vs_, [], [number] * len(ws_), **options)  # type: ignore[misc]
+
+
+def by_operators_(
     w: torch.Tensor,
     g: torch.Tensor,
     m: torch.Tensor,
@@ -60,66 +111,83 @@ def adam_(
     eps: float,
     weight_decay: float,
     decoupled: bool,
-    fused: bool = True,
-) -> Any:
-    """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
+) -> None:
+    """Adam without its kernel.
 
-    It needs contiguous tensors, and its name is private: a torch may lack it. Chunks of one that
-    is not contiguous are not to be `fused`, for its rounding is another. Otherwise
     lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
     r = sqrt(c2), which saves a pass.
     """
-    update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
-    scalars = (lr, scale, step)
-    if update and fused and all(x.is_contiguous() for x in (w, m, v)):
-        steps = torch.as_tensor(step, dtype=torch.float32, device=w.device)
-        options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
-        options |= {"weight_decay": weight_decay, "amsgrad": False, "maximize": False}
-        for w_, m_, v_, full in full_gradients([w, m, v], g, scale, 0.0, scalars):
-            update([w_], [full.contiguous()], [m_], [v_], [], [steps], **options)
-        return w, m, v
     decay = 0.0 if decoupled else weight_decay
     copied = copies(w, g, scale, decay)
     root = one_less_power(beta2, step) ** 0.5
     size = lr * root / one_less_power(beta1, step)
-    for w_, m_, v_, full in full_gradients([w, m, v], g, scale, decay, scalars):
+    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale, step))
+    for (w_,), (m_,), (v_,), (full,) in batches:
         if decoupled and weight_decay:
             w_.mul_(1 - lr * weight_decay)
         m_.lerp_(full, 1 - beta1)
         v_.mul_(beta2).addcmul_(full, full, value=1 - beta2)
         direction = torch.sqrt(v_, out=full if copied else None).add_(eps * root)
         torch.div(m_, direction, out=direction)
-        step_along_(w_, direction, size)
-    return w, m, v
+        step_along_([w_], [direction], size)
 
 
 def full_gradients(
-    tensors: list[torch.Tensor],
-    g: torch.Tensor,
+    written: list[TensorList],
+    gs: TensorList,
     scale: Any,
     weight_decay: float,
     scalars: tuple[Any, ...],
     anew: bool = False,
-) -> Iterator[list[torch.Tensor]]:
-    """Pieces of tensors, the first of them `w`, each with that of scale * g + weight_decay * w.
+) -> Iterator[list[TensorList]]:
+    """Lists of tensors, the first of them `ws`, with those of scale * g + weight_decay * w.
 
-    That is `g` itself where this is all, unless it is wanted `anew`, to be overwritten. Where one
-    of the `scalars` differs from slice to slice, there is one piece.
+    These are `gs` themselves where this is all, unless they are wanted `anew`, to be overwritten.
+    Otherwise there is one list after the other, each with as many elements as there is room for:
+    a parameter with more is in pieces. Where one of the `scalars` differs from slice to slice,
+    there is room for all of the largest.
     """
-    w = tensors[0]
-    if not (anew or copies(w, g, scale, weight_decay)):
-        yield [*tensors, g]
+    ws = written[0]
+    if not anew and not any(copies(w, g, scale, weight_decay) for w, g in zip(ws, gs, strict=True)):
+        yield [*written, gs]
         return
     differ = any(isinstance(x, torch.Tensor) and x.dim() for x in scalars)
-    most = w.numel() if differ else min(PIECE, w.numel())
-    room = w.new_empty(most)
-    for *pieces, part in in_pieces(tensors, [g], most):
-        full = room[: part.numel()].view(part.shape).copy_(part)
+    largest = max(w.numel() for w in ws)
+    most = largest if differ else min(PIECE, largest)
+    room = ws[0].new_empty(most)
+    for batch in gradient_batches(list(zip(*written, strict=True)), gs, most):
+        *lists, parts = (list(each) for each in zip(*batch, strict=True))
+        full = views_like(parts, room)
+        torch._foreach_copy_(full, parts)
         if not (isinstance(scale, float) and scale == 1):
-            full.mul_(scale)
+            torch._foreach_mul_(full, scale)
         if weight_decay:
-            full.add_(pieces[0], alpha=weight_decay)
-        yield [*pieces, full]
+            torch._foreach_add_(full, lists[0], alpha=weight_decay)
+        yield [*lists, full]
+
+
+def gradient_batches(
+    written: list[TensorsOf], gs: TensorList, most: int
+) -> Iterator[list[Sequence[torch.Tensor]]]:
+    """What is written of each parameter, and its gradient, in lists of at most `most` elements."""
+    batch: list[Sequence[torch.Tensor]] = []
+    elements = 0
+    for tensors, g in zip(written, gs, strict=True):
+        for pieces in in_pieces(tensors, [g], most):
+            size = pieces[0].numel()
+            if elements + size > most:
+                yield batch
+                batch, elements = [], 0
+            batch.append(pieces)
+            elements += size
+    yield batch
+
+
+def views_like(tensors: TensorList, room: torch.Tensor) -> TensorList:
+    """Tensors of the shapes of others, one behind the other in the elements of `room`."""
+    sizes = [x.numel() for x in tensors]
+    parts = torch.split(room[: sum(sizes)], sizes)
+    return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 
 
 def copies(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> bool:
@@ -128,11 +196,13 @@ def copies(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) ->
     return g.dtype != w.dtype or scaled or bool(weight_decay)
 
 
-def step_along_(w: torch.Tensor, direction: torch.Tensor, size: Any) -> torch.Tensor:
-    """Take size * direction from `w`, in one pass over the memory."""
+def step_along_(ws: TensorList, directions: TensorList, size: Any) -> None:
+    """Take size * direction from each of `ws`, in one pass over the memory."""
     if isinstance(size, torch.Tensor):
-        return w.addcmul_(direction, size, value=-1)
-    return w.sub_(direction, alpha=size)
+        for w, direction in zip(ws, directions, strict=True):
+            w.addcmul_(direction, size, value=-1)
+        return
+    torch._foreach_sub_(ws, directions, alpha=size)
 
 
 def one_less_power(beta: float, step: Any) -> Any:

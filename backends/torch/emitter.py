@@ -22,7 +22,7 @@ from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import DeviceProgram, Node, Pipeline, Var
-from meshdsl.device.liveness import kept_after
+from meshdsl.device.liveness import kept_after, updated_in_place
 from meshdsl.records import dataclass
 
 
@@ -150,15 +150,18 @@ def _updates(writer: StatementWriter) -> None:
     """Write the values that the next step begins with."""
     program, out = writer.program, writer.out
     out.place = ""
-    if program.updates:
-        out.add()
+    if not program.updates:
+        return
     owners = shared(program)
     params = set(program.params)
     entering = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
     largest: dict[Var, int] = {}
     for var, owner in owners.items():
         largest[owner] = max(largest.get(owner, 0), var.local.bytes, owner.local.bytes)
-    stored = (pair for pair in program.updates if pair[0] not in program.away)
+    there = updated_in_place(program) - writer.operators.copied_first | program.away.keys()
+    stored = [pair for pair in program.updates if pair[0] not in there]
+    if stored:
+        out.add()
     for device, pairs in itertools.groupby(stored, lambda pair: pair[0].on):
         with writer.alone(device):
             for old, new in pairs:

@@ -24,6 +24,7 @@ class TorchText:
     empty:      dims of which some devices have nothing; of a window, with its operand.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
+    lists:      of an update of several parameters, the list of each operand of theirs.
     whole:      the variable of which operand 0 is a chunk, where it is one.
     used:       collects the names of support functions.
     lines:      collects the statements that `let` writes, which precede the expression.
@@ -45,6 +46,7 @@ class TorchText:
     extents: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     empty: frozenset[str | tuple[int, str]] = frozenset()
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()
     whole: str = ""
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
@@ -105,6 +107,17 @@ class TorchText:
         if self.constants[index]:
             return self.args[index]
         return aligned(self.args[index], self.ins[index].names, tuple(d.name for d in dims))
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it updates several parameters; `ins` and `args` are those of the first."""
+        return bool(self.lists)
+
+    def listed(self, index: int, dims: tuple[Dim, ...]) -> str:
+        """The list of operand `index` of each parameter, aligned as by `aligned`."""
+        if self.lists:
+            return self.lists[index]
+        return f"[{self.tensor(index) if self.constants[index] else self.aligned(index, dims)}]"
 
     def let(self, hint: str, text: str) -> str:
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""

@@ -11,6 +11,7 @@ from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.backends.torch.move_text import window_text
 from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.backends.torch.text_state import LastAssignment, TextState, typed
+from meshdsl.backends.torch.update_text import UpdateText, operands
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Compute, Var
@@ -29,6 +30,7 @@ class OperatorText:
         self.away = state.program.away
         self.copied_first = copied_first(state.program)
         self.streamed = streamed(state.program)
+        self.updates = UpdateText(state)
         self.rounded = {update.cast for update in self.streamed.values()}
         self.checked: set[tuple[Var, str, int | None]] = set()
 
@@ -48,6 +50,9 @@ class OperatorText:
             self._has_memory(node)
             return
         opdef = lookup(node.name)
+        if opdef.each:
+            self._update(node)
+            return
         call = self._call(node)
         text = self._in_place(node, call) or opdef.torch(call)
         for line in call.lines:
@@ -57,6 +62,32 @@ class OperatorText:
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = call.helpers
         self._has_memory(node)
+
+    def _update(self, node: Compute) -> None:
+        """Write an update, of one or of several parameters, in whose memory the results are."""
+        over, record = overwrites(node), lookup(node.name)
+        written = dict(zip(over, node.outs, strict=True))
+        ins = list(node.ins)
+        for index, new in written.items():
+            if node.ins[index] in self.copied_first:
+                self.state.let(new, f"{self.state.name(node.ins[index])}.clone()")
+                ins[index] = new
+        rows = operands(replace(node, ins=tuple(ins)))
+        lists = self.updates.texts(node, rows) if len(rows) > 1 else ()
+        of_first = (*rows[0], *node.ins[record.each * len(rows) :])
+        first = replace(node, ins=of_first, outs=node.outs[: len(record.overwrites)])
+        self.out.statement(record.torch(replace(self._call(first), lists=lists)))
+        for index, new in written.items():
+            old = ins[index]
+            if old is not new and old not in self.updates.by_name:
+                self._goes_on(old, new)
+
+    def _goes_on(self, old: Var, new: Var) -> None:
+        """Let a variable that is written over go on as another, under the same name if it can."""
+        self.state.variables.follow(new, old)
+        before, after = self.state.name(old), self.state.variables.assign(new)
+        if before != after:
+            self.state.let(new, before)
 
     def _write_onto(self, node: Compute, onto: int) -> None:
         """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
@@ -97,7 +128,7 @@ class OperatorText:
             whole="" if 0 in states else first,
         )
         opdef = lookup(node.name)
-        self.out.assign([args[i] for i in opdef.overwrites], opdef.torch(chunk))
+        self.out.statement(opdef.torch(chunk))
         if found.cast is not None:
             self.out.statement(f"{pieces[0]}.copy_({states[0]})")
         self.out.depth -= 1
@@ -110,7 +141,8 @@ class OperatorText:
             self.state.let(cast.outs[0], f"torch.empty({stored(node.ins[0])}.shape, dtype={dtype})")
             return self.state.name(cast.outs[0])
         self.state.variables.follow(node.outs[0], node.ins[0])
-        argument = self._argument(node.ins[0], 0, node)
+        argument = self.state.name(node.ins[0])
+        argument += ".clone()" if node.ins[0] in self.copied_first else ""
         if argument != self.state.variables.assign(node.outs[0]):
             self.state.let(node.outs[0], argument)
         return self.state.name(node.outs[0])
@@ -150,8 +182,6 @@ class OperatorText:
         elif len(node.outs) == 1 and self.state.variables.share(target, text):
             return
         start = len(self.out.lines)
-        for var, index in zip(node.outs, overwrites(node), strict=False):
-            self.state.variables.follow(var, node.ins[index])
         names = [self.state.variables.assign(var) for var in node.outs]
         if renamed is not None:
             self.state.variables.known_as(renamed.var, names[0])
@@ -178,7 +208,7 @@ class OperatorText:
         empty = (d for d in blocks if self.blocks.may_be_empty(splits[d], d))
         none_read = ((i, d) for i, d in starts if self.blocks.may_read_nothing(node.ins[i], d))
         return TorchText(
-            args=tuple(self._argument(v, i, node) for i, v in enumerate(node.ins)),
+            args=tuple(map(self.state.ref, node.ins)),
             constants=tuple(v in self.state.constants for v in node.ins),
             ins=tuple(v.local for v in node.ins),
             outs=tuple(v.local for v in node.outs),
@@ -205,12 +235,6 @@ class OperatorText:
         is_checked = not self.checked.isdisjoint(((var, dim, None), here))
         self.checked.add(here)
         return is_checked
-
-    def _argument(self, var: Var, index: int, node: Compute) -> str:
-        """The text of an operand; one that is overwritten and shared is copied first."""
-        if index in lookup(node.name).overwrites and var in self.copied_first:
-            return f"{self.state.name(var)}.clone()"
-        return self.state.ref(var)
 
     def _starts(self, node: Compute) -> dict[tuple[int, str], Callable[[], str]]:
         """What writes the index that each window begins at, by operand and dim.

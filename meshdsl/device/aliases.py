@@ -102,6 +102,6 @@ def copied_first(program: DeviceProgram) -> frozenset[Var]:
         node.ins[index]
         for at, node in nodes
         if isinstance(node, Compute)
-        for index in lookup(node.name).overwrites
+        for index in lookup(node.name).overwritten(len(node.ins))
         if is_shown(at, node, index)
     )

@@ -175,7 +175,7 @@ def shown_by(program: DeviceProgram) -> dict[Var, Var]:
 
 def overwrites(node: Compute) -> tuple[int, ...]:
     """The operands that an operator overwrites with its results, one for each, if it does."""
-    return lookup(node.name).overwrites if node.onto is None else (node.onto,)
+    return lookup(node.name).overwritten(len(node.ins)) if node.onto is None else (node.onto,)
 
 
 def shows_operand(node: Compute) -> bool:
@@ -188,6 +188,17 @@ def shows_operand(node: Compute) -> bool:
         split = node.ins[0].placement.axes_of
         return any(dim is not None and split(dim) for dim in moved)
     return bool(node.ins) and record.shows_operand(types, attrs)
+
+
+def updated_in_place(program: DeviceProgram) -> frozenset[Var]:
+    """The parameters and states whose new values an update writes over the old ones."""
+    written = {
+        new: node.ins[index]
+        for node in every(program.body)
+        if isinstance(node, Compute) and lookup(node.name).each
+        for index, new in zip(overwrites(node), node.outs, strict=True)
+    }
+    return frozenset(old for old, new in program.updates if written.get(new) is old)
 
 
 def _shown(node: Node, var: Var) -> Var | None:

@@ -7,6 +7,7 @@ from functools import partial
 
 from meshdsl.device.async_updates import given_whole
 from meshdsl.device.buckets import in_buckets
+from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.microbatching import in_micro_batches
 from meshdsl.device.overlap import overlapped
@@ -34,4 +35,5 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
         updated_in_place,
         in_buckets,
         overlapped,
+        grouped_updates,
     )

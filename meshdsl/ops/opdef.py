@@ -258,6 +258,13 @@ class TorchCall(Protocol):
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
         """Operand `index`, transposed and indexed by `None` to broadcast against `dims`."""
 
+    @property
+    def is_list(self) -> bool:
+        """Whether it updates several parameters; `ins` and `args` are those of the first."""
+
+    def listed(self, index: int, dims: tuple[Dim, ...]) -> str:
+        """The list of operand `index` of each parameter, aligned as by `aligned`."""
+
     def let(self, hint: str, text: str) -> str:
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""
 
@@ -415,6 +422,8 @@ class OpDef:
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
+    each: of an update, how many operands a parameter has. Those of several may follow one another
+          in a call, before the scalars; the results do so, too. 0: there is one of each operand.
     in_place: by operand, a call -> torch text that leaves the result in the memory of that operand.
               It is requested where the operand has the type of the result, memory of its own, and
               is dead. The text is right on any strides; not every kernel of torch minds those of
@@ -469,6 +478,7 @@ class OpDef:
     gradient: Gradient | None = None
     saving: str | None = None
     overwrites: tuple[int, ...] = ()
+    each: int = 0
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     fits_in: FitsIn | None = None
     converts: bool = False
@@ -525,6 +535,13 @@ class OpDef:
         """The operands that have a text `in_place`, in a call where `numbers` are numbers."""
         fits = self.fits_in
         return tuple(i for i in self.in_place if fits is None or fits(i, ins, numbers))
+
+    def overwritten(self, count: int) -> tuple[int, ...]:
+        """`overwrites` in a call of so many operands, which may be those of several parameters."""
+        if not self.each:
+            return self.overwrites
+        scalars = self.surface.arity[0] - self.each
+        return tuple(at + i for at in range(0, count - scalars, self.each) for i in self.overwrites)
 
     def shows_operand(self, ins: Types, attrs: Attrs) -> bool:
         """Whether the torch result of a call may share the memory of operand 0."""

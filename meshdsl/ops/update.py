@@ -5,6 +5,9 @@ They are at the end of a training step (`named/optimizers.py` emits them) and ca
 of a narrower dtype and have its dims in another order. `scale` multiplies the gradient: the factor
 of clipping by norm. All but `g` have the dtype of `w`. `lr`, `scale` and `step` are scalars
 or, of a parameter stacked by a `repeat`, have some of its dims. The torch text works in place.
+
+An update of a device may be that of several parameters (`device/grouped_updates.py`): the operands
+of one after the other, then the scalars. The torch text has a list of each.
 """
 
 from __future__ import annotations
@@ -40,18 +43,19 @@ def update(
     """Register an update of the `operands`; those called `w`, `m` and `v` get a new value each.
 
     `numpy` takes the attributes and the aligned arrays. The torch text calls the support function
-    `{name without _update}_` on the operands and attributes, or is `short` where that has one.
-    `flops` counts per element. One that is `fused` rounds otherwise where `w` is contiguous: of
-    chunks the text says whether the whole is.
+    `{name without _update}_` on lists of the operands before `lr`, on the scalars and attributes,
+    or is `short` where that has one. `flops` counts per element. One that is `fused` rounds
+    otherwise where `w` is contiguous: of chunks the text says whether the whole is.
     """
     new = tuple(i for i, o in enumerate(operands) if o in ("w", "m", "v"))
+    each = operands.index("lr")
 
     def run(call: kit.NumpyCall, *arrays: kit.Array) -> _Arrays:
         dims = call.ins[0].dims
         aligned = [kit.align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
         return numpy(call.attrs, *aligned)
 
-    text = _text(name.removesuffix("update"), new, fused)
+    text = _text(name.removesuffix("update"), each, fused)
     return kit.operator(
         name,
         kit.Surface("view", (len(operands), len(operands))),
@@ -61,27 +65,47 @@ def update(
         lambda call: short(call) or text(call),
         samples,
         exact=False,
-        flops=lambda sig: flops * sig.ins[0].elements,
+        flops=lambda sig: sum(flops * one.ins[0].elements for one in _calls(sig, operands)),
         true_rows=true_rows,
         overwrites=new,
-        scratch=_scratch(operands.index("scale")),
+        each=each,
+        scratch=_scratch(operands),
         meaning=meaning,
     )
 
 
-def _scratch(scale: int) -> kit.Scratch:
-    """The bytes of a copy of the gradient, if it is widened, scaled, decayed or looked ahead of.
+def _calls(sig: kit.Signature, operands: tuple[str, ...]) -> list[kit.Signature]:
+    """The updates in one of several parameters."""
+    each, scalars = operands.index("lr"), sig.ins[operands.index("lr") - len(operands) :]
+    starts = range(0, len(sig.ins) - len(scalars), each)
+    new = len(sig.outs) // len(starts)
+    return [
+        kit.Signature(
+            (*sig.ins[at : at + each], *scalars), sig.outs[n * new : (n + 1) * new], sig.attrs
+        )
+        for n, at in enumerate(starts)
+    ]
 
-    It is made piece by piece, unless a scalar has dims.
+
+def _scratch(operands: tuple[str, ...]) -> kit.Scratch:
+    """The bytes of copies of gradients, if they are widened, scaled, decayed or looked ahead of.
+
+    They are made piece by piece, unless a scalar has dims: of several parameters there is room for
+    the largest.
     """
 
     def count(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
+        scale = numbers.get(len(sig.ins) - len(operands) + operands.index("scale"))
+        return max(of_one(one, scale) for one in _calls(sig, operands))
+
+    def of_one(sig: kit.Signature, scale: Any) -> int:
         w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
         decays = attrs.get("weight_decay") and "decoupled" not in attrs
-        copied = decays or attrs.get("nesterov") or g.dtype != w.dtype or numbers.get(scale) != 1
+        copied = decays or attrs.get("nesterov") or g.dtype != w.dtype or scale != 1
         if not copied:
             return 0
-        differ = any(0 < len(type_.dims) < len(w.dims) for type_ in sig.ins[scale - 1 :])
+        scalars = sig.ins[operands.index("lr") :]
+        differ = any(0 < len(type_.dims) < len(w.dims) for type_ in scalars)
         return w.bytes if differ else min(w.bytes, PIECE * w.dtype.bytes)
 
     return count
@@ -107,18 +131,16 @@ def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> kit.In
     return infer
 
 
-def _text(function: str, new: tuple[int, ...], fused: bool) -> Callable[[kit.TorchCall], str]:
-    """`adam_(w, g, m, v, lr, scale, step, beta1=0.9, …)`."""
+def _text(function: str, each: int, fused: bool) -> Callable[[kit.TorchCall], str]:
+    """`adam_([w], [g], [m], [v], lr, scale, step, beta1=0.9, …)`."""
 
     def write(call: kit.TorchCall) -> str:
         dims = call.ins[0].dims
-        operands = [
-            call.tensor(i) if i in (*new, 1) and call.is_constant(i) else call.aligned(i, dims)
-            for i in range(len(call.ins))
-        ]
+        lists = [call.listed(i, dims) for i in range(each)]
+        scalars = [call.aligned(i, dims) for i in range(each, len(call.ins))]
         options = [f"{name}={value!r}" for name, value in call.attrs.items()]
         options += [f"fused={call.whole}.is_contiguous()"] if fused and call.whole else []
-        return f"{call.use(function)}({', '.join([*operands, *options])})"
+        return f"{call.use(function)}({', '.join([*lists, *scalars, *options])})"
 
     return write
 
@@ -141,6 +163,11 @@ def _plain_sgd(call: kit.TorchCall) -> str | None:
     scale = call.args[3] if call.is_constant(3) else ""
     if scale != "1.0" or call.attrs["weight_decay"] or w.dtype != g.dtype or call.is_constant(1):
         return None
+    if call.is_list and not call.is_constant(2):
+        return None
+    if call.is_list:
+        lists = ", ".join(call.listed(i, w.dims) for i in (0, 1))
+        return f"torch._foreach_sub_({lists}, alpha={call.args[2]})"
     along = call.aligned(1, w.dims)
     if call.is_constant(2):
         return f"{call.tensor(0)}.sub_({along}, alpha={call.args[2]})"

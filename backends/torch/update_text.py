@@ -1,0 +1,134 @@
+"""The text of updates: one call for a list of parameters, each with its gradient and states.
+
+Parameters and states are given by name. Where an update reads them as they are given, its lists
+are made of the names: a state that nothing else reads has no variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshdsl.backends.torch.line_breaks import quoted
+from meshdsl.backends.torch.text_state import TextState
+from meshdsl.device.ir import Compute, DeviceProgram, Var
+from meshdsl.device.liveness import overwrites, uses
+from meshdsl.ir.program import every
+from meshdsl.ir.types import LARGE
+from meshdsl.ops.opdef import lookup
+from meshdsl.ops.torch_expressions import aligned
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLists:
+    """The operands of an update of several parameters, by the parameter's name where it has one.
+
+    `keys` are, by operand, what follows the name of the parameter in the name of what is given;
+    None where some operand is another tensor than one that is given.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[tuple[str, str] | None, ...]
+
+
+def operands(node: Compute) -> list[tuple[Var, ...]]:
+    """The operands of each parameter of an update."""
+    each = lookup(node.name).each
+    count = len(overwrites(node)) // len(lookup(node.name).overwrites)
+    return [node.ins[n * each : (n + 1) * each] for n in range(count)]
+
+
+class UpdateText:
+    """Writes updates of several parameters."""
+
+    def __init__(self, state: TextState) -> None:
+        self.state, self.out = state, state.out
+        program = state.program
+        self.given = {v: "params" for v in program.params} | {v: "states" for v in program.states}
+        self.of = {s.value: s.of for s in program.placed.named.states}
+        self.lists: dict[Compute, UpdateLists] = {}
+        # The states that are only read by name.
+        self.by_name: frozenset[Var] = frozenset()
+        if program.updates:
+            self.lists.update(self._lists(program))
+            self.by_name = frozenset(self._by_name(program))
+
+    def _lists(self, program: DeviceProgram) -> Iterator[tuple[Compute, UpdateLists]]:
+        for node in every(program.body):
+            if not isinstance(node, Compute) or not lookup(node.name).each:
+                continue
+            each = operands(node)
+            names = tuple(name for name in map(self._name, each) if name is not None)
+            if len(each) > 1 and len({*names}) == len(each):
+                keys = (self._key(names, column) for column in zip(*each, strict=True))
+                yield node, UpdateLists(names, tuple(keys))
+
+    def _name(self, row: tuple[Var, ...]) -> str | None:
+        """The name of the parameter that operands belong to."""
+        for var in row:
+            value = self.of.get(var.value, var.value) if var in self.given else None
+            if value is not None and value.name:
+                return value.name
+        return None
+
+    def _key(self, names: tuple[str, ...], column: tuple[Var, ...]) -> tuple[str, str] | None:
+        """The table and the end of the name of what is given, where it is so for all parameters."""
+        tables = {self.given.get(v, "") for v in column}
+        pairs = zip(column, names, strict=True)
+        ends = {(v.value.name or "").removeprefix(n) for v, n in pairs}
+        whole = all((v.value.name or "").startswith(n) for v, n in zip(column, names, strict=True))
+        if len(tables) > 1 or len(ends) > 1 or not whole or "" in tables:
+            return None
+        return tables.pop(), ends.pop()
+
+    def _by_name(self, program: DeviceProgram) -> Iterator[Var]:
+        reads, updated = uses(program), dict(program.updates)
+        outputs = {v for _, v in program.outputs}
+        for node, lists in self.lists.items():
+            written = dict(zip((node.ins[i] for i in overwrites(node)), node.outs, strict=True))
+            for row in operands(node):
+                for var, key in zip(row, lists.keys, strict=True):
+                    new = written.get(var)
+                    if key is None or new is None or updated.get(var) is not new:
+                        continue
+                    if reads[var] == reads[new] == 1 and new not in outputs:
+                        yield var
+
+    # --- the text --------------------------------------------------------------------------------
+
+    def texts(self, node: Compute, rows: list[tuple[Var, ...]]) -> tuple[str, ...]:
+        """The list of each operand of the parameters; what they are made of is written before.
+
+        `rows` are the operands of each.
+        """
+        lists = self.lists.get(node)
+        if lists is None:
+            return tuple(self._list(column, rows) for column in zip(*rows, strict=True))
+        grads, name = (self.state.variables.names.fresh(hint) for hint in ("grads", "name"))
+        pairs = zip(lists.names, rows, strict=True)
+        items = ", ".join(f"{quoted(n)}: {self._text(row[1], row)}" for n, row in pairs)
+        self.out.assign((grads,), f"{{{items}}}")
+        if any(row[1].local.bytes >= LARGE for row in rows):
+            self.state.helpers = [grads]
+        texts = []
+        for index, (column, key) in enumerate(
+            zip(zip(*rows, strict=True), lists.keys, strict=True)
+        ):
+            if index == 1:
+                texts.append(f"list({grads}.values())")
+            elif key is None:
+                texts.append(self._list(column, rows))
+            else:
+                table, end = key
+                text = f'f"{{{name}}}{end}"' if end else name
+                texts.append(f"[{table}[{text}] for {name} in {grads}]")
+        return tuple(texts)
+
+    def _list(self, column: tuple[Var, ...], rows: list[tuple[Var, ...]]) -> str:
+        return f"[{', '.join(self._text(v, row) for v, row in zip(column, rows, strict=True))}]"
+
+    def _text(self, var: Var, row: tuple[Var, ...]) -> str:
+        """An operand, aligned with its parameter."""
+        if var in self.state.constants:
+            return self.state.tensor(var)
+        return aligned(self.state.name(var), var.local.names, row[0].local.names)
