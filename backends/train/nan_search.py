@@ -108,7 +108,10 @@ class NonFiniteWatch:
 
     def device(self, *arguments: Any) -> dict[str, torch.Tensor]:
         """Call `device`; afterwards `findings` are those of this call, in order."""
-        self.findings, self._kinds, self._last = [], {}, (None, None)
+        # Parameters and states that have it before this step are not this step's doing.
+        stored = dict(zip(("params", "states"), arguments[-2:], strict=True))
+        self._kinds = {name: kind_of_values(values)[0] for name, values in stored.items()}
+        self.findings, self._last = [], (None, None)
         return followed(self.program.device, self._line)(*arguments)
 
     def went_well(self) -> None:
@@ -129,28 +132,30 @@ class NonFiniteWatch:
         """Compare the results of a statement with its operands."""
         before = {self._kinds.get(name, "") for name in statement.reads}
         for name in statement.writes:
-            kind = kind_of_values(variables.get(name))
+            kind, part = kind_of_values(variables.get(name))
             self._kinds[name] = kind
             new = kind == "nan" and "nan" not in before
             new = new or (kind == "inf" and before <= {""} and not statement.infinite)
             # Nor is what another device sent.
             new = new and not statement.received
-            # A parameter or a state that had it before this step is not this step's doing.
-            if new and not statement.reads & {"params", "states"}:
+            if new:
                 loops = {k: v for k, v in variables.items() if type(v) is int}
                 reads_inputs = "inputs" in statement.reads
-                self.findings.append(Finding(statement.line, name, kind, loops, reads_inputs))
+                self.findings.append(Finding(statement.line, part or name, kind, loops, reads_inputs))
 
 
-def kind_of_values(value: Any) -> str:
-    """`nan` or `inf` for a tensor that contains such a value, else empty."""
+def kind_of_values(value: Any) -> tuple[str, str]:
+    """`nan` or `inf` for a tensor that contains such a value, else empty; of a dict, and whose."""
     import torch
 
+    if isinstance(value, dict):
+        kinds = ((kind_of_values(each)[0], name) for name, each in value.items())
+        return max(kinds, key=lambda pair: ("", "inf", "nan").index(pair[0]), default=("", ""))
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return ""
+        return "", ""
     if bool(value.isfinite().all().item()):
-        return ""
-    return "nan" if bool(value.isnan().any().item()) else "inf"
+        return "", ""
+    return "nan" if bool(value.isnan().any().item()) else "inf", ""
 
 
 # --- the search among the last steps ------------------------------------------------------------
