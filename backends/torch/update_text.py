@@ -7,7 +7,6 @@ are made of the names: a state that nothing else reads has no variable.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.backends.torch.text_state import TextState
@@ -17,6 +16,7 @@ from meshdsl.ir.program import every
 from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.torch_expressions import aligned
+from meshdsl.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

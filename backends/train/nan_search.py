@@ -141,7 +141,9 @@ class NonFiniteWatch:
             if new:
                 loops = {k: v for k, v in variables.items() if type(v) is int}
                 reads_inputs = "inputs" in statement.reads
-                self.findings.append(Finding(statement.line, part or name, kind, loops, reads_inputs))
+                self.findings.append(
+                    Finding(statement.line, part or name, kind, loops, reads_inputs)
+                )
 
 
 def kind_of_values(value: Any) -> tuple[str, str]:

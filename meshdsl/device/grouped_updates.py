@@ -8,7 +8,7 @@ that earlier ones are done with: where those would be missed, the updates stay a
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.device.aliases import copied_first
@@ -18,6 +18,7 @@ from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ops.opdef import OpDef, lookup
+from meshdsl.records import dataclass
 
 
 def grouped_updates(program: DeviceProgram) -> DeviceProgram:

@@ -9,7 +9,7 @@ else the loss makes of it has to be linear: no batch alone has its gradient othe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from meshdsl.diagnostics import DiagnosticError, Span, fail
@@ -20,6 +20,7 @@ from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, walk
 from meshdsl.named.one_batch import EACH, Samples
 from meshdsl.named.over_iterations import at_once
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.records import dataclass
 
 COMBINED = ("sum", "mean", "max", "min")
 """Reductions that are also operators: by one, the results of batches become that of a step."""
