@@ -198,13 +198,15 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
             axes = tuple(a for a in layout.mesh.known(rule.axes) if layout.mesh.size(a) > 1)
             if rule.dim == loop.dim.name and axes:
                 if len(axes) > 1:
-                    help = f"write `{rule.dim} -> {axes[0]}`"
+                    one = replace(rule, axes=axes[:1])
+                    help = _with_rest(f"write `{one}`", program, layout, rule, one)
                     _refuse(f"`{rule}` is no pipeline", rule.span, help)
                 accumulates = bool(program.goal and program.goal.optimizer.accumulate > 1)
                 if len(around) > accumulates:
                     message = f"the loop over `{loop.dim.name}` is inside of another loop"
-                    help = f"split the dim of that one: `{around[-1]} -> {axes[0]}`"
-                    _refuse(message, rule.span, help)
+                    outer = replace(rule, dim=around[-1])
+                    help = f"split the dim of that one: `{outer}`"
+                    _refuse(message, rule.span, _with_rest(help, program, layout, rule, outer))
                 use = layout.schedule
                 cut = cut_of(use, loop.dim.name, layout)
                 if not around and cut is None:
@@ -225,11 +227,25 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
     return None
 
 
+def _with_rest(way: str, program: NamedProgram, layout: Layout, old: Rule, new: Rule) -> str:
+    """A way out by another rule, and the way out of what is refused under that rule."""
+    rules = tuple(new if rule is old else rule for rule in layout.rules)
+    try:
+        piped(program, replace(layout, rules=rules))
+    except DiagnosticError as error:
+        rest = str(error.diagnostics[0].help)
+        return rest if rest == REMOVE else f"{way}, and {rest}"
+    return way
+
+
+REMOVE = "remove the rule"
+
+
 def _with_micro_batches(program: NamedProgram, loop: NamedLoop, axis: str, layout: Layout) -> str:
     """The ways out of a split loop without micro-batches; it has stages if they have parameters."""
     dim = loop.dim.name
     if not any(s.outer.source.role == "param" for s in loop.stacked):
-        return "remove the rule"
+        return REMOVE
     storage = f"store it so: `params: {dim} -> {axis}`"
     end = ending_with_micro_batches(program, layout, dim)
     return f"{end}, or {storage}" if end else storage

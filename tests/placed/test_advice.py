@@ -139,6 +139,39 @@ def test_micro_batches_are_advised_of_a_dim_that_samples_have() -> None:
     assert not told(LAYERS.format(rules=f"{{ {stored} }}")).errors
 
 
+NESTED = LAYERS.replace("layers = 4", "layers = 4, inner = 2").replace(
+    "    param w[io, hid]",
+    "    param g[io]\n    repeat inner {{ x = x * g }}\n    param w[io, hid]",
+)
+NO_STAGES = LAYERS.replace("    param w[io, hid]\n    param v[hid, io]\n", "").replace(
+    "  repeat layers", "  param w[io, hid]\n  param v[hid, io]\n  repeat layers"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (LAYERS, "layers -> (pipe, data)"),
+        (NESTED, "inner -> pipe"),
+        (NESTED, "inner -> (pipe, data)"),
+        (NO_STAGES, "layers -> (pipe, data)"),
+        (NO_STAGES, "layers -> pipe"),
+    ],
+)
+def test_the_way_out_of_what_is_no_pipeline_leads_to_one(text: str, rule: str) -> None:
+    """Rules in its place, and a schedule behind the layout, as the help says; or no rule."""
+    text = text.replace("{{ pipe: 2 }}", "{{ pipe: 2, data: 2 }}")
+    (error,) = told(text.format(rules=f"{{ {rule} }}")).errors
+    assert error.code == "MD0907"
+    edits = re.findall(r"`([^`]+)`", str(error.help))
+    rules = [e for e in edits if "->" in e and not e.startswith("params")]
+    schedule = next((e for e in edits if e.startswith("with ")), "")
+    assert edits or error.help == "remove the rule"
+    after = told(text.format(rules=f"{{ {', '.join(rules[-1:])} }} {schedule}"))
+    assert not after.errors
+    assert error.message not in {d.message for d in after}
+
+
 def test_a_library_function_can_be_freed_of_a_rule() -> None:
     rules = "seq -> tp, logits: seq -> none, cross_entropy: seq -> none"
     assert not list(told(LOSS.format(rules=rules)))
