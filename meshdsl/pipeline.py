@@ -6,7 +6,8 @@ stages themselves, pure functions of what comes before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from meshdsl.analysis import analyse
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing, refuse_uneven
 from meshdsl.device.ir import DeviceProgram
-from meshdsl.diagnostics import Diagnostics, Source, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span, fail
 from meshdsl.named.attention_fusion import spoken_names
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
@@ -163,9 +164,21 @@ class Compilation:
     @cached_property
     def placed(self) -> PlacedProgram:
         """The placement of each value on the mesh, and its reshards."""
-        program = place_named(self.named, self.declarations, self.options, self.diagnostics)
+        place = partial(place_named, self.named, self.declarations, self.options, self.diagnostics)
+        program = place() if self.known.tree is None else self._without_edits(place)
         self.diagnostics.raise_errors()
         return program
+
+    def _without_edits(self, place: Callable[[], PlacedProgram]) -> PlacedProgram:
+        """What `place` gives; what it says of layouts recorded in Python has no edits of text."""
+        calls = [n.span for n in self.declarations.layouts.values() if n.recorded]
+
+        def told(found: Diagnostic) -> Diagnostic:
+            edits = ((fix, [e.span for e in fix.edits]) for fix in found.fixes)
+            fixes = (fix for fix, spans in edits if not _overlap(spans, calls))
+            return replace(found, fixes=tuple(fixes))
+
+        return self.diagnostics.told(place, told) if calls else place()
 
     def placed_within(self, most: int) -> PlacedProgram | None:
         """The program placed by a walk (`WALKS`); None where it costs more than `most`."""
@@ -351,6 +364,14 @@ class Compilation:
             self.diagnostics.promote_warnings()
             self.diagnostics.raise_errors()
         return self
+
+
+def _overlap(spans: Iterable[Span], others: Iterable[Span]) -> bool:
+    """Whether two spans of one text have a place in common."""
+    return any(
+        a.source is b.source and a.start <= b.end and b.start <= a.end
+        for a, b in itertools.product(spans, others)
+    )
 
 
 def compile_source(

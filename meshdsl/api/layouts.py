@@ -277,12 +277,12 @@ def _of_text(text: str, span: Span) -> Iterator[Entry]:
 
     tree, problems = parse(Source("layout", f"layout written {{\n{text}\n}}\n"))
     if problems:
-        first = replace(problems[0], span=span, related=())
+        first = replace(problems[0], span=span, related=(), fixes=())
         raise DiagnosticError(replace(first, message=f"{first.message} in the rule `{text}`"))
     for node in tree.declarations:
         if isinstance(node, ast.LayoutDecl):
             yield from with_span(node.rules, span)
-            yield from (replace(setting, span=span) for setting in node.settings)
+            yield from with_span(node.settings, span)
 
 
 def _no_rule(given: Any, span: Span) -> None:

@@ -75,6 +75,29 @@ def test_remedies_do_not_edit_a_layout_in_python(has_rules: bool) -> None:
     assert all(not remedy["fixes"] for remedy in explained["remedies"])
 
 
+WRONG: dict[str, Any] = {
+    "MD0302": ["batch -> a", "hidden -> a"],
+    "MD0305": md.layout(batch="a", hiddne="b"),
+    "MD0306": md.layout({"batch": "a", "z: hidden": "b"}),
+    "MD0312": md.layout("batch -> a, grads: reduse = bf16"),
+    "MD0313": md.layout("batch -> a, gaads: reduce = bf16"),
+    "MD0314": md.layout("batch -> a, grads: reduce = bf17"),
+    "MD0315": md.layout("batch -> a, grads: reduce = bf16, grads: reduce = f32"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
+@pytest.mark.parametrize("code", WRONG)
+def test_what_is_wrong_with_a_layout_in_python_edits_no_text(code: str) -> None:
+    """Neither the text of a declaration, which no file has, nor the arguments of the call."""
+    try:
+        diagnostics = list(mlp.compile(mesh="a:2,b:2", layout=WRONG[code])._made.diagnostics)
+    except md.ProgramError as error:
+        diagnostics = list(error.diagnostics)
+    assert code in {d.code for d in diagnostics}
+    assert not [fix for d in diagnostics for fix in d.fixes]
+
+
 MESHES: dict[str, Any] = {
     "a dict": {"a": 2, "b": 4},
     "made before": md.mesh(a=2, b=4),
