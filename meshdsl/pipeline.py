@@ -173,12 +173,12 @@ class Compilation:
         """What `place` gives; what it says of layouts recorded in Python has no edits of text."""
         calls = [n.span for n in self.declarations.layouts.values() if n.recorded]
 
-        def told(found: Diagnostic) -> Diagnostic:
-            edits = ((fix, [e.span for e in fix.edits]) for fix in found.fixes)
+        def without_edits(diagnostic: Diagnostic) -> Diagnostic:
+            edits = ((fix, [e.span for e in fix.edits]) for fix in diagnostic.fixes)
             fixes = (fix for fix, spans in edits if not _overlap(spans, calls))
-            return replace(found, fixes=tuple(fixes))
+            return replace(diagnostic, fixes=tuple(fixes))
 
-        return self.diagnostics.told(place, told) if calls else place()
+        return self.diagnostics.told(place, without_edits) if calls else place()
 
     def placed_within(self, most: int) -> PlacedProgram | None:
         """The program placed by a walk (`WALKS`); None where it costs more than `most`."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import (
@@ -386,10 +387,10 @@ class Builder:
         body = self.frames[-1].body
         value = self.current(value)
         path = ".".join((*scope.path, name))
-        fields: dict[str, Any] = {"name": path, "pins": pins, "in_library": scope.in_library}
+        called = partial(replace, name=path, pins=pins, in_library=scope.in_library)
         if value in self.nameless:
             self.nameless.remove(value)
-            named = replace(value, **fields)
+            named = called(value)
             self.place(named, self._depth[value])
             self.renamed[value] = named
             body[:] = substitute(body, {value: named})
@@ -400,7 +401,7 @@ class Builder:
             value = self.emit("identity", (value,), {}, span, scope)[0]
             last = body[-1]
         assert isinstance(last, NamedOp)
-        named = replace(value, **fields)
+        named = called(value)
         self.place(named, self._depth[value])
         self.renamed[value] = named
         body[-1] = replace(last, outs=tuple(named if v is value else v for v in last.outs))

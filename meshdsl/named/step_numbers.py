@@ -69,7 +69,7 @@ class _Scaling:
         self.outside_loops = makers(program.body)
         self.in_loss = self.samples.closure({program.goal.loss})
         self.loss_path = self._reduced_path({program.goal.loss})
-        self.whole: dict[Value, tuple[list[Node], Value] | None] = {}
+        self.of_all_batches: dict[Value, tuple[list[Node], Value] | None] = {}
         self.reads = {op: numbers for op in self.ops if (numbers := self._numbers(op))}
 
     def result(self) -> StepNumbers:
@@ -79,7 +79,7 @@ class _Scaling:
         for op in self.ops:
             self._check(op)
         counted = {op for op in self.ops if self._counts(op)}
-        made = [made for made in self.whole.values() if made is not None]
+        nodes = [n for number in self.of_all_batches.values() if number for n in number[0]]
 
         def of_step(op: NamedOp) -> Iterable[NamedOp]:
             numbers = self.reads.get(op, {})
@@ -88,7 +88,7 @@ class _Scaling:
             return _times(new, self.dim.size) if op in counted else (new,)
 
         program = replace(self.program, body=rewritten(self.program.body, of_step))
-        return StepNumbers(tuple(n for nodes, _ in made for n in nodes), program)
+        return StepNumbers(tuple(nodes), program)
 
     # --- what is divided or multiplied by ------------------------------------------------------
 
@@ -105,9 +105,9 @@ class _Scaling:
         scales = [i for i in numbers if others and any(others <= s and i not in s for s in sets)]
         new = {}
         for i in scales:
-            whole = self._whole(op.ins[i])
-            if whole is not None:
-                new[i] = whole
+            number = self._of_step(op.ins[i])
+            if number is not None:
+                new[i] = number
             elif is_ratio and others <= reduced:
                 self._refuse_ratio(op.ins[i], op.span)
         return new
@@ -219,14 +219,14 @@ class _Scaling:
 
     # --- numbers of the step -------------------------------------------------------------------
 
-    def _whole(self, number: Value) -> Value | None:
+    def _of_step(self, number: Value) -> Value | None:
         """A number as all batches make it; None where that is unknown."""
-        if number not in self.whole:
-            self.whole[number] = self._made_whole(number)
-        made = self.whole[number]
-        return None if made is None else made[1]
+        if number not in self.of_all_batches:
+            self.of_all_batches[number] = self._nodes_of(number)
+        nodes_and_value = self.of_all_batches[number]
+        return None if nodes_and_value is None else nodes_and_value[1]
 
-    def _made_whole(self, number: Value) -> tuple[list[Node], Value] | None:
+    def _nodes_of(self, number: Value) -> tuple[list[Node], Value] | None:
         samples = self.samples
         if number not in self.outside_loops or number in samples.of_loops:
             return None

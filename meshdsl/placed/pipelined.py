@@ -233,8 +233,8 @@ def _with_rest(way: str, program: NamedProgram, layout: Layout, old: Rule, new: 
     try:
         piped(program, replace(layout, rules=rules))
     except DiagnosticError as error:
-        rest = str(error.diagnostics[0].help)
-        return rest if rest == REMOVE else f"{way}, and {rest}"
+        further = str(error.diagnostics[0].help)
+        return further if further == REMOVE else f"{way}, and {further}"
     return way
 
 

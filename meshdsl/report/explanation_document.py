@@ -123,7 +123,7 @@ def planned(report: ReportFacts) -> Iterator[Block]:
     yield line(f"{plan['claim']} (counted: {cost}; searched: {plan['searched']}).")
     if remedies := report["remedies"]:
         yield line("Rules that make it send less:")
-        yield from (_headed(" ", remedy["told"]) for remedy in remedies[:MOST_REMEDIES])
+        yield from (_headed(" ", remedy["summary"]) for remedy in remedies[:MOST_REMEDIES])
 
 
 def _largest(report: ReportFacts) -> str:

@@ -122,7 +122,7 @@ def _best_first(remedies: Iterable[Remedy]) -> list[Remedy]:
 def _facts(remedy: Remedy, layout: str) -> RemedyFacts:
     return {
         "title": remedy.title,
-        "told": str(remedy),
+        "summary": str(remedy),
         "layout": layout,
         "saves_bytes": remedy.saves,
         "holds_bytes": remedy.holds,

@@ -120,13 +120,13 @@ class TotalsFacts(TypedDict):
 class RemedyFacts(TypedDict):
     """A change of a layout by one rule that was compiled, with what it saves per device.
 
-    `told` is all of it in words. `holds_bytes` is the change of the peak of memory, `computes` the
-    quotient of FLOPs after and before. `fixes` has the edit; it is empty where the layout is not
-    written as text.
+    `summary` is all of it in words. `holds_bytes` is the change of the peak of memory, `computes`
+    the quotient of FLOPs after and before. `fixes` has the edit; it is empty where the layout is
+    not written as text.
     """
 
     title: str
-    told: str
+    summary: str
     layout: str
     saves_bytes: int
     holds_bytes: int

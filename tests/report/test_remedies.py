@@ -50,7 +50,7 @@ def test_each_remedy_compiles_and_saves_what_it_says(path: Path, options: Option
     made = Compilation(read_source(path), options, Diagnostics())
     before, advised = made.report["totals"], made.advised
     assert sent(made.device) == before["wire_bytes"]
-    told = [remedy["told"] for remedy in advised["remedies"]]
+    told = [remedy["summary"] for remedy in advised["remedies"]]
     assert {t for c in advised["collectives"] for t in c["remedies"]} == set(told)
     for remedy in advised["remedies"]:
         after = edited(made, remedy).checked()
@@ -104,7 +104,7 @@ def test_a_parameter_may_be_stored_as_it_is_used(layout: str, title: str) -> Non
     (remedy,) = made.advised["remedies"]
     assert remedy["title"] == title
     is_dearer = remedy["holds_bytes"] > made.report["memory"]["peak"] // 100
-    assert remedy["told"].endswith(" more") == is_dearer == (layout == "fsdp")
+    assert remedy["summary"].endswith(" more") == is_dearer == (layout == "fsdp")
 
 
 def test_rules_are_not_advised_where_no_layout_could_be_edited() -> None:
