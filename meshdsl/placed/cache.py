@@ -81,7 +81,8 @@ class CachedProblem:
     def _described(self) -> Iterator[Any]:
         """All that the search depends on, as JSON."""
         price = self.price
-        yield [FORMAT, __version__, SOLVER, self.mesh.axes, price.message, price.scatter]
+        mesh = [self.mesh.axes, self.mesh.cut, self.request.one_stage is not None]
+        yield [FORMAT, __version__, SOLVER, *mesh, price.message, price.scatter]
         if price.clock is not None:
             yield price.clock.key
         yield sorted(self.request.known)

@@ -714,9 +714,11 @@ class Placer:
     def _settle_collected(self, value: Value, node: named.NamedLoop) -> None:
         """Reshard a collected value to the placement requested of the whole.
 
-        Where readers are foreseen they do that, unless the dim of the loop is to be split.
+        Where readers are foreseen they do that, unless the loop's dim is to be split otherwise.
         """
-        if self.decider.foresees and not self.request.demanded(value).axes_of(node.dim.name):
+        dim, here = node.dim.name, self._latest(value).placement
+        split = self.request.demanded(value).axes_of(dim)
+        if self.decider.foresees and split in ((), here.axes_of(dim)):
             return
         self._settle_stack(value, node)
 

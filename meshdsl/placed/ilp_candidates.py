@@ -19,6 +19,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value, loops_of
 from meshdsl.ops.opdef import ReduceOp, lookup
+from meshdsl.placed.pipelined import in_each_batch
 from meshdsl.placed.placements import B, Component, Partial, Placement, Split, placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, route
@@ -163,7 +164,9 @@ class PlanSpace:
             trips_of.update(dict.fromkeys(node.makes, trips))
             if isinstance(node, named.NamedLoop):
                 trips_of.update(dict.fromkeys(node.enters, trips * node.dim.size))
-        return trips_of
+        pipe = self.request.one_stage
+        times = {} if pipe is None else in_each_batch(self.program, pipe)
+        return {value: trips * times.get(value, 1) for value, trips in trips_of.items()}
 
     def _sliced(self) -> dict[Value, set[str]]:
         sliced_dims: dict[Value, set[str]] = defaultdict(set)

@@ -118,8 +118,11 @@ def solve(request: Request, price: Price) -> PlacementPlan | None:
 
     The program of `request` is rewritten: it has no composite whose own dim is split, and no n-ary
     einsum. The widest space that is not too large is searched; the plan is the least of that space.
+    Of a stage nothing is proven for all stages, so not every split is looked at.
     """
     spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: request.known, NONE: frozenset()}
+    if request.one_stage is not None:
+        del spaces[EVERY]
     for searched, splits in spaces.items():
         try:
             plan = Model(PlanSpace(request, price, splits)).plan()

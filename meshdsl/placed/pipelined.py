@@ -487,6 +487,18 @@ def of_batch(program: NamedProgram, cut: Microbatching) -> set[Value]:
     return dependent
 
 
+def in_each_batch(program: NamedProgram, pipe: Piped) -> dict[Value, int]:
+    """How often what a micro-batch makes is sent as a whole, where a schedule cuts the batch.
+
+    A gradient without the dim is of the size of its parameter each time; what has the dim is sent
+    in slices, as much as at once.
+    """
+    cut = pipe.cut
+    if cut is None:
+        return {}
+    return {v: cut.micro for v in of_batch(program, cut) if not cut.has(v)}
+
+
 def _ending(
     program: NamedProgram, body: tuple[Node, ...], new: Mapping[Value, Value]
 ) -> NamedProgram:

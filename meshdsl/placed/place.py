@@ -23,7 +23,7 @@ from meshdsl.named.simplify import drop_unused
 from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import CachedProblem
-from meshdsl.placed.from_named import Placer, Walk, WalkObserver
+from meshdsl.placed.from_named import Decider, Placer, Walk, WalkObserver
 from meshdsl.placed.gather_again import with_gathers_again
 from meshdsl.placed.ir import (
     EVERY,
@@ -38,7 +38,7 @@ from meshdsl.placed.ir import (
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
-from meshdsl.placed.pipelined import Piped, of_batch, with_leaving
+from meshdsl.placed.pipelined import Piped, in_each_batch, with_leaving
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.request import BlockRequest, Request, ShardingSpec
 from meshdsl.placed.reshard import (
@@ -51,6 +51,7 @@ from meshdsl.placed.reshard import (
 )
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
+from meshdsl.placed.stage_plans import StagePlan, without_stages
 from meshdsl.placed.stage_rules import pipeline_of, with_homes
 from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stage_walk import NeededWhole
@@ -66,6 +67,9 @@ WALKS = ("immediate", "mesh-tf", "deferred")
 
 ONE_ORDER = "products of many operands in one order"
 """The space searched where an einsum is split into several."""
+
+ONE_STAGE = "as if there were no stages"
+"""The space searched in a pipeline: what passes do over its stages is not planned."""
 
 SOME_ROUTES = "on so many axes not every combination and route"
 """What was not looked at on a mesh of many axes (`reshard.has_many_axes`)."""
@@ -212,23 +216,26 @@ def _walked(
     # A stage does its part of a loop alone: nothing is known of that.
     first, again = (watch(), watch()) if watch and not request.pipe else (None, None)
     merged = cse(request.program, request.alike)
-    placer, placed = _placed(request.on(merged), policy, first, merges=request.is_of_values)
+    placer, placed = _placed(request.on(merged), Walk(policy), first, merges=request.is_of_values)
     rewritten = placed.rewritten
     merged = cse(rewritten, placer.request.alike)
     if placer.merged:
         merged = with_kept_origins(request.program, drop_unused(merged))
     if merged is rewritten:
         return (replace(placed, named=rewritten) if placer.merged else placed), placer.request
-    placer, placed = _placed(placer.request.on(merged), policy, again)
+    placer, placed = _placed(placer.request.on(merged), Walk(policy), again)
     return placed, placer.request
 
 
 def _placed(
-    request: Request, policy: str, watch: WalkObserver | None, merges: bool = False
+    request: Request, decider: Decider, watch: WalkObserver | None = None, merges: bool = False
 ) -> tuple[Placer, PlacedProgram]:
-    """A walk; where stages read all of what they make parts of, again with that made whole."""
+    """The program placed as is decided.
+
+    Where stages read all of what they make parts of, it is placed again with that made whole.
+    """
     while True:
-        placer = Placer(request, Walk(policy), watch, merges)
+        placer = Placer(request, decider, watch, merges)
         try:
             return placer, placer.program()
         except NeededWhole as needed:
@@ -248,7 +255,7 @@ def _least(request: Request, search: PlanSearch) -> PlacedProgram:
         return replace(last, policy="optimal", plan=search.found(EVERY, least=True))
     if is_per_worker(request.program):  # others would reduce what workers compress
         return replace(last, policy="optimal", plan=search.found("no other policy"))
-    planned = None if request.pipe else _planned(request, walked_request, last, search)
+    planned = _planned(request, walked_request, last, search)
     least = min(cost(p, price)[0] for p in (planned, last) if p is not None)
     walks = [walked for policy in WALKS[:-1] for walked in _up_to(least, request, policy, price)]
     best = min((*walks, last), key=lambda walked: cost(walked, price))
@@ -317,11 +324,18 @@ class CostLimit(SentCost):
 def _planned(
     request: Request, known: Request, last: PlacedProgram, search: PlanSearch
 ) -> PlacedProgram | None:
-    """The program under a plan for the last walk's rewritten program and contraction order."""
+    """The program under a plan for the last walk's rewritten program and contraction order.
+
+    None where there is none, or each stage has one device.
+    """
     left = {tensor.value: tensor.placement for _, tensor in last.outputs}
-    rewritten = known.on(last.rewritten, left)
-    for plan, is_kept in search.plans(rewritten):
-        placed = _carried_out(rewritten, plan, is_kept)
+    rewritten, pipe = known.on(last.rewritten, left), request.pipe
+    wanted = without_stages(rewritten, rewritten.program, pipe) if pipe else rewritten
+    if wanted.mesh.devices == 1:
+        return None
+    for plan, is_kept in search.plans(wanted):
+        on_stages = StagePlan(plan, rewritten.program, pipe, request.mesh) if pipe else plan
+        placed = _carried_out(rewritten, on_stages, is_kept)
         if placed is None:
             continue
         return replace(placed, plan=search.found(*_searched(request, plan)))
@@ -332,20 +346,21 @@ def _searched(request: Request, plan: PlacementPlan) -> tuple[str, bool]:
     """Among what a plan was searched, and whether it is the least of all that there is."""
     several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
     many = has_many_axes(request.mesh)
-    bounds = [ONE_ORDER] * several + [SOME_ROUTES] * many
-    return ", ".join([plan.searched, *bounds]), plan.least and not many
+    on_stages = request.pipe is not None
+    bounds = [ONE_ORDER] * several + [SOME_ROUTES] * many + [ONE_STAGE] * on_stages
+    return ", ".join([plan.searched, *bounds]), plan.least and not (many or on_stages)
 
 
-def _carried_out(request: Request, plan: PlacementPlan, is_kept: bool) -> PlacedProgram | None:
+def _carried_out(request: Request, plan: Decider, is_kept: bool) -> PlacedProgram | None:
     """The program under a plan; None where one of the cache turns out to be none of it.
 
     What was read was right for the operators one by one. Nobody but the walk knows whether it is
     right for all of them together: somebody may have written it by hand.
     """
     if not is_kept:
-        return Placer(request, plan).program()
+        return _placed(request, plan)[1]
     try:
-        placed = Placer(request, plan).program()
+        placed = _placed(request, plan)[1]
         verify(placed)
     except (AssertionError, LookupError, ValueError, DiagnosticError):
         return None
@@ -379,7 +394,7 @@ Moves = list[tuple[Reshard, int, Route]]
 
 def _on_each_stage(moves: Moves, program: PlacedProgram, price: Price) -> Moves:
     """The moves of a pipeline: as often as micro-batches send what they make as a whole."""
-    each = _in_each_batch(program)
+    each = in_each_batch(program.rewritten, program.pipe) if program.pipe else {}
     counted = ((n, k * each.get(n.source.value, 1)) for n, k, _ in moves)
     return [
         (n, k, n.route if n.source.value in each else _within(n, program, price))
@@ -398,18 +413,6 @@ def _within(node: Reshard, program: PlacedProgram, price: Price) -> Route:
     ends = (p.less(pipe.axis, program.mesh) for p in (source, target))
     shorter = route(node.sent_type, *ends, program.mesh, price)
     return shorter or node.route
-
-
-def _in_each_batch(program: PlacedProgram) -> dict[Value, int]:
-    """How often what a micro-batch makes is sent as a whole, where a schedule cuts the batch.
-
-    A gradient without the dim is of the size of its parameter each time; what has the dim is sent
-    in slices, as much as at once.
-    """
-    cut = program.pipe.cut if program.pipe else None
-    if cut is None:
-        return {}
-    return {v: cut.micro for v in of_batch(program.rewritten, cut) if not cut.has(v)}
 
 
 def _computing(program: PlacedProgram, price: Price) -> int:

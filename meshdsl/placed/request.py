@@ -74,9 +74,10 @@ class Request:
     """The placements that the rules of a layout request of the values of a program.
 
     `left` are the placements in which a walk has left the outputs, `parts` those of states that are
-    stored partial (`State.parts`). `pipe` is the pipeline; `whole` is what its passes make of
-    whole operands, since a stage reads all of it. `_constraints` is the table of what has been
-    looked up: by key, which values share that are constrained alike, and by value.
+    stored partial (`State.parts`). `pipe` is the pipeline; `whole` is what its passes make of whole
+    operands, since a stage reads all of it. `one_stage` is the pipeline of which a stage is planned
+    by itself. `_constraints` is the table of what has been looked up: by key, which values share
+    that are constrained alike, and by value.
     """
 
     program: named.NamedProgram
@@ -85,6 +86,7 @@ class Request:
     pipe: Piped | None = None
     parts: Mapping[Value, Placement] = field(default_factory=dict, kw_only=True)
     whole: frozenset[Value] = field(default=frozenset(), kw_only=True)
+    one_stage: Piped | None = field(default=None, kw_only=True)
     _constraints: dict[Value | Key, Constraint] = field(
         default_factory=dict, kw_only=True, repr=False
     )
