@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source
-from meshdsl.named.attention_fusion import spoken_names
+from meshdsl.named.attention_fusion import spoken_of
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build_partly, choose_program, finish_named
@@ -139,7 +139,7 @@ def _finished(
 ) -> NamedProgram | None:
     if program is None:
         return None
-    spoken = spoken_names(declarations)
+    spoken = spoken_of(declarations)
     finish = partial(finish_named, program, options.dtype, options.evaluate, spoken=spoken)
     finished = diagnostics.of(finish)
     if finished is not None:

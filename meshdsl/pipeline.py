@@ -17,7 +17,7 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing, refuse_uneven
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span, fail
-from meshdsl.named.attention_fusion import spoken_names
+from meshdsl.named.attention_fusion import spoken_of
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build, choose_program, finish_named
@@ -158,7 +158,7 @@ class Compilation:
         if self.known.named is not None:
             return self.known.named
         chosen = self.options
-        spoken = spoken_names(self.declarations) if chosen.fused else None
+        spoken = spoken_of(self.declarations) if chosen.fused else None
         return finish_named(self.written, chosen.dtype, chosen.evaluate, chosen.measured, spoken)
 
     @cached_property
@@ -251,7 +251,7 @@ class Compilation:
         goal = replace(
             goal, optimizer=replace(goal.optimizer, options=optimizer_options), taken=taken
         )
-        spoken = spoken_names(compilation.declarations) if options.fused else None
+        spoken = spoken_of(compilation.declarations) if options.fused else None
         step = finish_named(replace(written, goal=goal), options.dtype, False, spoken=spoken)
         if count == 1:
             async_checks.check_sizes(self.named, step, cut)
@@ -354,8 +354,8 @@ class Compilation:
 
     def _is_named_alike(self, declarations: Declarations) -> bool:
         """Whether the named program stays as it is where other layouts are declared."""
-        before, now = spoken_names(self.declarations), spoken_names(declarations)
-        return before <= now and self.named.unspoken.isdisjoint(now - before)
+        before, now = spoken_of(self.declarations), spoken_of(declarations)
+        return before <= now and self.named.unspoken.isdisjoint(name for name, _ in now - before)
 
     def checked(self, until: str = "device") -> Compilation:
         """This one, with all stages up to `until` made. Under `strict`, warnings are errors."""
@@ -410,7 +410,7 @@ def build_named(
     One with `minimize` becomes a training step, unless it is only to be evaluated.
     """
     program = written(declarations, name, diagnostics)
-    return finish_named(program, dtype, evaluate, spoken=spoken_names(declarations))
+    return finish_named(program, dtype, evaluate, spoken=spoken_of(declarations))
 
 
 def written(declarations: Declarations, name: str | None, diagnostics: Diagnostics) -> NamedProgram:

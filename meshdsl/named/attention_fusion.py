@@ -8,7 +8,7 @@ then two sums that are ready at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field, replace
 
 from meshdsl.ir.program import every
@@ -26,12 +26,16 @@ ATTENTION = ("attention", "attention_lse", "attention_grad")
 # --- three statements are one operator ---------------------------------------------------------
 
 
-def fuse_attention(program: NamedProgram, spoken: Collection[str] = ()) -> NamedProgram:
+Spoken = Collection[tuple[str, str]]
+"""The tensors that a file speaks of: the name, and a dim that one must have; empty for any."""
+
+
+def fuse_attention(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram:
     """`program` with `attention` for a softmax of products that only a sum with values reads.
 
-    Scores and probabilities are not stored then: those that are read elsewhere, are pinned or whose
-    names are `spoken`, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
-    The result is the same with more spoken names, unless they are among its `unspoken`.
+    Scores and probabilities are not stored then: those that are read elsewhere, are pinned or that
+    are `spoken` of, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute. The
+    result is the same with more that is spoken of, unless its names are among its `unspoken`.
     """
     fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
     body = in_blocks(program.body, fusing.block)
@@ -46,7 +50,7 @@ class _Fusing:
     """
 
     uses: Counter[Value]
-    spoken: frozenset[str]
+    spoken: frozenset[tuple[str, str]]
     made: Mapping[Value, NamedOp]
     unspoken: set[str] = field(default_factory=set)
 
@@ -82,7 +86,7 @@ class _Fusing:
         if op is None or op.name != name or self.uses[value] != 1 or value.pins:
             return None
         same = (op.phase, op.block) == (reader.phase, reader.block)
-        if not same or value.label in self.spoken:
+        if not same or any((value.label, dim) in self.spoken for dim in ("", *value.type.names)):
             return None
         self.unspoken.add(value.label)
         return op
@@ -162,15 +166,37 @@ def _keeps_all(out: Value, p: Value, v: Value, mem: Dim) -> bool:
     return {*p.type.names, *v.type.names} - {mem.name} == set(out.type.names)
 
 
-def spoken_names(declared: Declarations) -> frozenset[str]:
-    """The names of tensors that a layout, an `sbp` block or an expectation of a file speaks of."""
-    paths = [rule.selector for layout in declared.layouts.values() for rule in layout.rules]
-    paths += [s.selector for layout in declared.layouts.values() for s in layout.settings]
+def spoken_of(declared: Declarations) -> frozenset[tuple[str, str]]:
+    """The tensors that a layout, an `sbp` block or an expectation of a file speaks of.
+
+    A rule speaks of those that have its dim, unless its layout says the same of all tensors.
+    """
+    layouts = declared.layouts.values()
+    paths = [s.selector for layout in layouts for s in layout.settings]
     for block in declared.sbps.values():
         paths += [path for entry in block.entries for path in (entry.tensor, entry.at)]
     for expected in declared.expects:
         paths += [e.tensor for e in expected.entries if isinstance(e, ast.ExpectPlacement)]
-    return frozenset(name.text for path in paths for name in path)
+    rules = (rule for layout in layouts for rule in _telling(layout, declared))
+    told = {(name.text, rule.dim.text) for rule in rules for name in rule.selector}
+    return frozenset((*told, *((name.text, "") for path in paths for name in path)))
+
+
+def _telling(layout: ast.LayoutDecl, declared: Declarations) -> Iterator[ast.RuleDecl]:
+    """The rules of a layout and of those that it extends.
+
+    Less those for dims of which all rules say what one says of all tensors.
+    """
+    chain, extended = {layout.name.text: layout}, layout.base
+    while extended is not None and extended.text in declared.layouts.keys() - chain.keys():
+        chain[extended.text] = declared.layouts[extended.text]
+        extended = chain[extended.text].base
+    rules = [rule for each in chain.values() for rule in each.rules]
+    for rule in rules:
+        alike = [r for r in rules if r.dim.text == rule.dim.text]
+        axes = {tuple(axis.text for axis in r.axes) for r in alike}
+        if len(axes) > 1 or all(r.selector for r in alike) or any(r.keep for r in alike):
+            yield rule
 
 
 # --- and its definition ------------------------------------------------------------------------

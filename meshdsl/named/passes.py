@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
-from meshdsl.named.attention_fusion import fuse_attention
+from meshdsl.named.attention_fusion import Spoken, fuse_attention
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import (
@@ -21,11 +21,11 @@ Pass = Callable[[NamedProgram], NamedProgram]
 """A pure function from program to program. Origins may name values that it removes."""
 
 
-def passes(spoken: Collection[str] | None) -> tuple[Pass, ...]:
+def passes(spoken: Spoken | None) -> tuple[Pass, ...]:
     """The passes that simplify a program.
 
-    Attention becomes one operator where no layout speaks of what that leaves out: the names
-    `spoken`. With None, it never does.
+    Attention becomes one operator where nothing that it leaves out is `spoken` of by a layout. With
+    None, it never does.
     """
     fuse = () if spoken is None else (partial(fuse_attention, spoken=spoken),)
     return (
@@ -40,7 +40,7 @@ def passes(spoken: Collection[str] | None) -> tuple[Pass, ...]:
     )
 
 
-def simplify(program: NamedProgram, spoken: Collection[str] | None = ()) -> NamedProgram:
+def simplify(program: NamedProgram, spoken: Spoken | None = ()) -> NamedProgram:
     """The program after all `passes`; each origin names a value that is left."""
     simplified = program
     for each in passes(spoken):

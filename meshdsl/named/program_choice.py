@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.ir.types import DTYPES
-from meshdsl.named.attention_fusion import fuse_attention, spoken_names
+from meshdsl.named.attention_fusion import Spoken, fuse_attention, spoken_of
 from meshdsl.named.builder import ProgramTooLarge
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.from_syntax import ProgramBuilder
@@ -60,7 +59,7 @@ def _fused(program: NamedProgram, declarations: Declarations) -> NamedProgram:
     """The program with its attentions fused, if it takes gradients: they have less to keep."""
     if not any(op.name == "grad" for op in walk(program.body)):
         return program
-    return fuse_attention(program, spoken_names(declarations))
+    return fuse_attention(program, spoken_of(declarations))
 
 
 def choose_program(declarations: Declarations, name: str | None) -> ast.ProgramDecl:
@@ -101,12 +100,12 @@ def finish_named(
     dtype: str | None,
     evaluate: bool,
     measured: bool = False,
-    spoken: Collection[str] | None = (),
+    spoken: Spoken | None = (),
 ) -> NamedProgram:
     """Retype, verify and simplify a built program; with `minimize`, make its training step.
 
-    Where that is only to be evaluated, it has no dropout. `spoken` are the names of tensors that
-    layouts speak of: they stay. With None, attention is written in primitives.
+    Where that is only to be evaluated, it has no dropout. `spoken` are the tensors that layouts
+    speak of: they stay. With None, attention is written in primitives.
     """
     from meshdsl.named.dtype_override import retype
     from meshdsl.named.random_streams import without_dropout
@@ -125,7 +124,7 @@ def finish_named(
     return _simplified(training_step(program, measured), spoken)
 
 
-def _simplified(program: NamedProgram, spoken: Collection[str] | None) -> NamedProgram:
+def _simplified(program: NamedProgram, spoken: Spoken | None) -> NamedProgram:
     from meshdsl.named.expand import in_primitives
     from meshdsl.named.passes import simplify
     from meshdsl.named.verify import verify

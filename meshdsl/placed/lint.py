@@ -100,6 +100,7 @@ def _lint_rules(
             _selects_any(rule, values)
             or _selects_summed(rule, program, layout)
             or binds_inside(rule, program)
+            or program.unspoken.intersection(rule.selector[-1:])  # MD0226: attention has it inside
         ):
             diagnostics.add(_selects_nothing(rule, values))
 

@@ -333,22 +333,17 @@ def _planned(
     wanted = without_stages(rewritten, rewritten.program, pipe) if pipe else rewritten
     if wanted.mesh.devices == 1:
         return None
+    several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
+    left_out = {ONE_ORDER: several, SOME_ROUTES: has_many_axes(request.mesh), ONE_STAGE: bool(pipe)}
     for plan, is_kept in search.plans(wanted):
         on_stages = StagePlan(plan, rewritten.program, pipe, request.mesh) if pipe else plan
         placed = _carried_out(rewritten, on_stages, is_kept)
         if placed is None:
             continue
-        return replace(placed, plan=search.found(*_searched(request, plan)))
+        searched = ", ".join([plan.searched, *(text for text, is_so in left_out.items() if is_so)])
+        least = plan.least and not (left_out[SOME_ROUTES] or left_out[ONE_STAGE])
+        return replace(placed, plan=search.found(searched, least))
     return None
-
-
-def _searched(request: Request, plan: PlacementPlan) -> tuple[str, bool]:
-    """Among what a plan was searched, and whether it is the least of all that there is."""
-    several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
-    many = has_many_axes(request.mesh)
-    on_stages = request.pipe is not None
-    bounds = [ONE_ORDER] * several + [SOME_ROUTES] * many + [ONE_STAGE] * on_stages
-    return ", ".join([plan.searched, *bounds]), plan.least and not (many or on_stages)
 
 
 def _carried_out(request: Request, plan: Decider, is_kept: bool) -> PlacedProgram | None:

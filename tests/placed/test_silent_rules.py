@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.named.ir import walk as named_ops
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.request import resolve
@@ -152,3 +153,38 @@ def test_random_programs_are_emitted_the_same_without_a_silent_rule():
     if "MESHDSL_CASES" not in os.environ:
         test = seed(0)(test)
     test()
+
+
+ATTENTION = """
+dim batch = 4, seq = 8, mem = seq, heads = 4, key = 4
+mesh m = { tp: 2 }
+layout plain { heads -> tp }
+layout l RULES
+program p(q[batch, heads, seq, key], k[batch, heads, mem, key], v[batch, heads, mem, key]) {
+  s = einsum(q, k -> [batch, heads, seq, mem]) / sqrt(key)
+  return einsum(softmax[mem](s), v -> [batch, heads, seq, key])
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "changes"),
+    [
+        ("{ heads -> tp, s: heads -> tp }", False),
+        ("{ heads -> tp, s: key -> tp }", False),
+        ("extends plain { s: heads -> tp }", False),
+        ("{ heads -> tp, s: heads -> none }", True),
+        ("{ s: batch -> tp }", True),
+    ],
+)
+def test_a_rule_for_scores_keeps_them_only_where_it_changes_something(
+    rules: str, changes: bool
+) -> None:
+    source = Source("test.mdsl", ATTENTION.replace("RULES", rules))
+    made = Compilation(source, Options(layout="l", cache=False), Diagnostics()).checked()
+    fused = any(op.name == "attention" for op in named_ops(made.named.body))
+    assert fused != changes
+    found = Diagnostics()
+    check_source(source, Options(), found)
+    told = [d.code for d in found if "`s: " in d.message]
+    assert told == ([] if changes else ["MD0226"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.attention_fusion import spoken_names
+from meshdsl.named.attention_fusion import spoken_of
 from meshdsl.named.ir import values_of
 from meshdsl.named.printer import print_program
 from meshdsl.named.program_choice import finish_named
@@ -166,15 +166,14 @@ def test_explaining_on_many_axes_is_about_as_much_work_as_compiling(axes: int) -
 def test_a_name_that_attention_does_not_replace_changes_no_program(name: str) -> None:
     (path,) = matching(f"examples/{name}.mdsl")
     made = Compilation(read_source(path), Options(), Diagnostics())
-    spoken = spoken_names(made.declarations)
+    spoken = spoken_of(made.declarations)
     before = print_program(made.named)
-    labels = {v.label for v in values_of(made.written) if v.name is not None} - spoken
+    labels = {v.label for v in values_of(made.written) if v.name is not None}
+    labels -= {name for name, _ in spoken}
     assert labels
     for label in sorted(labels - made.named.unspoken):
-        assert (
-            print_program(finish_named(made.written, None, False, spoken={*spoken, label}))
-            == before
-        )
+        more = {*spoken, (label, "")}
+        assert print_program(finish_named(made.written, None, False, spoken=more)) == before
 
 
 def test_a_name_that_attention_replaces_is_one_that_nobody_speaks_of() -> None:
