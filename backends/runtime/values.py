@@ -70,10 +70,10 @@ def spec_of(text: str) -> Spec:
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
     """Where device `rank` stands on every axis (row-major: the last axis varies fastest)."""
-    at = {}
+    at = dict(mesh)
     for axis in reversed(mesh):
         rank, at[axis] = divmod(rank, mesh[axis])
-    return {axis: at[axis] for axis in mesh}
+    return at
 
 
 def source_rank(

@@ -67,7 +67,7 @@ LARGE = {
     "factors": ("dim a = 2" + " * 2" * 150, "MD0106"),
     "elements": ("dim a = 2^31 - 1, b = a, c = a\nprogram p(x[a, b, c]) { return x }", "MD0255"),
     "constant": ("dim a = 4\nprogram p(x[a]) { return x + 9^9^9^9 }", "MD0261"),
-    "one long line": ("dim a = 4; " * 10_000, "MD0002"),
+    "one long line": ("dim a = 4; " * 3_000, "MD0002"),
     "a long name": ("dim a = " + "b" * 100_000, "MD0017"),
 }
 
