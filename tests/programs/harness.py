@@ -51,7 +51,7 @@ class Case:
     mesh: str
     layout: str
     reduce: str = "deferred"
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict, hash=False)
     name: str = "case.mdsl"
     message_bytes: int = MESSAGE_BYTES
     made_up: bool = False
@@ -142,8 +142,9 @@ def refusal(case: Case) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=8)
 def compiled(case: Case, dtype: str | None = None) -> Compilation:
-    """A case compiled; its program is built once for all layouts."""
+    """A case compiled, the last few once; its program is built once for all layouts."""
     options = replace(case.options, dtype=dtype)
     built = _built(case.source_text, tuple(case.dims.items()), dtype)
     return built.under(options, Diagnostics()).checked()
