@@ -26,9 +26,8 @@ from meshdsl.backends.engines.torchrun import (
 )
 from meshdsl.backends.torch.emitter import ProgramText
 from tests.backends.training_text import training_text
-from tests.project import ROOT
 from tests.ranks import run_script
-from tests.waiting import release, started, until, until_gone
+from tests.waiting import release, until, until_gone
 
 EVERYTHING = """
 x, g = inputs["x"], groups["r"]
@@ -178,17 +177,14 @@ ALONE = {
 """Arguments and environment of one process, its exit code, and what it prints on errors."""
 
 
-def test_what_one_process_is_told(emit, tmp_path):
+def test_what_one_process_is_told(emit, forks, tmp_path):
     """Its exit code, and a sentence without a traceback, whatever is wrong."""
-    command = [sys.executable, "-m", "tests.backends.test_torchrun", str(tmp_path)]
     (tmp_path / "old.npz").write_bytes(b"")
     for name, (_, environment, _, _) in ALONE.items():
         mesh = {"rows": 2, "cols": 4} if environment else {"r": 1}
         text = emit(FAILS if name == "a failure" else "return {}", mesh)
         (tmp_path / f"{name}.py").write_text(text)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = json.loads(forks.run_script(__file__, tmp_path, log=tmp_path / "log"))
     line = (tmp_path / "a failure.py").read_text().split("\n").index(f"    {FAILS}") + 1
     for name, (_, _, expected, message) in ALONE.items():
         code, out, err = told[name]
@@ -259,20 +255,17 @@ def test_an_error_of_the_parent_ends_all_processes(emit, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
-def test_workers_do_not_outlive_a_parent_that_is_killed(emit, tmp_path):
+def test_workers_do_not_outlive_a_parent_that_is_killed(emit, forks, tmp_path):
     (tmp_path / "prog.txt").write_text(emit(SLEEPER, {"r": 2}))
-    code = (
+    (tmp_path / "parent.py").write_text(
         "from meshdsl.backends.engines.execution import InputSource, run_torchrun\n"
         "run_torchrun(open('prog.txt').read(), InputSource())"
     )
-    environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", code]
-    with started(command, cwd=tmp_path, env=os.environ | environment, stderr=subprocess.PIPE) as (
-        parent,
-    ):
-        pids = until(lambda: len(found := workers(tmp_path / "pids")) == 2 and found)
-        parent.kill()
-        until_gone(pids)
+    log, pids = tmp_path / "log", tmp_path / "pids"
+    with forks.ranks(0, ["parent.py"], tmp_path, log, PIDS=str(pids)) as parent:
+        started = until(lambda: len(found := workers(pids)) == 2 and found)
+        os.kill(parent.pid, signal.SIGKILL)
+        until_gone(started)
         assert parent.wait() == -signal.SIGKILL
 
 

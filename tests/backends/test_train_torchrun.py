@@ -22,7 +22,7 @@ from meshdsl.backends.train.devices import train_local, train_torchrun
 from meshdsl.backends.train.job import DataFiles, Event, Job
 from meshdsl.backends.train.training_run import train, troubled
 from tests.backends.training_text import LINE, LINE_TABLES, line, training_text
-from tests.waiting import ended, started, until, until_gone
+from tests.waiting import until, until_gone
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
 
@@ -131,29 +131,28 @@ def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, m
 
 
 PARENT = """
-import json, sys
+import signal
 from meshdsl.backends.train.job import DataFiles, Job
 from meshdsl.backends.train.training_run import train
 from tests.backends.test_train_torchrun import slow
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground of a terminal
 ending = train(slow(), "torchrun", Job(DataFiles("d.npz"), 10**6, checkpoint="ck"), print)
 print("ENDED", ending.how, ending.step)
 """
 
 
 @linux
-@pytest.mark.usefixtures("ctrl_c")
-def test_no_process_outlives_an_interrupted_parent(data, tmp_path):
+@pytest.mark.usefixtures("data")
+def test_no_process_outlives_an_interrupted_parent(forks, tmp_path):
     """Nor one that is killed: see `test_torchrun.py`."""
-    environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", PARENT]
-    with started(command, cwd=tmp_path, env=os.environ | environment, stdout=subprocess.PIPE) as (
-        parent,
-    ):
-        pids = at_work(tmp_path / "pids").values()
-        parent.send_signal(signal.SIGINT)
-        until_gone(pids)
-        (printed,) = ended([parent])
-    words = printed.split()[-3:]  # it ended after a step, with a checkpoint
+    (tmp_path / "parent.py").write_text(PARENT)
+    log, pids = tmp_path / "printed", tmp_path / "pids"
+    with forks.ranks(0, ["parent.py"], tmp_path, log, PIDS=str(pids)) as parent:
+        workers = at_work(pids).values()
+        os.kill(parent.pid, signal.SIGINT)
+        until_gone(workers)
+        parent.wait()
+    words = log.read_text().split()[-3:]  # it ended after a step, with a checkpoint
     assert words[:2] == ["ENDED", "interrupted"]
     assert (tmp_path / "ck" / f"step-{words[2]}").is_dir()
 
