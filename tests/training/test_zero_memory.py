@@ -21,7 +21,7 @@ from meshdsl.ir.program import every
 from meshdsl.ops import update
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explanation import explain
-from tests.covering import in_turn
+from tests.covering import covered, in_turn
 from tests.device.alone import allocated, first_device
 from tests.device.steps import plain
 
@@ -113,9 +113,7 @@ def test_zero_2_of_separate_parameters_is_below_zero_1() -> None:
         assert formula * psi < peak < formula * psi + 8 * 1024 * 1024
 
 
-@pytest.mark.parametrize("clip", ["", ", clip=1.0"])
-@pytest.mark.parametrize("layout", TABLE)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@covered(layout=TABLE, dtype=("f32", "bf16"), clip=("", ", clip=1.0"))
 def test_numbers_are_those_of_updates_apart(
     layout: str, dtype: str, clip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
