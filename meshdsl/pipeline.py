@@ -211,11 +211,11 @@ class Compilation:
     @cached_property
     def device(self) -> DeviceProgram:
         """The statements of each device, collectives among them."""
-        from meshdsl.device.stage_local import stored_on
-
         placed = self._apart if self.asynchronous else self.placed
         if self.step is None or placed.pipe is None:
             return lower_placed(placed)
+        from meshdsl.device.stage_local import stored_on
+
         return lower_placed(placed, stored=stored_on(self.step.device))
 
     @cached_property

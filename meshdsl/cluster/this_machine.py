@@ -7,10 +7,8 @@ processes have one thread each, as under torchrun.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import itertools
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +36,8 @@ def keep(times: Times) -> str:
 
 def machine() -> str:
     """The processor, the version of torch and the number of threads that were measured."""
+    import importlib.metadata
+
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -51,6 +51,8 @@ def _key() -> str:
 
 def _processor() -> str:
     """The model of the processor as Linux tells it, or what the system says."""
+    import platform
+
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

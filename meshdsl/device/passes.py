@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from meshdsl.device.async_updates import given_whole
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
-from meshdsl.device.microbatching import in_micro_batches
 from meshdsl.device.overlap import overlapped
-from meshdsl.device.stage_local import Stored, on_one_device
-from meshdsl.device.stage_phases import pipelined
 from meshdsl.device.sums import summed_in_place
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.placed.ir import PlacedProgram
+
+if TYPE_CHECKING:
+    from meshdsl.device.stage_local import Stored
 
 Pass = Callable[[DeviceProgram], DeviceProgram]
 """A pure function from program to program."""
@@ -26,14 +26,13 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     `stored` says which parameters single devices have, where another program decides that.
     """
-    has_stages = program.pipe is not None
-    sums = (summed_in_place,) if has_stages or program.updates else ()
-    return (
-        *((in_micro_batches, given_whole) if has_stages else ()),
-        *sums,
-        *((pipelined, partial(on_one_device, stored=stored)) if has_stages else ()),
-        updated_in_place,
-        in_buckets,
-        overlapped,
-        grouped_updates,
-    )
+    last = (updated_in_place, in_buckets, overlapped, grouped_updates)
+    if program.pipe is None:
+        return (*((summed_in_place,) if program.updates else ()), *last)
+    from meshdsl.device.async_updates import given_whole
+    from meshdsl.device.microbatching import in_micro_batches
+    from meshdsl.device.stage_local import on_one_device
+    from meshdsl.device.stage_phases import pipelined
+
+    on_stages = (pipelined, partial(on_one_device, stored=stored))
+    return (in_micro_batches, given_whole, summed_in_place, *on_stages, *last)

@@ -12,6 +12,7 @@ from meshdsl.report.document import (
     Item,
     Note,
     Paragraph,
+    Picture,
     Piece,
     Section,
     SourceLine,
@@ -27,7 +28,6 @@ from meshdsl.report.document import (
     scaled,
 )
 from meshdsl.report.memory_kinds import KINDS, at_peak
-from meshdsl.report.pictures import small_picture
 from meshdsl.report.pipeline_facts import (
     by_stage,
     pipeline_sentence,
@@ -225,8 +225,15 @@ def tensor_item(
     held = Holding.of(tensor, mesh)
     head = (Piece(f"{held.name:{width}}  ", "name"),)
     asides = (_rules(tensor), _rules(tensor, short=True))
-    picture = small_picture(held, f"{held.name}: {type_text(tensor)}")
+    picture = Picture(lambda: _drawn(held), f"{held.name}: {type_text(tensor)}", extra=True)
     return Item(head, typed(tensor), asides if asides[0] else (), picture, indent)
+
+
+def _drawn(held: Holding) -> str:
+    """The picture of a tensor for a line of a table, where somebody draws it."""
+    from meshdsl.report.pictures import thumbnail
+
+    return thumbnail(held)
 
 
 def type_text(tensor: TensorFacts) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshdsl.placed.placements import Mesh
 from meshdsl.records import dataclass
-from meshdsl.report.document import Picture, aligned, human
+from meshdsl.report.document import aligned, human
 from meshdsl.report.html import Attribute, Child, Markup, drawing, join, tag
 from meshdsl.report.memory_kinds import KINDS, at_peak
 from meshdsl.report.shard_view import Holding
@@ -399,11 +399,6 @@ def _block(held: Holding, cell: BlockCell, fill: str, label: str) -> Markup:
         "rect", x=middle[0] - plate / 2, y=middle[1] - 9, width=plate, height=18, rx=3, fill=BACK
     )
     return join(*copies, front, hatched, under, centred(*middle, label))
-
-
-def small_picture(held: Holding, described: str) -> Picture:
-    """The picture of a tensor for a line of a table."""
-    return Picture(lambda: thumbnail(held), described, extra=True)
 
 
 def thumbnail(held: Holding) -> Markup:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
+from typing import TYPE_CHECKING
 
 from meshdsl.device.ir import DeviceProgram, Pipeline, StagePhase
 from meshdsl.device.memory import walks
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
-from meshdsl.report.schedule_charts import schedule_picture
 from meshdsl.report.schema import (
     DividedFacts,
     PipedFacts,
@@ -18,8 +18,10 @@ from meshdsl.report.schema import (
     TimeFacts,
     UpdateFacts,
 )
-from meshdsl.schedule.times import Times, timed
 from meshdsl.schedule.verification import Verified, printed
+
+if TYPE_CHECKING:
+    from meshdsl.schedule.times import Times
 
 MOST_ACTIONS = 1024
 """Actions of a schedule whose rows are in the report, and are drawn."""
@@ -37,6 +39,8 @@ def piped(program: DeviceProgram) -> PipedFacts:
     pipeline = next((node for node in program.body if isinstance(node, Pipeline)), None)
     if pipeline is None:
         return {}
+    from meshdsl.schedule.times import timed
+
     table = pipeline.table
     assert table is not None
     schedule = table.schedule
@@ -102,6 +106,8 @@ def alike(sizes: Sequence[int], early: Sequence[Fraction]) -> Times:
 
     `early` is the share of the second halves of backward passes that a message precedes.
     """
+    from meshdsl.schedule.times import Times
+
     every = sizes or [1] * len(early)
     shares = [*early] * (len(every) if len(early) == 1 else 1)
     pairs = list(zip(map(Fraction, every), shares, strict=True))
@@ -158,6 +164,9 @@ def by_stage(report: ReportFacts) -> Iterator[Block]:
 
 def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -> Picture:
     """The passes of each stage: as long as is predicted, without a cluster each half alike."""
+    from meshdsl.report.schedule_charts import schedule_picture
+    from meshdsl.schedule.times import Times, timed
+
     table = printed("\n".join(rows))
     times = alike(pipeline.get("layers", ()), [*map(Fraction, pipeline["early"])])
     if time is not None:

@@ -13,8 +13,6 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, on_device, walk
 from meshdsl.report.document import Item, Piece, duration
 from meshdsl.report.schema import LineTime, TimeFacts
-from meshdsl.report.simulation import of_stage
-from meshdsl.simulate.engine import simulate
 
 BOUNDS = {
     "compute": "arithmetic",
@@ -31,6 +29,9 @@ def times(program: DeviceProgram, timing: Timing) -> TimeFacts:
     `exposed` and `sending` are by mesh axes, `by_bound` by what bounds operators and collectives,
     and `lines` have the sums of each line.
     """
+    from meshdsl.report.simulation import of_stage
+    from meshdsl.simulate.engine import simulate
+
     timeline = simulate(program, timing)
     body = program.body if timeline.stage is None else on_device(program, timeline.stage)
     lines: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))

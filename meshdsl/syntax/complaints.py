@@ -26,6 +26,7 @@ from meshdsl.syntax.tokens import (
     FOREIGN,
     NAMES_OF_ARGUMENTS,
     OPENERS,
+    OPERATORS,
     RESERVED,
     STATEMENTS,
     span_of,
@@ -34,9 +35,6 @@ from meshdsl.syntax.tokens import (
 if TYPE_CHECKING:
     from lark import Token
 
-OPERATORS = frozenset(
-    {"PLUS", "MINUS", "STAR", "SLASH", "FLOORED", "MODULO", "CARET", "COMPARE", "AND", "OR"}
-)
 _ENDS_WRONG = OPERATORS | {"NOT"}
 _EXPRESSION = frozenset({"NAME", "NUMBER", "STRING", "LPAR", "MINUS", "NOT"})
 _KINDS = {

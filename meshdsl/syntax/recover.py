@@ -11,13 +11,13 @@ import bisect
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
-from meshdsl.syntax.complaints import OPERATORS, Situation, complaint
 from meshdsl.syntax.tokens import (
     CLOSERS,
     DECLARATIONS,
     FOREIGN_STARTS,
     FOREIGN_WORDS,
     OPENERS,
+    OPERATORS,
     STATEMENTS,
 )
 
@@ -132,6 +132,8 @@ class _Recovery:
 
     def report(self, at: int, head: Token) -> None:
         """Add the error for the word at index `at` (past the end: for the end of the file)."""
+        from meshdsl.syntax.complaints import Situation, complaint
+
         at_end = at == len(self.tokens)
         before = self.tokens[at - 1] if at else None
         second = at > 1 and before is not None and before.type == "_NL"

@@ -58,6 +58,11 @@ MAX_WORDS = 500_000
 MAX_NAME = 255
 """Characters that a name may have."""
 
+OPERATORS = frozenset(
+    {"PLUS", "MINUS", "STAR", "SLASH", "FLOORED", "MODULO", "CARET", "COMPARE", "AND", "OR"}
+)
+"""Signs between two operands."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
