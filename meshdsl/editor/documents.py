@@ -12,7 +12,7 @@ from dataclasses import field
 
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.editor.daemon_thread import DaemonThread
-from meshdsl.editor.facts import DocumentFacts, Placing, Wishes, place, read
+from meshdsl.editor.facts import DocumentFacts, Placing, Wishes, checked, place, read
 from meshdsl.editor.text import Text
 from meshdsl.records import dataclass
 
@@ -124,6 +124,14 @@ class Documents:
                 return placing
         return None
 
+    async def finished(self, uri: str) -> None:
+        """Wait until all that is wrong with the newest version is shown."""
+        while (document := self.open.get(uri)) is not None and document.following is not None:
+            following = document.following
+            await asyncio.wait([following])
+            if document.following is following:
+                return
+
     def _wishes(self, document: OpenDocument) -> Wishes:
         if document.layout is None:
             return self.wishes
@@ -167,15 +175,20 @@ class Documents:
             placing = await self.placer.do(
                 document.uri, lambda stale: place(facts, version.wishes, stale)
             )
+            document.placed = placing
+            version.placing.set_result(placing)  # what waits for it need not wait for the checks
+            self.placed(document)
+            placing = await self.placer.do(
+                document.uri, lambda stale: checked(facts, placing, stale)
+            )
         except Exception as error:
             problems = (*facts.diagnostics, self.failed(error))
-            version.placing.set_result(document.placed)
+            if not version.placing.done():
+                version.placing.set_result(document.placed)
             self._show(document, version, problems)
             return
         document.placed = placing
-        version.placing.set_result(placing)
         self._show(document, version, (*facts.diagnostics, *placing.diagnostics))
-        self.placed(document)
 
     def _show(
         self, document: OpenDocument, version: Version, diagnostics: tuple[Diagnostic, ...]

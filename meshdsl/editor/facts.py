@@ -67,7 +67,8 @@ class Placing:
     """The reports of a version's programs, by name, under the layout that was chosen.
 
     `layout` is its name, empty where the file has none; `missing` one that was wished for and is
-    not in the file. `diagnostics` are those that only placing shows.
+    not in the file. `diagnostics` are those that only placing shows: of this layout, or of all once
+    they are `checked`.
     """
 
     text: Text
@@ -98,7 +99,7 @@ def check(source: Source) -> Diagnostics:
 
 
 def place(known: DocumentFacts, wishes: Wishes, stale: Stale) -> Placing:
-    """The programs of a version under the layout wished for, and what only their placing shows.
+    """The programs of a version under the layout wished for; `checked` finds what is wrong.
 
     What is `stale` in the middle comes back unfinished: nobody looks at it.
     """
@@ -119,11 +120,18 @@ def place(known: DocumentFacts, wishes: Wishes, stale: Stale) -> Placing:
             reports[name] = Compilation(known.text.source, chosen, Diagnostics(), parts).advised
         except DiagnosticError as error:
             problems.add(*error.diagnostics)
+    return Placing(known.text, layout, missing, reports, tuple(problems))
+
+
+def checked(known: DocumentFacts, placing: Placing, stale: Stale) -> Placing:
+    """The placing with what is wrong with any layout of the file, which takes longer to find."""
+    problems = Diagnostics()
+    problems.add(*placing.diagnostics)
     for step in placement_checks(known.analysis, Options()):
         problems.add(*step)
         if stale():
             break
-    return Placing(known.text, layout, missing, reports, tuple(problems))
+    return replace(placing, diagnostics=tuple(problems))
 
 
 def _options(known: Declarations, wishes: Wishes, layout: str) -> Options:

@@ -284,8 +284,12 @@ class LayoutsShown(TypedDict):
 
 
 async def layouts(server: MdslServer, uri: Any = None, *_: Any) -> LayoutsShown:
-    """The layouts of a document, the one it is shown under, and what its programs cost there."""
+    """The layouts of a document, the one it is shown under, and what its programs cost there.
+
+    When it answers, all that is wrong with them is shown.
+    """
     document = _open(server, uri)
+    await server.documents.finished(document.uri)
     placing = await server.documents.placing(document.uri)
     facts = await server.documents.facts(document.uri)
     listed = [*facts.declarations.layouts, *facts.declarations.sbps] if facts else []

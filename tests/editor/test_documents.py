@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -84,10 +85,39 @@ def test_of_many_versions_the_last_is_placed(monkeypatch: pytest.MonkeyPatch) ->
             shown.type(LM + "#" * number, number)
         shown.type(LM, 3)  # late
         await shown.documents.placing(URI)
+        following = shown.documents.open[URI].following
+        assert following is not None
+        await following
 
     asyncio.run(type_much())
     assert placed == [LM + "#" * 29]
     assert [number for number, _ in shown.told] == [29]
+
+
+def test_a_placing_does_not_wait_for_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hover shows is of one layout; what is wrong, of all of the file."""
+    asked = threading.Event()
+
+    def checked(known, placing, stale):
+        assert asked.wait(60)
+        return placing
+
+    monkeypatch.setattr(documents, "checked", checked)
+    shown = Shown()
+
+    async def ask() -> None:
+        shown.type(LM, 1)
+        placing = await shown.documents.placing(URI)
+        assert placing is not None
+        assert placing.reports
+        assert not shown.told
+        asked.set()
+        following = shown.documents.open[URI].following
+        assert following is not None
+        await following
+        assert shown.told
+
+    asyncio.run(ask())
 
 
 def test_our_mistake_is_a_diagnostic_and_the_next_keystroke_is_read(
