@@ -8,11 +8,12 @@ once or later.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,14 +117,20 @@ def perform(calls: list[CollectiveCall]) -> None:
 
 def _all_reduce(calls: list[CollectiveCall]) -> None:
     """Reduce in place: the results are the tensors."""
-    import torch
-
     first, *others = calls
-    reduce_ = getattr(torch, f"_foreach_{_COMBINE[first.op]}_")
+    reduce_, copy_ = _in_place(first.op)
     for call in others:
         reduce_(first.tensors, call.tensors)
     for call in others:
-        torch._foreach_copy_(call.outs, first.tensors)
+        copy_(call.tensors, first.tensors)
+
+
+@functools.cache
+def _in_place(op: str) -> tuple[Callable[[Tensors, Tensors], None], ...]:
+    """What reduces lists of tensors into the first, and what copies them."""
+    import torch
+
+    return getattr(torch, f"_foreach_{_COMBINE[op]}_"), torch._foreach_copy_
 
 
 def _all_gather(calls: list[CollectiveCall]) -> None:
