@@ -20,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # On a busy machine a run may seem to hang; the limit of every test ends one that does.
 os.environ.setdefault("MESHDSL_STALL_SECONDS", "0")
 # What tests write is read back by tests alone: none of it has to be on the disk when it is.
-os.fsync = lambda handle: None
+os.fsync = lambda fd: None
 
 # Nothing may depend on how fast the machine is just now.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
