@@ -237,12 +237,12 @@ def _check_layout(
             result.add(diagnostic)
     if not result.errors:
         told = {diagnostic.span for diagnostic in result}
-        silent = _silent(programs, declarations, options)
+        silent = _silent_in_all(programs, declarations, options)
         result.add(*(diagnostic for diagnostic in silent if diagnostic.span not in told))
     return result
 
 
-def _silent(
+def _silent_in_all(
     programs: Sequence[NamedProgram | None], declarations: Declarations, options: Options
 ) -> Iterator[Diagnostic]:
     """The rules of a declared layout itself that change nothing of any program."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic
@@ -17,7 +17,10 @@ Read = Callable[[Value], Value]
 
 
 def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
-    """MD0144 for each `recompute` block of which the backward pass computes nothing again."""
+    """MD0144 for each `recompute` block of which nothing that is kept would be kept without it.
+
+    A value that is computed again saves nothing where it is kept all the same.
+    """
     nodes = list(every(program.body))
     blocks: dict[int, list[Node]] = {}
     for node in nodes:
@@ -25,12 +28,12 @@ def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
             blocks.setdefault(node.block, []).append(node)
     if not blocks or not any(node.phase == "backward" for node in nodes):
         return
-    computed_again = {n.origin.of for n in nodes if n.origin is not None and n.origin.is_copy}
     read = {v for n in nodes if n.phase == "backward" for v in (*n.reads, *n.ends)}
     read |= {c.inside for n in nodes for c in n.collected if c.outer in read}
+    spared = _spared(nodes, read)
     for block in blocks.values():
         values = {v for node in block for v in node.makes}
-        if not values.isdisjoint(computed_again):
+        if not values.isdisjoint(spared):
             continue
         labels = sorted({f"`{v.label}`" for v in values & read if v.name})
         why = "the backward pass reads none of its values"
@@ -41,6 +44,15 @@ def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
             help = "put these statements into the block, or remove it"
         message = f"this `recompute` block changes nothing: {why}"
         yield Diagnostic("MD0144", message, block[0].span, "note", help=help)
+
+
+def _spared(nodes: list[Node], read: Set[Value]) -> set[Value]:
+    """The first results of what is computed again for gradients, and not kept all the same."""
+    copies = {n: n.origin.of for n in nodes if n.origin is not None and n.origin.is_copy}
+    gradients = (n for n in nodes if n.phase == "backward" and n not in copies)
+    needed = {v for node in gradients for v in (*node.reads, *node.ends)}
+    again = {n: of for n, of in copies.items() if not needed.isdisjoint(n.makes)}
+    return {of for n, of in again.items() if isinstance(n, NamedLoop) or of not in read}
 
 
 def copied(tape: Tape, node: Node, read: Read) -> dict[Value, Value]:

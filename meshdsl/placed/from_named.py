@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import ClassVar, Protocol
 
-from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Collected, OpKind, Stacked
 from meshdsl.ir.rewrite import needed
@@ -38,9 +37,10 @@ from meshdsl.placed.ir import (
     Reshard,
     bytes_of,
 )
+from meshdsl.placed.layout import SplitCause
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.request import Pins, Request
-from meshdsl.placed.reshard import Price, Route, route
+from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sharding_rules import Call, added_alone, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
 from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
@@ -189,7 +189,7 @@ class Placer:
         self.state = _State()
         if merges:
             self.state.merging.append(Merging.of(request.program, self._alike))
-        self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
+        self.causes: dict[Value, dict[str, SplitCause]] = {}
 
     def _alike(self, one: named.NamedOp, other: named.NamedOp) -> bool:
         return self.request.alike(one, other)
@@ -336,15 +336,11 @@ class Placer:
             return node
         dtype, source_dtype = DTYPES[setting.value], node.source.type.dtype
         # What is wider than f32 stays so: f32 is asked for to add up narrower numbers.
-        if (
-            node.source.placement.op != "sum"
-            or dtype == source_dtype
-            or source_dtype.bytes > dtype.bytes == 4
-        ):
+        is_wider = source_dtype.bytes > dtype.bytes == 4
+        if node.source.placement.op != "sum" or dtype == source_dtype or is_wider:
             return node
         words = functools.cache(functools.partial(why.in_dtype, node.words, setting))
-        sent = Route.of(node.route.steps, replace(node.source.type, dtype=dtype), self.mesh)
-        way = replace(sent, is_cut=node.route.is_cut)
+        way = node.route.of_type(replace(node.source.type, dtype=dtype), self.mesh)
         return replace(node, route=way, dtype=dtype, words=words)
 
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> PlacedTensor:
@@ -716,11 +712,10 @@ class Placer:
 
         Where readers are foreseen they do that, unless the loop's dim is to be split otherwise.
         """
-        dim, here = node.dim.name, self._latest(value).placement
-        split = self.request.demanded(value).axes_of(dim)
-        if self.decider.foresees and split in ((), here.axes_of(dim)):
-            return
-        self._settle_stack(value, node)
+        here, want = self._latest(value).placement, self.request.demanded(value)
+        split = want.axes_of(node.dim.name)
+        if not self.decider.foresees or split not in ((), here.axes_of(node.dim.name)):
+            self._settle_stack(value, node)
 
     def _settle_stack(self, value: Value, node: named.NamedOp | named.NamedLoop) -> None:
         """Reshard a value of all iterations to the placement requested of the whole."""

@@ -11,6 +11,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named import ir as names
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed.layout import SplitCause
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.placed.reshard import Route
@@ -181,7 +182,7 @@ class PlacedProgram:
     body: tuple[Node, ...]
     outputs: tuple[tuple[str, PlacedTensor], ...]
     tensors: tuple[PlacedTensor, ...]
-    causes: dict[names.Value, dict[str, tuple[str, Span]]]
+    causes: dict[names.Value, dict[str, SplitCause]]
     states: tuple[PlacedTensor, ...] = ()
     updates: tuple[tuple[PlacedTensor, PlacedTensor], ...] = ()
     plan: PlanProvenance | None = None

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from functools import partial
+from typing import NamedTuple
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.diagnostics import (
@@ -108,6 +109,14 @@ def rule_text(selector: tuple[str, ...], dim: str, axes: tuple[str, ...]) -> str
     return f"{prefix}{dim} -> {target}"
 
 
+class SplitCause(NamedTuple):
+    """What splits a dim: a rule or an annotation as written, its place, and what it selects."""
+
+    text: str
+    span: Span
+    selector: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """The rules that apply to one tensor: its splits, and the rule behind each ruled dim.
@@ -127,9 +136,10 @@ class Binding:
         """The dims that a rule to `none` is for."""
         return frozenset(dim for dim, rule in self.causes.items() if not rule.axes)
 
-    def known(self, splits: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, Span]]:
-        """The text of the rule behind each dim that is split, and where it stands."""
-        return {d: (str(r), r.span) for d, r in self.causes.items() if splits.get(d)}
+    def known(self, splits: Mapping[str, tuple[str, ...]]) -> dict[str, SplitCause]:
+        """The rule behind each dim that is split."""
+        ruled = ((dim, rule) for dim, rule in self.causes.items() if splits.get(dim))
+        return {dim: SplitCause(str(rule), rule.span, rule.selector) for dim, rule in ruled}
 
 
 Target = Value | tuple[tuple[str, ...], str]

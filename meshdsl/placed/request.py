@@ -22,7 +22,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value, loops_of, values_of
 from meshdsl.named.workers import is_per_worker
-from meshdsl.placed.layout import Binding, Layout, Target, collect_layout, collect_mesh
+from meshdsl.placed.layout import Binding, Layout, SplitCause, Target, collect_layout, collect_mesh
 from meshdsl.placed.pipelined import Piped, gradient_sums
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
@@ -44,7 +44,7 @@ class Constraint:
     """
 
     placement: Placement
-    causes: dict[str, tuple[str, Span]]
+    causes: dict[str, SplitCause]
     unsplit: frozenset[str] = frozenset()
     want: Want = field(init=False)
 
@@ -231,7 +231,7 @@ class Request:
         causes = found.known(splits)
         if where == "stack" and splits.get(pipe.dim, ())[:1] != (pipe.axis,):
             splits[pipe.dim] = (pipe.axis,)
-            causes[pipe.dim] = f"{pipe.dim} -> {pipe.axis}", pipe.span
+            causes[pipe.dim] = SplitCause(f"{pipe.dim} -> {pipe.axis}", pipe.span)
         return Constraint(placement(self.mesh, splits), causes)
 
     @cached_property
@@ -443,7 +443,9 @@ class BlockRequest(Request):
         if annotation is None:
             return super()._constrain(super()._key(value), value)
         span, placed = annotation.entry.span, annotation.placement
-        return Constraint(placed, {d: (span.text, span) for d, _ in placed.splits})
+        selector = tuple(name.text for name in annotation.entry.tensor)
+        cause = SplitCause(span.text, span, selector)
+        return Constraint(placed, {dim: cause for dim, _ in placed.splits})
 
     def demanded(self, value: Value) -> Placement:
         """As annotated, returned or not."""

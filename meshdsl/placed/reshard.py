@@ -118,6 +118,10 @@ class Route:
         """Bytes that each device sends, in the order of ranks."""
         return tuple(map(sum, zip(*(s.by_device(type_, mesh) for s in self.steps), strict=True)))
 
+    def of_type(self, type_: TensorType, mesh: Mesh) -> Route:
+        """The same steps of a tensor of another type."""
+        return replace(Route.of(self.steps, type_, mesh), is_cut=self.is_cut)
+
     def sent_at(self, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
         """Bytes that the device with the coordinates `at` sends."""
         return sum(int(step.sent_along(type_, mesh, (), at)) for step in self.steps)

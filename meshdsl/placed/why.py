@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import NamedOp, Value
+from meshdsl.placed.layout import SplitCause
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
 from meshdsl.placed.strategies import Choice, Other
@@ -33,7 +34,7 @@ class Ask:
 class TensorCauses:
     """Known facts of a tensor: the rule per split dim, and why it is partial."""
 
-    causes: Mapping[str, tuple[str, Span]]
+    causes: Mapping[str, SplitCause]
     partial: tuple[str, ...]
 
 
@@ -58,7 +59,7 @@ KEPT = ("it is kept in parts, as what is added to it",)
 ANNOTATED = ("the `sbp` block says so",)
 
 
-def summed(op: NamedOp, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tuple[str, ...]:
+def summed(op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]) -> tuple[str, ...]:
     """Reasons why a result is newly partial: the split dims that the operator reduces."""
     gone = {
         d
@@ -91,12 +92,12 @@ def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> str:
 
 def in_dtype(words: Callable[[], str], setting: Setting) -> str:
     """The words of a reduction that is done in another dtype than that of the tensor."""
-    return f"{words()}; in {setting.value}, by {_rule((str(setting), setting.span))}"
+    return f"{words()}; in {setting.value}, by {_rule(SplitCause(str(setting), setting.span))}"
 
 
 def gathered_again(setting: Setting, kept: int, whole: int) -> str:
     """The cause of a gather of the backward pass, which stores `kept` bytes in place of `whole`."""
-    by = _rule((str(setting), setting.span))
+    by = _rule(SplitCause(str(setting), setting.span))
     return f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered"
 
 
@@ -147,15 +148,15 @@ def _plain(ask: Ask) -> str:
     return ask.who.removesuffix(" so")
 
 
-def _rule(cause: tuple[str, Span]) -> str:
+def _rule(cause: SplitCause) -> str:
     """A rule with its place: `batch -> rows` (line 8)."""
-    text, span = cause
-    return f"`{text}` ({span.file if span.file.startswith('--') else f'line {span.line}'})"
+    span = cause.span
+    return f"`{cause.text}` ({span.file if span.file.startswith('--') else f'line {span.line}'})"
 
 
 def _stored_by(value: Value, facts: TensorCauses) -> str:
     """The storage rules of a parameter, as a clause."""
-    rules = [c for _, c in sorted(facts.causes.items()) if c[0].startswith("params:")]
+    rules = [c for _, c in sorted(facts.causes.items()) if c.selector == ("params",)]
     how = f"split by {' and '.join(map(_rule, rules))}" if rules else "otherwise"
     return f"`{value.label}` is stored {how}"
 

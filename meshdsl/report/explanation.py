@@ -201,7 +201,7 @@ def _between(program: placed.PlacedProgram) -> set[Value]:
                 if not {inner, named} <= settled.keys():
                     continue  # nothing reads it: of an operator in parts it is not computed
                 rules = program.causes.get(inner, {}).items()
-                dims = [d for d, (rule, _) in rules if ":" not in rule and named.type.has(d)]
+                dims = [d for d, rule in rules if not rule.selector and named.type.has(d)]
                 if any(settled[inner].axes_of(d) != settled[named].axes_of(d) for d in dims):
                     between.add(inner)
     return between
@@ -257,8 +257,8 @@ def _tensor(
         "order": {d: list(axes) for d, axes in p.splits},
         "role": value.role if value.role != "activation" else _role(value, program),
         "rules": {
-            dim: {"rule": rule, "file": span.file, "line": span.line}
-            for dim, (rule, span) in program.causes.get(value, {}).items()
+            dim: {"rule": rule.text, "file": rule.span.file, "line": rule.span.line}
+            for dim, rule in program.causes.get(value, {}).items()
         },
         "loop": loop,
         "between": between,

@@ -39,7 +39,7 @@ MOST_WORK = 600
 However large a program is, one edit is tried: the first for the dearest collective.
 """
 
-LARGE = 75
+TRIED_BY_A_WALK = 75
 """The work of placing a program above which an edit is tried by a walk before it is planned."""
 
 WALKS_IN_A_PLAN = 4
@@ -147,7 +147,7 @@ def suggestions(move: Move, program: DeviceProgram, layout: ast.LayoutDecl) -> t
     if step.kind in ("all_reduce", "reduce_scatter"):
         return tuple(_split_further(value, here, axes, program))
     if value.role in ("param", "state") and not value.is_loaded:
-        return tuple(_stored_whole(value, here, axes, program, layout))
+        return tuple(_stored_as_used(value, here, axes, program, layout))
     dims = (step.dim,) if step.dim else tuple(d for d in value.type.names if here.axes_of(d))
     edits = [
         RuleEdit(selector, dim, _less(here.axes_of(dim), axes))
@@ -173,7 +173,7 @@ def _split_further(
             yield RuleEdit(selector, dim, (*split, *axes))
 
 
-def _stored_whole(
+def _stored_as_used(
     value: Value,
     here: Placement,
     axes: tuple[str, ...],
@@ -181,13 +181,12 @@ def _stored_whole(
     layout: ast.LayoutDecl,
 ) -> Iterator[RuleEdit]:
     """Edits after which a parameter is stored as it is used."""
-    for dim, (rule, _) in program.placed.causes.get(value, {}).items():
-        selector = rule.partition(": ")[0]
-        if selector not in ("params", "state"):
+    for dim, rule in program.placed.causes.get(value, {}).items():
+        if rule.selector not in (("params",), ("state",)):
             continue
         split = here.axes_of(dim)
-        edit = RuleEdit((selector,), dim, _less(split, axes))
-        removal = RuleEdit((selector,), dim, split, removed=True)
+        edit = RuleEdit(rule.selector, dim, _less(split, axes))
+        removal = RuleEdit(rule.selector, dim, split, removed=True)
         yield removal if not edit.axes and removal.is_of(layout) else edit
 
 
@@ -250,16 +249,16 @@ class Trials:
     @property
     def _least_work(self) -> int:
         """The work of a trial that comes to nothing: of a large program it ends after a walk."""
-        return self.work // WALKS_IN_A_PLAN if self._is_large else self.work
+        return self.work // WALKS_IN_A_PLAN if self._walks_first else self.work
 
     @property
-    def _is_large(self) -> bool:
-        return self.work > LARGE and self.made.options.reduce == "optimal"
+    def _walks_first(self) -> bool:
+        return self.work > TRIED_BY_A_WALK and self.made.options.reduce == "optimal"
 
     def _placed(self, edit: RuleEdit) -> Compilation | None:
         """The program after an edit, placed; None where it costs no less, or is refused."""
         options = self.made.options
-        if self._is_large and self._cheaper(edit, replace(options, reduce=WALKS[-1])) is None:
+        if self._walks_first and self._cheaper(edit, replace(options, reduce=WALKS[-1])) is None:
             return None
         return self._cheaper(edit, options)
 

@@ -79,11 +79,15 @@ ENDS = """
             "recompute { u = x + w\n z = x - w }\n recompute { v = tanh(u) }\n y = v * u + z * z",
             ["`u` and `z` are kept for statements further on"],
         ),
+        (
+            "y = x\n recompute { u = tanh(w) }\n repeat c { y = tanh(y * u) }",
+            ["`u` is kept for statements further on"],
+        ),
     ],
 )
 def test_a_block_without_effect_is_told(body: str, told: list[str]) -> None:
     found = Diagnostics()
-    text = f"dim a = 4\nprogram p(x[a]) {{\n param w[a]\n {body}{ENDS}"
+    text = f"dim a = 4, c = 2\nprogram p(x[a]) {{\n param w[a]\n {body}{ENDS}"
     compile_text(text, found)
     assert [d.code for d in found] == ["MD0144" for _ in told]
     assert [d.message.partition(": ")[2] for d in found] == told

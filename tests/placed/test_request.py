@@ -53,7 +53,7 @@ def test_rules_ask_for_splits_and_say_which_rule_did() -> None:
     values, ops = parts(request)
     asked = {name: request.ruled(value) for name, value in values.items()}
     assert asked == {"u": split("a"), "v": split("a"), "t": split("n"), "y": WHOLE}
-    assert {d: text for d, (text, _) in request.asked(values["t"]).causes.items()} == {
+    assert {d: cause.text for d, cause in request.asked(values["t"]).causes.items()} == {
         "n": "t: n -> x"
     }
     assert [(w.kind, w.placement) for w in request.wants(ops["t"])] == [("ruled", split("n"))]
