@@ -45,11 +45,11 @@ class Objective:
     replicated: str = opt(
         "--replicated", "15%", "How much more than the least work a device may do.", "15%"
     )
-    fix: str | None = opt("--fix", "batch:data", "Rules that are kept.")
+    fix: str | None = opt("--fix", "'batch -> data'", "Rules that are kept, or a layout.")
     devices: int | None = opt(
         "--devices", "N", "So many devices: every mesh shape.", min=1, max=1 << 20
     )
-    start: str | None = opt("--from", "LAYOUT", "A layout to begin from, and to compare with.")
+    start: str | None = opt("--from", "LAYOUT", "A layout to begin from: by name, or as printed.")
     pipeline: str | None = opt("--pipeline", "AXIS", "Stages of a pipeline on this axis, too.")
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")

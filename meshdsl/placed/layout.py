@@ -43,6 +43,7 @@ from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal
+from meshdsl.syntax.parse import parse_layout
 from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -520,6 +521,9 @@ def _asked_rules(declarations: Declarations, layout: str | None) -> Iterable[Rul
         layout = next(iter(declarations.layouts), "")
     if layout in declarations.layouts:
         return collect_declared(declarations.layouts[layout], declarations, Diagnostics()).rules
+    if is_of_language(layout):
+        node = _parsed(layout, "--layout")
+        return collect_declared(node, declarations, Diagnostics()).rules
     return _rules_of_text(layout, "--layout") if ":" in layout else ()
 
 
@@ -597,7 +601,10 @@ def resolve_layout(
     schedule: str | None = None,
     option: str = "--layout",
 ) -> Layout:
-    """The layout called `layout`, or written as `batch:data,hidden:model`; the first for None.
+    """The layout called `layout`, or written out; the first for None.
+
+    It is written out as it is printed, `batch -> data, hidden -> model`, or in Mesh-TensorFlow's
+    form, `batch:data,hidden:model`.
 
     An empty text is the layout without rules. A `schedule`, `one_f_one_b[batch](8)`, replaces that
     of the layout. `option` is where `layout` is from.
@@ -638,6 +645,9 @@ def collect_layout(
     if layout in declarations.layouts:
         node = declarations.layouts[layout]
         resolved = collect_declared(node, declarations, diagnostics, mesh)
+    elif is_of_language(layout):
+        node = replace(_parsed(layout, option), name=ast.Name(layout, _span_of(layout, option)))
+        resolved = collect_declared(node, declarations, diagnostics, mesh)
     else:
         rules = _written_out(declarations, layout, option) if layout else ()
         resolved = Layout(layout or "none", tuple(rules), mesh, _places(declarations, mesh))
@@ -645,6 +655,23 @@ def collect_layout(
         return resolved
     use = diagnostics.of(partial(used_of_text, schedule, declarations))
     return replace(resolved, schedule=use)
+
+
+def is_of_language(layout: str) -> bool:
+    """Whether a layout is written out as the language has it, and as it is printed."""
+    return any(sign in layout for sign in ("->", "=", "{"))
+
+
+def _parsed(layout: str, option: str) -> ast.LayoutDecl:
+    """The tree of a layout that is written out. Raises what is wrong with it."""
+    node, errors = parse_layout(Source(option, layout))
+    if node is None:
+        raise DiagnosticError(*errors)
+    return node
+
+
+def _span_of(layout: str, option: str) -> Span:
+    return Span(Source(option, layout), 0, len(layout))
 
 
 def _written_out(declarations: Declarations, layout: str, option: str) -> Iterable[Rule]:
@@ -680,8 +707,7 @@ def _rules_of_text(text: str, option: str) -> Iterable[Rule]:
     by_dim: dict[str, Rule] = {}
     for dim, axis, span in _pairs(text, option, _RULES):
         if not _NAME.fullmatch(axis):
-            help = f"for instance `{option} {_RULES}`; rules with `->` or of some "
-            help += "tensors stand in a `layout` of the file"
+            help = f"for instance `{option} {_RULES}`"
             fail("MD0601", f"`{axis}` is no axis of a mesh", span, help=help)
         axes = () if axis == "none" else (axis,)
         before = by_dim[dim].axes if dim in by_dim else ()

@@ -154,3 +154,37 @@ def parse_scheduled(source: Source) -> tuple[ast.CallExpr | None, tuple[Diagnost
         case (ast.LayoutDecl(schedule=ast.CallExpr() as call),) if not errors and not more:
             return call, ()
     return None, (*errors, *more)
+
+
+def parse_layout(source: Source) -> tuple[ast.LayoutDecl | None, tuple[Diagnostic, ...]]:
+    """The tree of a layout that is written out, or what is wrong with it.
+
+    It is what is printed of one: all of it, its rules in braces, or these alone; then `with` and
+    the schedule, if it has one.
+    """
+    from lark import Token
+
+    from meshdsl.syntax.build import build_file
+    from meshdsl.syntax.recover import parse_tree
+    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+
+    words = lex(source)
+    beyond = too_large(source, words) or too_deep(source, words)
+    if beyond is not None:
+        return None, (beyond,)
+    first = next((word.type for word in significant(words)), "")
+    if first != "LAYOUT":
+        head = [Token(kind, kind.lower(), start_pos=0, end_pos=0) for kind in ("LAYOUT", "NAME")]
+        if first != "LBRACE":
+            at = next((i for i, word in enumerate(words) if word.type == "WITH"), len(words))
+            end = words[at].start_pos if at < len(words) else len(source.text)
+            close = Token("RBRACE", "}", start_pos=end, end_pos=end)
+            words = [*words[:at], close, *words[at:]]
+            head.append(Token("LBRACE", "{", start_pos=0, end_pos=0))
+        words = [*head, *words]
+    tree, errors = parse_tree(source, significant(words))
+    file, more = build_file(source, tree)
+    match file.declarations:
+        case (ast.LayoutDecl() as layout,) if not errors and not more:
+            return layout, ()
+    return None, (*errors, *more)[:1]  # what follows may be of words that nobody wrote

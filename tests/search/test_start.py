@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from meshdsl.diagnostics import Source
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import Rules, SearchRule, StartLayout
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Problem
+from meshdsl.search.problems import problems
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
 from meshdsl.search.warm_start import changes, started
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
-from tests.covering import covered
+from tests.covering import covered, in_turn
 
 from .problems import LINE, SQUARE, problem
 from .test_command import TEXT
+from .test_promises import program
 
 __all__ = ["cli"]
 
@@ -79,6 +84,33 @@ def test_command(cli: Cli) -> None:
     assert told.codes == ["error[MD0108]"]
     assert "--> --from:1:1" in told.err
     assert "error[MD0302]" in cli("search", path, "--from", "io:x,hidden:x").codes
+
+
+@in_turn(
+    option=["--from", "--fix"],
+    text=[
+        "batch -> x, params: io -> x",
+        "{ hidden -> (x, y) }",
+        "layout searched {  # by time\n  batch -> x  # saves 1 KiB\n  hidden -> y\n}",
+        "batch -> x, activations: gather = again",
+        "batch:x,hidden:y",
+    ],
+)
+def test_what_is_printed_is_accepted(option: str, text: str, cli: Cli) -> None:
+    """A layout as any report shows it: whole, its rules in braces, or these alone."""
+    told = cli("search", write(TEXT), "--mesh", "x:2,y:2", option, text, "--replicated", "400%")
+    assert (told.code, told.err) == (0, "")
+    if option == "--fix":
+        assert told.out.count("as asked") == 1 + text.count(", params") + ("hidden" in text)
+
+
+@pytest.mark.parametrize("schedule", ["", " with one_f_one_b[batch](4)"])
+def test_the_text_of_a_plan_is_that_plan(schedule: str) -> None:
+    text = f"batch -> data, layers -> pipe, params: model -> data{schedule}"
+    asked = SearchRequest(start=text)
+    (problem,) = problems(asked, program("lm on stages"))
+    assert problem.start is not None
+    assert str(started(problem)) == text
 
 
 def test_on_one_axis() -> None:
