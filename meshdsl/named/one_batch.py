@@ -42,13 +42,22 @@ class Once:
     updates: tuple[Update, ...]
 
 
+def sample_dims(program: NamedProgram) -> tuple[Dim, ...]:
+    """The dims of samples, in the order of the inputs: those of inputs that no parameter has.
+
+    One that a parameter has, as learned positions have it, is of the same size in every batch.
+    """
+    learned = {name for param in program.params for name in param.value.type.names}
+    dims = (dim for value in program.inputs for dim in value.type.dims)
+    return tuple(dict.fromkeys(dim for dim in dims if dim.name not in learned))
+
+
 class Samples:
     """The dims of a program along which batches have samples, and what values are made of."""
 
     def __init__(self, program: NamedProgram) -> None:
         self.program = program
-        dims = {d for v in program.inputs for d in v.type.names}
-        self.dims = dims.difference(*(p.value.type.names for p in program.params))
+        self.dims = {dim.name for dim in sample_dims(program)}
         self.operands: dict[Value, list[Value]] = {}
         for operand, result in (pair for n in every(program.body) for pair in flows(n)):
             self.operands.setdefault(result, []).append(operand)

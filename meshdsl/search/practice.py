@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Value
+from meshdsl.named.one_batch import sample_dims
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.sharding_rules import call_of, whole_dims
 from meshdsl.records import dataclass
@@ -29,9 +30,9 @@ Group = tuple[str, ...]
 class DimRoles:
     """What the dims of a program are.
 
-    `batch`: of samples that no operator of the forward pass mixes; `sequence`: other dims of inputs
-    that no product has a parameter for; `experts`: those of parameters that a product keeps apart,
-    in its operands and its result; `learned`: all other dims of parameters.
+    `batch`: of samples (`sample_dims`), mixed by no operator of the forward pass; `sequence`: other
+    dims of inputs that no product has a parameter for; `experts`: those of parameters that a
+    product keeps apart, in its operands and its result; `learned`: all other dims of parameters.
     """
 
     batch: Group
@@ -48,28 +49,30 @@ def roles(program: named.NamedProgram) -> DimRoles:
     inputs = dict.fromkeys(name for v in program.inputs for name in v.type.names)
     learned = dict.fromkeys(n for p in program.params for n in p.value.type.names)
     # A parameter that is only added to samples, such as their positions, is none to be split.
-    samples = {name: None for name in inputs if name not in weighed}
-    learned = {name: None for name in learned if name not in samples}
-    mixed = {d for op in forward for d in _mixed(op, samples)}
+    positions = {name: None for name in inputs if name not in weighed}
+    learned = {name: None for name in learned if name not in positions}
+    mixed = {d for op in forward for d in _mixed(op, positions)}
+    samples = [dim.name for dim in sample_dims(program)]
+    batch = tuple(d for d in samples if d in positions and d not in mixed)
     apart = {d for op, _ in products for d in _common(op) if d in learned}
     return DimRoles(
-        batch=tuple(d for d in samples if d not in mixed),
-        sequence=tuple(d for d in samples if d in mixed),
+        batch=batch,
+        sequence=tuple(d for d in positions if d not in batch),
         experts=tuple(d for d in learned if d in apart),
         learned=tuple(d for d in learned if d not in apart),
     )
 
 
-def _mixed(op: named.NamedOp, samples: Mapping[str, None]) -> Iterator[str]:
-    """The dims of samples that an operator sums over, renames or needs whole.
+def _mixed(op: named.NamedOp, positions: Mapping[str, None]) -> Iterator[str]:
+    """Of some dims of inputs those that an operator sums over, renames or needs whole.
 
     A sum over all of them, as the loss is one, mixes none.
     """
     result_dims = {name for v in op.outs for name in v.type.names}
-    for dim in {name for v in op.ins for name in v.type.names if name in samples}:
+    for dim in {name for v in op.ins for name in v.type.names if name in positions}:
         if any(dim in dims for dims in whole_dims(call_of(op))):
             yield dim
-        elif dim not in result_dims and any(name in samples for name in result_dims):
+        elif dim not in result_dims and any(name in positions for name in result_dims):
             yield dim
 
 
