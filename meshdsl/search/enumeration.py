@@ -25,7 +25,7 @@ from meshdsl.search.lower_bounds import ROUNDING, Beyond
 from meshdsl.search.practice import practised
 from meshdsl.search.problem import Count, Problem, SearchResult
 from meshdsl.search.space import LayoutSpace, Weigh, seconds
-from meshdsl.search.storage_rules import stored, uniform
+from meshdsl.search.storage_rules import on_other_dims, stored, stored_rules, uniform
 from meshdsl.search.tables import Tables
 from meshdsl.syntax.symbols import ROLES
 
@@ -308,6 +308,24 @@ class _Enumeration:
                     self._ask(fitting[number : number + 2])
                     self.consider(extended)
 
+    def other_dims(self) -> None:
+        """Place the best layout with what it stores in parts divided by other dims.
+
+        Where none fits, the one that holds the least.
+        """
+        problem, base = self.problem, self.best
+        if base is None and problem.request.memory is not None:
+            base = min(self.plans, key=lambda plan: plan.peak, default=None)
+        role_rules = () if base is None else stored_rules(base.rules)
+        if base is None or not role_rules or problem.expired():
+            return
+        general = tuple(rule for rule in base.rules if rule not in role_rules)
+        for moved in on_other_dims(problem.program, problem.mesh, general, role_rules):
+            extended = (*general, *moved)
+            if _is_short(extended, problem) and not self._is_too_large(extended):
+                self.valid += 1
+                self.consider(extended)
+
     def _is_too_large(self, rules: Rules) -> bool:
         """Whether it is known that rules do not fit, or need more memory than others."""
         problem = self.problem
@@ -396,6 +414,8 @@ class Layouts:
                 placed.sort(key=run.least)
             if storage:
                 run.storage(placed, space)
+        if storage and not request.front:
+            run.other_dims()
         if not run.plans and not run.bounded and problem.expired():
             run.cut = True
             most_work = math.inf if _is_narrow(problem) else run.most_work

@@ -21,6 +21,7 @@ from meshdsl.search.candidate import Asked, Candidate, Rules, SearchRule, first_
 from meshdsl.search.per_tensor import chosen, named_tensors
 from meshdsl.search.problem import Problem, SearchResult
 from meshdsl.search.speculative import AHEAD
+from meshdsl.search.storage_rules import stored_rules
 from meshdsl.syntax.symbols import ROLES
 
 Selector = tuple[str, ...]
@@ -92,7 +93,7 @@ def _with(found: SearchResult, best: list[Candidate], run: _Steps) -> SearchResu
 
 
 def _is_stored(rule: SearchRule) -> bool:
-    return len(rule.selector) == 1 and rule.selector[0] in ROLES
+    return bool(stored_rules((rule,)))
 
 
 def _general(rules: Rules) -> Rules:

@@ -24,6 +24,7 @@ from meshdsl.ir.program import block_loops
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.ir import values_of
+from meshdsl.named.one_batch import sample_dims
 from meshdsl.placed.placements import Mesh
 from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
@@ -34,7 +35,7 @@ from meshdsl.search.lower_bounds import ROUNDING
 from meshdsl.search.problem import Count, Key, Method, Problem, SearchResult, least_value
 from meshdsl.search.space import seconds, work
 from meshdsl.search.stage_boundaries import Beginnings, beginnings, passes
-from meshdsl.search.storage_rules import stored
+from meshdsl.search.storage_rules import on_other_dims, stored, stored_rules
 
 STARTS = 3
 """The layouts of the other axes that are put in stages, for each split of the batch."""
@@ -54,6 +55,9 @@ With four times as many as stages a fifth of the time is idle, with eight times 
 
 MOST = 2
 """The layouts that are compared with other numbers of micro-batches."""
+
+RECOMPUTED = 12
+"""The pipelines that are tried with all computed again, the best first."""
 
 WAYS = 40
 """The ways to cut a network that are all tried; of more, those near the best one."""
@@ -181,7 +185,7 @@ def _layouts(problem: Problem, method: Method) -> tuple[Rules, ...]:
 def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
     """The rules that are kept, with each way to split the batch over some of the other axes."""
     fixed = tuple(rule for rule in problem.fixed if axis not in rule.axes)
-    batch = _batch(problem)
+    batch = next(iter(sample_dims(problem.program)), None)
     if batch is None or any(r.dim == batch.name and not r.selector for r in fixed):
         yield fixed
         return
@@ -193,13 +197,6 @@ def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
         for over in itertools.combinations(others, count):
             if batch.size % problem.mesh.size(*over) == 0:
                 yield (*fixed, SearchRule(batch.name, over))
-
-
-def _batch(problem: Problem) -> Dim | None:
-    """The dim of the samples: the first of the inputs that no parameter has."""
-    learned = {name for param in problem.program.params for name in param.value.type.names}
-    dims = (dim for value in problem.program.inputs for dim in value.type.dims)
-    return next((dim for dim in dims if dim.name not in learned), None)
 
 
 @dataclass(slots=True)
@@ -226,9 +223,19 @@ class _PipelineSearch:
         self._try((rules, use, ()) for rules in first for use in self._uses(rules)[1:])
         if self.made and self.places is not None and not self.problem.execution.cuts:
             self._move(self.places)
-        for changed in (self._stored, self._recomputed, self._scheduled) if self.made else ():
+        for changed in (
+            (self._stored, self._on_other_dims, self._recomputed, self._scheduled)
+            if self.made
+            else ()
+        ):
             best = min(self.made, key=self._key)
             self._try((*others, best.cuts) for others in changed(best))
+
+    @property
+    def _others(self) -> Mesh:
+        """The axes beside that of the stages."""
+        mesh = self.problem.mesh
+        return replace(mesh, axes=tuple(axis for axis in mesh.axes if axis[0] != self.axis))
 
     def _is_slower(self, computing: float) -> bool:
         """Whether stages of operators that take so long in all are slower than what is found."""
@@ -260,28 +267,38 @@ class _PipelineSearch:
 
     def _stored(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline with rules for what is stored."""
-        use, general, mesh = plan.schedule, self._general(plan), self.problem.mesh
+        use, general = plan.schedule, self._general(plan)
         assert use is not None
         if self.problem.request.storage:
-            others = replace(mesh, axes=tuple(a for a in mesh.axes if a[0] != self.axis))
-            for rules in stored(self.problem.program, others, general):
+            for rules in stored(self.problem.program, self._others, general):
                 yield (*general, *rules), use
 
-    def _recomputed(self, best: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
-        """The same pipelines with all computed again, where memory is what counts.
-
-        They compute more: what would not be better without a limit is not better so.
-        """
-        problem, use, general = self.problem, best.schedule, self._general(best)
+    def _on_other_dims(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
+        """A pipeline with what it stores in parts divided by other dims."""
+        use, general, role_rules = plan.schedule, self._general(plan), stored_rules(plan.rules)
         assert use is not None
+        if role_rules and self.problem.request.storage:
+            program, others = self.problem.program, self._others
+            for moved in on_other_dims(program, others, general, role_rules):
+                yield (*general, *moved), use
+
+    def _recomputed(self, best: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
+        """The pipelines so far with all computed again, where memory is what counts.
+
+        They compute more: those that are no better without a limit are no better so.
+        """
+        problem = self.problem
         is_limited = problem.request.memory is not None or problem.objective == "memory"
         if problem.execution.schedule is not None or not is_limited:
             return
-        again = replace(use, options={"recompute": "stage"})
-        reached = math.inf if problem.objective == "memory" else self._reached
-        for plan in [p for p in self.made if p.schedule == use and self._general(p) == general]:
-            if problem.value(plan) < reached:
-                yield tuple(rule for rule in plan.rules if rule not in self.cut), again
+        value = problem.value
+        order = sorted(self.made, key=lambda plan: (value(plan), plan.peak))
+        for plan in order[:RECOMPUTED]:
+            assert plan.schedule is not None
+            if problem.objective != "memory" and value(plan) >= self._reached:
+                return
+            rules = tuple(rule for rule in plan.rules if rule not in self.cut)
+            yield rules, replace(plan.schedule, options={"recompute": "stage"})
 
     def _scheduled(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline under other schedules."""
@@ -356,7 +373,7 @@ class _PipelineSearch:
         span = Span(Source("--pipeline", axis), 0, len(axis))
         if program.goal.optimizer.accumulate > 1:
             return [ScheduleUse(FIRST, (), None, span)]
-        batch = _batch(self.problem)
+        batch = next(iter(sample_dims(program)), None)
         if batch is None:
             return []
         ways = self.problem.mesh.size(*(a for r in rules if r.dim == batch.name for a in r.axes))

@@ -14,6 +14,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import Rules, SearchRule
+from meshdsl.syntax.symbols import ROLES
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -35,10 +36,15 @@ def stored(
     for chosen in itertools.product(stages, repeat=len(axes)):
         if any(stages.index(chosen[a]) < stages.index(chosen[b]) for a, b in alike):
             continue
-        stored_rules = _rules(program, mesh, rules, dict(zip(axes, chosen, strict=True)))
-        if stored_rules not in yielded:
-            yielded.add(stored_rules)
-            yield stored_rules
+        role_rules = _rules(program, mesh, rules, dict(zip(axes, chosen, strict=True)))
+        if role_rules not in yielded:
+            yielded.add(role_rules)
+            yield role_rules
+
+
+def stored_rules(rules: Rules) -> Rules:
+    """Of some rules those for what is stored."""
+    return tuple(r for r in rules if len(r.selector) == 1 and r.selector[0] in ROLES)
 
 
 def uniform(program: named.NamedProgram, mesh: Mesh, rules: Rules) -> Iterator[Rules]:
@@ -46,8 +52,35 @@ def uniform(program: named.NamedProgram, mesh: Mesh, rules: Rules) -> Iterator[R
     axes = [a for a, size in mesh.axes if size > 1]
     stages = STAGES[1:] if program.states else (("params",),)
     for stage in stages:
-        if stored_rules := _rules(program, mesh, rules, dict.fromkeys(axes, stage)):
-            yield stored_rules
+        if role_rules := _rules(program, mesh, rules, dict.fromkeys(axes, stage)):
+            yield role_rules
+
+
+def on_other_dims(
+    program: named.NamedProgram, mesh: Mesh, general: Rules, role_rules: Rules
+) -> Iterator[Rules]:
+    """The same roles split over the same axes, by each other dim of many parameters.
+
+    Which of them sends or holds less, placing tells: a dim of a loop is stored by iterations.
+    """
+    stages = {
+        axis: tuple(dict.fromkeys(r.selector[0] for r in role_rules if axis in r.axes))
+        for axis, size in mesh.axes
+        if size > 1
+    }
+    # States that are stored as their parameters are need no axes of their own.
+    stages = {
+        axis: tuple(r for r in roles if r != "state" or "params" not in roles)
+        for axis, roles in stages.items()
+    }
+    types = [p.value.type for p in program.params]
+    weights = {name: sum(t.bytes for t in types if t.has(name)) for t in types for name in t.names}
+    least, yielded = max(weights.values(), default=0) / 2, {role_rules}
+    for dim in (name for name, weight in weights.items() if weight >= least):
+        moved = _rules(program, mesh, general, stages, dim)
+        if moved and moved not in yielded:
+            yielded.add(moved)
+            yield moved
 
 
 def _are_alike(one: str, other: str, rules: Rules) -> bool:
@@ -55,14 +88,18 @@ def _are_alike(one: str, other: str, rules: Rules) -> bool:
 
 
 def _rules(
-    program: named.NamedProgram, mesh: Mesh, rules: Rules, stages: Mapping[str, tuple[str, ...]]
+    program: named.NamedProgram,
+    mesh: Mesh,
+    rules: Rules,
+    stages: Mapping[str, tuple[str, ...]],
+    preferred: str = "",
 ) -> Rules:
-    """The rules that split, over every axis, the roles of its stage."""
+    """The rules that split, over every axis, the roles of its stage; by a preferred dim first."""
     general = {rule.dim: rule.axes for rule in rules}
     types = [p.value.type for p in program.params]
     carried: dict[str, tuple[str, ...]] = {}
     for axis in (a for a, stage in stages.items() if stage):
-        for dim in _covering(types, axis, general, carried, mesh):
+        for dim in _covering(types, axis, general, carried, mesh, preferred):
             carried[dim] = (*carried.get(dim, ()), axis)
     role_rules = []
     for role in ("params", "grads", "state"):
@@ -85,8 +122,9 @@ def _covering(
     general: Mapping[str, tuple[str, ...]],
     carried: Mapping[str, tuple[str, ...]],
     mesh: Mesh,
+    preferred: str,
 ) -> Iterator[str]:
-    """Dims without a general rule that an axis divides, those of most bytes first."""
+    """Dims without a general rule that an axis divides: a preferred one, then by their bytes."""
     split = {d for d, axes in general.items() if axis in axes}
     left = [t for t in types if not split.intersection(t.names)]
     # A rule for a dim that a split parameter has, too, would take the axis away from that one.
@@ -95,7 +133,7 @@ def _covering(
     free = [d for d in sizes if d not in taken and not general.get(d)]
     free = [d for d in free if sizes[d] % mesh.size(axis, *carried.get(d, ())) == 0]
     while left and free:
-        best = max(free, key=lambda d: sum(t.bytes for t in left if t.has(d)))
+        best = max(free, key=lambda d: (d == preferred, sum(t.bytes for t in left if t.has(d))))
         if not any(t.has(best) for t in left):
             return
         yield best

@@ -7,11 +7,14 @@ that were placed on the way, what is best and fits is the answer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from meshdsl.search.candidate import Candidate
+from meshdsl.diagnostics import Source, Span
+from meshdsl.placed.settings import ACTIVATIONS, Setting
+from meshdsl.search.candidate import PLAIN, Candidate, first_of_each
 from meshdsl.search.declared import with_declared
 from meshdsl.search.local_search import onwards
 from meshdsl.search.problem import Problem, SearchResult
@@ -20,6 +23,15 @@ Search = Callable[[Sequence[Problem]], SearchResult]
 
 FURTHER = "it was placed while other limits were searched"
 """Where a plan is from that the search within the limit has not come to."""
+
+GATHERED = 6
+"""The plans that are tried with activations gathered again."""
+
+_TEXT = "activations: gather = again"
+AGAIN = Setting(ACTIVATIONS, "gather", "again", Span(Source("--layout", _TEXT), 0, len(_TEXT)))
+
+GATHERS = "its activations are gathered again, so that less is held"
+"""What is said of a plan beyond the space for its setting."""
 
 UNDIVIDED = "nothing was found that fits and divides the work as far as asked"
 
@@ -32,16 +44,17 @@ def within_memory(problems: Sequence[Problem], search: Search) -> SearchResult:
     limit = problems[0].request.memory
     free = search([_limited(p, None) for p in problems])
     if limit is None:
-        return free
+        return gathered_again(free, (free,)) if free.problem.objective == "memory" else free
     if free.plans and free.plans[0].peak <= limit:
         return _cut(free, limit)
     result = search(problems)
-    result = _improved(result, _plans_of((free,)))
+    result = gathered_again(_improved(result, _plans_of((free,))), (result, free))
     if result.plans:
         return result
     held = [replace(_limited(p, None), objective="memory") for p in problems]
     held = [replace(p, request=replace(p.request, certificate=False)) for p in held]
     least = search(held)
+    least = gathered_again(least, (least, free))
     result = _improved(replace(result, least=least), _plans_of((least,)))
     return result if result.plans else _undivided(result)
 
@@ -55,6 +68,41 @@ def _undivided(found: SearchResult) -> SearchResult:
         return found
     count = replace(fitting.count, further=f"{UNDIVIDED}; {fitting.count.further}")
     return replace(fitting, count=count)
+
+
+def gathered_again(found: SearchResult, searched: Sequence[SearchResult]) -> SearchResult:
+    """The result, or a plan placed on the way whose activations are gathered again, if better.
+
+    More is sent and less is held than without, so only plans are tried that are no worse than the
+    best, those first that send or take the least.
+    """
+    problem, best = found.problem, next(iter(found.plans), None)
+    limit = problem.request.memory
+    tried = [p for p in _plans_of(searched) if p.mesh == problem.mesh and _may_gather(problem, p)]
+    if problem.objective == "memory":
+        tried.sort(key=lambda plan: plan.peak)
+    else:
+        tried = [p for p in tried if best is None or problem.at_least(p) < problem.value(best)]
+        tried.sort(key=problem.at_least)
+    # What fits gathers once.
+    large = (p for p in first_of_each(tried) if limit is None or p.peak > limit)
+    again = [gathering_again(plan) for plan in itertools.islice(large, GATHERED)]
+    gathered = [plan for plan in again if plan.placed.gathered_again]
+    return _improved(found, gathered, GATHERS)
+
+
+def _may_gather(problem: Problem, plan: Candidate) -> bool:
+    """Whether a plan may have another setting, and what it stores does fit."""
+    is_asked = problem.execution in (PLAIN, plan.execution)
+    says = any(setting.name == AGAIN.name for setting in plan.execution.settings)
+    is_trained = plan.program.goal is not None and plan.schedule is None
+    return is_asked and is_trained and not says and not problem.is_too_large(plan)
+
+
+def gathering_again(plan: Candidate) -> Candidate:
+    """The same plan with activations gathered again in the backward pass."""
+    execution = replace(plan.execution, settings=(*plan.execution.settings, AGAIN))
+    return replace(plan, execution=execution)
 
 
 def _limited(problem: Problem, memory: int | None) -> Problem:
@@ -75,7 +123,9 @@ def _plans_of(results: Iterable[SearchResult]) -> Iterator[Candidate]:
         yield from _plans_of(result.others)
 
 
-def _improved(found: SearchResult, others: Iterable[Candidate]) -> SearchResult:
+def _improved(
+    found: SearchResult, others: Iterable[Candidate], further: str = FURTHER
+) -> SearchResult:
     """The result, or what steps lead to from a plan placed on the way that is better."""
     problem, best = found.problem, next(iter(found.plans), None)
     better = None
@@ -84,4 +134,4 @@ def _improved(found: SearchResult, others: Iterable[Candidate]) -> SearchResult:
             best = better = plan
     if better is None:
         return found
-    return replace(onwards(found, better), bound=0.0, count=replace(found.count, further=FURTHER))
+    return replace(onwards(found, better), bound=0.0, count=replace(found.count, further=further))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.named.ir import NamedProgram
+from meshdsl.named.one_batch import sample_dims
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.budget import Budget, rounds
@@ -149,6 +150,49 @@ def test_the_least_that_is_told_is_found() -> None:
     assert searched("moe on four", memory=least).plans[0].peak <= least
 
 
+SEQUENCE = """
+dim batch = 2, seq = 32, model = 16, hidden = 64, layers = 4
+mesh four = { tp: 4 }
+layout parallel { hidden -> tp, x: seq -> tp }
+program net(x0[batch, seq, model], t[batch, seq, model]) {
+  x = x0
+  repeat layers {
+    param w[model, hidden]
+    param v[hidden, model]
+    h = gelu(einsum(rms_norm[model](x), w -> [batch, seq, hidden]))
+    x = x + einsum(h, v -> [batch, seq, model])
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with adamw(lr=0.01)
+}
+"""
+"""Sequence parallelism, whose backward pass may gather again what the forward pass has gathered."""
+
+
+@pytest.mark.parametrize("objective", ["bytes", "memory"])
+def test_activations_are_gathered_again_where_memory_counts(objective: str) -> None:
+    made = Compilation(Source("net.mdsl", SEQUENCE), Options(mesh="four"))
+    asked = SearchRequest(fix="hidden -> tp, x: seq -> tp", objective="bytes")
+    once = solve(problems(asked, made), METHODS["layouts"]).plans[0]
+    asked = replace(asked, objective=objective)
+    if objective == "bytes":
+        asked = replace(asked, memory=once.peak - 1)
+    found = solve(problems(asked, made), METHODS["layouts"])
+    assert found.plans[0].peak < once.peak
+    assert "activations: gather = again" in str(found.plans[0])
+
+
+def test_what_is_stored_is_divided_by_each_dim_that_covers_it() -> None:
+    """Of equal dims the one that holds or sends less is taken, not the first."""
+    made = Compilation(Source("net.mdsl", SEQUENCE), Options(mesh="four"))
+    asked = SearchRequest(objective="memory", fix="batch -> none, seq -> tp")
+    found = solve(problems(asked, made), METHODS["layouts"])
+    dims = {r.dim for plan in found.every for r in plan.rules if r.selector == ("params",)}
+    assert dims >= {"layers", "model", "hidden"}
+    assert found.plans[0].peak == min(plan.peak for plan in found.every)
+
+
 def test_nothing_fits_is_said_with_a_proof() -> None:
     with pytest.raises(DiagnosticError, match="MD0642") as error:
         best_plans(SearchRequest(memory=1000), program("mlp on square"))
@@ -260,6 +304,12 @@ ROLES = {
 def test_roles_follow_from_what_is_done_with_dims(name: str) -> None:
     role = roles(example(ROOT / "examples" / name))
     assert (role.batch, role.sequence, role.experts) == ROLES[name]
+
+
+def test_positions_that_are_learned_make_no_samples() -> None:
+    """One definition for steps of several batches, for pipelines and for what is searched first."""
+    (dim,) = sample_dims(example(ROOT / "examples" / "lm.mdsl"))
+    assert dim.name == "batch"
 
 
 def test_practised_layouts_are_those_of_the_literature() -> None:

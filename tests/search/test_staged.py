@@ -19,6 +19,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explanation import explain
 from meshdsl.report.search_result import block_of
 from meshdsl.search.methods import METHODS
+from meshdsl.search.pipeline_search import _PipelineSearch
 from meshdsl.search.problem import SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.reasons import reasons
@@ -158,6 +159,27 @@ def test_memory_that_only_stages_keep_to() -> None:
     assert found.plans
     assert all(p.schedule is not None and p.peak <= limit for p in found.plans)
     assert not found_in(TEXT, MESH, limit, None).plans
+
+
+def test_computing_again_is_found_where_nothing_else_fits() -> None:
+    """A byte less than what any pipeline holds that computes nothing again."""
+    every = [p for p in found_in(TEXT, "data:2,pipe:2").every if p.schedule is not None]
+    limit = min(plan.peak for plan in every) - 1
+    found = found_in(TEXT, "data:2,pipe:2", limit)
+    again = [p for p in found.every if p.schedule and "recompute=stage" in str(p.schedule)]
+    assert again
+    if min(plan.peak for plan in again) <= limit:
+        assert found.plans
+        assert found.plans[0].peak <= limit
+
+
+def test_no_pipeline_that_is_left_out_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the seconds of all operators rule out, and layouts beyond the best pipeline."""
+    bounded = found_in(TEXT, "data:2,pipe:2,tp:2")
+    monkeypatch.setattr(_PipelineSearch, "_is_slower", lambda self, computing: False)
+    free = found_in.__wrapped__(TEXT, "data:2,pipe:2,tp:2")
+    assert bounded.plans[0].asked == free.plans[0].asked
+    assert bounded.count.pipelines <= free.count.pipelines
 
 
 def between(mesh: str) -> int:
