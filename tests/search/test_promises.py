@@ -151,7 +151,7 @@ def test_the_least_that_is_told_is_found() -> None:
 
 
 SEQUENCE = """
-dim batch = 2, seq = 32, model = 16, hidden = 64, layers = 4
+dim batch = 2, seq = 128, model = 16, hidden = 64, layers = 16
 mesh four = { tp: 4 }
 layout parallel { hidden -> tp, x: seq -> tp }
 program net(x0[batch, seq, model], t[batch, seq, model]) {

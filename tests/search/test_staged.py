@@ -175,9 +175,9 @@ def test_computing_again_is_found_where_nothing_else_fits() -> None:
 
 def test_no_pipeline_that_is_left_out_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the seconds of all operators rule out, and layouts beyond the best pipeline."""
-    bounded = found_in(TEXT, "data:2,pipe:2,tp:2")
+    bounded = found_in(TEXT, "data:2,pipe:2")
     monkeypatch.setattr(_PipelineSearch, "_is_slower", lambda self, computing: False)
-    free = found_in.__wrapped__(TEXT, "data:2,pipe:2,tp:2")
+    free = found_in.__wrapped__(TEXT, "data:2,pipe:2")
     assert bounded.plans[0].asked == free.plans[0].asked
     assert bounded.count.pipelines <= free.count.pipelines
 
