@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from meshdsl.cli import COLLECTED
+from meshdsl.search import speculative
 from tests.ranks import Forks
 
 # Read when torch is first imported: the suite already runs one process per core.
@@ -46,6 +47,15 @@ def pytest_collection_finish() -> None:
 def _plans(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Plans are kept, and found again, by the tests of this process only."""
     os.environ["MESHDSL_CACHE"] = str(tmp_path_factory.mktemp("plans"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_core() -> None:
+    """A search takes one core: the suite already runs one process per core.
+
+    That it finds the same with a second one is tested in processes of their own.
+    """
+    speculative._has_room = lambda: False
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -39,6 +40,7 @@ def test_every_shape_is_there_once(axes: int) -> None:
         assert found == [sizes for sizes in every if math.prod(sizes) == devices]
 
 
+@functools.cache
 def searched(devices: int, **asked) -> SearchResult:
     """The best of a small training step; `asked` are fields of `SearchRequest`."""
     made = Compilation(Source("net.mdsl", TEXT), Options())
