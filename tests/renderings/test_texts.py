@@ -103,7 +103,7 @@ def quoted() -> list[tuple[PlacedProgram, set[str]]]:
 def test_each_source_line_stands_over_its_statements(notation: str) -> None:
     for program, lines in quoted():
         text = render(program, notation)
-        assert not [line for line in lines if line not in text], program.named.name
+        assert not [line for line in lines if line not in text]
         assert text.isprintable() or "\n" in text
         assert text.endswith("\n")
         assert not text.endswith("\n\n")
