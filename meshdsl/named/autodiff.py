@@ -79,6 +79,7 @@ def _marked(
     """The gradients of parameters, marked as such, each a value of its own."""
     body = builder.frames[-1].body
     results = {v for n in body[start:] for v in n.makes}
+    collecting = {c.outer: node for node in body for c in node.collected}
     new: dict[Value, Value] = {}
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
         if grad is None or value.role != "param":
@@ -86,7 +87,7 @@ def _marked(
         if grad not in results:
             emit = Emit(builder, grad.span, value, origin=Origin(value), phase="backward")
             grad = emit("identity", grad)
-        for part in (grad, *_parts(body, grad)):
+        for part in (grad, *_parts(collecting.get(grad), grad)):
             new[part] = replace(part, role="grad", **value.source.as_gradient)
             builder.place(new[part], len(builder.frames) - 1)
         found[index] = new[grad]
@@ -94,12 +95,11 @@ def _marked(
     return found
 
 
-def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
-    """The values that a loop collects as `grad`, if it does: gradients as well, slice by slice."""
-    for node in nodes:
-        insides = [c.inside for c in node.collected if c.outer is grad]
-        results = makers(node.body) if insides else {}
-        yield from (v for v in insides if v in results)
+def _parts(loop: Node | None, grad: Value) -> Iterator[Value]:
+    """The values that a loop collects as `grad`, if one does: gradients as well, slice by slice."""
+    if loop is not None:
+        results = makers(loop.body)
+        yield from (c.inside for c in loop.collected if c.outer is grad and c.inside in results)
 
 
 # --- blocks and loops ---------------------------------------------------------------------------

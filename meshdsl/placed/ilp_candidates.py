@@ -8,6 +8,7 @@ search considers it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -23,7 +24,7 @@ from meshdsl.placed.pipelined import in_each_batch
 from meshdsl.placed.placements import B, Component, Partial, Placement, Split, placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import MOST_TOGETHER, Price, Route, has_many_axes, route
-from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
+from meshdsl.placed.sharding_rules import Call, Row, call_of, legal_rows
 from meshdsl.placed.strategies import Chooser, Want, adding_first, allowed_rows, flops
 from meshdsl.placed.zero_one import NoPlan
 from meshdsl.records import dataclass
@@ -72,6 +73,21 @@ class Combination:
     cost: int
 
 
+@dataclass(frozen=True, slots=True)
+class PossibleRows:
+    """The rows of a call along one axis, under what rules demand.
+
+    every: those that are allowed. suiting: those that split no result otherwise than demanded.
+    others: of each of `every`, the operands that it takes otherwise than rules split them.
+    is_split: whether rules split an operand along the axis.
+    """
+
+    every: list[Row]
+    suiting: list[Row]
+    others: list[list[int]]
+    is_split: bool
+
+
 class PlanSpace:
     """The search space: combinations of every operator, and where values may settle.
 
@@ -101,6 +117,8 @@ class PlanSpace:
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
         self._combined = 0
+        self._of_alike: dict[tuple[object, ...], tuple[Combination, ...]] = {}
+        self._rows_of_alike: dict[tuple[object, ...], PossibleRows] = {}
         left = {o.value: request.output(o.value) for o in program.outputs}
         self.outputs = {value: p for value, p in left.items() if p is not None}
         self.trips = self._trips()
@@ -222,6 +240,22 @@ class PlanSpace:
         self._combined += math.prod(map(len, options))
         if self._combined > MOST_COMBINATIONS:
             raise NoPlan
+        # Rows are those of `_rows_of_alike`, so that each is one object.
+        chosen = tuple(tuple(map(id, rows)) for rows in options)
+        key = (call_of(op), op.kind, ruled, wants, pins, chosen)
+        if key not in self._of_alike:
+            self._of_alike[key] = self._combinations(op, ruled, wants, pins, options)
+        return self._of_alike[key]
+
+    def _combinations(
+        self,
+        op: NamedOp,
+        ruled: tuple[Placement, ...],
+        wants: tuple[Want, ...],
+        pins: tuple[Placement | None, ...],
+        options: list[list[Row]],
+    ) -> tuple[Combination, ...]:
+        """The legal combinations of these rows, the same for all operators of a call."""
         versions = tuple((p,) for p in ruled)
         by = (self.mesh, "deferred", self.price, False, self.uneven)
         chooser = Chooser(call_of(op), versions, wants, pins, *by)
@@ -247,14 +281,17 @@ class PlanSpace:
         operands, one is considered that spares reducing a large result of small operands. Where
         rules contradict each other, an operator that computes much keeps the splits of its results.
         """
-        allowed = allowed_rows(legal_rows(call_of(op)), wants, axis)
-        legal = adding_first(allowed, axis, self.request.added_first(op))
-        every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
-        suiting = [r for r in every if _agrees(r, axis, wants)]
-        if not any(_is_split(p, axis) for p in ruled):
+        possible = self._possible(op, axis, ruled, wants)
+        every, suiting = possible.every, possible.suiting
+        if not possible.is_split:
             return self._considered(suiting or every, axis)
-        keeping = [r for r in every if self._keeps(r, axis, op, ruled)]
-        passing = [r for r in keeping if _differs(r, axis, ruled)]
+        taken = [
+            (row, others)
+            for row, others in zip(every, possible.others, strict=True)
+            if not others or self._passes(row, axis, op, others)
+        ]
+        keeping = [row for row, _ in taken]
+        passing = [row for row, others in taken if others]
         for row in passing:
             for value, component in zip(op.ins, row.ins, strict=True):
                 self.passed[value, axis].add(component)
@@ -262,18 +299,32 @@ class PlanSpace:
         if both and all(map(self.request.is_known, op.ins)):
             both += [r for r in every[:1] if r not in both and _spares(op, both + passing)]
             return both + passing
-        possible = suiting if suiting and not _is_light(op) else every
-        return keeping + [r for r in self._considered(possible, axis) if r not in keeping]
+        more = suiting if suiting and not _is_light(op) else every
+        return keeping + [r for r in self._considered(more, axis) if r not in keeping]
 
-    def _keeps(self, row: Row, axis: str, op: NamedOp, ruled: tuple[Placement, ...]) -> bool:
-        """Whether the row takes operands as rules split them along the axis, or as they are made.
+    def _possible(
+        self, op: NamedOp, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
+    ) -> PossibleRows:
+        """The rows of an operator along one axis, the same for all operators of a call."""
+        call, added_first = call_of(op), self.request.added_first(op)
+        key = (call, axis, ruled, wants, added_first)
+        if key not in self._rows_of_alike:
+            legal = adding_first(allowed_rows(legal_rows(call), wants, axis), axis, added_first)
+            every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
+            suiting = [r for r in every if _agrees(r, axis, wants)]
+            others = [
+                [i for i, p in enumerate(ruled) if not _takes(r.ins[i], p, axis)] for r in every
+            ]
+            is_split = any(_is_split(p, axis) for p in ruled)
+            self._rows_of_alike[key] = PossibleRows(every, suiting, others, is_split)
+        return self._rows_of_alike[key]
 
-        As they are made only where the operator is linear in them: it yields them added up, and is
-        not one that computes much.
+    def _passes(self, row: Row, axis: str, op: NamedOp, others: list[int]) -> bool:
+        """Whether the row passes on `others` of the operands as they are made, not as rules split.
+
+        Only where the operator is linear in them: it yields them added up, and is not one that
+        computes much.
         """
-        others = [i for i, p in enumerate(ruled) if not _takes(row.ins[i], p, axis)]
-        if not others:
-            return True
         if not _is_light(op):
             return False
         if all(isinstance(row.ins[i], Partial) for i in others):
@@ -475,11 +526,6 @@ def _is_split(placed: Placement, axis: str) -> bool:
     return isinstance(placed.component(axis), Split)
 
 
-def _differs(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
-    """Whether a row takes an operand otherwise than rules split it along the axis."""
-    return not all(_takes(c, p, axis) for c, p in zip(row.ins, ruled, strict=True))
-
-
 def _takes(component: Component, ruled: Placement, axis: str) -> bool:
     """Whether a component is the split that rules demand along the axis, if they demand one."""
     return not _is_split(ruled, axis) or component == ruled.component(axis)
@@ -512,8 +558,12 @@ def _spares(op: NamedOp, rows: list[Row]) -> bool:
 
 
 def _is_light(op: NamedOp) -> bool:
-    call = call_of(op)
-    moved = sum(v.type.elements for v in (*op.ins, *op.outs))
+    return _is_light_call(call_of(op))
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def _is_light_call(call: Call) -> bool:
+    moved = sum(type_.elements for type_ in (*call.ins, *call.outs))
     return flops(call.opdef, call.signature) <= LIGHT * moved
 
 

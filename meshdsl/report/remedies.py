@@ -8,6 +8,7 @@ much is tried is bounded by a count of work, never by the clock.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -208,14 +209,38 @@ def _placement_of(value: Value, program: DeviceProgram) -> Placement:
 
 
 def _readers(value: Value, program: DeviceProgram) -> list[Value]:
-    """The named results of the operators that read a value, past those without a name."""
-    settled = {t.value for t in program.placed.tensors}
-    reading, readers = {value}, []
-    for op in named.walk(program.placed.named.body):
-        if op.phase == "forward" and not reading.isdisjoint(op.ins):
-            readers += [v for v in op.outs if v.name is not None and v in settled]
-            reading.update(v for v in op.outs if v.name is None)
+    """The named results of the operators that read a value, past those without a name, in order."""
+    reading = _reading(program)
+    pending = list(reading.by_value.get(value, ()))
+    seen, readers = set(pending), []
+    while pending:
+        number = heapq.heappop(pending)
+        outs = reading.operators[number].outs
+        readers += [v for v in outs if v.name is not None and v in reading.settled]
+        for unnamed in (v for v in outs if v.name is None):
+            for later in reading.by_value.get(unnamed, ()):
+                if later > number and later not in seen:
+                    seen.add(later)
+                    heapq.heappush(pending, later)
     return readers
+
+
+class _Reading(NamedTuple):
+    """The operators of the forward pass, those that read each value by number, what is placed."""
+
+    operators: list[named.NamedOp]
+    by_value: dict[Value, list[int]]
+    settled: frozenset[Value]
+
+
+@functools.lru_cache(maxsize=1)
+def _reading(program: DeviceProgram) -> _Reading:
+    operators = [op for op in named.walk(program.placed.named.body) if op.phase == "forward"]
+    by_value: dict[Value, list[int]] = {}
+    for number, op in enumerate(operators):
+        for value in dict.fromkeys(op.ins):
+            by_value.setdefault(value, []).append(number)
+    return _Reading(operators, by_value, frozenset(t.value for t in program.placed.tensors))
 
 
 # --- what is tried -------------------------------------------------------------------------------
