@@ -1,6 +1,7 @@
-"""Commands that only look at programs are quick: they never import torch.
+"""Commands that only look at programs are quick: they never import torch, and few other libraries.
 
-Those that search for the optimum (`--reduce optimal`, the default) import highspy for it.
+Those that search for the optimum (`--reduce optimal`, the default) import highspy for it, and with
+it numpy; once the plan is in the cache, they do not.
 """
 
 from __future__ import annotations
@@ -66,6 +67,27 @@ ENVIRONMENTS = {
 }
 
 
+NUMBERS = ("numpy", "highspy", "pydantic", "opt_einsum")
+"""What computes numbers, and what checks the values of options: a browser need not have them."""
+
+LOOKS = {
+    "fmt": "rich meshdsl.ops.elementwise meshdsl.report.explanation meshdsl.cli.explain",
+    "check": "rich meshdsl.report.pictures meshdsl.simulate.timeline meshdsl.cli.explain",
+    "explain": "meshdsl.report.pictures meshdsl.simulate.timeline meshdsl.syntax.complaints",
+}
+"""Commands on a program without errors or pipelines, with what else they import none of."""
+
+MODULES = """
+import sys
+from meshdsl.cli import main
+sys.argv = ["meshdsl", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+sys.stderr.write("LOADED " + " ".join(sys.modules))
+"""
+
 ALONE = [*ENVIRONMENTS, *SEARCHING]
 TOGETHER = [[name for name in COMMANDS if name not in ALONE], [*SEARCHING], [*ENVIRONMENTS]]
 """Commands that one process carries out, one after the other."""
@@ -106,3 +128,20 @@ def test_the_commands_are_made_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("typer.main.get_command", made_again)
     assert cli("--version").code == 0
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_look_at_a_program_needs_no_numbers(command: str, tmp_path: Path) -> None:
+    """Once the plans of an earlier command are in the cache."""
+    own = {"PYTHONPATH": str(ROOT), "PATH": "", "MESHDSL_CACHE": str(tmp_path)}
+    for _ in range(1 if command == "fmt" else 2):
+        done = subprocess.run(
+            [sys.executable, "-c", MODULES, *map(str, COMMANDS[command])],
+            cwd=tmp_path,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    loaded = set(done.stderr.rpartition("LOADED ")[2].split())
+    assert loaded.intersection({*HEAVY, *NUMBERS, *LOOKS[command].split()}) == set()
