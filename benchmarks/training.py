@@ -1,16 +1,16 @@
 """How long a training step takes: ours beside others, in one run.
 
-`python -m benchmarks.training [--quick] [--only WORD…] [--rounds N] [--compile]` times forward,
-backward and update of an MLP (512 samples, io = hidden) and of the model of `examples/lm.mdsl` on
-two devices and on one: the program we emit on the local engine (devices are threads of one process,
-as those of JAX are), as gloo processes, these with `torch.compile`, the same step written by hand
-with torch autograd, fused attention and `torch.distributed`, with DTensor, and in JAX on host
-devices where it is installed. Every device has one thread, and every variant as many processors as
-devices. The variants take turns, so that a busy moment of the machine hits all of them. Printed are
-the median time of a step and, of the others, their ratios to the local engine (above 1: ours is
-faster): the median of those in the same round, that of the least times, and that of the time of all
-processors. The last two hold on a busy machine, too. Before, the losses of the first steps are
-compared.
+`python -m benchmarks.training [--quick] [--only WORD…] [--rounds N] [--compile] [--at-once]` times
+forward, backward and update of an MLP (512 samples, io = hidden) and of the model of
+`examples/lm.mdsl` on two devices and on one: the program we emit on the local engine (devices are
+threads of one process, as those of JAX are), as gloo processes, these with `torch.compile`, the
+same step written by hand with torch autograd, fused attention and `torch.distributed`, with
+DTensor, and in JAX on host devices where it is installed. Every device has one thread, and every
+variant as many processors as devices. The variants take turns, so that a busy moment of the machine
+hits all of them. Printed are the median time of a step and, of the others, their ratios to the
+local engine (above 1: ours is faster): the median of those in the same round, that of the least
+times, and that of the time of all processors. The last two hold on a busy machine, too. Before, the
+losses of the first steps are compared.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cases with all of these words")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="torch.compile, too: minutes more")
+    parser.add_argument("--at-once", action="store_true", help="local: devices take no turns")
     options = parser.parse_args()
     rounds = options.rounds or (5 if options.quick else 15)
     chosen = [c for c in cases(options.quick) if set(options.only) <= set(c.name.split())]
@@ -179,7 +180,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         workers = Workers(folder)
         for case in chosen:
-            case = replace(case, compiled=options.compile)
+            case = replace(case, compiled=options.compile, at_once=options.at_once)
             print(row(case, measure(workers, case, rounds)), flush=True)
         workers.stop()
 

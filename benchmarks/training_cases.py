@@ -60,7 +60,8 @@ class Case:
     """One training step, at `sizes` of its program.
 
     `parallel` is `one` (device), `data` or `tensor`, the latter on two. `compiled` adds the
-    emitted program as `torch.compile` makes it faster.
+    emitted program as `torch.compile` makes it faster. `at_once`: the local engine lets devices
+    take no turns.
     """
 
     family: str
@@ -68,6 +69,7 @@ class Case:
     optimizer: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     compiled: bool = False
+    at_once: bool = False
 
     @property
     def name(self) -> str:

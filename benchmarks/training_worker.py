@@ -66,7 +66,8 @@ def run_local(pipe: Connection) -> None:
         kind, first, second = asked
         if kind == "make":
             pin(first.devices)
-            session = LocalSession(Emitted(first.emitted()).load())  # how it runs, it counts in it
+            session = LocalSession(Emitted(first.emitted()).load())
+            session.in_turns = session.in_turns and not first.at_once
             program = session.programs.program
             kinds = (program.INPUTS, program.PARAMS, program.STATES)
             given = [tuple(tensors(program, k, r) for k in kinds) for r in range(first.devices)]
