@@ -1,8 +1,8 @@
-"""Gradients of softmax and log_softmax in the memory of their cotangent, where that is dense.
+"""Gradients of softmax and log_softmax in the memory of their cotangent.
 
 `dy` is dead and shares no memory. Torch's kernels fill their `out` as if it were contiguous,
 whatever its strides are (torch 2.13), and read the memory they write to once only if it is: so dims
-are permuted into memory order, and a tensor with gaps is left alone.
+are permuted into memory order, and a tensor with gaps is copied to.
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ def log_softmax_backward_(dy: torch.Tensor, y: torch.Tensor, dim: int) -> torch.
 def backward_into_(
     kernel: Any, result: str, dy: torch.Tensor, y: torch.Tensor, dim: int
 ) -> torch.Tensor:
-    """What `kernel` makes of dy and y, in the memory of a dense `dy`; its overload has `result`."""
+    """What `kernel` makes of dy and y, in the memory of `dy`; its overload has `result`."""
     order = sorted(range(dy.dim()), key=dy.stride, reverse=True)
     dense = dy.permute(order)
     if not dense.is_contiguous():
-        return kernel(dy, y, dim, dy.dtype)  # type: ignore[no-any-return]
+        return dy.copy_(kernel(dy, y, dim, dy.dtype))
     kernel.out(dense, y.permute(order), order.index(dim), dy.dtype, **{result: dense})
     return dy

@@ -42,7 +42,6 @@ class CutNetworkText:
     def _cut_lines(self) -> None:
         """Write a line for each message."""
         for move, ends, names in messages(self.node):
-            self.out.place = f"{move.span.file}:{move.span.line}"
             kind = "F" if move.phase == "forward" else "B"
             group, *back = (f"groups[{quoted(name)}]" for name in names)
             more = f", ends={ends}" + "".join(f", back={name}" for name in back)

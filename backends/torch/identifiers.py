@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 from meshdsl.backends.torch.inliner import bound_names, defined, imported
 from meshdsl.backends.torch.preamble import PROVIDED, HeadName
-from meshdsl.device.ir import DeviceLoop, DeviceProgram, Node, Var
+from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Node, Var
+from meshdsl.device.memory import written_over
 from meshdsl.ir.program import every
 
 FRAME = frozenset("device rank groups inputs params states".split())
@@ -102,6 +103,8 @@ class Variables:
         self.shared = frozenset(
             name for name, count in Counter(shared.values()).items() if count > 1
         )
+        # By variable, those that one after the other have its memory; the last names all of them.
+        self._in_turn = _in_turn(program, self.shared)
         # Before the first statement: what that reads has no identifier to spare yet.
         self.now = self._farthest = -1
         # The identifiers of variables and helpers of the nested function that is written.
@@ -119,7 +122,9 @@ class Variables:
     def of(self, var: Var) -> str:
         """The identifier of a variable, which is taken from here on."""
         if var.name not in self.chosen:
-            name = self.chosen[var.name] = self._chosen(var)
+            in_turn = [v for v in self._in_turn.get(var, (var,)) if v.name not in self.chosen]
+            name = self._chosen(in_turn[-1])
+            self.chosen.update((each.name, name) for each in in_turn)
             self._local.add(name)
             # Several may get theirs before the first is assigned: those that one bucket brings.
             self._busy[name], self._last[name] = self.until.get(var, self.now), var
@@ -229,6 +234,26 @@ class Variables:
             return None
         holders.remove(var.name)
         return None if holders else name
+
+
+def _in_turn(program: DeviceProgram, shared: frozenset[str]) -> dict[Var, tuple[Var, ...]]:
+    """By variable, those that one after the other have its memory, in the order of their words.
+
+    One that shares a name in the program with earlier ones has their identifier.
+    """
+    makers = {v: n.name for n in every(program.body) if isinstance(n, Compute) for v in n.makes}
+    in_turn: dict[Var, list[Var]] = {}
+    for new, old in written_over(program).items():
+        if new in makers and old.name not in shared:
+            in_turn[new] = in_turn.setdefault(old, [old])
+            in_turn[new].append(new)
+    for variables in in_turn.values():
+        # The last that the source names goes last, else one that is not known by its operator.
+        named = [v for v in variables if v.value.name]
+        known = [v for v in variables if v.hint.removesuffix("_part") != makers.get(v)]
+        last = (named or known or variables[:1])[-1]
+        variables.sort(key=lambda var: var is last)
+    return {var: tuple(variables) for var, variables in in_turn.items()}
 
 
 class _LastReads:

@@ -36,6 +36,10 @@ class OperatorText:
 
     def write(self, node: Compute) -> None:
         """Write an operator, in place where no other variable shares the memory."""
+        if node.into is not None and node.adds:
+            self._add_to(node, self.state.name(node.into))
+            self.state.fresh.update(node.outs if node.into in self.state.fresh else ())
+            return
         if node.into is not None:
             into = self.state.name(node.into)
             self.state.let(node.outs[0], f"{into}.copy_({self.state.tensor(node.ins[0])})")
@@ -54,10 +58,15 @@ class OperatorText:
             self._update(node)
             return
         call = self._call(node)
-        text = self._in_place(node, call) or opdef.torch(call)
+        in_place = self._in_place(node, call)
+        text = in_place or opdef.torch(call)
         for line in call.lines:
             self.out.statement(line)
-        self._assign(node, text)
+        if in_place and self.state.identifier(node.outs[0]) in call.args:
+            self.out.statement(in_place)
+            self.state.variables.assign(node.outs[0])
+        else:
+            self._assign(node, text)
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = call.helpers
@@ -90,13 +99,27 @@ class OperatorText:
             self.state.let(new, before)
 
     def _write_onto(self, node: Compute, onto: int) -> None:
-        """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
-        name = self.state.identifier(node.outs[0])
-        call = self._call(node)
-        text = lookup(node.name).in_place[onto](call)
+        """Write an operator in the memory of its operand."""
+        call, made = self._call(node), self.state.added_at_once(node)
+        if made is not None:
+            self.out.take_back(made.start)
+            self.state.renamed.add(made.var)
+            self.state.variables.forget(made.var)
+            call = replace(call, args=(call.args[0], made.text))
+        self._write_over(node, node.ins[onto], call, lookup(node.name).in_place[onto](call))
+
+    def _add_to(self, node: Compute, total: str) -> None:
+        """Write an operator that adds its result to an existing tensor."""
+        call, adds = self._call(node), lookup(node.name).adds
+        assert adds is not None, f"{node.name} has no text that adds"
+        assert node.into is not None
+        self._write_over(node, node.into, call, adds(call, total))
+
+    def _write_over(self, node: Compute, over: Var, call: TorchText, text: str) -> None:
+        """Write what changes a variable; the result has no name of its own."""
         for line in call.lines:
             self.out.statement(line)
-        if name in self.state.totals and self.state.identifier(node.ins[0]) == name:
+        if self.state.identifier(node.outs[0]) == self.state.identifier(over):
             self.out.statement(text)
             self.state.variables.assign(node.outs[0])
         else:
@@ -171,6 +194,7 @@ class OperatorText:
             var = node.ins[index]
             may_overwrite = self.state.may_overwrite(var) and var not in self.state.views
             if may_overwrite and var.local == node.outs[0].local:
+                self.state.variables.follow(node.outs[0], var)
                 return opdef.in_place[index](call)
         return None
 

@@ -115,7 +115,13 @@ class StatementWriter(NotationWriter):
                 self._mark(node.body, kept_inside(node), entered(node, self.collected))
 
     def headed(self, node: Node) -> bool:
-        """Whether a node has its source line above it; a constant has, too."""
+        """Whether a node has its source line above it; a constant has, too.
+
+        One that adds to a sum what is made right above it belongs to that.
+        """
+        self.state.dying = self.dead[node]
+        if self.state.added_at_once(node) is not None:
+            return False
         return super().headed(node) or isinstance(node, Compute)
 
     def node(self, node: Node) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from meshdsl.backends.torch.identifiers import Variables
 from meshdsl.backends.torch.preamble import type_text
 from meshdsl.backends.torch.text_lines import TextLines
-from meshdsl.device.ir import DeviceProgram, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Node, Var
 from meshdsl.device.liveness import uses
 from meshdsl.ops.torch_expressions import scalar
 
@@ -34,6 +34,7 @@ class TextState:
     totals:     the identifiers of the sums that passes add to: they belong to the function around.
     last:       the last assignment, where a renaming may still take it back.
     renamed:    variables whose assignment was taken back so.
+    dying:      the variables that are dead after the statement that is written.
     helpers:    the helper variables of the last statement, if they may be large.
     device_alone: the device along the axis of the stages that alone does what is written, if one
                 does.
@@ -57,6 +58,7 @@ class TextState:
         self.totals: frozenset[str] = frozenset()
         self.last: LastAssignment | None = None
         self.renamed: set[Var] = set()
+        self.dying: tuple[Var, ...] = ()
         self.helpers: list[str] = []
         self.device_alone: int | None = None
 
@@ -87,6 +89,14 @@ class TextState:
     def let(self, var: Var, text: str) -> None:
         """Write `x = text`, with the type of `x` as its note."""
         self.out.assign((self.variables.assign(var),), text, typed(var))
+
+    def added_at_once(self, node: Node) -> LastAssignment | None:
+        """The last assignment, where a statement adds its variable to a sum, which is dead then."""
+        last = self.last
+        if last is None or last.end != len(self.out.lines) or not isinstance(node, Compute):
+            return None
+        adds = node.name == "add" and node.onto == 0 and last.var is node.ins[1]
+        return last if adds and last.var in self.dying else None
 
     def may_overwrite(self, var: Var) -> bool:
         """Whether a variable has memory of its own and is read once."""

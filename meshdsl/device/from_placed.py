@@ -68,12 +68,16 @@ class _Lowering:
         The gradient of a subexpression is known by the word for that.
         """
         value = tensor.value
-        if not value.name and value.is_gradient and value.source in self.words:
-            hint = f"d_{self.words[value.source]}"
+        if not value.name and value.is_gradient and (of := self._word_of(value.source)):
+            hint = f"d_{of}"
         name, word = self._word(tensor, op), self._word(tensor, hint or op)
         self.words.setdefault(value, value.label if value.name else hint or op)
         self.vars[tensor] = self._var(tensor, tensor.placement, name, word)
         return self.vars[tensor]
+
+    def _word_of(self, value: Value) -> str:
+        """The word for a value, if it has one by now."""
+        return value.label if value.name else self.words.get(value, "")
 
     def _var(self, tensor: placed.PlacedTensor, placement: Placement, name: str, hint: str) -> Var:
         local = placement.local(tensor.value.type, self.mesh)
@@ -116,7 +120,7 @@ class _Lowering:
         ins = tuple(self.vars[t] for t in node.ins)
         results = [self.results.get(t.value, "") for t in node.outs]
         if node.ins and _is_relabelled(node):
-            results = [results[0] or self.words.get(node.ins[0].value, "")]
+            results = [results[0] or self._word_of(node.ins[0].value)]
         onto = 0 if node.outs[0] in self.written_into else None
         if onto is None:
             outs = tuple(map(self._new, node.outs, repeat(node.name), results))
@@ -263,22 +267,23 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
 
 def _is_relabelled(node: placed.Apply) -> bool:
     """Whether the result is the first operand under other dims."""
-    sizes = {tensor.type.bytes for tensor in (node.ins[0], *node.outs)}
+    sizes = {(tensor.type.bytes, tensor.type.dtype) for tensor in (node.ins[0], *node.outs)}
     return lookup(node.name).view and len(sizes) == 1
 
 
 def _results(program: placed.PlacedProgram) -> dict[Value, str]:
-    """The subexpressions that are results of a call of a `def`, with the name of the call."""
+    """Subexpressions that are results of a call of a `def`, or new values, with words for them."""
     by_path: dict[tuple[str, ...], set[Value]] = {}
     for node in ir.every(program.body):
         if isinstance(node, placed.Apply) and node.phase == "forward":
             for value in (tensor.value for tensor in node.ins):
                 if len(value.path) > len(node.outs[0].value.path) and value.name is None:
                     by_path.setdefault(value.path, set()).add(value)
+    assigned = ((old.value.label, new.value) for old, new in program.updates)
     # Simplification may leave several results of one call.
     return {
         value: path[-1] for path, values in by_path.items() if len(values) == 1 for value in values
-    }
+    } | {value: f"new_{label}" for label, value in assigned if not value.name}
 
 
 def _suffix(before: Placement, after: Placement) -> str:

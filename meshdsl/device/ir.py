@@ -18,7 +18,7 @@ from meshdsl.ir.program import Stacked
 from meshdsl.ir.rewrite import mapped
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import Signature
+from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Mesh, Placement
@@ -72,12 +72,29 @@ class Compute(Statement, ir.Op[Var]):
 
     `onto` is the operand that the result overwrites and shares the name of, if there is one. A cast
     may write its result `into` the memory of a variable that nothing reads any more: it has the
-    name of that, too.
+    name of that, too. An operator whose record `adds` adds its result to the variable `into`.
     """
 
     flops: int = 0
     onto: int | None = None
     into: Var | None = None
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds its result to a variable."""
+        return self.into is not None and lookup(self.name).adds is not None
+
+    @property
+    def reads(self) -> tuple[Var, ...]:
+        """The operands, and the variable that it adds to."""
+        return (*self.ins, self.into) if self.into is not None and self.adds else self.ins
+
+    @property
+    def over(self) -> Var | None:
+        """The variable that it adds to or overwrites, sharing its name; a dead one apart."""
+        if self.onto is not None:
+            return self.ins[self.onto]
+        return self.into if self.adds else None
 
     @property
     def local(self) -> Signature:

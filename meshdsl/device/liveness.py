@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from meshdsl.device.ir import (
     Bucket,
@@ -34,8 +35,10 @@ def deaths(
     """Per node of a block, the large variables of the block that nothing reads after it.
 
     Those are made in it, or `entered` with the iteration of a loop; `kept` are read after the
-    block. A tensor in a bucket counts as large as all of it.
+    block. A tensor in a bucket counts as large as all of it; what is added to a sum right behind
+    the statement that makes it is in no variable, whatever its size.
     """
+    at_once = {v for one, other in pairwise(nodes) if (v := _added_at_once(one, other)) is not None}
     local = entered | {v for node in nodes if not is_constant(node) for v in node.makes}
     later: set[str] = {v.name for v in kept}
     dead_after: list[tuple[Var, ...]] = []
@@ -44,9 +47,22 @@ def deaths(
         dying = [v for v in touched.values() if v in local and v.name not in later]
         together = isinstance(node.collective if isinstance(node, Start) else node, Bucket)
         size = sum(v.local.bytes for v in dying) if together else 0
-        dead_after.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
+        dead_after.append(
+            tuple(v for v in dying if max(size, v.local.bytes) >= LARGE or v in at_once)
+        )
         later.update(touched)
     return tuple(reversed(dead_after))
+
+
+def _added_at_once(maker: Node, node: Node) -> Var | None:
+    """What the statement behind its maker adds to a sum, if it does."""
+    if not isinstance(maker, Compute) or not isinstance(node, Compute):
+        return None
+    if node.name != "add" or node.onto != 0 or is_constant(maker):
+        return None
+    total, part = node.ins
+    is_alike = total.local.names == part.local.names
+    return part if maker.outs == (part,) and is_alike else None
 
 
 def entered(node: DeviceLoop, collected: frozenset[Var]) -> frozenset[Var]:
@@ -83,8 +99,8 @@ def blocks(node: DeviceLoop) -> dict[Var, Var]:
     carried = {c.inside for c in node.carries}
     cut = (n for n in node.body if isinstance(n, Move) and n.step.kind == "slice")
     block_of = {n.target: n.source for n in cut if n.source in carried}
-    onto = (n.ins[n.onto] for n in node.body if isinstance(n, Compute) and n.onto is not None)
-    return {v: block_of[v] for v in onto if v in block_of}
+    over = (n.over for n in node.body if isinstance(n, Compute) and n.over is not None)
+    return {v: block_of[v] for v in over if v in block_of}
 
 
 def left_over(node: DeviceLoop, collected: frozenset[Var]) -> tuple[Var, ...]:
@@ -119,7 +135,7 @@ def used_up(program: DeviceProgram) -> frozenset[Var]:
 
 
 def records(program: DeviceProgram) -> Iterator[tuple[Var, ...]]:
-    """The lists that one loop fills and one other takes from the end: one list of tuples will do."""
+    """The lists that one loop fills and one other takes from the end: they may be one of tuples."""
     taken, popped = dict[Var, DeviceLoop](), used_up(program)
     together: dict[tuple[DeviceLoop, DeviceLoop], list[Var]] = {}
     for loop in loops(program.body, DeviceLoop):

@@ -10,7 +10,7 @@ from meshdsl.device.buckets import in_buckets
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
-from meshdsl.device.sums import summed_in_place
+from meshdsl.device.sums import added_directly, summed_in_place
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.placed.ir import PlacedProgram
 
@@ -28,11 +28,11 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
     """
     last = (updated_in_place, in_buckets, overlapped, grouped_updates)
     if program.pipe is None:
-        return (*((summed_in_place,) if program.updates else ()), *last)
+        return (*((summed_in_place, added_directly) if program.updates else ()), *last)
     from meshdsl.device.async_updates import given_whole
     from meshdsl.device.microbatching import in_micro_batches
     from meshdsl.device.stage_local import on_one_device
     from meshdsl.device.stage_phases import pipelined
 
-    on_stages = (pipelined, partial(on_one_device, stored=stored))
+    on_stages = (pipelined, partial(on_one_device, stored=stored), added_directly)
     return (in_micro_batches, given_whole, summed_in_place, *on_stages, *last)

@@ -15,7 +15,7 @@ from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgra
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Carry, Leaf, Stacked, every
-from meshdsl.ir.rewrite import in_blocks
+from meshdsl.ir.rewrite import in_blocks, reads_of
 from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.strategies import flops
@@ -247,6 +247,49 @@ def _slice_by_slice(
 def _swapped(nodes: Nodes, old: Node, *new: Node) -> Nodes:
     """The nodes with one replaced by others."""
     return tuple(n for node in nodes for n in (new if node is old else (node,)))
+
+
+# --- sums of what is added by index --------------------------------------------------------------
+
+
+def added_directly(program: DeviceProgram) -> DeviceProgram:
+    """The program with operators that add their results to sums, instead of making a tensor first.
+
+    Only where nothing else reads the result, and nothing touches the sum in between.
+    """
+    read = uses(program)
+
+    def block(nodes: Nodes) -> Nodes:
+        return _adding(read, tuple(node.with_body(block) for node in nodes))
+
+    return replace(program, body=block(program.body))
+
+
+def _adding(read: Mapping[Var, int], nodes: Nodes) -> Nodes:
+    makers = {v: i for i, node in enumerate(nodes) for v in node.makes}
+    new, gone = dict[Node, Node](), set[Node]()
+    for at, add in enumerate(nodes):
+        if not isinstance(add, Compute) or add.name != "add" or add.onto != 0:
+            continue
+        total, part = add.ins
+        made_at = makers.get(part, at)
+        maker = nodes[made_at]
+        if read[part] != 1 or not isinstance(maker, Compute) or not _may_add(maker, total):
+            continue
+        between = (v.name for n in nodes[made_at:at] for v in (*reads_of(n), *n.makes))
+        if total.name not in between:
+            new[maker] = replace(maker, outs=add.outs, into=total)
+            gone.add(add)
+    return tuple(new.get(node, node) for node in nodes if node not in gone)
+
+
+def _may_add(maker: Compute, total: Var) -> bool:
+    """Whether an operator can add its result to a sum."""
+    (out, *others), adds_to = maker.outs, lookup(maker.name).adds_to
+    if others or adds_to is None or maker.into is not None or out.local != total.local:
+        return False
+    split = {d for var in (*maker.ins, out) for d, _ in var.placement.splits}
+    return adds_to(maker.local, frozenset(split))
 
 
 # --- dead zeros --------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def _check_sums_written(node: Pipeline) -> None:
         written.update(c.stack for c in inner.collected if c.stack is not None)
         if isinstance(inner, Move) and inner.step.kind == "slice":
             memory[inner.target] = (inner.source,)
-        elif isinstance(inner, Compute) and inner.onto is not None:
-            memory.update((var, (inner.ins[inner.onto],)) for var in inner.outs)
+        elif isinstance(inner, Compute) and inner.over is not None:
+            memory.update((var, (inner.over,)) for var in inner.outs)
             written.update(inner.outs)
     reached = list(written)
     for var in reached:
@@ -130,7 +130,7 @@ class _DeviceVerifier(Verifier[Var]):
         self._there(node)
         match node:
             case Compute():
-                self.need(node.ins, node.name)
+                self.need(node.reads, node.name)
                 self.check_kind(node)
                 over = node.into if node.onto is None else node.ins[node.onto]
                 if node.into is not None:

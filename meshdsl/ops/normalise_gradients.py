@@ -235,7 +235,7 @@ def _cross_entropy_text(call: kit.TorchCall) -> str:
     where = logits.without(dim).dims
     dy = call.let("dy", call.tensor(0)) if call.is_constant(0) else call.args[0]
     wide = kit.aligned(dy, call.ins[0].names, logits.names)
-    share = call.let("share", f"torch.softmax({call.tensor(1)}, {at}).mul_({wide})")
+    share = f"torch.softmax({call.tensor(1)}, {at}).mul_({wide})"
     index = kit.permuted(indexing.checked_text(call, 2, dim), call.ins[2].names, positions)
     less = f"-{kit.aligned(dy, call.ins[0].names, positions)}"
     if len(call.ins[0].names) < len(where):

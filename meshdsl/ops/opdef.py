@@ -328,6 +328,7 @@ Infer = Callable[[Types, Attrs], Types]
 Bind = Callable[[Attrs, Types], Attrs]
 Gradient = Callable[[Backward], Grads]
 InPlace = Callable[[TorchCall], str]
+Adds = Callable[[TorchCall, str], str]
 FitsIn = Callable[[int, Types, frozenset[int]], bool]
 Scratch = Callable[[Signature, Mapping[int, Any]], int]
 
@@ -434,6 +435,10 @@ class OpDef:
              it into any memory that has its type.
     averages: over a loop that is reduced the result is the sum divided by the loop's size: of twice
              as many elements it is as large. Other sums are twice as large.
+    adds: a call, an existing tensor -> torch text that adds the result to that tensor, and makes no
+          other one for it; None: there is no such text.
+    adds_to: (local signature, split dims) -> whether a call has this text, where both tensors have
+             one dtype.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs, or, of a result that shows its operand,
              of a copy that it shows instead; None: nothing of the size of an operand.
@@ -483,6 +488,8 @@ class OpDef:
     fits_in: FitsIn | None = None
     converts: bool = False
     averages: bool = False
+    adds: Adds | None = None
+    adds_to: Callable[[Signature, frozenset[str]], bool] | None = None
     scratch: Scratch | None = None
     infix: str | None = None
     fold: Callable[..., float] | None = None

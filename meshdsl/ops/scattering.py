@@ -54,12 +54,9 @@ def _numpy(call: kit.NumpyCall, dy: kit.Array, ids: kit.Array) -> kit.Array:
 
 
 def _text(call: kit.TorchCall) -> str:
-    dy, ids, out = call.ins[0], call.ins[1], call.outs[0]
-    dim = call.attrs["dim"].name
+    dy, out, dim = call.ins[0], call.outs[0], call.attrs["dim"].name
     at, rows = out.index(dim), call.extent(dim)
-    positions = tuple(n for n in ids.names if not out.has(n))
-    target = (*out.names[:at], *positions, *out.names[at + 1 :])
-    parts = kit.joined(kit.permuted(call.tensor(0), dy.names, target), at, len(positions))
+    parts, target = _parts(call)
     # A sum of many small numbers in half precision would stop growing.
     is_half = dy.dtype.bytes < kit.F32.bytes
     parts = f"{parts}.float()" if is_half else parts
@@ -69,6 +66,29 @@ def _text(call: kit.TorchCall) -> str:
     added = _added(call, f"{parts}.new_zeros({kit.tuple_text(shape)})", parts, _rows(call), target)
     trimmed = f"{added}.narrow({at}, 0, {rows})" if spare else added
     return f"{trimmed}.to({dy.dtype.torch})" if is_half else trimmed
+
+
+def _adding_text(call: kit.TorchCall, total: str) -> str:
+    """The parts added to an existing sum, which has all rows."""
+    parts, target = _parts(call)
+    parts = parts if parts.isidentifier() else call.let("parts", parts)
+    return _added(call, total, parts, _rows(call), target)
+
+
+def _may_add(sig: kit.Signature, split: frozenset[str]) -> bool:
+    """Whether no device has parts of others' rows, and nothing is rounded between."""
+    is_half = sig.outs[0].dtype.bytes < kit.F32.bytes
+    return sig.attrs["dim"].name not in split and not is_half
+
+
+def _parts(call: kit.TorchCall) -> tuple[str, kit.Names]:
+    """The parts in the order of the result, their positions joined in one dim; their dims."""
+    out, dim = call.outs[0], call.attrs["dim"].name
+    at = out.index(dim)
+    positions = tuple(n for n in call.ins[1].names if not out.has(n))
+    target = (*out.names[:at], *positions, *out.names[at + 1 :])
+    permuted = kit.permuted(call.tensor(0), call.ins[0].names, target)
+    return kit.joined(permuted, at, len(positions)), target
 
 
 def _one_more(count: str) -> str:
@@ -144,6 +164,8 @@ kit.operator(
         "P(min), B -> P(min)",
     ),
     gradient=_gradient,
+    adds=_adding_text,
+    adds_to=_may_add,
     scratch=_scratch,
     indices=1,
     ordered="dim",

@@ -123,11 +123,11 @@ def test_the_text_of_a_sum_in_place() -> None:
     lines = [line.strip().partition("  #")[0] for line in program.splitlines()]
     # A narrow gradient is widened as it is added.
     (added,) = [line for line in lines if line.startswith("d_up_part_") and ".add_(" in line]
-    sliced, _, part = added.rpartition(".add_(")[0], None, added.rpartition("(")[2].rstrip(")")
-    assert f"{sliced.partition(' = ')[0]} = d_up_part[layers]" in lines
-    assert any(line.startswith(f"{part} = ") and " @ " in line for line in lines)
+    sliced, _, part = added.partition(".add_(")
+    assert f"{sliced} = d_up_part[layers]" in lines
+    assert " @ " in part
     # The mean is taken in the same memory, which the devices then reduce.
-    assert any(line.endswith("= d_up_part.mul_(0.5)") for line in lines)
+    assert "d_up_part.mul_(0.5)" in lines
     assert "clone()" not in program
 
 

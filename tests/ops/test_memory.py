@@ -103,6 +103,7 @@ def _check_in_place(
     expected, before = meaning(opdef, sig, operands), [x.clone() for x in operands]
     found = run_lines(text, written, operands)
     close(found, expected[0], said)
+    close(operands[index], expected[0], f"{said}: the operand")
     for i, x in enumerate(operands):
         assert i == index or torch.equal(x, before[i]), f"{said}: operand {i} is changed"
         assert i == index or not share(found, x), f"{said}: the result shows operand {i}"

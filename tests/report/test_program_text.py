@@ -1,0 +1,109 @@
+"""What every emitted program holds to, so that people read it as one of their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from meshdsl.backends.torch.emitter import WrittenFunctions, write
+from meshdsl.backends.torch.text_lines import TextLine
+from meshdsl.device.ir import Compute, Var
+from meshdsl.device.liveness import shows_operand
+from meshdsl.ir.program import every
+from tests.report.golden import CASES, Case, made
+
+
+def written(case: Case) -> WrittenFunctions:
+    """The function `device` of a case."""
+    return write(made(case).device)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_programs_read_as_written_by_hand(case: Case) -> None:
+    functions = written(case)
+    assert not list(orphans(functions.lines))
+    assert not list(two_names(functions.lines))
+    assert not list(unnamed(functions))
+
+
+def orphans(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Comments with a source line that no statement of that line follows."""
+    for at, line in enumerate(lines):
+        if not line.place or not line.text.lstrip().startswith(f"# {line.place}  "):
+            continue
+        code = next((other for other in lines[at:] if other.is_statement), None)
+        if code is None or code.place != line.place or depth(code) < depth(line):
+            yield line.text
+
+
+def depth(line: TextLine) -> int:
+    """The spaces before a line."""
+    return len(line.text) - len(line.text.lstrip())
+
+
+def two_names(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Assignments of what a call writes over, under another name than it has.
+
+    A variable that the same statement of the program has assigned for itself is no name of a value.
+    """
+    own = {(line.node, name): line for line in lines for name in line.binds if line.node}
+    tree = ast.parse("\n".join(line.text for line in lines))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call() as call):
+                over = written_over(call)
+                line = lines[node.lineno - 1]
+                helper = (
+                    over is not None and (line.node, over) not in own and is_helper(over, lines)
+                )
+                if over not in (None, target) and not helper:
+                    yield line.text
+
+
+def written_over(call: ast.Call) -> str | None:
+    """The variable that a call of an operator in place writes over."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name), args=[first, *_]):
+            changed: ast.expr = first
+        case ast.Call(func=ast.Attribute(value=changed, attr=name)):
+            while isinstance(changed, ast.Call) and isinstance(changed.func, ast.Attribute):
+                name, changed = changed.func.attr, changed.func.value
+        case ast.Call(func=ast.Name(id=name), args=[first, *_]):
+            changed = first
+        case _:
+            return None
+    in_place = name.endswith("_") and isinstance(changed, ast.Name)
+    return changed.id if in_place and isinstance(changed, ast.Name) else None
+
+
+def is_helper(name: str, lines: tuple[TextLine, ...]) -> bool:
+    """Whether a variable is of the text of one operator alone: no value of the program has it."""
+    return all(name not in line.binds for line in lines)
+
+
+def unnamed(functions: WrittenFunctions) -> Iterator[str]:
+    """Identifiers of tensors that the source has a name for, which have nothing of it.
+
+    Tensors that one after the other have one memory have one identifier, of one of them; a view of
+    all of a tensor may have that of the tensor.
+    """
+    named: dict[str, list[str]] = {}
+    for node in every(functions.program.body):
+        if isinstance(node, Compute) and shows_operand(node):
+            continue
+        for var in (v for v in node.makes if v not in functions.program.lists):
+            identifier = functions.identifiers.get(var.name)
+            if identifier is not None and (word := word_of(var)):
+                named.setdefault(identifier, []).append(word)
+    for identifier, words in named.items():
+        if not any(word in identifier for word in words):
+            yield f"{identifier}: {words}"
+
+
+def word_of(var: Var) -> str:
+    """What the source calls a variable; the gradient of a subexpression is one at least."""
+    if var.value.name:
+        return var.value.label.lstrip("_")
+    return "d_" if var.value.is_gradient and var.value.source.name else ""
