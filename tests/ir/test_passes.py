@@ -30,7 +30,7 @@ from meshdsl.device import printer as device_printer
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.from_placed import lower
 from meshdsl.device.overlap import overlapped
-from meshdsl.device.sums import summed_in_place
+from meshdsl.device.sums import added_directly, summed_in_place
 from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.rewrite import rewritten
@@ -144,6 +144,7 @@ PASSES: dict[str, Pass] = {
     "lower": Pass(PLACED, DEVICE, lambda p, _: lower(p)),
     "buckets": Pass(DEVICE, DEVICE, lambda p, _: in_buckets(p)),
     "sums_in_place": Pass(DEVICE, DEVICE, lambda p, _: summed_in_place(p)),
+    "added_directly": Pass(DEVICE, DEVICE, lambda p, _: added_directly(p)),
     "overlap": Pass(DEVICE, DEVICE, lambda p, _: overlapped(p)),
 }
 
