@@ -8,13 +8,12 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.inliner import bound_names, defined, imported
 from meshdsl.backends.torch.preamble import PROVIDED, HeadName
 from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Node, Var
-from meshdsl.device.memory import written_over
 from meshdsl.ir.program import every
 
 FRAME = frozenset("device rank groups inputs params states".split())
@@ -96,7 +95,9 @@ class Variables:
     again, the text assigns again. An alias of another has no identifier of its own.
     """
 
-    def __init__(self, program: DeviceProgram, taken: frozenset[str]) -> None:
+    def __init__(
+        self, program: DeviceProgram, taken: frozenset[str], over: Mapping[Var, Var]
+    ) -> None:
         self.names = Identifiers(taken)
         self._reads, shared = _LastReads(program), _shared(program)
         self.until = self._reads.until
@@ -104,7 +105,7 @@ class Variables:
             name for name, count in Counter(shared.values()).items() if count > 1
         )
         # By variable, those that one after the other have its memory; the last names all of them.
-        self._in_turn = _in_turn(program, self.shared)
+        self._in_turn = _in_turn(program, self.shared, over)
         # Before the first statement: what that reads has no identifier to spare yet.
         self.now = self._farthest = -1
         # The identifiers of variables and helpers of the nested function that is written.
@@ -236,14 +237,16 @@ class Variables:
         return None if holders else name
 
 
-def _in_turn(program: DeviceProgram, shared: frozenset[str]) -> dict[Var, tuple[Var, ...]]:
+def _in_turn(
+    program: DeviceProgram, shared: frozenset[str], over: Mapping[Var, Var]
+) -> dict[Var, tuple[Var, ...]]:
     """By variable, those that one after the other have its memory, in the order of their words.
 
     One that shares a name in the program with earlier ones has their identifier.
     """
     makers = {v: n.name for n in every(program.body) if isinstance(n, Compute) for v in n.makes}
     in_turn: dict[Var, list[Var]] = {}
-    for new, old in written_over(program).items():
+    for new, old in over.items():
         if new in makers and old.name not in shared:
             in_turn[new] = in_turn.setdefault(old, [old])
             in_turn[new].append(new)

@@ -58,12 +58,12 @@ class OperatorText:
             self._update(node)
             return
         call = self._call(node)
-        in_place = self._in_place(node, call)
-        text = in_place or opdef.torch(call)
+        over = self._overwritten(node, call)
+        text = opdef.torch(call) if over is None else opdef.in_place[over](call)
         for line in call.lines:
             self.out.statement(line)
-        if in_place and self.state.identifier(node.outs[0]) in call.args:
-            self.out.statement(in_place)
+        if over is not None and self._has_name_of(node.outs[0], node.ins[over]):
+            self.out.statement(text)
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
@@ -119,7 +119,7 @@ class OperatorText:
         """Write what changes a variable; the result has no name of its own."""
         for line in call.lines:
             self.out.statement(line)
-        if self.state.identifier(node.outs[0]) == self.state.identifier(over):
+        if self._has_name_of(node.outs[0], over):
             self.out.statement(text)
             self.state.variables.assign(node.outs[0])
         else:
@@ -181,22 +181,28 @@ class OperatorText:
         if self.state.may_overwrite(node.ins[0]):
             self.state.fresh.update(node.outs)
 
-    def _in_place(self, node: Compute, call: TorchText) -> str | None:
-        """Text that writes over an operand that is dead and shares no memory, if there is one.
+    def _overwritten(self, node: Compute, call: TorchText) -> int | None:
+        """The operand that the result is written over: it is dead and shares no memory.
 
-        Only in a training step: torch's autograd may differentiate a forward pass.
+        The one that memory is counted with, if there are several. Only in a training step: torch's
+        autograd may differentiate a forward pass.
         """
         if not self.state.program.updates:
             return None
-        opdef = lookup(node.name)
         numbers = frozenset(i for i, var in enumerate(node.ins) if var in self.state.constants)
-        for index in opdef.written_over(call.ins, numbers):
+        counted = self.state.over.get(node.outs[0])
+        indices = lookup(node.name).written_over(call.ins, numbers)
+        for index in sorted(indices, key=lambda i: node.ins[i] is not counted):
             var = node.ins[index]
             may_overwrite = self.state.may_overwrite(var) and var not in self.state.views
             if may_overwrite and var.local == node.outs[0].local:
-                self.state.variables.follow(node.outs[0], var)
-                return opdef.in_place[index](call)
+                return index
         return None
+
+    def _has_name_of(self, result: Var, over: Var) -> bool:
+        """Whether a result has the identifier of what it is written over; it gets that if it can."""
+        self.state.variables.follow(result, over)
+        return self.state.identifier(result) == self.state.identifier(over)
 
     def _assign(self, node: Compute, text: str) -> None:
         """Write `name = text`; where that only renames the last result, that one gets the name."""

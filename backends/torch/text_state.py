@@ -9,6 +9,7 @@ from meshdsl.backends.torch.preamble import type_text
 from meshdsl.backends.torch.text_lines import TextLines
 from meshdsl.device.ir import Compute, DeviceProgram, Node, Var
 from meshdsl.device.liveness import uses
+from meshdsl.device.memory import written_over
 from meshdsl.ops.torch_expressions import scalar
 
 
@@ -25,6 +26,7 @@ class TextState:
     """What the writers of statements share.
 
     out, constants: the lines, and the literals that are written where a constant is used.
+    over:       the results that are written over a dead operand, with that, as memory is counted.
     variables:  the identifiers.
     used:       the support functions that are called.
     uses:       how often each variable is read.
@@ -49,7 +51,8 @@ class TextState:
     ) -> None:
         self.program, self.mesh = program, program.mesh
         self.out, self.constants = out, constants
-        self.variables = Variables(program, taken)
+        self.over = written_over(program)
+        self.variables = Variables(program, taken, self.over)
         self.used: set[str] = set()
         self.uses = uses(program)
         self.fresh: set[Var] = set()
