@@ -105,7 +105,7 @@ class Variables:
             name for name, count in Counter(shared.values()).items() if count > 1
         )
         # By variable, those that one after the other have its memory; the last names all of them.
-        self._in_turn = _in_turn(program, self.shared, over)
+        self._in_turn = _in_turn(program, self.shared, over) if over else {}
         # Before the first statement: what that reads has no identifier to spare yet.
         self.now = self._farthest = -1
         # The identifiers of variables and helpers of the nested function that is written.

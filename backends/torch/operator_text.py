@@ -38,7 +38,7 @@ class OperatorText:
         """Write an operator, in place where no other variable shares the memory."""
         if node.into is not None and node.adds:
             self._add_to(node, self.state.name(node.into))
-            self.state.fresh.update(node.outs if node.into in self.state.fresh else ())
+            self._has_memory(node)
             return
         if node.into is not None:
             into = self.state.name(node.into)
@@ -200,7 +200,7 @@ class OperatorText:
         return None
 
     def _has_name_of(self, result: Var, over: Var) -> bool:
-        """Whether a result has the identifier of what it is written over; it gets that if it can."""
+        """Whether a result has the identifier of what it is written over, which it gets if free."""
         self.state.variables.follow(result, over)
         return self.state.identifier(result) == self.state.identifier(over)
 

@@ -71,7 +71,8 @@ class StatementWriter(NotationWriter):
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
         # By list, those that are one with it: a list of tuples.
-        self.records = {var: lists for lists in records(program) for var in lists}
+        several = records(program) if len(program.lists) > 1 else ()
+        self.records = {var: lists for lists in several for var in lists}
 
     # --- statements ------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class StatementWriter(NotationWriter):
         One that adds to a sum what is made right above it belongs to that.
         """
         self.state.dying = self.dead[node]
-        if self.state.added_at_once(node) is not None:
+        if isinstance(node, Compute) and node.onto == 0 and self.state.added_at_once(node):
             return False
         return super().headed(node) or isinstance(node, Compute)
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from meshdsl.backends.torch.identifiers import Variables
 from meshdsl.backends.torch.preamble import type_text
 from meshdsl.backends.torch.text_lines import TextLines
-from meshdsl.device.ir import Compute, DeviceProgram, Node, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Var
 from meshdsl.device.liveness import uses
-from meshdsl.device.memory import written_over
+from meshdsl.device.memory import MemoryReuse
 from meshdsl.ops.torch_expressions import scalar
 
 
@@ -51,7 +51,7 @@ class TextState:
     ) -> None:
         self.program, self.mesh = program, program.mesh
         self.out, self.constants = out, constants
-        self.over = written_over(program)
+        self.over = dict(MemoryReuse(program).found())
         self.variables = Variables(program, taken, self.over)
         self.used: set[str] = set()
         self.uses = uses(program)
@@ -93,13 +93,12 @@ class TextState:
         """Write `x = text`, with the type of `x` as its note."""
         self.out.assign((self.variables.assign(var),), text, typed(var))
 
-    def added_at_once(self, node: Node) -> LastAssignment | None:
-        """The last assignment, where a statement adds its variable to a sum, which is dead then."""
+    def added_at_once(self, node: Compute) -> LastAssignment | None:
+        """The last assignment, where an operator adds its variable to a sum, which is dead then."""
         last = self.last
-        if last is None or last.end != len(self.out.lines) or not isinstance(node, Compute):
+        if last is None or last.end != len(self.out.lines) or node.name != "add" or node.onto:
             return None
-        adds = node.name == "add" and node.onto == 0 and last.var is node.ins[1]
-        return last if adds and last.var in self.dying else None
+        return last if last.var is node.ins[1] and last.var in self.dying else None
 
     def may_overwrite(self, var: Var) -> bool:
         """Whether a variable has memory of its own and is read once."""

@@ -119,7 +119,7 @@ class _Lowering:
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
         results = [self.results.get(t.value, "") for t in node.outs]
-        if node.ins and _is_relabelled(node):
+        if lookup(node.name).view and _is_relabelled(node):
             results = [results[0] or self._word_of(node.ins[0].value)]
         onto = 0 if node.outs[0] in self.written_into else None
         if onto is None:
@@ -266,9 +266,9 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
 
 
 def _is_relabelled(node: placed.Apply) -> bool:
-    """Whether the result is the first operand under other dims."""
+    """Whether the result of a view is all of its operand, under other dims."""
     sizes = {(tensor.type.bytes, tensor.type.dtype) for tensor in (node.ins[0], *node.outs)}
-    return lookup(node.name).view and len(sizes) == 1
+    return len(sizes) == 1
 
 
 def _results(program: placed.PlacedProgram) -> dict[Value, str]:

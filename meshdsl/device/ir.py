@@ -94,7 +94,7 @@ class Compute(Statement, ir.Op[Var]):
         """The variable that it adds to or overwrites, sharing its name; a dead one apart."""
         if self.onto is not None:
             return self.ins[self.onto]
-        return self.into if self.adds else None
+        return self.into if self.into is not None and self.adds else None
 
     @property
     def local(self) -> Signature:

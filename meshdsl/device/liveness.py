@@ -38,7 +38,8 @@ def deaths(
     block. A tensor in a bucket counts as large as all of it; what is added to a sum right behind
     the statement that makes it is in no variable, whatever its size.
     """
-    at_once = {v for one, other in pairwise(nodes) if (v := _added_at_once(one, other)) is not None}
+    sums = ((m, n) for m, n in pairwise(nodes) if isinstance(n, Compute) and n.onto == 0)
+    at_once = {add.ins[1] for maker, add in sums if _adds_at_once(maker, add)}
     local = entered | {v for node in nodes if not is_constant(node) for v in node.makes}
     later: set[str] = {v.name for v in kept}
     dead_after: list[tuple[Var, ...]] = []
@@ -54,15 +55,12 @@ def deaths(
     return tuple(reversed(dead_after))
 
 
-def _added_at_once(maker: Node, node: Node) -> Var | None:
-    """What the statement behind its maker adds to a sum, if it does."""
-    if not isinstance(maker, Compute) or not isinstance(node, Compute):
-        return None
-    if node.name != "add" or node.onto != 0 or is_constant(maker):
-        return None
-    total, part = node.ins
-    is_alike = total.local.names == part.local.names
-    return part if maker.outs == (part,) and is_alike else None
+def _adds_at_once(maker: Node, add: Compute) -> bool:
+    """Whether a statement behind the maker of a value adds that to a sum."""
+    if not isinstance(maker, Compute) or add.name != "add" or is_constant(maker):
+        return False
+    total, part = add.ins
+    return maker.outs == (part,) and total.local.names == part.local.names
 
 
 def entered(node: DeviceLoop, collected: frozenset[Var]) -> frozenset[Var]:

@@ -139,7 +139,7 @@ class MemoryWalk:
         self.loops: dict[Node, int] = {}
         self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
         self.held = LiveMemory(line=program.placed.named.span.line)
-        self.shown = shown_by(program) | written_over(program)
+        self.shown = shown_by(program) | dict(MemoryReuse(program).found())
         self.gradients = frozenset(map(self._first, gradients(program)))
         self.own = dict(self._kept_copies())
         # What an update rounds is there as it begins.
@@ -619,12 +619,7 @@ def _is_sent_otherwise(move: Move) -> bool:
 # --- reuse of memory -----------------------------------------------------------------------------
 
 
-def written_over(program: DeviceProgram) -> dict[Var, Var]:
-    """The results that are written over a dead operand, with that."""
-    return dict(_Reuse(program).found())
-
-
-class _Reuse:
+class MemoryReuse:
     """The results that the emitted text writes over an operand (`OperatorText._in_place`)."""
 
     def __init__(self, program: DeviceProgram) -> None:
@@ -659,8 +654,8 @@ class _Reuse:
     def _compute(self, node: Compute) -> Iterator[tuple[Var, Var]]:
         if is_constant(node):
             return
-        if node.over is not None:
-            self.fresh.update(node.outs if node.over in self.fresh else ())
+        if node.onto is not None:
+            self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())
             return
         shows = shows_operand(node)
         if self.program.updates and (over := self._over(node)) is not None:
