@@ -20,6 +20,7 @@ from functools import cached_property
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import block_loops, every
 from meshdsl.ir.rewrite import flows, free, needed
+from meshdsl.ir.types import Dim
 from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Update, Value, walk
 from meshdsl.ops.opdef import lookup

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.diagnostics import Source, Span
-from meshdsl.placed.settings import ACTIVATIONS, Setting
+from meshdsl.placed.settings import Setting
 from meshdsl.search.candidate import PLAIN, Candidate, first_of_each
 from meshdsl.search.declared import with_declared
 from meshdsl.search.local_search import onwards
 from meshdsl.search.problem import Problem, SearchResult
+from meshdsl.syntax.symbols import ACTIVATIONS
 
 Search = Callable[[Sequence[Problem]], SearchResult]
 

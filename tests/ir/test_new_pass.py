@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import meshdsl.named
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import Source
 from meshdsl.named import passes
+from meshdsl.named.attention_fusion import Spoken
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
 from tests.project import guide_file
@@ -38,7 +39,7 @@ def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     fold = import_module("meshdsl.named.fold_negations").fold_negations
     table = passes.passes
 
-    def with_it(spoken: Collection[str] | None) -> tuple[passes.Pass, ...]:
+    def with_it(spoken: Spoken | None) -> tuple[passes.Pass, ...]:
         return (fold, *table(spoken))
 
     monkeypatch.setattr(passes, "passes", with_it)
