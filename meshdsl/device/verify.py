@@ -135,7 +135,8 @@ class _DeviceVerifier(Verifier[Var]):
                 over = node.into if node.onto is None else node.ins[node.onto]
                 if node.into is not None:
                     assert node.into.local == node.out.local, node.out.name
-                    assert lookup(node.name).converts, f"{node.name} is not written into memory"
+                    writes = node.adds or lookup(node.name).converts
+                    assert writes, f"{node.name} is not written into memory"
                 for var in node.outs:
                     self.define_over(var, over)
             case Start():
