@@ -335,8 +335,7 @@ class Placer:
         if setting is None or not node.route.reduces:
             return node
         dtype, source_dtype = DTYPES[setting.value], node.source.type.dtype
-        # What is wider than f32 stays so: f32 is asked for to add up narrower numbers.
-        is_wider = source_dtype.bytes > dtype.bytes == 4
+        is_wider = source_dtype.bytes > dtype.bytes == 4  # f32 is for sums of narrower numbers
         if node.source.placement.op != "sum" or dtype == source_dtype or is_wider:
             return node
         words = functools.cache(functools.partial(why.in_dtype, node.words, setting))
@@ -710,12 +709,14 @@ class Placer:
     def _settle_collected(self, value: Value, node: named.NamedLoop) -> None:
         """Reshard a collected value to the placement requested of the whole.
 
-        Where readers are foreseen they do that, unless the loop's dim is to be split otherwise.
+        Readers that are foreseen do that, unless the loop's dim is to be split otherwise.
         """
-        here, want = self._latest(value).placement, self.request.demanded(value)
-        split = want.axes_of(node.dim.name)
-        if not self.decider.foresees or split not in ((), here.axes_of(node.dim.name)):
+        split = self.request.demanded(value).axes_of(node.dim.name)
+        here = self._latest(value).placement.axes_of(node.dim.name)
+        if not self.decider.foresees or split not in ((), here):
             self._settle_stack(value, node)
+        elif split:
+            self._asked(value)  # notes what splits it
 
     def _settle_stack(self, value: Value, node: named.NamedOp | named.NamedLoop) -> None:
         """Reshard a value of all iterations to the placement requested of the whole."""
