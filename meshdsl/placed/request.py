@@ -347,10 +347,13 @@ class Request:
         """Whether rules may split a dim into blocks of several sizes, known from these alone."""
         if self.pipe is not None or self.mesh.given or self.parts:
             return True
-        sizes, pinned = _sizes_of(self.program)
-        splits = (*((rule.dim, rule.axes) for rule in self.layout.rules), *pinned)
-        blocks = ((dim, self.mesh.size(*self.mesh.known(axes))) for dim, axes in splits)
-        return any(size % n for dim, n in blocks for size in sizes.get(dim, ()))
+        sizes, splits = _sizes_of(self.program)
+        for dim, axes in splits.union((rule.dim, rule.axes) for rule in self.layout.rules):
+            blocks = self.mesh.size(*self.mesh.known(axes))
+            for size in sizes.get(dim, ()):
+                if size % blocks:
+                    return True
+        return False
 
     @cached_property
     def _finite(self) -> frozenset[Value]:
