@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
 
 import pytest
 
@@ -29,13 +30,21 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
 
 
 def orphans(lines: tuple[TextLine, ...]) -> Iterator[str]:
-    """Comments with a source line that no statement of that line follows."""
-    for at, line in enumerate(lines):
-        if not line.place or not line.text.lstrip().startswith(f"# {line.place}  "):
-            continue
-        code = next((other for other in lines[at:] if other.is_statement), None)
-        if code is None or code.place != line.place or depth(code) < depth(line):
-            yield line.text
+    """Comments with a source line that no statement of that line follows.
+
+    Before it there may be collectives that it overlaps, of other lines.
+    """
+    heads = [at for at, line in enumerate(lines) if is_head(line)]
+    for at, end in pairwise([*heads, len(lines)]):
+        head, below = lines[at], [line for line in lines[at + 1 : end] if line.is_statement]
+        below = list(takewhile(lambda line, head=head: depth(line) >= depth(head), below))
+        if not any(line.place == head.place for line in below):
+            yield head.text
+
+
+def is_head(line: TextLine) -> bool:
+    """Whether a line is a comment with the source line of what follows."""
+    return bool(line.place) and line.text.lstrip().startswith(f"# {line.place}  ")
 
 
 def depth(line: TextLine) -> int:
