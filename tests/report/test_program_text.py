@@ -37,9 +37,13 @@ def orphans(lines: tuple[TextLine, ...]) -> Iterator[str]:
     heads = [at for at, line in enumerate(lines) if is_head(line)]
     for at, end in pairwise([*heads, len(lines)]):
         head, below = lines[at], [line for line in lines[at + 1 : end] if line.is_statement]
-        below = list(takewhile(lambda line, head=head: depth(line) >= depth(head), below))
-        if not any(line.place == head.place for line in below):
+        if not any(line.place == head.place for line in as_deep(below, depth(head))):
             yield head.text
+
+
+def as_deep(lines: list[TextLine], least: int) -> Iterator[TextLine]:
+    """The lines before the first with less than so many spaces before it."""
+    return takewhile(lambda line: depth(line) >= least, lines)
 
 
 def is_head(line: TextLine) -> bool:
