@@ -47,7 +47,7 @@ from meshdsl.backends.generate.generation import Speaker
 from meshdsl.backends.generate.task import Task
 from meshdsl.backends.runtime.array_files import Refused, read_arrays, write_npz
 from meshdsl.backends.runtime.communication import make_groups
-from meshdsl.backends.runtime.main import start
+from meshdsl.backends.runtime.main import on_device, start
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.export import export_params
@@ -101,7 +101,7 @@ def run(folder: Path, ranks: Ranks, programs: Programs) -> None:
         read_arrays(path, proven=True) if path else {} for path in (job.inputs, job.params)
     )
     (blocks,), _ = given_tables(program, inputs, params, job.seed, [ranks.rank])
-    tables = [{name: block.to(where) for name, block in table.items()} for table in blocks]
+    tables = on_device(blocks, where)
     if job.timed:
         outputs = _timed(ranks, program, tables, job.timed)
     else:

@@ -53,9 +53,9 @@ class _ModuleText:
         self.out.add()
         self.out.add()
         self._backward()
-        return WrittenFunctions.of(self.writer).under(self._head)
+        return WrittenFunctions.of(self.writer).under(self._head())
 
-    def _head(self, imports: Iterable[str]) -> list[str]:
+    def _head(self) -> list[str]:
         cut, program = self.cut, self.program
         arguments = program.inputs[: len(program.inputs) - len(cut.cotangents)]
         tables = {
@@ -67,7 +67,7 @@ class _ModuleText:
             HeadName.INPUT_GRADS: list(cut.inputs),
         }
         draws = {v: draw for v, draw in self.draws.items() if v.role in ("input", "seed", "param")}
-        return module_head(program, draws, imports, tables)
+        return module_head(program, draws, tables)
 
     # --- the functions -------------------------------------------------------------------------
 

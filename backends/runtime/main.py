@@ -78,7 +78,7 @@ def main(
             for table, file in zip(specs[:-1], files, strict=False)
         ]
         code, where = 3, start(rank, math.prod(mesh.values()))
-        held = [{name: tensor.to(where) for name, tensor in table.items()} for table in held]
+        held = on_device(held, where)
         with torch.inference_mode():
             results = device(rank, make_groups(mesh, groups, rank), *held)
         for name, spec in specs[-1].items() if rank == 0 else ():
@@ -100,6 +100,19 @@ def main(
         os._exit(code)
     dist.barrier()  # without it gloo may abort when one process closes while others still read
     dist.destroy_process_group()
+
+
+def on_device(tables: list[dict[str, Any]], where: torch.device) -> list[dict[str, Any]]:
+    """Inputs and parameters on a device, and states: their counter stays on the host."""
+    return [
+        {n: x if i == 2 and is_counter(x) else x.to(where) for n, x in table.items()}
+        for i, table in enumerate(tables)
+    ]
+
+
+def is_counter(state: Any) -> bool:
+    """Whether a state counts the steps: what is computed of it are numbers of the host."""
+    return bool(state.dtype == torch.int32)
 
 
 def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:

@@ -1,9 +1,17 @@
 """Sums of squares, as norms and losses read them."""
 
+from collections.abc import Sequence
+
 import torch
 
 BLOCK = 1 << 16
 """How many squares BLAS adds up at once: it does so in the dtype, and blocks stay exact."""
+
+
+def squared_norms(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the squares of all elements of several tensors, added one after the other."""
+    first, *others = map(squared_norm, xs)
+    return sum(others, start=first)
 
 
 def squared_norm(x: torch.Tensor) -> torch.Tensor:

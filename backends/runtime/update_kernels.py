@@ -1,8 +1,8 @@
 """Steps of optimizers, in place: the tensors of the lists `ws`, `ms` and `vs` are overwritten.
 
-`ws` are parameters, `gs` their gradients, perhaps of a narrower dtype. `lr`, `scale` (a factor of
-the gradients) and `step` (1, 2, …) are numbers or tensors; nothing here waits for the values of
-tensors.
+`ws` are parameters, `gs` their gradients, perhaps of a narrower dtype. `lr` and `scale` (a factor
+of the gradients) are numbers or tensors, whose values nothing here waits for. `step` (1, 2, …) is a
+number, or a tensor on the host.
 
 A gradient that has to be widened, scaled or decayed is copied for that piece by piece, into the
 same memory: an update of many parameters takes no more of it than that of the largest would.
@@ -74,6 +74,7 @@ def adam_(
     It needs contiguous tensors, and its name is private: a torch may lack it. Chunks of one that
     is not contiguous are not to be `fused`, for its rounding is another.
     """
+    step = int(step)  # it is counted on the host: nothing is waited for
     update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
     options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     alone: list[TensorsOf] = []
@@ -86,14 +87,14 @@ def adam_(
         by_operators_(w, g, m, v, lr, scale, step, decoupled=decoupled, **options)
     if not together:
         return
-    number = torch.as_tensor(step, dtype=torch.float32, device=together[0][0].device)
+    number = torch.full((), step, dtype=torch.float32, device=together[0][0].device)
     options |= {"lr": lr, "amsgrad": False, "maximize": False}
     # A gradient that lies otherwise is copied: one at a time.
     calls = [[t for t in together if t[1].is_contiguous()]]
     calls += [[t] for t in together if not t[1].is_contiguous()]
     for call in filter(None, calls):
         ws, gs, ms, vs = map(list, zip(*call, strict=True))
-        for ws_, ms_, vs_, full in full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale, step)):
+        for ws_, ms_, vs_, full in full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale)):
             full = [g.contiguous() for g in full]
             update(ws_, full, ms_, vs_, [], [number] * len(ws_), **options)  # type: ignore[misc]
 
@@ -105,7 +106,7 @@ def by_operators_(
     v: torch.Tensor,
     lr: Any,
     scale: Any,
-    step: Any,
+    step: int,
     beta1: float,
     beta2: float,
     eps: float,
@@ -121,7 +122,7 @@ def by_operators_(
     copied = copies(w, g, scale, decay)
     root = one_less_power(beta2, step) ** 0.5
     size = lr * root / one_less_power(beta1, step)
-    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale, step))
+    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale))
     for (w_,), (m_,), (v_,), (full,) in batches:
         if decoupled and weight_decay:
             w_.mul_(1 - lr * weight_decay)
@@ -205,11 +206,6 @@ def step_along_(ws: TensorList, directions: TensorList, size: Any) -> None:
     torch._foreach_sub_(ws, directions, alpha=size)
 
 
-def one_less_power(beta: float, step: Any) -> Any:
-    """1 - beta**step without the cancellation that costs f32 four digits in the first steps."""
-    if not beta:
-        return 1.0
-    exponent = step * math.log(beta)
-    if isinstance(exponent, torch.Tensor):
-        return -torch.expm1(exponent)
-    return -math.expm1(exponent)
+def one_less_power(beta: float, step: int) -> float:
+    """1 - beta**step without cancellation."""
+    return -math.expm1(step * math.log(beta)) if beta else 1.0

@@ -7,7 +7,7 @@ as literals, and source lines are in comments with control characters escaped.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 
 from meshdsl.backends.torch.bindings import ComparedValues, check_bindings
@@ -22,7 +22,7 @@ from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import DeviceProgram, Node, Pipeline, Var
-from meshdsl.device.liveness import kept_after, updated_in_place
+from meshdsl.device.liveness import kept_after, unchanged
 from meshdsl.records import dataclass
 
 
@@ -72,27 +72,27 @@ class WrittenFunctions:
         begun = ", assigned=ASSIGNED" if assigned(program) else ""
         begun += f", local={store(away)}().local_value" if away else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
-        return self.under(lambda imports: head(program, draws, imports), {"main"}, call)
+        return self.under(head(program, draws), {"main"}, call)
 
     def bare(self) -> ProgramText:
         """The function `device` alone, for reading; checked where it stands in the whole text."""
         self.text({})
-        return self._between(head(self.program, {}, (), bare=True), [])
+        return self._between(head(self.program, {}, bare=True), [])
 
     def under(
         self,
-        top: Callable[[Iterable[str]], list[str]],
+        above: list[str],
         used: Collection[str] = (),
         call: str = "",
     ) -> ProgramText:
-        """The checked text: under what `top` makes of the imports, above the support functions.
+        """The checked text: under lines `above`, and above the support functions.
 
         `used` are support functions that the `call` at the end needs.
         """
         pasted = paste(self.used.union(used))
-        above = top(pasted.imports)
-        self._check(above, pasted.names)
-        return self._between(above, foot(pasted.texts, call))
+        imported = bound_names("\n".join(pasted.imports))
+        self._check(above, (*imported, *pasted.names))
+        return self._between(above, foot(pasted, call))
 
     def _check(self, above: list[str], pasted: tuple[str, ...]) -> None:
         """Check that functions read what is bound, under lines `above` and beside what is pasted.
@@ -148,31 +148,35 @@ def _compared(writer: StatementWriter) -> ComparedValues:
 
 def _updates(writer: StatementWriter) -> None:
     """Write the values that the next step begins with."""
-    program, out = writer.program, writer.out
-    out.place = ""
-    if not program.updates:
-        return
+    writer.out.place = ""
+    stores = [*_stores(writer)] if writer.program.updates else []
+    if stores:
+        writer.out.add()
+    for device, group in itertools.groupby(stores, lambda store: store[0].on):
+        with writer.alone(device):
+            for old, text in group:
+                where = "params" if old in writer.program.params else "states"
+                writer.out.statement(f"{where}[{quoted(old.value.name or '')}] = {text}")
+
+
+def _stores(writer: StatementWriter) -> Iterator[tuple[Var, str]]:
+    """Parameters and states with the text of their new values, unless these are there already."""
+    program = writer.program
     owners = shared(program)
-    params = set(program.params)
     entering = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
     largest: dict[Var, int] = {}
     for var, owner in owners.items():
         largest[owner] = max(largest.get(owner, 0), var.local.bytes, owner.local.bytes)
-    there = updated_in_place(program) - writer.operators.copied_first | program.away.keys()
-    stored = [pair for pair in program.updates if pair[0] not in there]
-    if stored:
-        out.add()
-    for device, pairs in itertools.groupby(stored, lambda pair: pair[0].on):
-        with writer.alone(device):
-            for old, new in pairs:
-                where = "params" if old in params else "states"
-                owner = owners.get(new, new)
-                # What is stored has memory of its own, or that of the tensor it replaces; a
-                # part of a larger one would keep all of that.
-                copied = owner in entering or largest.get(owner, 0) > new.local.bytes
-                copied = copied and owner is not owners.get(old, old)
-                text = f"{writer.state.tensor(new)}{'.clone()' if copied else ''}"
-                out.statement(f"{where}[{quoted(old.value.name or '')}] = {text}")
+    there = unchanged(program) - writer.operators.copied_first | program.away.keys()
+    for old, new in program.updates:
+        if old in there:
+            continue
+        # What is stored has memory of its own, or that of the tensor it replaces; a part of a
+        # larger one would keep all of that.
+        owner = owners.get(new, new)
+        copied = owner in entering or largest.get(owner, 0) > new.local.bytes
+        copied = copied and owner is not owners.get(old, old)
+        yield old, f"{writer.state.tensor(new)}{'.clone()' if copied else ''}"
 
 
 def _return(writer: StatementWriter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,9 +16,10 @@ from meshdsl.backends.torch.update_text import UpdateText, operands
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Compute, Var
-from meshdsl.device.liveness import overwrites, shows_operand
+from meshdsl.device.liveness import numbers, overwrites, shows_operand
 from meshdsl.device.offloaded_updates import Streamed, streamed
 from meshdsl.ir.types import LARGE, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.placements import Window
 
@@ -30,34 +32,23 @@ class OperatorText:
         self.away = state.program.away
         self.copied_first = copied_first(state.program)
         self.streamed = streamed(state.program)
-        self.updates = UpdateText(state)
+        self.updates, self.numbers = UpdateText(state), numbers(state.program)
         self.rounded = {update.cast for update in self.streamed.values()}
         self.checked: set[tuple[Var, str, int | None]] = set()
+        # The numbers that indices are below, by their makers.
+        self.below: dict[Value, int] = {}
 
     def write(self, node: Compute) -> None:
         """Write an operator, in place where no other variable shares the memory."""
-        if node.into is not None and node.adds:
-            self._add_to(node, self.state.name(node.into))
-            self._has_memory(node)
-            return
-        if node.into is not None:
-            into = self.state.name(node.into)
-            self.state.let(node.outs[0], f"{into}.copy_({self.state.tensor(node.ins[0])})")
-            return
-        if node.onto is not None:
-            self._write_onto(node, node.onto)
-            self.state.fresh.update(node.outs if node.ins[node.onto] in self.state.fresh else ())
-            return
-        if node in self.streamed:
-            self._in_chunks(self.streamed[node])
-        if node in self.streamed or node in self.rounded:
-            self._has_memory(node)
+        if self._is_written(node):
             return
         opdef = lookup(node.name)
-        if opdef.each:
-            self._update(node)
-            return
+        if opdef.below is not None:
+            ins, outs = (tuple(v.type for v in vs) for vs in (node.ins, node.outs))
+            self.below[node.outs[0].value] = opdef.below(Signature(ins, outs, dict(node.attrs)))
         call = self._call(node)
+        if node.name == "squared_norm" and len(node.ins) > 1:
+            call = replace(call, lists=(self.updates.summed(node),))
         over = self._overwritten(node, call)
         text = opdef.torch(call) if over is None else opdef.in_place[over](call)
         for line in call.lines:
@@ -72,6 +63,37 @@ class OperatorText:
             self.state.helpers = call.helpers
         self._has_memory(node)
 
+    def _is_written(self, node: Compute) -> bool:
+        """Write an operator that writes over an operand, or makes a number, if it is one."""
+        if node.into is not None and node.adds:
+            self._add_to(node, self.state.name(node.into))
+            self._has_memory(node)
+        elif node.into is not None:
+            into = self.state.name(node.into)
+            self.state.let(node.outs[0], f"{into}.copy_({self.state.tensor(node.ins[0])})")
+        elif node.onto is not None:
+            self._write_onto(node, node.onto)
+            self.state.fresh.update(node.outs if node.ins[node.onto] in self.state.fresh else ())
+        elif node in self.streamed or node in self.rounded:
+            if node in self.streamed:
+                self._in_chunks(self.streamed[node])
+            self._has_memory(node)
+        elif node.outs[0] in self.numbers:
+            self._number(node)
+        elif lookup(node.name).each:
+            self._update(node)
+        else:
+            return False
+        return True
+
+    def _number(self, node: Compute) -> None:
+        """Write an assignment of a number of Python, which is read as one."""
+        write, var = lookup(node.name).number, node.outs[0]
+        assert write is not None, f"{node.name} is no number"
+        name = self.state.variables.assign(var)
+        self.out.assign((name,), write(self._call(node)))
+        self.state.constants[var] = name
+
     def _update(self, node: Compute) -> None:
         """Write an update, of one or of several parameters, in whose memory the results are."""
         over, record = overwrites(node), lookup(node.name)
@@ -81,7 +103,7 @@ class OperatorText:
             if node.ins[index] in self.copied_first:
                 self.state.let(new, f"{self.state.name(node.ins[index])}.clone()")
                 ins[index] = new
-        rows = operands(replace(node, ins=tuple(ins)))
+        rows = operands(replace(node, ins=tuple(ins))) if record.each > 1 else [tuple(ins)]
         lists = self.updates.texts(node, rows) if len(rows) > 1 else ()
         of_first = (*rows[0], *node.ins[record.each * len(rows) :])
         first = replace(node, ins=of_first, outs=node.outs[: len(record.overwrites)])
@@ -246,7 +268,7 @@ class OperatorText:
             global_outs=tuple(v.value.type for v in node.outs),
             attrs=dict(node.attrs),
             fresh=self.state.variables.helper,
-            checked=lambda index, dim: self._seen(node.ins[index], dim),
+            checked=lambda index, dim: self._seen(node, index, dim),
             place=repr(self.out.place),
             offsets={d: partial(self.blocks.offset, d, v) for d, v in splits.items()},
             starts=starts,
@@ -256,11 +278,15 @@ class OperatorText:
             used=self.state.used,
         )
 
-    def _seen(self, var: Var, dim: str) -> bool:
-        """Whether a variable has been checked to be indices of a dim; from now on, it is.
+    def _seen(self, node: Compute, index: int, dim: str) -> bool:
+        """Whether an operand is known to be indices of a dim; from now on, it is.
 
         What one device checks alone is known there alone.
         """
+        var = node.ins[index]
+        sizes = (v.type.size(dim) for v in (*node.ins, *node.outs) if v.type.has(dim))
+        if self.below.get(var.value, math.inf) <= next(sizes, 0):
+            return True
         here = (var, dim, self.state.device_alone)
         is_checked = not self.checked.isdisjoint(((var, dim, None), here))
         self.checked.add(here)

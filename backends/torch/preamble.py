@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.torch.inliner import Pasted
 from meshdsl.backends.torch.line_breaks import INDENT, WIDTH, quoted, statement
+from meshdsl.backends.torch.state_table import StateRow, state_table
 from meshdsl.device.ir import (
     Bucket,
     DeviceProgram,
@@ -53,9 +55,7 @@ RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 """The line between the program and the functions it calls."""
 
 
-def head(
-    program: DeviceProgram, draws: Draws, imports: Iterable[str], bare: bool = False
-) -> list[str]:
+def head(program: DeviceProgram, draws: Draws, bare: bool = False) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
     tables = [
         *_table(HeadName.INPUTS, [(v.value.label, v) for v in program.inputs], draws, program),
@@ -67,13 +67,12 @@ def head(
         *_schedule(program),
     ]
     about = _about(program, bare)
-    return [*about, "", ""] if bare else _top(program, about, tables, imports)
+    return [*about, "", ""] if bare else _top(program, about, tables)
 
 
 def module_head(
     program: DeviceProgram,
     draws: Draws,
-    imports: Iterable[str],
     named: Mapping[HeadName, list[tuple[str, Var]]],
 ) -> list[str]:
     """The lines above the functions of a module; `named` are its tables of variables."""
@@ -86,24 +85,25 @@ def module_head(
         _placed(program),
         f"# made by meshdsl {__version__}",
     ]
-    return _top(program, about, tables, imports)
+    return _top(program, about, tables)
 
 
-def foot(definitions: Iterable[str], call: str = "") -> list[str]:
+def foot(pasted: Pasted, call: str = "") -> list[str]:
     """The lines below the functions of a program: the support library, and the starting `call`."""
-    texts = list(definitions)
+    texts = list(pasted.texts)
+    if texts and pasted.imports:
+        blank = "" if _defines(texts[0]) else "\n"
+        texts = ["\n".join(pasted.imports) + blank, *texts]
     run = ["", "", 'if __name__ == "__main__":', INDENT + call] if call else []
     return ["", "", RUNTIME, *_spaced(texts), *run] if texts else run
 
 
-def _top(
-    program: DeviceProgram, about: Iterable[str], tables: list[str], imports: Iterable[str]
-) -> list[str]:
+def _top(program: DeviceProgram, about: Iterable[str], tables: list[str]) -> list[str]:
     """Comments, imports and tables."""
     mesh = _dict((a, str(n)) for a, n in program.mesh.axes)
     groups = _tuple(_strings(axes) for axes in _groups(program))
     tables = [*_set(HeadName.MESH, mesh), *_set(HeadName.GROUPS, groups), *tables]
-    return [*about, "", *imports, *[""][: bool(imports)], *PROVIDED, "", *tables, "", ""]
+    return [*about, "", *PROVIDED, "", *tables, "", ""]
 
 
 def _about(program: DeviceProgram, bare: bool) -> Iterator[str]:
@@ -134,11 +134,16 @@ def _spaced(parts: list[str]) -> Iterator[str]:
     """Top-level statements, two blank lines around every definition."""
     before = True
     for text in parts:
-        defines = "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
+        defines = _defines(text)
         if before or defines:
             yield from ("", "")
         before = defines
         yield from text.split("\n")
+
+
+def _defines(text: str) -> bool:
+    """Whether a statement defines a function or a class."""
+    return "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
 
 
 def _groups(program: DeviceProgram) -> list[tuple[str, ...]]:
@@ -209,7 +214,10 @@ def _states(program: DeviceProgram, draws: Draws) -> list[str]:
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
     away = program.away
     texts = [(k, _spec(v, draw, program, under, away.get(v, ""))) for k, v, draw, under in rows]
-    return _rows(HeadName.STATES, texts)
+    of = [s.of.name if s.of and s.of.name else "" for s in program.placed.named.states]
+    table = [StateRow(name, text, param) for (name, text), param in zip(texts, of, strict=True)]
+    params = {p.value.name or "": _spec(p, ("zeros",), program) for p in program.params}
+    return state_table(table, params, lambda items: _rows(HeadName.STATES, items))
 
 
 def _loss(program: DeviceProgram) -> list[str]:
@@ -258,7 +266,7 @@ def _table(
     return _rows(name, [(key, _spec(var, draws.get(var.value), program)) for key, var in items])
 
 
-def _rows(name: HeadName, items: list[tuple[str, str]]) -> list[str]:
+def _rows(name: HeadName, items: Sequence[tuple[str, str]]) -> list[str]:
     """A dict of texts, one entry a line."""
     if not items:
         return [f"{name} = {{}}"]

@@ -18,6 +18,9 @@ from meshdsl.ops.opdef import lookup
 from meshdsl.ops.torch_expressions import aligned
 from meshdsl.records import dataclass
 
+MANY = 4
+"""So many parameters are read by name, even where they have no states."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateLists:
@@ -46,22 +49,28 @@ class UpdateText:
         program = state.program
         self.given = {v: "params" for v in program.params} | {v: "states" for v in program.states}
         self.of = {s.value: s.of for s in program.placed.named.states}
+        self.words: tuple[str, str] | None = None
         self.lists: dict[Compute, UpdateLists] = {}
         # The states that are only read by name.
         self.by_name: frozenset[Var] = frozenset()
         if program.updates:
             self.lists.update(self._lists(program))
             self.by_name = frozenset(self._by_name(program))
+        # The updates by the gradients that they read.
+        self.updates = {tuple(row[1] for row in operands(n)): n for n in self.lists}
+        self.gathered: Compute | None = None
 
     def _lists(self, program: DeviceProgram) -> Iterator[tuple[Compute, UpdateLists]]:
         for node in every(program.body):
-            if not isinstance(node, Compute) or not lookup(node.name).each:
+            if not isinstance(node, Compute) or lookup(node.name).each < 2:
                 continue
             each = operands(node)
             names = tuple(name for name in map(self._name, each) if name is not None)
-            if len(each) > 1 and len({*names}) == len(each):
-                keys = (self._key(names, column) for column in zip(*each, strict=True))
-                yield node, UpdateLists(names, tuple(keys))
+            if len(each) < 2 or len({*names}) < len(each):
+                continue
+            keys = tuple(self._key(names, column) for column in zip(*each, strict=True))
+            if len(each) >= MANY or any(key and key[0] == "states" for key in keys):
+                yield node, UpdateLists(names, keys)
 
     def _name(self, row: tuple[Var, ...]) -> str | None:
         """The name of the parameter that operands belong to."""
@@ -104,10 +113,8 @@ class UpdateText:
         lists = self.lists.get(node)
         if lists is None:
             return tuple(self._list(column, rows) for column in zip(*rows, strict=True))
-        grads, name = (self.state.variables.names.fresh(hint) for hint in ("grads", "name"))
-        pairs = zip(lists.names, rows, strict=True)
-        items = ", ".join(f"{quoted(n)}: {self._text(row[1], row)}" for n, row in pairs)
-        self.out.assign((grads,), f"{{{items}}}")
+        grads, name = self._names()
+        self._gather(node, rows)
         if any(row[1].local.bytes >= LARGE for row in rows):
             self.state.helpers = [grads]
         texts = []
@@ -123,6 +130,29 @@ class UpdateText:
                 text = f'f"{{{name}}}{end}"' if end else name
                 texts.append(f"[{table}[{text}] for {name} in {grads}]")
         return tuple(texts)
+
+    def summed(self, node: Compute) -> str:
+        """The list of the tensors whose squares are added up: gradients by name, if they are so."""
+        of = self.updates.get(node.ins)
+        if of is None:
+            return f"[{', '.join(map(self.state.name, node.ins))}]"
+        self._gather(of, operands(of))
+        return f"{self._names()[0]}.values()"
+
+    def _gather(self, node: Compute, rows: list[tuple[Var, ...]]) -> None:
+        """Write the gradients that an update reads, by name, unless the last ones are those."""
+        if self.gathered is node:
+            return
+        self.gathered = node
+        pairs = zip(self.lists[node].names, rows, strict=True)
+        items = ", ".join(f"{quoted(n)}: {self._text(row[1], row)}" for n, row in pairs)
+        self.out.assign((self._names()[0],), f"{{{items}}}")
+
+    def _names(self) -> tuple[str, str]:
+        """The variable of gradients by name, and that of a name: each update has them anew."""
+        variables = self.state.variables
+        self.words = self.words or (variables.names.fresh("grads"), variables.names.fresh("name"))
+        return self.words
 
     def _list(self, column: tuple[Var, ...], rows: list[tuple[Var, ...]]) -> str:
         return f"[{', '.join(self._text(v, row) for v, row in zip(column, rows, strict=True))}]"

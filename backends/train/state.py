@@ -116,6 +116,8 @@ class ShardedState:
 
     def _take(self, blocks: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Hold these blocks; those that lie elsewhere are moved there one by one. Raises MD0545."""
+        from meshdsl.backends.runtime.main import is_counter
+
         self.params, self.states = {}, {}
 
         def place() -> None:
@@ -123,7 +125,8 @@ class ShardedState:
             for name, block in blocks:
                 table = self.params if name in self.param_specs else self.states
                 held: Any = store.keep(block) if self.specs[name].away else block
-                table[name] = held.to(self.ranks.where)
+                stays = table is self.states and is_counter(held)
+                table[name] = held if stays else held.to(self.ranks.where)
 
         try:
             self.ranks.all_do(place)

@@ -107,7 +107,7 @@ class _Grouping:
 
     def _key(self, node: Node) -> Hashable | None:
         """What is equal in updates of one group; None of what is no update, or not of lists."""
-        if not isinstance(node, Compute) or not (record := lookup(node.name)).each:
+        if not isinstance(node, Compute) or (record := lookup(node.name)).each < 2:
             return None
         scalars = node.ins[record.each :]
         written = {node.ins[i] for i in overwrites(node)}

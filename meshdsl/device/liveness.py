@@ -204,15 +204,34 @@ def shows_operand(node: Compute) -> bool:
     return bool(node.ins) and record.shows_operand(types, attrs)
 
 
-def updated_in_place(program: DeviceProgram) -> frozenset[Var]:
-    """The parameters and states whose new values an update writes over the old ones."""
-    written = {
-        new: node.ins[index]
-        for node in every(program.body)
-        if isinstance(node, Compute) and lookup(node.name).each
-        for index, new in zip(overwrites(node), node.outs, strict=True)
-    }
-    return frozenset(old for old, new in program.updates if written.get(new) is old)
+def unchanged(program: DeviceProgram) -> frozenset[Var]:
+    """The parameters and states that stay the same tensors: what a step makes of them is in these.
+
+    An update writes the new value over the old one, or it is the old one.
+    """
+    before: dict[Var, Var] = {}
+    for node in program.body:
+        if isinstance(node, Compute) and node.onto is None and lookup(node.name).overwrites:
+            before.update(zip(node.outs, (node.ins[i] for i in overwrites(node)), strict=True))
+        elif isinstance(node, Compute) and node.name == "identity":
+            before[node.out] = node.ins[0]
+
+    def first(var: Var) -> Var:
+        return first(before[var]) if var in before else var
+
+    return frozenset(old for old, new in program.updates if first(new) is old)
+
+
+def numbers(program: DeviceProgram) -> frozenset[Var]:
+    """The results that are numbers of Python: of such operators, read by scalars of updates."""
+    nodes = [node for node in every(program.body) if isinstance(node, Compute)]
+    found = {node.outs[0] for node in nodes if lookup(node.name).number is not None}
+    reads: Counter[Var] = Counter()
+    for node in nodes if found else ():
+        if lookup(node.name).each > 1:
+            reads.update(found.intersection(node.ins))
+    counts = uses(program) if found else reads
+    return frozenset(var for var in found if reads[var] == counts[var])
 
 
 def _shown(node: Node, var: Var) -> Var | None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.device.buckets import in_buckets
+from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
@@ -26,7 +27,7 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     `stored` says which parameters single devices have, where another program decides that.
     """
-    last = (updated_in_place, in_buckets, overlapped, grouped_updates)
+    last = (updated_in_place, in_buckets, overlapped, grouped_norms, grouped_updates)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)
     from meshdsl.device.async_updates import given_whole

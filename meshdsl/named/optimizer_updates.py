@@ -80,7 +80,10 @@ _COMPRESSIONS = {"powersgd": approximated, **PER_WORKER}
 
 
 class _Shared:
-    """Operators shared by the updates of all parameters: the counter, scalars in each dtype."""
+    """Operators shared by the updates of all parameters: the counter, scalars in each dtype.
+
+    `done` counts the steps before this one, and `count` this one, too.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class _Shared:
         self.optimizer = optimizer
         self.pairs = pairs
         self.done = emitter.state("step", TensorType((), I32), None)
-        self.count = Arithmetic(emitter, I32)("add", self.done, 1)
+        (self.count,) = emitter.emit("step_update", self.done, of=None)
         emitter.update(self.done, self.count)
         self._made: dict[tuple[str, DType], Value] = {}
 
@@ -100,11 +103,11 @@ class _Shared:
         """The learning rate of this step."""
         if ("lr", dtype) not in self._made:
             do = Arithmetic(self.emitter, dtype)
-            self._made["lr", dtype] = emit_rate(self.optimizer.lr, do, self.done)
+            self._made["lr", dtype] = emit_rate(self.optimizer.lr, do, self.count)
         return self._made["lr", dtype]
 
     def number(self, dtype: DType) -> Value:
-        """The number of this step, from 1."""
+        """The number of this step, from 1, for arithmetic."""
         if ("number", dtype) not in self._made:
             do = Arithmetic(self.emitter, dtype)
             self._made["number", dtype] = do("cast", self.count, dtype=dtype)
@@ -231,7 +234,7 @@ def _momentum(p: _Parameter) -> Value:
 def _adam(p: _Parameter) -> Value:
     m, v = p.state("m"), p.state("v")
     options = {n: p.option(n) for n in ("beta1", "beta2", "eps", "weight_decay")}
-    operands = (p.w, p.grad, m, v, *p.scalars, p.shared.number(p.dtype))
+    operands = (p.w, p.grad, m, v, *p.scalars, p.shared.count)
     decoupled = p.shared.optimizer.name == "adamw"
     return p.fused("adam_update", *operands, states=(m, v), **options, decoupled=decoupled)
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
 from meshdsl.named.ir import Goal, NamedOp, Value
 from meshdsl.named.loops import without_returns
 from meshdsl.ops.opdef import load_all
+from meshdsl.ops.steps import RATES
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import around
@@ -58,15 +58,14 @@ class LearningRate:
 
     def at(self, step: int) -> float:
         """The learning rate of the step before which `step` steps were done (0, 1, …)."""
-        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        return rise * (self.final + (self.peak - self.final) * self._height(step))
+        return RATES[self.shape](step + 1, **self.arguments)
 
-    def _height(self, step: int) -> float:
-        """The remaining share of the way from `final` up to `peak` after `step` steps."""
-        if self.shape == "constant":
-            return 1.0
-        done = min(1.0, max(0.0, (step - self.warmup) / (self.steps - self.warmup)))
-        return (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the function that has the learning rate of a step."""
+        fall = {} if self.shape == "constant" else {"steps": self.steps}
+        end = {} if self.shape == "constant" else {"final": self.final}
+        return {"peak": self.peak, **fall, "warmup": self.warmup, **end}
 
 
 class UpdateEmitter(Protocol):
@@ -137,29 +136,10 @@ def widened(do: Arithmetic, grad: Value) -> Value:
 
 
 def emit_rate(schedule: LearningRate, do: Arithmetic, step: Value) -> Value:
-    """The learning rate as a scalar in the dtype of `do`; the i32 `step` counts the steps done."""
+    """The learning rate as a scalar in the dtype of `do`; the i32 `step` counts from 1."""
     if schedule.shape == "constant" and not schedule.warmup:
         return do.number(schedule.peak)
-    step = do("cast", step, dtype=do.dtype)
-    rate = _fall(schedule, do, step)
-    if not schedule.warmup:
-        return rate
-    rise = do("div", do("add", step, 1.0), float(schedule.warmup))
-    return do("mul", do("minimum", rise, 1.0), rate)
-
-
-def _fall(schedule: LearningRate, do: Arithmetic, step: Value) -> Value:
-    """The learning rate without warmup."""
-    if schedule.shape == "constant":
-        return do.number(schedule.peak)
-    since = do("sub", step, float(schedule.warmup)) if schedule.warmup else step
-    done = do("div", since, float(schedule.steps - schedule.warmup))
-    done = do("minimum", do("maximum", done, 0.0) if schedule.warmup else done, 1.0)
-    span = schedule.peak - schedule.final
-    if schedule.shape == "linear":
-        return do("sub", schedule.peak, do("mul", done, span))
-    height = do("add", do("cos", do("mul", done, math.pi)), 1.0)
-    return do("add", do("mul", height, span / 2), schedule.final)
+    return do("learning_rate", step, shape=schedule.shape, **schedule.arguments, dtype=do.dtype)
 
 
 # --- compression -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshdsl.named.attention_fusion import Spoken, fuse_attention
+from meshdsl.named.identities import fold_identities
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import (
@@ -29,6 +30,7 @@ def passes(spoken: Spoken | None) -> tuple[Pass, ...]:
     """
     fuse = () if spoken is None else (partial(fuse_attention, spoken=spoken),)
     return (
+        fold_identities,
         contract_products,
         contract_squares,
         *fuse,

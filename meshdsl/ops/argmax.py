@@ -55,5 +55,6 @@ normalise.composite(
     exact=True,
     cost=1,
     reduces=True,
+    below=lambda sig: math.prod(d.size for d in sig.attrs["dims"]),
     meaning="The index of the largest element over the dims, the first of equals, as i32.",
 )

@@ -97,5 +97,6 @@ from meshdsl.ops.torch_expressions import one_or_tuple as one_or_tuple
 from meshdsl.ops.torch_expressions import padded_at as padded_at
 from meshdsl.ops.torch_expressions import permuted as permuted
 from meshdsl.ops.torch_expressions import range_text as range_text
+from meshdsl.ops.torch_expressions import scalar as scalar
 from meshdsl.ops.torch_expressions import tuple_text as tuple_text
 from meshdsl.ops.torch_expressions import ungrouped as ungrouped

@@ -64,6 +64,7 @@ kit.operator(
     lambda call: kit.range_text(call, call.attrs["dim"].name, "torch.int32"),
     kit.samples("| dim=s", "| dim=h"),
     ordered="dim",
+    below=lambda sig: sig.attrs["dim"].size,
     meaning="The indices 0, 1, 2, … along a dim, as i32.",
 )
 

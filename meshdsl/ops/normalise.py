@@ -36,6 +36,7 @@ def composite(
     scratch: kit.Scratch | None = None,
     reduces: bool = False,
     indices: int | None = None,
+    below: Callable[[kit.Signature], int] | None = None,
 ) -> kit.OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -64,6 +65,7 @@ def composite(
         true_rows=true_rows,
         scratch=scratch,
         indices=indices,
+        below=below,
         precision="widest" if internal or exact else "f32",
         meaning=meaning,
     )

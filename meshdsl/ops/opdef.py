@@ -423,6 +423,7 @@ class OpDef:
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
+    number: a call -> text of a number of Python, for a result that is one; None: it is a tensor.
     each: of an update, how many operands a parameter has. Those of several may follow one another
           in a call, before the scalars; the results do so, too. 0: there is one of each operand.
     in_place: by operand, a call -> torch text that leaves the result in the memory of that operand.
@@ -454,6 +455,7 @@ class OpDef:
              through them alike in all tensors that have them. Along any other such dim elements may
              lie in any order, in operands and results alike.
     indices: the operand with indices of the attribute `dim`; None: there is none.
+    below: of indices, signature -> a number that all of them are below; none is negative.
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/operator_tables.py`.
@@ -483,6 +485,7 @@ class OpDef:
     gradient: Gradient | None = None
     saving: str | None = None
     overwrites: tuple[int, ...] = ()
+    number: Callable[[TorchCall], str] | None = None
     each: int = 0
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     fits_in: FitsIn | None = None
@@ -497,6 +500,7 @@ class OpDef:
     lazy: bool = False
     ordered: str = ""
     indices: int | None = None
+    below: Callable[[Signature], int] | None = None
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     zeros: ZeroRule | None = None

@@ -235,13 +235,16 @@ reduction(
 def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, mean: bool) -> None:
     """Register the sum of the squares of all elements, or their mean; `named/simplify.py` has it.
 
-    A program says `sum(square(x))`: the squares are never stored.
+    A program says `sum(square(x))`: the squares are never stored. A device may add up those of
+    several tensors (`device/grouped_norms.py`).
     """
 
     def count(call: kit.NumpyCall | kit.TorchCall | kit.Backward) -> int:
         return math.prod(d.size for d in call.attrs["dims"]) if mean else 1
 
     def text(call: kit.TorchCall) -> str:
+        if call.is_list:
+            return f"{call.use('squared_norms')}({call.listed(0, call.ins[0].dims)})"
         total = f"{call.use('squared_norm')}({call.tensor(0)})"
         return f"{total} / {count(call)}" if mean else total
 
@@ -261,7 +264,7 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
         text,
         kit.samples("s b h | dims=(s b h)", "h s: f64 | dims=(h s)"),
         exact=not mean,
-        flops=lambda sig: 2 * sig.ins[0].elements,
+        flops=lambda sig: sum(2 * type_.elements for type_ in sig.ins),
         gradient=gradient,
         precision="f32",
         averages=mean,

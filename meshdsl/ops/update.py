@@ -3,8 +3,9 @@
 They are at the end of a training step (`named/optimizers.py` emits them) and cannot be called.
 `w` is the parameter, or its master copy where it is of a narrower dtype; `g`, its gradient, may be
 of a narrower dtype and have its dims in another order. `scale` multiplies the gradient: the factor
-of clipping by norm. All but `g` have the dtype of `w`. `lr`, `scale` and `step` are scalars
-or, of a parameter stacked by a `repeat`, have some of its dims. The torch text works in place.
+of clipping by norm. All but `g` have the dtype of `w`, apart from `step`, an integer from 1. `lr`,
+`scale` and `step` are scalars or, of a parameter stacked by a `repeat`, have some of its dims. The
+torch text works in place.
 
 An update of a device may be that of several parameters (`device/grouped_updates.py`): the operands
 of one after the other, then the scalars. The torch text has a list of each.
@@ -121,8 +122,8 @@ def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> kit.In
         for operand, type_ in zip(operands, ins, strict=True):
             said = f"{name} of {w}: {operand} is {type_}"
             assert set(type_.dims) <= set(w.dims), said
-            assert type_.dtype == w.dtype or operand == "g", said
-            assert type_.dtype.kind == "float", said
+            assert type_.dtype == w.dtype or operand in ("g", "step"), said
+            assert type_.dtype.kind == ("int" if operand == "step" else "float"), said
             assert type_.dtype.bytes <= w.dtype.bytes, said
         assert set(ins[1].dims) == set(w.dims), f"{name} of {w}: the gradient is {ins[1]}"
         assert all(ins[i] == w for i in new), f"{name}: states are not of the type {w}"
@@ -242,6 +243,7 @@ def _adam(
 ) -> _Arrays:
     """Kingma and Ba 2015; `decoupled`: with the weight decay of Loshchilov and Hutter 2019."""
     beta1, beta2, decay = attrs["beta1"], attrs["beta2"], attrs["weight_decay"]
+    step = step.astype(w.dtype)
     g = scale * g if attrs["decoupled"] else scale * g + decay * w
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g**2
@@ -256,7 +258,7 @@ update(
     ("w", "g", "m", "v", "lr", "scale", "step"),
     _adam,
     kit.samples(
-        "b h; h b; b h; b h; (); (); () | beta1=0.75 beta2=0.875 eps=1e-08 "
+        "b h; h b; b h; b h; (); (); (): i32 | beta1=0.75 beta2=0.875 eps=1e-08 "
         "weight_decay=0.25 decoupled=True",
         values="int int int positive positive positive positive",
     ),

@@ -27,7 +27,6 @@ def emitted(
     """A program whose `device` has the given body; tables are texts, since they name `Spec`."""
     pasted = paste({"main", *use})
     head = [
-        *pasted.imports,
         "import numpy as np",
         "import torch",
         "import torch.distributed as dist",
@@ -38,7 +37,7 @@ def emitted(
     device = "def device(rank, groups, inputs, params):\n" + textwrap.indent(
         textwrap.dedent(body).strip("\n"), "    "
     )
-    return "\n".join(["\n".join(head), "", "", device, *foot(pasted.texts, RUN), ""])
+    return "\n".join(["\n".join(head), "", "", device, *foot(pasted, RUN), ""])
 
 
 TABLES = ("inputs", "params", "outputs")

@@ -28,7 +28,6 @@ def training_text(
     """A program whose `device` has the given body; its line n is of line n of the source."""
     pasted = paste({"all_reduce", "check_index"})
     head = [
-        *pasted.imports,
         "import numpy as np",
         "import torch",
         "import torch.distributed as dist",
@@ -42,7 +41,7 @@ def training_text(
     text = "\n".join([*head, f"def device({arguments}):"])
     first = text.count("\n") + 2
     places = {first + n: f"{FILE}:{n + 1}" for n in range(len(lines))}
-    below = "\n".join([*(f"    {line}" for line in lines), *foot(pasted.texts), ""])
+    below = "\n".join([*(f"    {line}" for line in lines), *foot(pasted), ""])
     return ProgramText(f"{text}\n{below}", places)
 
 

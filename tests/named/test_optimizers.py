@@ -161,7 +161,7 @@ def test_the_operators_of_a_schedule_yield_its_numbers(text: str, in_torch: bool
     for t in [*range(60), 1000]:
         engine = Engine(in_torch)
         step = engine.state("step", TensorType((), I32), None)
-        engine.give(step, np.asarray(t, np.int32))
+        engine.give(step, np.asarray(t + 1, np.int32))
         found = emit_rate(schedule, Arithmetic(engine, F64), step)
         assert found.type == TensorType((), F64)
         assert float(engine.known[found]) == pytest.approx(schedule.at(t), rel=1e-12, abs=1e-15)

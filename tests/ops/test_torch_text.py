@@ -143,7 +143,8 @@ def _literal_cases() -> dict[str, tuple[str, Sample, set[int]]]:
     """Every sample with scalar operands, with every choice of them written as literals."""
     found = {}
     for label, (name, own) in SAMPLES.items():
-        scalars = [j for j, t in enumerate(own.ins) if not t.dims]
+        written = lookup(name).overwrites
+        scalars = [j for j, t in enumerate(own.ins) if not t.dims and j not in written]
         for chosen in itertools.product([False, True], repeat=len(scalars)):
             if literal := {j for j, c in zip(scalars, chosen, strict=True) if c}:
                 found[f"{label}-{sorted(literal)}"] = (name, own, literal)

@@ -22,7 +22,7 @@ from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature, load
 from meshdsl.placed.placements import Split
 from meshdsl.placed.sharding_rules import Row, rows
 from tests.ops.row_prover import draw, join, localised, results, same, signature
-from tests.ops.torch_run import run_lines, several, to_torch
+from tests.ops.torch_run import result_of, run_lines, several, to_torch
 from tests.ops.window_rows import piece
 
 WAYS: tuple[tuple[int, ...], ...] = ((3,), (4,), (5,), (2, 2), (3, 2))
@@ -156,7 +156,8 @@ def blocks_of(opdef: OpDef, sig: Signature, pieces: list[Piece]) -> dict[str, li
         names = {f"at_{d}": n for d, n in call.offsets.items()}
         names |= {f"n_{d}": n for d, n in call.extents.items()}
         names |= {f"at_{i}_{d}": start for (i, d), (start, _) in call.windows.items()}
-        made = several(run_lines(text, opdef.torch(text), operands, names=names))
+        value = run_lines(text, opdef.torch(text), operands, names=names)
+        made = several(result_of(opdef, value, operands))
         found["torch"].append([(m.double() if m.is_floating_point() else m).numpy() for m in made])
     return found
 

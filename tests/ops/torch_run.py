@@ -77,7 +77,13 @@ def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchT
 
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:
     """The result of the text on `operands`."""
-    return run_lines(text, opdef.torch(text), operands, rank)
+    return result_of(opdef, run_lines(text, opdef.torch(text), operands, rank), operands)
+
+
+def result_of(opdef: OpDef, value: Any, operands: list[torch.Tensor]) -> Any:
+    """The result of a call with a `value`: of an update, the operands that it writes over."""
+    written = tuple(operands[i] for i in opdef.overwrites)
+    return value if not written else written if len(written) > 1 else written[0]
 
 
 def run_lines(

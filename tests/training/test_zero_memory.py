@@ -225,12 +225,12 @@ def test_a_gradient_in_pieces_makes_the_same_update(
         g = torch.randn(97, 130).mT if turned else torch.randn(130, 97)
         g, scale = g.bfloat16(), torch.tensor(0.25)
         if kernel == "sgd_":
-            update_kernels.sgd_(w, g, 0.1, scale, 0.01)
+            update_kernels.sgd_([w], [g], 0.1, scale, 0.01)
         elif kernel == "momentum_":
-            update_kernels.momentum_(w, g, v, 0.1, scale, 0.9, True, 0.01)
+            update_kernels.momentum_([w], [g], [v], 0.1, scale, 0.9, True, 0.01)
         else:
             about = (0.9, 0.99, 1e-8, 0.01, kernel == "adamw_")
-            update_kernels.adam_(w, g, m, v, 0.1, scale, torch.tensor(3.0), *about)
+            update_kernels.adam_([w], [g], [m], [v], 0.1, scale, torch.tensor(3.0), *about)
         return [w, m, v]
 
     for one, other in zip(updated(1 << 20), updated(4096), strict=True):

@@ -1,0 +1,84 @@
+"""The sum of the squares of several tensors as one operator, as a norm of all gradients is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshdsl.device.ir import Compute, DeviceProgram, Var
+from meshdsl.device.liveness import kept_after, uses
+from meshdsl.ir.rewrite import reads_of
+from meshdsl.records import dataclass
+
+
+def grouped_norms(program: DeviceProgram) -> DeviceProgram:
+    """The program with one operator for sums of squares that are added up.
+
+    Only of tensors that are read again behind it, as gradients are by their updates: none is kept
+    for it. The squares are added in the same order; another number among them comes last.
+    """
+    if not program.updates:
+        return program
+    sums = _sums(program)
+    gone = {node for each in sums for node in each.nodes[:-1]}
+    of = {each.nodes[-1]: each for each in sums}
+    kept = (node for node in program.body if node not in gone)
+    body = (new for n in kept for new in (of[n].together() if n in of else (n,)))
+    return replace(program, body=tuple(body)) if sums else program
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Operators that add up the squares of tensors; the last one has the result.
+
+    `other` is a number that they add as well.
+    """
+
+    nodes: tuple[Compute, ...]
+    other: Var | None = None
+
+    @property
+    def tensors(self) -> tuple[Var, ...]:
+        """What is squared, in order."""
+        return tuple(n.ins[0] for n in self.nodes if n.name == "squared_norm")
+
+    def together(self) -> tuple[Compute, ...]:
+        """One operator in the place of the last one, and the addition of the other number."""
+        first, last = self.nodes[0], self.nodes[-1]
+        cost = sum(node.flops for node in self.nodes if node.name == first.name)
+        where = last if self.other is None else replace(first, span=last.span)
+        squares = replace(where, name=first.name, ins=self.tensors, attrs=first.attrs, flops=cost)
+        if self.other is None:
+            return (squares,)
+        return squares, replace(last, ins=(first.out, self.other))
+
+
+def _sums(program: DeviceProgram) -> list[_Sum]:
+    """The sums of the squares of two tensors or more, the longest ones."""
+    reads, sums = uses(program), dict[Var, _Sum]()
+    last = {v: at for at, node in enumerate(program.body) for v in reads_of(node)}
+    last.update(dict.fromkeys(kept_after(program), len(program.body)))
+    for at, node in enumerate(program.body):
+        if not isinstance(node, Compute):
+            continue
+        if node.name == "squared_norm":
+            sums[node.out] = _Sum((node,))
+        elif node.name == "add" and node.onto is None and not node.out.local.dims:
+            found = _added(node, [sums.get(v) for v in node.ins])
+            stay = found is not None and all(last[v] > at for v in found.tensors)
+            if found is not None and stay and all(reads[v] == 1 for v in node.ins if v in sums):
+                sums[node.out] = found
+                for var in node.ins:
+                    sums.pop(var, None)
+    return [each for each in sums.values() if len(each.tensors) > 1]
+
+
+def _added(node: Compute, operands: list[_Sum | None]) -> _Sum | None:
+    """The sum that an addition makes of those of its operands, in the order of these."""
+    first, second = operands
+    if first is not None and second is not None:
+        is_next = len(second.nodes) == 1
+        return _Sum((*first.nodes, *second.nodes, node), first.other) if is_next else None
+    for mine, other in ((first, node.ins[1]), (second, node.ins[0])):
+        if mine is not None and mine.other is None:
+            return _Sum((*mine.nodes, node), other)
+    return None

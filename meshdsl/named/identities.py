@@ -1,0 +1,95 @@
+"""Arithmetic with 0 and 1 that is left out: x * 1, x / 1, x + 0, x - 0 are x, and x * 0 is 0.
+
+So is `stop_gradient` in a step, whose gradients are there.
+
+That is how a number switches a term of a function off: one of the text, or an argument of the call,
+but none made of the sizes of dims. A product with 0 is 0 whatever x is: it is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshdsl.ir.rewrite import substitute
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, kept
+from meshdsl.named.size_formulas import how_of
+
+NEUTRAL = {
+    "mul": ((0, 1.0), (1, 1.0)),
+    "div": ((1, 1.0),),
+    "add": ((0, 0.0), (1, 0.0)),
+    "sub": ((1, 0.0),),
+}
+"""By operator, the operands that may be left out, and the numbers that they are then."""
+
+
+def fold_identities(program: NamedProgram) -> NamedProgram:
+    """Replace arithmetic with neutral numbers by the other operand, products with 0 by zeros."""
+    folding = _Folding(program)
+    body = tuple(folding.block(program.body))
+    return replace(program, body=substitute(body, folding.same)) if folding.found else program
+
+
+class _Folding:
+    """One walk in order: the numbers that values are, and the values that others stand for.
+
+    A value that has a name or a pin, or that is handed on, stays one of its own: an identity.
+    """
+
+    def __init__(self, program: NamedProgram) -> None:
+        self.numbers: dict[Value, float] = {}
+        self.same: dict[Value, Value] = {}
+        self.handed_on = set(kept(program))
+        # Nobody differentiates what updates something.
+        self.differentiable = not program.updates
+        self.found = False
+
+    def block(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
+        """The nodes of a block."""
+        for node in nodes:
+            if isinstance(node, NamedLoop):
+                self.handed_on.update(node.ends)
+                self.handed_on.update(c.init for c in node.carries)
+                self.handed_on.update(s.outer for s in node.stacked)
+                yield replace(node, body=tuple(self.block(node.body)))
+                continue
+            if node.name == "constant":
+                self._note(node.out, dict(node.attrs)["value"])
+            yield from self._operator(node)
+
+    def _note(self, value: Value, number: object) -> None:
+        """Note a float of the text; one made of sizes may be another number tomorrow."""
+        if isinstance(number, float) and how_of(number) is None:
+            self.numbers[value] = number
+
+    def _operator(self, op: NamedOp) -> Iterator[NamedOp]:
+        if op.kind is not None or len(op.outs) != 1 or op.out.role != "activation":
+            yield op
+            return
+        if op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]:
+            self.found = True
+            self.numbers[op.out] = 0.0
+            attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
+            yield replace(op, name="zeros", ins=(), attrs=attrs)
+            return
+        operand = self._left(op)
+        if operand is None:
+            yield op
+            return
+        self.found = True
+        stays = op.out.name is not None or op.out.pins or op.out in self.handed_on
+        if stays or operand.role != "activation":
+            yield replace(op, name="identity", ins=(operand,), attrs=())
+        else:
+            self.same[op.out] = self.same.get(operand, operand)
+
+    def _left(self, op: NamedOp) -> Value | None:
+        """The operand that the result is, if the other one is neutral."""
+        if op.name == "stop_gradient" and not self.differentiable:
+            return op.ins[0]
+        for index, number in NEUTRAL.get(op.name, ()):
+            other = op.ins[1 - index]
+            if self.numbers.get(op.ins[index]) == number and other.type == op.out.type:
+                return other
+        return None

@@ -1,0 +1,163 @@
+"""Updates and norms of several parameters as one: which are, at what memory, with what numbers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from meshdsl.backends.runtime import update_kernels
+from meshdsl.backends.runtime.main import on_device
+from meshdsl.device.from_placed import lower
+from meshdsl.device.ir import Compute, DeviceProgram
+from meshdsl.device.memory import memory
+from meshdsl.device.passes import passes
+from meshdsl.device.verify import verify
+from meshdsl.diagnostics import Source
+from meshdsl.ir.program import every
+from meshdsl.ops.opdef import lookup
+from meshdsl.pipeline import Compilation, Options
+from tests.report.golden import WHOLE, Case, made
+
+TWO = """
+dim batch = 8, io = 4, hidden = 8
+mesh two = { d: 2 }
+layout split { batch -> d }
+program p(x[batch, io]) {
+  param w[io, hidden]
+  param b[hidden]
+  param v[hidden, io]
+  param c[io]
+  loss = mean(square(einsum(relu(einsum(x, w -> [batch, hidden]) + b), v -> [batch, io]) + c))
+  return loss
+  minimize loss with OPT
+}
+"""
+
+
+@functools.cache
+def compiled(optimizer: str, text: str = TWO) -> Compilation:
+    return Compilation(Source("p.mdsl", text.replace("OPT", optimizer)), Options(cache=False))
+
+
+def updates(program: DeviceProgram) -> list[Compute]:
+    nodes = (node for node in every(program.body) if isinstance(node, Compute))
+    return [node for node in nodes if lookup(node.name).each > 1]
+
+
+CALLS = {
+    "sgd(0.1)": 1,
+    "sgd(0.1, clip=1.0)": 1,
+    "momentum(0.1, nesterov=true)": 1,
+    "adamw(lr=cosine(0.1, 10), clip=1.0)": 1,
+    "adam(0.1)": 1,
+    "adafactor(0.1)": 4,  # each has a size of its own
+}
+
+
+@pytest.mark.parametrize("optimizer", CALLS)
+def test_parameters_with_equal_options_are_updated_by_one_call(optimizer: str) -> None:
+    program = compiled(optimizer).device
+    assert len(updates(program)) == CALLS[optimizer]
+    assert len(program.updates) == len({old for old, _ in program.updates})
+    norms = [n for n in every(program.body) if isinstance(n, Compute) and n.name == "squared_norm"]
+    assert [len(norm.ins) for norm in norms] == ([4] if "clip" in optimizer else [])
+
+
+def test_the_call_reads_parameters_and_states_by_name() -> None:
+    text = compiled("adamw(lr=cosine(0.1, 10), clip=1.0)").text
+    assert 'grads = {"w": d_w, "b": d_b, "v": d_v, "c": d_c}' in text
+    assert "[params[name] for name in grads]," in text
+    assert '[states[f"{name}.v"] for name in grads],' in text
+    assert "squared_norms(grads.values())" in text
+    assert 'states["w.m"]' not in text
+    assert 'params["w"] = ' not in text  # it is the same tensor
+
+
+SOME = [case for case in WHOLE if case.example in ("lm", "moe_stages", "resnet", "vit")]
+
+
+@pytest.mark.parametrize("case", SOME, ids=lambda case: case.name)
+def test_one_call_needs_no_more_memory(case: Case) -> None:
+    placed = made(case).placed
+    apart = lower(placed)
+    for step in passes(placed)[:-2]:
+        apart = step(apart)
+    together = made(case).device
+    verify(together)
+    assert memory(together)["peak"] <= memory(apart)["peak"]
+    flops = [sum(node.flops for node in updates(program)) for program in (apart, together)]
+    assert flops[0] == flops[1]
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+SHAPES = [(3, 5), (7,), (), (2, 2, 4), (6, 4)]
+KERNELS: dict[str, tuple[int, dict[str, Any]]] = {
+    "sgd_": (0, {"weight_decay": 0.5}),
+    "momentum_": (1, {"beta": 0.5, "nesterov": True, "weight_decay": 0.25}),
+    "adam_": (2, {"step": 3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}),
+}
+
+
+def tensors(seed: int, turned: bool, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    numbers = torch.Generator().manual_seed(seed)
+    values = [torch.rand(shape, generator=numbers) for shape in SHAPES]
+    if turned:  # of those with two dims, the elements lie in another order
+        values = [x.mT.contiguous().mT if x.dim() == 2 else x for x in values]
+    return [x.to(dtype) for x in values]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("scale", [1.0, torch.tensor(0.5)], ids=["1", "clipped"])
+@pytest.mark.parametrize("turned", ["", "parameters", "gradients"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_call_on_lists_is_a_call_for_each(
+    name: str, turned: str, scale: Any, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, also where gradients are copied in pieces."""
+    states, options = KERNELS[name]
+    options = options | ({"decoupled": True} if name == "adam_" else {})
+    monkeypatch.setattr(update_kernels, "PIECE", 16)
+    grads = tensors(1, turned == "gradients", torch.bfloat16 if narrow else torch.float32)
+    kernel = getattr(update_kernels, name)
+
+    def operands() -> list[list[torch.Tensor]]:
+        return [tensors(2 + n, turned == "parameters") for n in range(1 + states)]
+
+    together, apart = operands(), operands()
+    kernel(together[0], grads, *together[1:], lr=0.1, scale=scale, **options)
+    for w, g, *more in zip(apart[0], grads, *apart[1:], strict=True):
+        kernel([w], [g], *([x] for x in more), lr=0.1, scale=scale, **options)
+    for found, wanted in zip(together, apart, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    assert not torch.equal(together[0][0], operands()[0][0])
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_the_counter_of_steps_stays_on_the_host() -> None:
+    tables = [{"x": torch.ones(2), "at": torch.tensor(1, dtype=torch.int32)}, {"w": torch.ones(2)},
+              {"step": torch.tensor(1, dtype=torch.int32), "w.m": torch.ones(2)}]  # fmt: skip
+    placed = on_device(tables, torch.device("meta"))
+    where = {name: x.device.type for table in placed for name, x in table.items()}
+    assert where == {"x": "meta", "at": "meta", "w": "meta", "step": "cpu", "w.m": "meta"}
+
+
+def test_a_rate_is_a_number_that_an_update_reads() -> None:
+    text = compiled("adamw(lr=cosine(0.1, 10), clip=1.0)").text
+    assert "learning_rate = cosine_rate(step, peak=0.1, steps=10, warmup=0, final=0.0)" in text
+    assert "learning_rate,\n" in text
+    # Of arithmetic it is a tensor.
+    assert "= cosine_rate(" not in compiled("adafactor(lr=cosine(0.1, 10))").text
+
+
+def test_indices_of_a_maximum_are_not_checked() -> None:
+    text = "dim b = 4, v = 8\nmesh one = { d: 1 }\nprogram p(x[b, v], t[v]) {\n"
+    text += "  return t[v = argmax[v](x)]\n}\n"
+    assert "check_index" not in compiled("", text).text
+    unknown = text.replace("x[b, v]", "x[b, v], i[b]: i32").replace("argmax[v](x)", "i")
+    assert "check_index" in compiled("", unknown).text
