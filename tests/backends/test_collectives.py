@@ -205,6 +205,25 @@ def test_a_bucket_gives_what_one_after_another_does(emit, mesh, axes, kind):
     assert bucket.payload == sum(one.payload * count for one, count in apart)
 
 
+def test_a_bucket_is_reduced_where_it_is(emit):
+    """Nothing is copied into a buffer, and nothing out of one."""
+    text = emit(
+        """
+        x = inputs["x"][0].clone()
+        given = [x, x[0].clone(), x[0, 0, 0].clone()]
+        summed = all_reduce_bucket(given, groups["r"], "sum")
+        same = [a.data_ptr() == b.data_ptr() for a, b in zip(given, summed, strict=True)]
+        return {"y": torch.tensor([all(same)])}
+        """,
+        {"r": 2},
+        groups=(("r",),),
+        inputs=DRAWN.format({"d": 2, "a": 8, "b": 16, "c": 24}, {"d": ("r",)}),
+        outputs="{'y': Spec('bool', {'d': 2}, {'d': ('r',)})}",
+        use=("all_reduce_bucket",),
+    )
+    assert run_local(text).outputs["y"].all()
+
+
 def test_a_sum_is_taken_in_rank_order_and_is_the_same_everywhere(emit):
     text = emit(
         "return {'y': all_reduce(inputs['x'].clone(), groups['r'], 'sum')}",
