@@ -1,4 +1,4 @@
-"""What an emitted program is to a reader, and to the interpreter: its lines, its calls of torch.
+"""What an emitted program is to a reader and to the interpreter: its lines, its calls of torch.
 
 `python -m benchmarks.emitted` prints the lines of programs above their runtime, and the operators
 that torch runs in a step of the same program on one device. Programs of one's own:

@@ -4,8 +4,8 @@
 of the gradients) are numbers or tensors, whose values nothing here waits for. `step` (1, 2, …) is a
 number, or a tensor on the host.
 
-A gradient that has to be widened, scaled or decayed is copied for that piece by piece, into the
-same memory: an update of many parameters takes no more of it than that of the largest would.
+Gradients that have to be widened, scaled or decayed are copied for that: all at once where they are
+few, otherwise piece by piece, into the same memory.
 """
 
 import math
@@ -28,9 +28,11 @@ TensorsOf = tuple[torch.Tensor, ...]
 """Those of one parameter."""
 
 
-def sgd_(ws: TensorList, gs: TensorList, lr: Any, scale: Any, weight_decay: float) -> None:
+def sgd_(
+    ws: TensorList, gs: TensorList, lr: Any, scale: Any, weight_decay: float, room: int = PIECE
+) -> None:
     """Gradient descent: w -= lr * (scale * g + weight_decay * w)."""
-    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale)):
+    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale), room):
         step_along_(ws_, full, lr)
 
 
@@ -43,9 +45,10 @@ def momentum_(
     beta: float,
     nesterov: bool,
     weight_decay: float,
+    room: int = PIECE,
 ) -> None:
     """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
-    batches = full_gradients([ws, vs], gs, scale, weight_decay, (lr, scale), nesterov)
+    batches = full_gradients([ws, vs], gs, scale, weight_decay, (lr, scale), room, nesterov)
     for ws_, vs_, full in batches:
         torch._foreach_mul_(vs_, beta)
         torch._foreach_add_(vs_, full)
@@ -67,6 +70,7 @@ def adam_(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    room: int = PIECE,
     fused: bool = True,
 ) -> None:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
@@ -94,7 +98,7 @@ def adam_(
     calls += [[t] for t in together if not t[1].is_contiguous()]
     for call in filter(None, calls):
         ws, gs, ms, vs = map(list, zip(*call, strict=True))
-        for ws_, ms_, vs_, full in full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale)):
+        for ws_, ms_, vs_, full in full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale), room):
             full = [g.contiguous() for g in full]
             update(ws_, full, ms_, vs_, [], [number] * len(ws_), **options)  # type: ignore[misc]
 
@@ -122,7 +126,7 @@ def by_operators_(
     copied = copies(w, g, scale, decay)
     root = one_less_power(beta2, step) ** 0.5
     size = lr * root / one_less_power(beta1, step)
-    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale))
+    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale), PIECE)
     for (w_,), (m_,), (v_,), (full,) in batches:
         if decoupled and weight_decay:
             w_.mul_(1 - lr * weight_decay)
@@ -139,26 +143,33 @@ def full_gradients(
     scale: Any,
     weight_decay: float,
     scalars: tuple[Any, ...],
+    room: int,
     anew: bool = False,
 ) -> Iterator[list[TensorList]]:
     """Lists of tensors, the first of them `ws`, with those of scale * g + weight_decay * w.
 
     These are `gs` themselves where this is all, unless they are wanted `anew`, to be overwritten.
-    Otherwise there is one list after the other, each with as many elements as there is room for:
-    a parameter with more is in pieces. Where one of the `scalars` differs from slice to slice,
-    there is room for all of the largest.
+    Otherwise there is one list after the other, each of no more elements than there is `room` for,
+    and than `PIECE`: a parameter with more is in pieces. Where one of the `scalars` differs from
+    slice to slice, there is room for all of the largest.
     """
     ws = written[0]
     if not anew and not any(copies(w, g, scale, weight_decay) for w, g in zip(ws, gs, strict=True)):
         yield [*written, gs]
         return
     differ = any(isinstance(x, torch.Tensor) and x.dim() for x in scalars)
-    largest = max(w.numel() for w in ws)
-    most = largest if differ else min(PIECE, largest)
-    room = ws[0].new_empty(most)
+    elements = sum(w.numel() for w in ws)
+    most = max(w.numel() for w in ws) if differ else min(PIECE, room, elements)
+    if elements <= most and all(g.dtype == ws[0].dtype and g.is_contiguous() for g in gs):
+        copied = list(torch._foreach_mul(gs, scale))
+        if weight_decay:
+            torch._foreach_add_(copied, ws, alpha=weight_decay)
+        yield [*written, copied]
+        return
+    memory = ws[0].new_empty(most)
     for batch in gradient_batches(list(zip(*written, strict=True)), gs, most):
         *lists, parts = (list(each) for each in zip(*batch, strict=True))
-        full = views_like(parts, room)
+        full = views_like(parts, memory)
         torch._foreach_copy_(full, parts)
         if not (isinstance(scale, float) and scale == 1):
             torch._foreach_mul_(full, scale)

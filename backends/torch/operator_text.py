@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import quoted
@@ -32,11 +32,16 @@ class OperatorText:
         self.away = state.program.away
         self.copied_first = copied_first(state.program)
         self.streamed = streamed(state.program)
-        self.updates, self.numbers = UpdateText(state), numbers(state.program)
+        self.numbers = numbers(state.program) if state.program.updates else frozenset()
         self.rounded = {update.cast for update in self.streamed.values()}
         self.checked: set[tuple[Var, str, int | None]] = set()
         # The numbers that indices are below, by their makers.
         self.below: dict[Value, int] = {}
+
+    @cached_property
+    def updates(self) -> UpdateText:
+        """The writer of updates."""
+        return UpdateText(self.state)
 
     def write(self, node: Compute) -> None:
         """Write an operator, in place where no other variable shares the memory."""

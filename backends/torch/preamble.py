@@ -92,7 +92,7 @@ def foot(pasted: Pasted, call: str = "") -> list[str]:
     """The lines below the functions of a program: the support library, and the starting `call`."""
     texts = list(pasted.texts)
     if texts and pasted.imports:
-        blank = "" if _defines(texts[0]) else "\n"
+        blank = "" if texts[0].startswith(("def ", "class ", "@")) else "\n"
         texts = ["\n".join(pasted.imports) + blank, *texts]
     run = ["", "", 'if __name__ == "__main__":', INDENT + call] if call else []
     return ["", "", RUNTIME, *_spaced(texts), *run] if texts else run
@@ -134,16 +134,11 @@ def _spaced(parts: list[str]) -> Iterator[str]:
     """Top-level statements, two blank lines around every definition."""
     before = True
     for text in parts:
-        defines = _defines(text)
+        defines = "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
         if before or defines:
             yield from ("", "")
         before = defines
         yield from text.split("\n")
-
-
-def _defines(text: str) -> bool:
-    """Whether a statement defines a function or a class."""
-    return "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
 
 
 def _groups(program: DeviceProgram) -> list[tuple[str, ...]]:

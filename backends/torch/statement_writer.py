@@ -79,7 +79,7 @@ class StatementWriter(NotationWriter):
     def entry(self, var: Var, kind: str) -> None:
         """Write the line of a given tensor, if it is read."""
         key = var.value.label if kind == "inputs" else var.value.name or ""
-        by_name = self.operators.updates.by_name
+        by_name = self.operators.updates.by_name if self.program.updates else ()
         if self.state.uses[var] and var not in self.program.away and var not in by_name:
             alone = ""
             if var.on is not None:

@@ -16,8 +16,6 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
     Only of tensors that are read again behind it, as gradients are by their updates: none is kept
     for it. The squares are added in the same order; another number among them comes last.
     """
-    if not program.updates:
-        return program
     sums = _sums(program)
     gone = {node for each in sums for node in each.nodes[:-1]}
     of = {each.nodes[-1]: each for each in sums}
@@ -27,7 +25,7 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _SumOfSquares:
     """Operators that add up the squares of tensors; the last one has the result.
 
     `other` is a number that they add as well.
@@ -52,16 +50,16 @@ class _Sum:
         return squares, replace(last, ins=(first.out, self.other))
 
 
-def _sums(program: DeviceProgram) -> list[_Sum]:
+def _sums(program: DeviceProgram) -> list[_SumOfSquares]:
     """The sums of the squares of two tensors or more, the longest ones."""
-    reads, sums = uses(program), dict[Var, _Sum]()
+    reads, sums = uses(program), dict[Var, _SumOfSquares]()
     last = {v: at for at, node in enumerate(program.body) for v in reads_of(node)}
     last.update(dict.fromkeys(kept_after(program), len(program.body)))
     for at, node in enumerate(program.body):
         if not isinstance(node, Compute):
             continue
         if node.name == "squared_norm":
-            sums[node.out] = _Sum((node,))
+            sums[node.out] = _SumOfSquares((node,))
         elif node.name == "add" and node.onto is None and not node.out.local.dims:
             found = _added(node, [sums.get(v) for v in node.ins])
             stay = found is not None and all(last[v] > at for v in found.tensors)
@@ -72,13 +70,13 @@ def _sums(program: DeviceProgram) -> list[_Sum]:
     return [each for each in sums.values() if len(each.tensors) > 1]
 
 
-def _added(node: Compute, operands: list[_Sum | None]) -> _Sum | None:
+def _added(node: Compute, operands: list[_SumOfSquares | None]) -> _SumOfSquares | None:
     """The sum that an addition makes of those of its operands, in the order of these."""
     first, second = operands
     if first is not None and second is not None:
         is_next = len(second.nodes) == 1
-        return _Sum((*first.nodes, *second.nodes, node), first.other) if is_next else None
+        return _SumOfSquares((*first.nodes, *second.nodes, node), first.other) if is_next else None
     for mine, other in ((first, node.ins[1]), (second, node.ins[0])):
         if mine is not None and mine.other is None:
-            return _Sum((*mine.nodes, node), other)
+            return _SumOfSquares((*mine.nodes, node), other)
     return None

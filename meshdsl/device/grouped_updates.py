@@ -17,22 +17,22 @@ from meshdsl.device.liveness import is_constant, overwrites
 from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
-from meshdsl.ops.opdef import OpDef, lookup
+from meshdsl.ops.opdef import lookup
 from meshdsl.records import dataclass
 
 
 def grouped_updates(program: DeviceProgram) -> DeviceProgram:
     """The program with one update for all parameters that are updated alike at one time.
 
-    It needs no more memory than before.
+    It needs no more memory than before. Gradients that are to be copied, as clipping by norm does,
+    are so all at once, or else have the `room` of the largest.
     """
-    if not program.updates:
-        return program
-    grouping = _Grouping(program)
-    grouped = replace(program, body=grouping.block(program.body))
-    if grouping.needs_room and memory(grouped)["peak"] > memory(program)["peak"]:
-        return program
-    return grouped if grouping.found else program
+    for is_narrow in (False, True):
+        grouping = _Grouping(program, is_narrow)
+        grouped = replace(program, body=grouping.block(program.body))
+        if not grouping.needs_room or memory(grouped)["peak"] <= memory(program)["peak"]:
+            return grouped if grouping.found else program
+    return program
 
 
 @dataclass(slots=True)
@@ -62,9 +62,13 @@ class _Run:
 
 
 class _Grouping:
-    """Groups the updates of a program; `needs_room` where gradients may be missed."""
+    """Groups the updates of a program, with `is_narrow` room for copies of gradients.
 
-    def __init__(self, program: DeviceProgram) -> None:
+    `needs_room` says that they may take more than before.
+    """
+
+    def __init__(self, program: DeviceProgram, is_narrow: bool) -> None:
+        self.is_narrow = is_narrow
         self.copied, self.away = copied_first(program), program.away.keys()
         nodes = (node for node in every(program.body) if isinstance(node, Compute))
         self.numbers = {n.out: n.attr("value") for n in nodes if is_constant(n)}
@@ -124,22 +128,24 @@ class _Grouping:
         if len(updates) == 1:
             return first
         self.found = True
-        self.needs_room = self.needs_room or self._misses_memory(updates, record)
         ins = tuple(v for node in updates for v in node.ins[: record.each])
         outs = tuple(v for node in updates for v in node.outs)
-        cost = sum(node.flops for node in updates)
-        return replace(first, ins=(*ins, *first.ins[record.each :]), outs=outs, flops=cost)
+        ins = (*ins, *first.ins[record.each :])
+        together = replace(first, ins=ins, outs=outs, flops=sum(node.flops for node in updates))
+        copied = max(map(self._scratch, updates))
+        if self.is_narrow and copied:
+            room = ("room", copied // first.ins[0].local.dtype.bytes)
+            together = replace(together, attrs=(*first.attrs, room))
+        self.needs_room |= self._scratch(together) > self._scratch(first)
+        return together
 
-    def _misses_memory(self, updates: list[Compute], record: OpDef) -> bool:
-        """Whether a later update copies more of its gradient than the first one."""
-        copied = [self._scratch(node, record) for node in updates]
-        return max(copied) > copied[0]
-
-    def _scratch(self, node: Compute, record: OpDef) -> int:
+    def _scratch(self, node: Compute) -> int:
+        """The bytes of the copies that an update makes of its gradients."""
+        count = lookup(node.name).scratch
         numbers: Mapping[int, Any] = {
             i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers
         }
-        return record.scratch(node.local, numbers) if record.scratch else 0
+        return count(node.local, numbers) if count else 0
 
 
 def _takes_no_memory(node: Node) -> bool:

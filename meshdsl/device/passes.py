@@ -27,7 +27,8 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     `stored` says which parameters single devices have, where another program decides that.
     """
-    last = (updated_in_place, in_buckets, overlapped, grouped_norms, grouped_updates)
+    grouped = (grouped_norms, grouped_updates) if program.updates else ()
+    last = (updated_in_place, in_buckets, overlapped, *grouped)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)
     from meshdsl.device.async_updates import given_whole

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, kept
 from meshdsl.named.size_formulas import how_of
@@ -26,9 +27,13 @@ NEUTRAL = {
 
 def fold_identities(program: NamedProgram) -> NamedProgram:
     """Replace arithmetic with neutral numbers by the other operand, products with 0 by zeros."""
-    folding = _Folding(program)
-    body = tuple(folding.block(program.body))
-    return replace(program, body=substitute(body, folding.same)) if folding.found else program
+    for node in every(program.body):
+        if isinstance(node, NamedOp) and node.name in ("constant", "stop_gradient"):
+            if dict(node.attrs).get("value", 0.0) in (0.0, 1.0):
+                folding = _Folding(program)
+                body = tuple(folding.block(program.body))
+                return replace(program, body=substitute(body, folding.same))
+    return program
 
 
 class _Folding:
@@ -43,7 +48,6 @@ class _Folding:
         self.handed_on = set(kept(program))
         # Nobody differentiates what updates something.
         self.differentiable = not program.updates
-        self.found = False
 
     def block(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
         """The nodes of a block."""
@@ -68,7 +72,6 @@ class _Folding:
             yield op
             return
         if op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]:
-            self.found = True
             self.numbers[op.out] = 0.0
             attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
             yield replace(op, name="zeros", ins=(), attrs=attrs)
@@ -77,7 +80,6 @@ class _Folding:
         if operand is None:
             yield op
             return
-        self.found = True
         stays = op.out.name is not None or op.out.pins or op.out in self.handed_on
         if stays or operand.role != "activation":
             yield replace(op, name="identity", ins=(operand,), attrs=())

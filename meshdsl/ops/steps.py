@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
-from meshdsl.backends.runtime.schedules import cosine_rate, linear_rate, warmup_rate
+from meshdsl.backends.runtime.learning_rates import cosine_rate, linear_rate, warmup_rate
 from meshdsl.ops import kit
 
 RATES: Mapping[str, Callable[..., float]] = {

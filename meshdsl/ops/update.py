@@ -8,7 +8,8 @@ of clipping by norm. All but `g` have the dtype of `w`, apart from `step`, an in
 torch text works in place.
 
 An update of a device may be that of several parameters (`device/grouped_updates.py`): the operands
-of one after the other, then the scalars. The torch text has a list of each.
+of one after the other, then the scalars. The torch text has a list of each. There the attribute
+`room` is the most elements of gradients that are copied at once.
 """
 
 from __future__ import annotations
@@ -91,13 +92,14 @@ def _calls(sig: kit.Signature, operands: tuple[str, ...]) -> list[kit.Signature]
 def _scratch(operands: tuple[str, ...]) -> kit.Scratch:
     """The bytes of copies of gradients, if they are widened, scaled, decayed or looked ahead of.
 
-    They are made piece by piece, unless a scalar has dims: of several parameters there is room for
-    the largest.
+    They are made piece by piece, unless a scalar has dims.
     """
 
     def count(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
         scale = numbers.get(len(sig.ins) - len(operands) + operands.index("scale"))
-        return max(of_one(one, scale) for one in _calls(sig, operands))
+        first, *others = [of_one(one, scale) for one in _calls(sig, operands)]
+        most = min(PIECE, sig.attrs.get("room", PIECE)) * sig.ins[0].dtype.bytes
+        return min(first + sum(others), most) if others else first
 
     def of_one(sig: kit.Signature, scale: Any) -> int:
         w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
@@ -124,7 +126,7 @@ def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> kit.In
             assert set(type_.dims) <= set(w.dims), said
             assert type_.dtype == w.dtype or operand in ("g", "step"), said
             assert type_.dtype.kind == ("int" if operand == "step" else "float"), said
-            assert type_.dtype.bytes <= w.dtype.bytes, said
+            assert type_.dtype.bytes <= w.dtype.bytes or operand == "step", said
         assert set(ins[1].dims) == set(w.dims), f"{name} of {w}: the gradient is {ins[1]}"
         assert all(ins[i] == w for i in new), f"{name}: states are not of the type {w}"
         return (w,) * len(new)
