@@ -13,13 +13,13 @@ def warmup_rate(step: Any, peak: float, warmup: int) -> float:
 
 
 def linear_rate(step: Any, peak: float, steps: int, warmup: int, final: float) -> float:
-    """The learning rate that falls from `peak` on a line, and is `final` after `steps` steps."""
+    """The rate that falls from `peak` on a line, and is `final` after `steps` steps."""
     left = 1 - share_done(step, steps, warmup)
     return warmup_rate(step, final + (peak - final) * left, warmup)
 
 
 def cosine_rate(step: Any, peak: float, steps: int, warmup: int, final: float) -> float:
-    """The learning rate that falls from `peak` along a cosine, and is `final` after `steps` steps.
+    """The rate that falls from `peak` along a cosine, and is `final` after `steps` steps.
 
     Loshchilov and Hutter 2017, without restarts.
     """

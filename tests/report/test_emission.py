@@ -78,8 +78,9 @@ def test_a_formatter_changes_nothing(programs: Path) -> None:
 
 
 def test_a_linter_finds_nothing(programs: Path) -> None:
-    # Comments quote source lines, which are as long as their author made them.
-    rules = ("--select", "E,F,I,UP,B", "--ignore", "E501")
+    # Comments quote source lines, which are as long as their author made them, and the runtime below
+    # the program has its imports with it.
+    rules = ("--select", "E,F,I,UP,B", "--ignore", "E501,E402")
     _run((*RUFF, "check", *AS_HERE, *rules, "."), programs)
 
 
@@ -118,9 +119,12 @@ def test_what_a_person_reads_is_the_function_of_a_device(case: Case) -> None:
 
 
 def test_the_transformer_is_short() -> None:
-    """Header, tables, program and runtime: 80 lines of files, 14 of MKL first calls."""
+    """Header, tables, program and runtime: 80 lines of files, 14 of MKL first calls.
+
+    11 of what stays on the host, 10 of groups of devices without numpy.
+    """
     case = Case("transformer", "megatron")
-    assert len(made(case).text.splitlines()) <= 579
+    assert len(made(case).text.splitlines()) <= 602
     assert len(made(case).bare.splitlines()) <= 135
 
 
