@@ -1,6 +1,6 @@
 """Arithmetic with 0 and 1 that is left out: x * 1, x / 1, x + 0, x - 0 are x, and x * 0 is 0.
 
-So is `stop_gradient` in a step, whose gradients are there.
+So is `stop_gradient` in a training step, whose gradients are there (`folded_step`).
 
 That is how a number switches a term of a function off: one of the text, or an argument of the call,
 but none made of the sizes of dims. A product with 0 is 0 whatever x is: it is not computed.
@@ -27,10 +27,22 @@ NEUTRAL = {
 
 def fold_identities(program: NamedProgram) -> NamedProgram:
     """Replace arithmetic with neutral numbers by the other operand, products with 0 by zeros."""
+    return _folded(program, False, ("constant",))
+
+
+def folded_step(program: NamedProgram) -> NamedProgram:
+    """The same for a training step, in which `stop_gradient` has done its work: it is its operand.
+
+    Nothing else is: a program may be differentiated, also one that assigns values.
+    """
+    return _folded(program, True, ("constant", "stop_gradient"))
+
+
+def _folded(program: NamedProgram, is_step: bool, reasons: tuple[str, ...]) -> NamedProgram:
     for node in every(program.body):
-        if isinstance(node, NamedOp) and node.name in ("constant", "stop_gradient"):
+        if isinstance(node, NamedOp) and node.name in reasons:
             if dict(node.attrs).get("value", 0.0) in (0.0, 1.0):
-                folding = _Folding(program)
+                folding = _Folding(program, is_step)
                 body = tuple(folding.block(program.body))
                 return replace(program, body=substitute(body, folding.same))
     return program
@@ -42,12 +54,11 @@ class _Folding:
     A value that has a name or a pin, or that is handed on, stays one of its own: an identity.
     """
 
-    def __init__(self, program: NamedProgram) -> None:
+    def __init__(self, program: NamedProgram, is_step: bool) -> None:
         self.numbers: dict[Value, float] = {}
         self.same: dict[Value, Value] = {}
         self.handed_on = set(kept(program))
-        # Nobody differentiates what updates something.
-        self.differentiable = not program.updates
+        self.is_step = is_step
 
     def block(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
         """The nodes of a block."""
@@ -88,7 +99,7 @@ class _Folding:
 
     def _left(self, op: NamedOp) -> Value | None:
         """The operand that the result is, if the other one is neutral."""
-        if op.name == "stop_gradient" and not self.differentiable:
+        if op.name == "stop_gradient" and self.is_step:
             return op.ins[0]
         for index, number in NEUTRAL.get(op.name, ()):
             other = op.ins[1 - index]
