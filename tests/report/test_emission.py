@@ -78,7 +78,7 @@ def test_a_formatter_changes_nothing(programs: Path) -> None:
 
 
 def test_a_linter_finds_nothing(programs: Path) -> None:
-    # Comments quote source lines, which are as long as their author made them, and the runtime below
+    # Comments quote source lines, which are as long as their author made them. The runtime below
     # the program has its imports with it.
     rules = ("--select", "E,F,I,UP,B", "--ignore", "E501,E402")
     _run((*RUFF, "check", *AS_HERE, *rules, "."), programs)
