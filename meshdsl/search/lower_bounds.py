@@ -23,7 +23,7 @@ from typing import NamedTuple
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.buckets import KINDS, SMALL
 from meshdsl.ir.types import TensorType
-from meshdsl.ops.opdef import lookup
+from meshdsl.ops.opdef import OpDef, lookup
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedTensor, Reshard
 from meshdsl.placed.placements import Mesh
@@ -57,10 +57,28 @@ class Beyond(Exception):
         self.bytes, self.kept = bytes, kept
 
 
-def divided(taken: float, timing: Timing) -> float:
-    """The least seconds of what takes so long for an update where rules for storage divide it."""
-    launch = timing.cluster.device.launch
+def divided(taken: float, timing: Timing, starts: bool = True) -> float:
+    """The least seconds of what takes so long for an update where rules for storage divide it.
+
+    `starts`: a kernel of its own has to be started for it.
+    """
+    launch = timing.cluster.device.launch if starts else 0.0
     return taken - (1 - 1 / timing.mesh.devices) * max(0.0, taken - launch)
+
+
+def is_started(opdef: OpDef) -> bool:
+    """Whether an operator starts a kernel for itself; updates and norms are done several at once."""
+    return not opdef.each and opdef.name != "squared_norm"
+
+
+def at_least(taken: float, opdef: OpDef, types: Iterable[TensorType], timing: Timing) -> float:
+    """The least of the seconds that an operator takes alone; its operands and results have `types`.
+
+    Several updates or norms are one call on lists, and numbers made of numbers are of the host.
+    """
+    if not any(t.dims for t in types):
+        return 0.0
+    return taken if is_started(opdef) else max(0.0, taken - timing.cluster.device.launch)
 
 
 class _Produced(NamedTuple):
@@ -204,8 +222,12 @@ class Sent:
         block.made.update(dict.fromkeys(node.makes, _Produced(block.clock, block.passed)))
 
     def _computes(self, node: Apply, seconds: float, times: int, timing: Timing) -> None:
-        self.whole.computed += seconds * times
-        least = divided(seconds, timing) if _is_divided(node) else seconds
+        record = lookup(node.name)
+        types = (t.value.type for t in (*node.ins, *node.outs))
+        least = at_least(seconds, record, types, timing)
+        self.whole.computed += least * times
+        if _is_divided(node):
+            least = divided(least, timing, is_started(record))
         self.kept.computed += least * times
 
     def _sends(self, node: Reshard, block: _SentBlock, times: int, timing: Timing) -> None:

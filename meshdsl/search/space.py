@@ -34,7 +34,7 @@ from meshdsl.placed.sharding_rules import Call, call_of, whole_dims
 from meshdsl.placed.strategies import flops
 from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules, SearchRule
-from meshdsl.search.lower_bounds import ROUNDING, divided
+from meshdsl.search.lower_bounds import ROUNDING, at_least, divided, is_started
 
 Weigh = Callable[[Call, Signature], float]
 """The work of a call on one device, from its local types: FLOPs, or seconds."""
@@ -47,12 +47,13 @@ def work(call: Call, local: Signature) -> float:
 
 @functools.lru_cache(maxsize=256)
 def seconds(timing: Timing) -> Weigh:
-    """Seconds on a device of a cluster; a number takes none."""
+    """The least seconds on a device of a cluster; a number takes none."""
 
     def weigh(call: Call, local: Signature) -> float:
         if call.name == "constant":
             return 0.0
-        return timing.operator(call.opdef, local, flops(call.opdef, local)).seconds
+        taken = timing.operator(call.opdef, local, flops(call.opdef, local)).seconds
+        return at_least(taken, call.opdef, (*local.ins, *local.outs), timing)
 
     return weigh
 
@@ -392,7 +393,8 @@ class _WorkTable:
                 least = min(least, self._expanded(key))
             self.known[key] = self.trips * least
             if self.updates and self.timing is not None:
-                self.known[key] -= self.updates * (least - divided(least, self.timing))
+                starts = is_started(self.call.opdef)
+                self.known[key] -= self.updates * (least - divided(least, self.timing, starts))
         return self.known[key]
 
     def _expanded(self, open_: Open) -> float:
