@@ -62,12 +62,19 @@ def _sums(program: DeviceProgram) -> list[_SumOfSquares]:
             sums[node.out] = _SumOfSquares((node,))
         elif node.name == "add" and node.onto is None and not node.out.local.dims:
             found = _added(node, [sums.get(v) for v in node.ins])
+            if found is not None and not _is_in_one_place(found.tensors):
+                found = None
             stay = found is not None and all(last[v] > at for v in found.tensors)
             if found is not None and stay and all(reads[v] == 1 for v in node.ins if v in sums):
                 sums[node.out] = found
                 for var in node.ins:
                     sums.pop(var, None)
     return [each for each in sums.values() if len(each.tensors) > 1]
+
+
+def _is_in_one_place(tensors: tuple[Var, ...]) -> bool:
+    """Whether the same devices have all of some tensors: stages may have some for themselves."""
+    return len({var.on for var in tensors}) == 1
 
 
 def _added(node: Compute, operands: list[_SumOfSquares | None]) -> _SumOfSquares | None:

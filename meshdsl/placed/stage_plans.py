@@ -8,7 +8,7 @@ iterations of a loop are on the stages; elsewhere where these allow what it does
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from meshdsl.placed.placements import B, Mesh, Partial, Placement, placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.strategies import Choice, Chooser
+from meshdsl.records import dataclass
 
 
 def without_stages(request: Request, program: NamedProgram, pipe: Piped) -> Request:

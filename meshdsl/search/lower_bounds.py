@@ -67,7 +67,7 @@ def divided(taken: float, timing: Timing, starts: bool = True) -> float:
 
 
 def is_started(opdef: OpDef) -> bool:
-    """Whether an operator starts a kernel for itself; updates and norms are done several at once."""
+    """Whether an operator has a kernel of its own; updates and norms are done several at once."""
     return not opdef.each and opdef.name != "squared_norm"
 
 

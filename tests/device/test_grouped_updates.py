@@ -15,7 +15,7 @@ from meshdsl.device.ir import Compute, DeviceProgram
 from meshdsl.device.memory import memory
 from meshdsl.device.passes import passes
 from meshdsl.device.verify import verify
-from meshdsl.diagnostics import Source
+from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Compilation, Options
@@ -161,3 +161,26 @@ def test_indices_of_a_maximum_are_not_checked() -> None:
     assert "check_index" not in compiled("", text).text
     unknown = text.replace("x[b, v]", "x[b, v], i[b]: i32").replace("argmax[v](x)", "i")
     assert "check_index" in compiled("", unknown).text
+
+
+ALONE = """
+dim batch = 4, model = 4, layers = 2, out = 4
+mesh m = { a: 2 }
+layout l { layers -> a, params: model -> a } with gpipe[batch](2)
+program net(x[batch, model]) {
+  repeat layers {
+    param w[model]
+    x = x * w
+  }
+  param b[model]
+  param c[out]
+  loss = mean(square(sum[model](x + b) + c))
+  return loss
+  minimize loss with sgd(0.1, clip=1.0)
+}"""
+
+
+def test_norms_of_what_one_stage_has_alone_stay_apart() -> None:
+    program = Compilation(Source("net.mdsl", ALONE), Options(), Diagnostics()).device
+    norms = [n for n in every(program.body) if isinstance(n, Compute) and n.name == "squared_norm"]
+    assert {len({v.on for v in norm.ins}) for norm in norms} == {1}

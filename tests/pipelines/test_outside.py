@@ -111,6 +111,7 @@ OPERATORS = {
     "one_hot": "z + sum[v](one_hot[v](argmax[m](z)) * s)",
     "pad": "pad[d -> m](w, 0, 1)",
     "pick": "z + w[d = 1]",
+    "stack": "z + w[d = 0] * w[d = 1] * w[d = 2]",
     "split and merge": "z[m -> (c, two)][(two, c) -> m]",
     "put": "put[m = 1](z, sum[d](w))",
     "reverse": "reverse[m](z)",

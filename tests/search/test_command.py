@@ -109,13 +109,13 @@ DEEP = TEXT.replace("io = 8,", "io = 8, wide = 32, layers = 2,").replace(
 
 
 def test_the_front_is_one(cli: Cli) -> None:
-    told = json.loads(cli("search", write(DEEP), "--front", "--json", "--set", "batch=512").out)
+    told = json.loads(cli("search", write(DEEP), "--front", "--json", "--set", "batch=128").out)
     values = [(p["wire_bytes"], p["memory"]["peak"]) for p in told["front"]]
     assert len(values) > 1
     assert values == sorted(values)
     assert [held for _, held in values] == sorted((held for _, held in values), reverse=True)
     most = sorted(held for _, held in values)[1]
-    words = ("--front", "--json", "--set", "batch=512", "--memory", f"{most}B")
+    words = ("--front", "--json", "--set", "batch=128", "--memory", f"{most}B")
     told = json.loads(cli("search", write(DEEP), *words).out)
     assert {p["memory"]["peak"] <= most for p in told["front"]} == {True}
 

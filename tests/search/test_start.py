@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -123,6 +122,4 @@ def test_a_rule_for_an_axis_that_is_not_there_is_told(cli: Cli) -> None:
     done = cli("search", write(text), "--mesh", "x:2", "--from", "other", "--fix", "other")
     assert (done.code, {*done.codes}) == (0, {"warning[MD0304]"})
     assert "tp" not in done.out
-    # Parameters in parts send no more, their copy being alive around the loss, and hold less.
-    changed = done.out.partition("changed")[2].partition("next best")[0]
-    assert re.findall(r"^[+-] +(.*->.*?)  ", changed, re.M) == ["params: hidden -> x"]
+    assert "nothing is changed" in done.out
