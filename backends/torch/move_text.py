@@ -16,6 +16,9 @@ from meshdsl.ops.torch_expressions import scalar, tuple_text
 from meshdsl.placed.collectives import padding_windows
 from meshdsl.placed.placements import Mesh, Window
 
+MANY = 4
+"""So many stacks of a bucket are listed once."""
+
 MOST_SHOWN = 8
 """Windows that a comment lists."""
 
@@ -26,6 +29,9 @@ class MoveText:
     def __init__(self, state: TextState, blocks: BlockText) -> None:
         self.state, self.blocks = state, blocks
         self.out, self.mesh = state.out, state.mesh
+        # By bucket, the variable of the list of stacks that it reads slices of; that of each stack.
+        self.stacks: dict[Collective, str] = {}
+        self.stack = ""
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -39,6 +45,7 @@ class MoveText:
         """Write `w_work = all_gather_start(…)`."""
         with self._at(node.span):
             if not node.ahead:
+                self._list_stacks(node.collective)
                 self._about(node.collective)
             work = self.state.variables.word(node.work)
             self.out.assign((work,), self._text(node.collective, "_start"))
@@ -48,6 +55,20 @@ class MoveText:
         with self._at(node.span):
             work = self.state.variables.word(node.work)
             self._assign_targets(node.collective, f"{work}.wait()")
+
+    def _list_stacks(self, node: Collective) -> None:
+        """Write the list of the stacks of parameters that a bucket reads slices of, if it is long.
+
+        What a loop gathers ahead is issued twice: before the loop, and in it.
+        """
+        slices = [self.state.prefetched.get(move.source) for move in node.moves]
+        stacks = [s.stack for s in slices if s is not None and s.stack in self.state.program.params]
+        if MANY <= len(stacks) == len(node.moves) and len({s and s.at for s in slices}) == 1:
+            fresh = self.state.variables.names.fresh
+            self.stack = self.stack or fresh("stack")
+            self.stacks[node] = fresh("stacks")
+            names = ", ".join(self.out.mention(self.state.variables.of(v)) for v in stacks)
+            self.out.assign((self.stacks[node],), f"[{names}]")
 
     @contextmanager
     def _at(self, span: Span) -> Iterator[None]:
@@ -63,11 +84,12 @@ class MoveText:
             self.out.comment(f"{sent}: {_cause(node)}")
             return
         self.out.comment(f"{sent} in a bucket of {len(node.moves)}:")
-        whys: dict[str, list[str]] = {}
+        whys: dict[str, list[Move]] = {}
         for move in node.moves:
-            whys.setdefault(_cause(move), []).append(self.state.variables.of(move.target))
-        for why, names in whys.items():
-            self.out.comment(f"{', '.join(names)}: {why}")
+            whys.setdefault(_cause_of_each(move), []).append(move)
+        for why, moves in whys.items():
+            names = ", ".join(self.state.variables.of(move.target) for move in moves)
+            self.out.comment(f"{names}: {why if len(moves) > 1 else _cause(moves[0])}")
 
     def _assign_targets(self, node: Collective, text: str) -> None:
         if node.step.moves or node.step.kind == "window":
@@ -76,8 +98,11 @@ class MoveText:
             self._assign_target(node, text)
             return
         names = [self.state.variables.assign(move.target) for move in node.moves]
+        alike: dict[str, list[str]] = {}
         for name, move in zip(names, node.moves, strict=True):
-            self.out.comment(f"{name}: {typed(move.target)}")
+            alike.setdefault(typed(move.target), []).append(name)
+        for type_, those in alike.items():
+            self.out.comment(f"{', '.join(those)}: {type_}")
         self.out.assign(names, text)
 
     def _assign_target(self, node: Move, text: str) -> None:
@@ -112,14 +137,20 @@ class MoveText:
         call, step = f"{node.step.kind}_bucket{suffix}", node.step
         self.state.used.add(call)
         is_in_place = step.kind == "all_reduce"
-        sources = (self._own(m) if is_in_place else self.state.tensor(m.source) for m in node.moves)
-        args = [f"[{', '.join(sources)}]"]
+        args = [f"[{self._sources(node, is_in_place)}]"]
         if not is_in_place:
             dims = (self._position(m.source, m.step.dim) for m in node.moves)
             args.append(f"[{', '.join(map(str, dims))}]")
         args.append(self._group(node))
         args += [f'"{step.op}"'] if step.op else []
         return f"{call}({', '.join(args)})"
+
+    def _sources(self, node: Bucket, is_in_place: bool) -> str:
+        if node in self.stacks:
+            index = self.state.prefetched[node.moves[0].source].at
+            return f"{self.stack}{index} for {self.stack} in {self.stacks[node]}"
+        sources = (self._own(m) if is_in_place else self.state.tensor(m.source) for m in node.moves)
+        return ", ".join(sources)
 
     def _group(self, node: Collective) -> str:
         return f'groups["{"+".join(node.step.axes)}"]'
@@ -302,3 +333,12 @@ def _is_uneven(node: Move, mesh: Mesh) -> bool:
 def _cause(move: Move) -> str:
     """The first clause of a move's reason; `explain` has the rest."""
     return move.why.partition(";")[0]
+
+
+def _cause_of_each(move: Move) -> str:
+    """The same for one of several moves: where it says how the source is stored, without its name.
+
+    So moves of tensors that are stored alike have one cause.
+    """
+    cause, said = _cause(move), f"`{move.source.value.label}` is stored "
+    return f"each is stored {cause.removeprefix(said)}" if cause.startswith(said) else cause

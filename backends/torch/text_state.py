@@ -22,6 +22,13 @@ class LastAssignment(NamedTuple):
     text: str
 
 
+class Slice(NamedTuple):
+    """A slice that is not written by name: its stack, and the text that picks it."""
+
+    stack: Var
+    at: str
+
+
 class TextState:
     """What the writers of statements share.
 
@@ -32,7 +39,7 @@ class TextState:
     uses:       how often each variable is read.
     fresh:      variables whose memory no other one shares.
     views:      variables that may be views of another, perhaps with elements that share a location.
-    prefetched: slices that are not written by name: their stack, and the text of the index.
+    prefetched: slices that are not written by name.
     totals:     the identifiers of the sums that passes add to: they belong to the function around.
     last:       the last assignment, where a renaming may still take it back.
     renamed:    variables whose assignment was taken back so.
@@ -57,7 +64,7 @@ class TextState:
         self.uses = uses(program)
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
-        self.prefetched: dict[Var, tuple[Var, str]] = {}
+        self.prefetched: dict[Var, Slice] = {}
         self.totals: frozenset[str] = frozenset()
         self.last: LastAssignment | None = None
         self.renamed: set[Var] = set()
@@ -71,8 +78,8 @@ class TextState:
 
     def name(self, var: Var) -> str:
         """The identifier of a variable, or the text of a prefetched slice."""
-        stack, index = self.prefetched.get(var, (var, ""))
-        return self.out.mention(self.variables.of(stack)) + index
+        stack, at = self.prefetched.get(var, Slice(var, ""))
+        return self.out.mention(self.variables.of(stack)) + at
 
     def ref(self, var: Var) -> str:
         """The text of a value: its identifier, or the literal of a constant."""

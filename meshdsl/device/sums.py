@@ -13,9 +13,10 @@ from functools import partial
 
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
 from meshdsl.device.liveness import uses
+from meshdsl.device.memory import MemoryReuse
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Carry, Leaf, Stacked, every
-from meshdsl.ir.rewrite import in_blocks, reads_of
+from meshdsl.ir.rewrite import in_blocks, reads_of, substitute
 from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.strategies import flops
@@ -255,32 +256,52 @@ def _swapped(nodes: Nodes, old: Node, *new: Node) -> Nodes:
 def added_directly(program: DeviceProgram) -> DeviceProgram:
     """The program with operators that add their results to sums, instead of making a tensor first.
 
-    Only where nothing else reads the result, and nothing touches the sum in between.
+    Only where the addition is written over the sum, nothing else reads the result, and nothing
+    touches the sum in between.
     """
-    read = uses(program)
+    nodes = (node for node in every(program.body) if isinstance(node, Compute))
+    if not any(lookup(node.name).adds_to for node in nodes):
+        return program
+    adding = _Adding(program)
+    body = substitute(adding.block(program.body), adding.renamed)
+    return replace(program, body=body)
 
-    def block(nodes: Nodes) -> Nodes:
-        return _adding(read, tuple(node.with_body(block) for node in nodes))
 
-    return replace(program, body=block(program.body))
+class _Adding:
+    """`renamed` are the results that have memory of an operand, and now its name, too."""
 
+    def __init__(self, program: DeviceProgram) -> None:
+        self.uses, self.over = uses(program), dict(MemoryReuse(program).found())
+        self.outside = {v for _, v in (*program.outputs, *program.updates)}
+        self.renamed: dict[Var, Var] = {}
 
-def _adding(read: Mapping[Var, int], nodes: Nodes) -> Nodes:
-    makers = {v: i for i, node in enumerate(nodes) for v in node.makes}
-    new, gone = dict[Node, Node](), set[Node]()
-    for at, add in enumerate(nodes):
-        if not isinstance(add, Compute) or add.name != "add" or add.onto != 0:
-            continue
-        total, part = add.ins
-        made_at = makers.get(part, at)
-        maker = nodes[made_at]
-        if read[part] != 1 or not isinstance(maker, Compute) or not _may_add(maker, total):
-            continue
-        between = (v.name for n in nodes[made_at:at] for v in (*reads_of(n), *n.makes))
-        if total.name not in between:
-            new[maker] = replace(maker, outs=add.outs, into=total)
-            gone.add(add)
-    return tuple(new.get(node, node) for node in nodes if node not in gone)
+    def block(self, nodes: Nodes) -> Nodes:
+        """The nodes of a block, and of the loops in it."""
+        nodes = tuple(node.with_body(self.block) for node in nodes)
+        makers = {v: i for i, node in enumerate(nodes) for v in node.makes}
+        new, gone = dict[Node, Node](), set[Node]()
+        for at, add in enumerate(nodes):
+            if not isinstance(add, Compute) or not self._is_written_over(add):
+                continue
+            total, part = add.ins
+            made_at = makers.get(part, at)
+            maker = nodes[made_at]
+            if self.uses[part] != 1 or not isinstance(maker, Compute) or not _may_add(maker, total):
+                continue
+            between = (v.name for n in nodes[made_at:at] for v in (*reads_of(n), *n.makes))
+            if total.name not in between:
+                new[maker] = replace(maker, outs=add.outs, into=total)
+                gone.add(add)
+                if add.onto is None:
+                    name = self.renamed.get(total, total).name
+                    self.renamed[add.out] = _renamed(add.out, name)
+        return tuple(new.get(node, node) for node in nodes if node not in gone)
+
+    def _is_written_over(self, add: Compute) -> bool:
+        """Whether an operator is an addition that is written over its first operand."""
+        if add.name != "add" or add.onto is not None:
+            return add.name == "add" and add.onto == 0
+        return self.over.get(add.out) is add.ins[0] and add.out not in self.outside
 
 
 def _may_add(maker: Compute, total: Var) -> bool:

@@ -233,10 +233,14 @@ def _cross_entropy_text(call: kit.TorchCall) -> str:
     at = logits.index(dim)
     positions = tuple(n for n in logits.names if n != dim)
     where = logits.without(dim).dims
+    index = kit.permuted(indexing.checked_text(call, 2, dim), call.ins[2].names, positions)
+    if call.is_constant(0) and logits.dtype.bytes >= kit.F32.bytes:
+        share, number = f"torch.softmax({call.tensor(1)}, {at}).mul_({call.args[0]})", call.args[0]
+        less = number[1:] if number.startswith("-") else f"-{number}"
+        return f'{share}.scatter_({at}, {index}.unsqueeze({at}), {less}, reduce="add")'
     dy = call.let("dy", call.tensor(0)) if call.is_constant(0) else call.args[0]
     wide = kit.aligned(dy, call.ins[0].names, logits.names)
     share = f"torch.softmax({call.tensor(1)}, {at}).mul_({wide})"
-    index = kit.permuted(indexing.checked_text(call, 2, dim), call.ins[2].names, positions)
     less = f"-{kit.aligned(dy, call.ins[0].names, positions)}"
     if len(call.ins[0].names) < len(where):
         less = f"({less}).expand({kit.tuple_text([call.extent(d.name) for d in where])})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
@@ -27,6 +28,8 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(orphans(functions.lines))
     assert not list(two_names(functions.lines))
     assert not list(unnamed(functions))
+    assert not list(types_again(functions.lines))
+    assert not list(zeros_added_once(functions.lines))
 
 
 def orphans(lines: tuple[TextLine, ...]) -> Iterator[str]:
@@ -120,3 +123,27 @@ def word_of(var: Var) -> str:
     if var.value.name:
         return var.value.label.lstrip("_")
     return "d_" if var.value.is_gradient and var.value.source.name else ""
+
+
+def types_again(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Comments that give the tensors below a type that the comment above might have said."""
+    for one, other in pairwise(lines):
+        both = [TYPED.fullmatch(line.text.strip()) for line in (one, other)]
+        if all(both) and len({match[1] for match in both if match}) == 1:
+            yield other.text
+
+
+TYPED = re.compile(r"# [\w, ]+: (\w+\[[^:]*)")
+"""A comment with the type of one or several tensors."""
+
+
+def zeros_added_once(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Additions of a tensor of zeros and rows, to a sum that the rows could be added to at once."""
+    texts = [line.text.strip().partition("  #")[0] for line in lines]
+    for at, text in enumerate(texts):
+        if made := re.fullmatch(r"(\w+) = \w+\.new_zeros\(.*\)\.index_add_\(\w.*\)", text):
+            below = [t for t in texts[at + 1 :] if re.search(rf"\b{made[1]}\b", t)]
+            total = below[0].removesuffix(f".add_({made[1]})") if len(below) == 1 else ""
+            between = texts[at : texts.index(below[0])] if total.isidentifier() else []
+            if between and not any(re.search(rf"\b{total}\b", t) for t in between):
+                yield below[0]
