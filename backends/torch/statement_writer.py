@@ -12,7 +12,7 @@ from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import INDENT, WIDTH, quoted
 from meshdsl.backends.torch.move_text import MoveText
 from meshdsl.backends.torch.operator_text import OperatorText
-from meshdsl.backends.torch.text_state import Slice, TextState, literal, typed
+from meshdsl.backends.torch.text_state import PrefetchedSlice, TextState, literal, typed
 from meshdsl.backends.walk import NOWHERE, NotationWriter
 from meshdsl.device.ir import (
     Bucket,
@@ -277,7 +277,7 @@ class StatementWriter(NotationWriter):
         for item in slices:
             position = item.outer.local.index(node.dim.name)
             picked = f".select({position}, {index})" if position else f"[{index}]"
-            self.state.prefetched[item.inside] = Slice(item.outer, picked)
+            self.state.prefetched[item.inside] = PrefetchedSlice(item.outer, picked)
         yield
         for item in slices:
             del self.state.prefetched[item.inside]

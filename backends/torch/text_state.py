@@ -22,7 +22,7 @@ class LastAssignment(NamedTuple):
     text: str
 
 
-class Slice(NamedTuple):
+class PrefetchedSlice(NamedTuple):
     """A slice that is not written by name: its stack, and the text that picks it."""
 
     stack: Var
@@ -64,7 +64,7 @@ class TextState:
         self.uses = uses(program)
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
-        self.prefetched: dict[Var, Slice] = {}
+        self.prefetched: dict[Var, PrefetchedSlice] = {}
         self.totals: frozenset[str] = frozenset()
         self.last: LastAssignment | None = None
         self.renamed: set[Var] = set()
@@ -78,7 +78,7 @@ class TextState:
 
     def name(self, var: Var) -> str:
         """The identifier of a variable, or the text of a prefetched slice."""
-        stack, at = self.prefetched.get(var, Slice(var, ""))
+        stack, at = self.prefetched.get(var, PrefetchedSlice(var, ""))
         return self.out.mention(self.variables.of(stack)) + at
 
     def ref(self, var: Var) -> str:

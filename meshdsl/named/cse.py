@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
+from meshdsl.ir.program import Stacked
 from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
@@ -113,9 +114,32 @@ class Merging(Visitor):
         """The next loop, with its own operators merged."""
         loop = self.now(loop)
         inner = self.inside(loop)
+        stacked = inner.slices(loop.stacked)
         body = inner.nodes(loop.body)
         self.leave(inner)
-        return replace(loop, body=body)
+        return self.without_equal_stacks(replace(loop, body=body, stacked=stacked))
+
+    def slices(self, stacked: tuple[Stacked[Value], ...]) -> tuple[Stacked[Value], ...]:
+        """The slices that a loop takes, of each stack one: of those that became one, too."""
+        first: dict[Value, Stacked[Value]] = {}
+        for item in stacked:
+            before = first.setdefault(item.outer, item)
+            if before is not item and not self._stays(item.inside):
+                self.same[item.inside] = self.gone[item.inside] = before.inside
+        return tuple(item for item in stacked if item.inside not in self.same)
+
+    def without_equal_stacks(self, loop: NamedLoop) -> NamedLoop:
+        """A loop that collects no two stacks of one value, unless the second is to stay."""
+        copies = {n.outs[0]: n.ins[0] for n in loop.body if isinstance(n, NamedOp) and _is_copy(n)}
+        first: dict[Value, Value] = {}
+        for item in loop.collected:
+            of = copies.get(item.inside, item.inside)
+            before = first.setdefault(of, item.outer)
+            if before is not item.outer and not self._stays(item.outer):
+                self.merged += 1
+                self.same[item.outer] = self.gone[item.outer] = before
+        collected = tuple(c for c in loop.collected if c.outer not in self.same)
+        return replace(loop, collected=collected)
 
     def op(self, op: NamedOp) -> NamedOp | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
@@ -130,7 +154,7 @@ class Merging(Visitor):
             before.append(op)
             return op
         self.shared.update([first.out] if first.phase != op.phase else [])
-        stays = op.out.name is not None or bool(op.out.pins) or op.out in self.kept
+        stays = self._stays(op.out)
         if stays and op.name == "identity":
             return op
         self.merged += 1
@@ -138,6 +162,10 @@ class Merging(Visitor):
             self.same[op.out] = self.gone[op.out] = first.out
             return None
         return replace(op, name="identity", ins=(first.out,), attrs=())
+
+    def _stays(self, value: Value) -> bool:
+        """Whether a value stays one of its own, whatever it is equal to."""
+        return value.name is not None or bool(value.pins) or value in self.kept
 
     def forget(self, op: NamedOp) -> None:
         """Let nothing be merged with an operator that has been left out."""
@@ -165,6 +193,11 @@ class Merging(Visitor):
         most = max(v.type.elements for v in op.ins)
         shared = all(v in self.shared or not v.type.dims for v in op.ins)
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
+
+
+def _is_copy(op: NamedOp) -> bool:
+    """Whether the result is the operand, under a name that nothing asks for."""
+    return op.name == "identity" and op.out.name is None and not op.out.pins
 
 
 def _may_be_merged(op: NamedOp) -> bool:

@@ -1,6 +1,7 @@
 """Arithmetic with 0 and 1 that is left out: x * 1, x / 1, x + 0, x - 0 are x, and x * 0 is 0.
 
-So is `stop_gradient` in a training step, whose gradients are there (`folded_step`).
+So are, in a training step, `stop_gradient`, whose gradients are there, and a cast to the same dtype, now
+that `compute` has set the dtypes.
 
 That is how a number switches a term of a function off: one of the text, or an argument of the call,
 but none made of the sizes of dims. A product with 0 is 0 whatever x is: it is not computed.
@@ -24,21 +25,17 @@ NEUTRAL = {
 }
 """By operator, the operands that may be left out, and the numbers that they are then."""
 
-
-def fold_identities(program: NamedProgram) -> NamedProgram:
-    """Replace arithmetic with neutral numbers by the other operand, products with 0 by zeros."""
-    return _folded(program, False, ("constant",))
+OF_STEPS = ("stop_gradient", "cast")
+"""Operators that may be left out of a step, if they change no dtype."""
 
 
-def folded_step(program: NamedProgram) -> NamedProgram:
-    """The same for a training step, in which `stop_gradient` has done its work: it is its operand.
+def fold_identities(program: NamedProgram, is_step: bool = False) -> NamedProgram:
+    """Replace arithmetic with neutral numbers by the other operand, products with 0 by zeros.
 
-    Nothing else is: a program may be differentiated, also one that assigns values.
+    In a training step (`is_step`) the operators `OF_STEPS` are their operand, too. Nowhere else: a
+    program may be differentiated, also one that assigns values.
     """
-    return _folded(program, True, ("constant", "stop_gradient"))
-
-
-def _folded(program: NamedProgram, is_step: bool, reasons: tuple[str, ...]) -> NamedProgram:
+    reasons = ("constant", *(OF_STEPS if is_step else ()))
     for node in every(program.body):
         if isinstance(node, NamedOp) and node.name in reasons:
             if dict(node.attrs).get("value", 0.0) in (0.0, 1.0):
@@ -99,7 +96,7 @@ class _Folding:
 
     def _left(self, op: NamedOp) -> Value | None:
         """The operand that the result is, if the other one is neutral."""
-        if op.name == "stop_gradient" and self.is_step:
+        if op.name in OF_STEPS and self.is_step and op.ins[0].type == op.out.type:
             return op.ins[0]
         for index, number in NEUTRAL.get(op.name, ()):
             other = op.ins[1 - index]

@@ -108,7 +108,7 @@ def finish_named(
     speak of: they stay. With None, attention is written in primitives.
     """
     from meshdsl.named.dtype_override import retype
-    from meshdsl.named.identities import folded_step
+    from meshdsl.named.identities import fold_identities
     from meshdsl.named.random_streams import without_dropout
     from meshdsl.named.simplify import drop_unused
     from meshdsl.named.training_step import training_step, with_loss
@@ -122,7 +122,8 @@ def finish_named(
         return program
     if evaluate:
         return drop_unused(replace(with_loss(program), goal=None, updates=()))
-    return _simplified(folded_step(training_step(program, measured)), spoken)
+    step = fold_identities(training_step(program, measured), is_step=True)
+    return _simplified(step, spoken)
 
 
 def _simplified(program: NamedProgram, spoken: Spoken | None) -> NamedProgram:

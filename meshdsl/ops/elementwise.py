@@ -316,6 +316,8 @@ def _where_torch(call: kit.TorchCall) -> str:
     texts = [call.aligned(i, dims) for i in range(3)]
     texts[0] = call.tensor(0) if call.is_constant(0) else texts[0]
     if call.is_constant(1) and call.is_constant(2):
+        if [float(call.args[i]) for i in (1, 2)] == [1.0, 0.0] and not call.is_constant(0):
+            return f"{texts[0]}.to({call.outs[0].dtype.torch})"
         texts[1] = call.tensor(1)  # two literals would get torch's default dtype
     return f"torch.where({', '.join(texts)})"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshdsl.named.cse import cse
-from meshdsl.placed.ir import Apply, PlacedProgram, Reshard, walk
+from meshdsl.placed.ir import Apply, PlacedLoop, PlacedProgram, Reshard, walk
 from tests.compiling import compile_text, named, run_text
 from tests.work import calls
 
@@ -112,6 +112,25 @@ def test_inside_a_loop() -> None:
     body += "    x = relu(exp(x) * w) + abs(exp(x) * w)\n  }\n  return x\n}\n"
     found = operators(placed(body))
     assert (found.count("exp"), found.count("mul")) == (1, 1)
+
+
+def test_a_loop_keeps_one_stack_of_what_is_computed_twice() -> None:
+    body = """
+dim n = 3
+program test(x[a, d]) {
+  param w[n, a, d]
+  y = x
+  repeat n {
+    y = y * w / (exp(y) + 1.0) + y / (exp(y) + 1.0)
+  }
+  loss = mean(y^2)
+  return loss
+  minimize loss with adam(lr=0.1)
+}
+"""
+    forward, backward = (node for node in placed(body).body if isinstance(node, PlacedLoop))
+    # y, exp(y), that + 1, the product's quotient and the other one; the backward pass has w, too.
+    assert (len(forward.collected), len(backward.stacked)) == (5, 6)
 
 
 def test_an_sbp_block_sees_the_same_program() -> None:

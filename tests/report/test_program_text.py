@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import pairwise, takewhile
 
 import pytest
 
 from meshdsl.backends.torch.emitter import WrittenFunctions, write
 from meshdsl.backends.torch.text_lines import TextLine
-from meshdsl.device.ir import Compute, Var
+from meshdsl.device.ir import Compute, DeviceLoop, Node, Var
 from meshdsl.device.liveness import shows_operand
-from meshdsl.ir.program import every
+from meshdsl.ir.program import every, loops
 from tests.report.golden import CASES, Case, made
 
 
@@ -29,6 +30,7 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(two_names(functions.lines))
     assert not list(unnamed(functions))
     assert not list(types_again(functions.lines))
+    assert not list(needless(functions))
     assert not list(zeros_added_once(functions.lines))
 
 
@@ -125,6 +127,11 @@ def word_of(var: Var) -> str:
     return "d_" if var.value.is_gradient and var.value.source.name else ""
 
 
+def computed(nodes: Iterable[Node]) -> Iterator[Compute]:
+    """The operators among statements."""
+    return (node for node in nodes if isinstance(node, Compute))
+
+
 def types_again(lines: tuple[TextLine, ...]) -> Iterator[str]:
     """Comments that give the tensors below a type that the comment above might have said."""
     for one, other in pairwise(lines):
@@ -147,3 +154,23 @@ def zeros_added_once(lines: tuple[TextLine, ...]) -> Iterator[str]:
             between = texts[at : texts.index(below[0])] if total.isidentifier() else []
             if between and not any(re.search(rf"\b{total}\b", t) for t in between):
                 yield below[0]
+
+
+def needless(functions: WrittenFunctions) -> Iterator[str]:
+    """Casts of a step to the same dtype, values that are kept twice, and 1.0 or 0.0 by a condition.
+
+    A forward pass may be differentiated by autograd: what a cast says there is not known.
+    """
+    for loop in loops(functions.program.body, DeviceLoop):
+        copies = {n.out: n.ins[0] for n in computed(loop.body) if n.name == "identity"}
+        kept = [copies.get(c.inside, c.inside) for c in loop.collected if c.is_list]
+        yield from (var.name for var, count in Counter(kept).items() if count > 1)
+    for node in computed(every(functions.program.body)) if functions.program.updates else ():
+        if node.name == "cast" and node.ins[0].local.dtype == node.out.local.dtype:
+            yield node.out.name
+    tree = ast.parse("\n".join(line.text for line in functions.lines))
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        match call:
+            case ast.Call(func=ast.Attribute(attr="where"), args=[_, one, ast.Constant(value=0.0)]):
+                if ast.unparse(one).startswith("torch.full((), 1.0,"):
+                    yield ast.unparse(call)
