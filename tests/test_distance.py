@@ -9,10 +9,11 @@ from benchmarks.distance import EXAMPLE, ROOT, WAYS, distance, entered, file_of
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 
-MOST = {"to the device program": (515, 74), "with text and report": (835, 98)}
+MOST = {"to the device program": (528, 76), "with text and report": (849, 101)}
 """The most functions and files of a warm compile. Raise them only for a good reason.
 
-The last was that updates in place and the other walks beside a plan are part of every compile.
+The last was that numbers 0 and 1 fold, that gradients of parts are stacked, and that a value knows
+whether the library made it, in every compile.
 """
 
 
