@@ -1,7 +1,7 @@
 """Arithmetic with 0 and 1 that is left out: x * 1, x / 1, x + 0, x - 0 are x, and x * 0 is 0.
 
-So are, in a training step, `stop_gradient`, whose gradients are there, and a cast to the same dtype,
-now that `compute` has set the dtypes.
+So are, in a training step, `stop_gradient`, whose gradients are there, and a cast to the same
+dtype, now that `compute` has set the dtypes.
 
 That is how a number switches a term of a function off: one of the text, or an argument of the call,
 but none made of the sizes of dims. A product with 0 is 0 whatever x is: it is not computed.
