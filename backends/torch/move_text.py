@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import quoted
-from meshdsl.backends.torch.text_state import LastAssignment, TextState, literal, typed
+from meshdsl.backends.torch.text_state import LastAssignment, TextState, literal
 from meshdsl.device.ir import Bucket, Collective, Move, Start, Var, Wait
 from meshdsl.diagnostics import Span
 from meshdsl.ops.opdef import Reads
@@ -98,11 +98,7 @@ class MoveText:
             self._assign_target(node, text)
             return
         names = [self.state.variables.assign(move.target) for move in node.moves]
-        alike: dict[str, list[str]] = {}
-        for name, move in zip(names, node.moves, strict=True):
-            alike.setdefault(typed(move.target), []).append(name)
-        for type_, those in alike.items():
-            self.out.comment(f"{', '.join(those)}: {type_}")
+        self.state.notes(names, (move.target for move in node.moves))
         self.out.assign(names, text)
 
     def _assign_target(self, node: Move, text: str) -> None:

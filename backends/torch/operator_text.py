@@ -242,7 +242,8 @@ class OperatorText:
         names = [self.state.variables.assign(var) for var in node.outs]
         if renamed is not None:
             self.state.variables.known_as(renamed.var, names[0])
-        self.out.assign(names, text, typed(target))
+        self.state.notes(names, node.outs)
+        self.out.assign(names, text, typed(target) if len(names) == 1 else "")
         end = len(self.out.lines)
         self.state.last = LastAssignment(start, end, target, text) if len(names) == 1 else None
 

@@ -43,9 +43,12 @@ def state_table(rows: Sequence[StateRow], params: Mapping[str, str], write: Rows
         return write([(row.name, row.spec) for row in rows])
     lines = ['f"{name}.{state}": spec.partition(" = ")[0] + " = zeros()"']
     lines.append("for name, spec in PARAMS.items()")
-    if specs != params:
+    without = [name for name in params if name not in specs]
+    if list(specs.items()) != [item for item in params.items() if item[0] in specs]:
         _, *entries, _ = write(list(specs.items()))
         lines = ['f"{name}.{state}": spec', "for name, spec in {", *entries, "}.items()"]
+    elif without:
+        lines += ["if name", "not in {", *(f"{INDENT}{quoted(name)}," for name in without), "}"]
     lines.append(f"for state in ({', '.join(map(quoted, kinds))})")
     head = write(others)
     head = [f"{head[0]}{head[1].strip().removesuffix(',')}}}"] if len(head) == 3 else head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshdsl.backends.torch.identifiers import Variables
@@ -99,6 +100,14 @@ class TextState:
     def let(self, var: Var, text: str) -> None:
         """Write `x = text`, with the type of `x` as its note."""
         self.out.assign((self.variables.assign(var),), text, typed(var))
+
+    def notes(self, names: list[str], variables: Iterable[Var]) -> None:
+        """Write the types of several variables, which one statement assigns, as comments."""
+        alike: dict[str, list[str]] = {}
+        for name, var in zip(names, variables, strict=True):
+            alike.setdefault(typed(var), []).append(name)
+        for type_, those in alike.items() if len(names) > 1 else ():
+            self.out.comment(f"{', '.join(those)}: {type_}")
 
     def added_at_once(self, node: Compute) -> LastAssignment | None:
         """The last assignment, where an operator adds its variable to a sum, which is dead then."""

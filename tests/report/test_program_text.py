@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, takewhile
+from typing import Any
 
 import pytest
 
 from meshdsl.backends.torch.emitter import WrittenFunctions, write
+from meshdsl.backends.torch.state_table import StateRow, state_table
 from meshdsl.backends.torch.text_lines import TextLine
+from meshdsl.backends.torch.text_state import typed
 from meshdsl.device.ir import Compute, DeviceLoop, Node, Var
 from meshdsl.device.liveness import shows_operand
 from meshdsl.ir.program import every, loops
+from meshdsl.ops.opdef import lookup
 from tests.report.golden import CASES, Case, made
 
 
@@ -31,6 +35,37 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(unnamed(functions))
     assert not list(types_again(functions.lines))
     assert not list(needless(functions))
+    assert not list(untyped(functions))
+
+
+def test_states_are_those_of_all_parameters_but_some() -> None:
+    """Whichever is shorter to read: the parameters with states, or those without."""
+    params = {name: f"f32[{name}=2] = ones()" for name in "abcdef"}
+    for names in ("abcdef", "abcef", "fedcba"):
+        rows = [StateRow(f"{n}.{k}", f"f32[{n}=2] = zeros()", n) for n in names for k in "mv"]
+        specs = {name: f"f32[{name}=2] = zeros()" for name in params}
+        text = "\n".join(state_table(rows, specs, dict_lines))
+        scope: dict[str, Any] = {"PARAMS": params}
+        exec(text, scope)
+        assert [*scope["STATES"].items()] == [(row.name, row.spec) for row in rows]
+        assert ('"d"' in text) == (names == "abcef" or names == "fedcba")
+        assert ('"a"' in text) == (names == "fedcba")
+
+
+def dict_lines(items: Sequence[tuple[str, str]]) -> list[str]:
+    """The lines of a dict of texts."""
+    return ["STATES = {", *(f'    "{name}": "{spec}",' for name, spec in items), "}"]
+
+
+def untyped(functions: WrittenFunctions) -> Iterator[str]:
+    """Results of operators that have several, without a comment that gives them their type."""
+    notes: dict[Node, str] = {}
+    for line in functions.lines:
+        if line.node is not None and not line.is_statement:
+            notes[line.node] = notes.get(line.node, "") + f"{line.text.strip()}\n"
+    for node in computed(every(functions.program.body)):
+        if len(node.outs) > 1 and not lookup(node.name).overwrites:
+            yield from (v.name for v in node.outs if f": {typed(v)}\n" not in notes[node])
     assert not list(zeros_added_once(functions.lines))
 
 
