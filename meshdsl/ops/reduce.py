@@ -242,6 +242,13 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
     def count(call: kit.NumpyCall | kit.TorchCall | kit.Backward) -> int:
         return math.prod(d.size for d in call.attrs["dims"]) if mean else 1
 
+    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+        """A number: the kernel takes all elements together."""
+        outs = kit.dropped(name, "float")(ins, attrs)
+        if outs[0].dims:
+            raise kit.OpError("MD0214", f"`{name}` is of all elements", "reduce every dim")
+        return outs
+
     def text(call: kit.TorchCall) -> str:
         if call.is_list:
             return f"{call.use('squared_norms')}({call.listed(0, call.ins[0].dims)})"
@@ -258,7 +265,7 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
     kit.operator(
         name,
         kit.Surface("view", (1, 1)),
-        kit.dropped(name, "float"),
+        infer,
         factors,
         lambda call, x: np.asarray(np.square(x).sum() / count(call), dtype=x.dtype),
         text,

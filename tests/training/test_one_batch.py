@@ -58,6 +58,7 @@ EXACT = {
     "a mean over a sum": "loss = mean(l / sum(w))",
     "a root of a sum": "loss = sum(l) / sqrt(sum(w))",
     "squares of quotients": "loss = sum(square(l / sum(w)))",
+    "a mean over squares": "loss = mean(l) / mean(square(w))",
     "a product of means": "loss = mean(l) + sum(mean[b](s) * mean[b](t))",
 }
 REFUSED = {
