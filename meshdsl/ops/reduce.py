@@ -242,17 +242,19 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
     def count(call: kit.NumpyCall | kit.TorchCall | kit.Backward) -> int:
         return math.prod(d.size for d in call.attrs["dims"]) if mean else 1
 
-    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-        """A number: the kernel takes all elements together."""
-        outs = kit.dropped(name, "float")(ins, attrs)
-        if outs[0].dims:
-            raise kit.OpError("MD0214", f"`{name}` is of all elements", "reduce every dim")
-        return outs
+    def positions(call: kit.NumpyCall | kit.TorchCall) -> tuple[int, ...]:
+        return tuple(call.ins[0].index(d.name) for d in call.attrs["dims"])
+
+    def numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
+        total = np.square(x).sum(positions(call)) / count(call)
+        return np.asarray(total, dtype=x.dtype)
 
     def text(call: kit.TorchCall) -> str:
         if call.is_list:
             return f"{call.use('squared_norms')}({call.listed(0, call.ins[0].dims)})"
         total = f"{call.use('squared_norm')}({call.tensor(0)})"
+        if call.outs[0].dims:  # of several batches side by side
+            total = f"{call.tensor(0)}.square().sum({positions(call)})"
         return f"{total} / {count(call)}" if mean else total
 
     def factors(sig: kit.Signature) -> kit.Factors:
@@ -265,11 +267,11 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
     kit.operator(
         name,
         kit.Surface("view", (1, 1)),
-        infer,
+        kit.dropped(name, "float"),
         factors,
-        lambda call, x: np.asarray(np.square(x).sum() / count(call), dtype=x.dtype),
+        numpy,
         text,
-        kit.samples("s b h | dims=(s b h)", "h s: f64 | dims=(h s)"),
+        kit.samples("s b h | dims=(s b h)", "h s: f64 | dims=(h s)", "s b h | dims=(s h)"),
         exact=not mean,
         flops=lambda sig: sum(2 * type_.elements for type_ in sig.ins),
         gradient=gradient,
