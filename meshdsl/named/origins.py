@@ -33,10 +33,15 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
     readers, operands = _steps(before.body)
     either = {v: (*readers.get(v, ()), *operands.get(v, ())) for v in {*readers, *operands}}
     ways = readers, operands, either
-    new = {
-        value: next(filter(None, (_nearest(value, s, left) for s in ways)), None) for value in gone
-    }
-    origins = {k: v for k, v in new.items() if v}
+    origins: dict[Value, Value] = {}
+    made = set(entering)
+    for node in every(after.body):  # an origin is made before what names it
+        of: Value | None = None if node.origin is None else node.origin.of
+        if of is not None and of in gone and of not in origins:
+            new = next(filter(None, (_nearest(of, steps, made) for steps in ways)), None)
+            if new is not None:
+                origins[of] = new
+        made.update(defined(node))
     return replace(after, body=substitute(after.body, {}, origins=origins))
 
 

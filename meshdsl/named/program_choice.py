@@ -109,6 +109,7 @@ def finish_named(
     """
     from meshdsl.named.dtype_override import retype
     from meshdsl.named.identities import fold_identities
+    from meshdsl.named.origins import with_kept_origins
     from meshdsl.named.random_streams import without_dropout
     from meshdsl.named.simplify import drop_unused
     from meshdsl.named.training_step import training_step, with_loss
@@ -122,8 +123,8 @@ def finish_named(
         return program
     if evaluate:
         return drop_unused(replace(with_loss(program), goal=None, updates=()))
-    step = fold_identities(training_step(program, measured), is_step=True)
-    return _simplified(step, spoken)
+    step = training_step(program, measured)
+    return _simplified(with_kept_origins(step, fold_identities(step, is_step=True)), spoken)
 
 
 def _simplified(program: NamedProgram, spoken: Spoken | None) -> NamedProgram:

@@ -88,7 +88,7 @@ main()
     [
         ("torch", "run f.mdsl"),
         ("torch", "train f.mdsl --data d.npz --steps 1"),
-        ("numpy", "check f.mdsl"),
+        ("numpy", "run f.mdsl"),
     ],
 )
 def test_a_library_that_is_missing_is_named(library: str, command: str, cli: Cli) -> None:

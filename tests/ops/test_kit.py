@@ -10,8 +10,8 @@ import pytest
 from tests.project import ROOT, matching
 
 OPS = ROOT / "meshdsl" / "ops"
-BESIDE = ("meshdsl.backends.runtime.", "meshdsl.diagnostics", "meshdsl.ops")
-"""The runtime, whose functions the numpy meaning shares; texts of messages; other families."""
+BESIDE = ("meshdsl.backends.runtime.", "meshdsl.diagnostics", "meshdsl.ops", "meshdsl.records")
+"""The runtime, whose functions the numpy meaning shares; messages; other families; records."""
 
 
 def imports(path: Path) -> set[str]:

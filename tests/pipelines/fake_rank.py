@@ -37,6 +37,10 @@ def stepped(text: Any, rank: int) -> dict[str, tuple[int, ...]]:
         with torch.inference_mode():
             groups = text.make_groups(text.MESH, text.GROUPS, rank)
             held = [local(text, table, rank) for table in (text.INPUTS, text.PARAMS, text.STATES)]
+            held[2] = {
+                n: torch.zeros((), dtype=x.dtype, device="cpu") if text.is_counter(x) else x
+                for n, x in held[2].items()
+            }
             outputs = text.device(rank, groups, *held)
     finally:
         dist.destroy_process_group()

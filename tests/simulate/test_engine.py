@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,6 +16,7 @@ from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import every
 from meshdsl.pipeline import Options, compile_source
+from meshdsl.records import dataclass
 from meshdsl.report.explanation import explain
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Timeline
