@@ -31,11 +31,11 @@ else:
         """As `dataclasses.dataclass`."""
 
         def decorated(cls: type) -> type:
-            made = dataclasses.dataclass(
+            record = dataclasses.dataclass(
                 init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
             )(cls)
-            _add_methods(made, frozen, slots, eq, repr)
-            return made
+            _add_methods(record, frozen, slots, eq, repr)
+            return record
 
         return decorated if cls is None else decorated(cls)
 
@@ -44,13 +44,13 @@ __all__ = ["dataclass"]
 
 
 def _add_methods(cls: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> None:
-    own = dict(cls.__dict__)
-    has_hash = own.get("__hash__") is not None
-    if "__init__" not in own:
+    methods = dict(cls.__dict__)
+    has_hash = methods.get("__hash__") is not None
+    if "__init__" not in methods:
         _add_later(cls, "__init__", lambda: _init(cls, frozen))
-    if repr and "__repr__" not in own:
+    if repr and "__repr__" not in methods:
         _add(cls, "__repr__", reprlib.recursive_repr()(_shown))
-    if eq and "__eq__" not in own:
+    if eq and "__eq__" not in methods:
         _add_later(cls, "__eq__", lambda: _eq(cls))
     if eq and not has_hash:
         if frozen:
@@ -60,7 +60,7 @@ def _add_methods(cls: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> 
     if frozen:
         _add(cls, "__setattr__", _refused(cls, "__setattr__", "assign to"))
         _add(cls, "__delattr__", _refused(cls, "__delattr__", "delete"))
-    if frozen and slots and "__getstate__" not in own:
+    if frozen and slots and "__getstate__" not in methods:
         _add(cls, "__getstate__", _state)
         _add(cls, "__setstate__", _set_state)
 
@@ -113,8 +113,8 @@ def _parameter(f: dataclasses.Field[Any]) -> str:
 def _assignments(f: dataclasses.Field[Any], frozen: bool) -> Iterator[str]:
     value = f.name
     if f.default_factory is not dataclasses.MISSING:
-        made = f"_make_{f.name}()"
-        value = f"{made} if {f.name} is _unset else {f.name}" if f.init else made
+        from_factory = f"_make_{f.name}()"
+        value = f"{from_factory} if {f.name} is _unset else {f.name}" if f.init else from_factory
     elif not f.init:
         if f.default is dataclasses.MISSING:
             return

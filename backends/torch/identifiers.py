@@ -253,8 +253,8 @@ def _in_turn(
     for variables in in_turn.values():
         # The last that the source names goes last, else one that is not known by its operator.
         named = [v for v in variables if v.value.name]
-        known = [v for v in variables if v.hint.removesuffix("_part") != makers.get(v)]
-        last = (named or known or variables[:1])[-1]
+        with_own_hint = [v for v in variables if v.hint.removesuffix("_part") != makers.get(v)]
+        last = (named or with_own_hint or variables[:1])[-1]
         variables.sort(key=lambda var: var is last)
     return {var: tuple(variables) for var, variables in in_turn.items()}
 

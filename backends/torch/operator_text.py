@@ -127,12 +127,12 @@ class OperatorText:
 
     def _write_onto(self, node: Compute, onto: int) -> None:
         """Write an operator in the memory of its operand."""
-        call, made = self._call(node), self.state.added_at_once(node)
-        if made is not None:
-            self.out.take_back(made.start)
-            self.state.renamed.add(made.var)
-            self.state.variables.forget(made.var)
-            call = replace(call, args=(call.args[0], made.text))
+        call, addend = self._call(node), self.state.added_at_once(node)
+        if addend is not None:
+            self.out.take_back(addend.start)
+            self.state.renamed.add(addend.var)
+            self.state.variables.forget(addend.var)
+            call = replace(call, args=(call.args[0], addend.text))
         self._write_over(node, node.ins[onto], call, lookup(node.name).in_place[onto](call))
 
     def _add_to(self, node: Compute, total: str) -> None:

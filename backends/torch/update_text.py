@@ -85,8 +85,10 @@ class UpdateText:
         tables = {self.given.get(v, "") for v in column}
         pairs = zip(column, names, strict=True)
         ends = {(v.value.name or "").removeprefix(n) for v, n in pairs}
-        whole = all((v.value.name or "").startswith(n) for v, n in zip(column, names, strict=True))
-        if len(tables) > 1 or len(ends) > 1 or not whole or "" in tables:
+        are_prefixed = all(
+            (v.value.name or "").startswith(n) for v, n in zip(column, names, strict=True)
+        )
+        if len(tables) > 1 or len(ends) > 1 or not are_prefixed or "" in tables:
             return None
         return tables.pop(), ends.pop()
 

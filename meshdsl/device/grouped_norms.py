@@ -19,8 +19,8 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
     sums = _sums(program)
     gone = {node for each in sums for node in each.nodes[:-1]}
     of = {each.nodes[-1]: each for each in sums}
-    kept = (node for node in program.body if node not in gone)
-    body = (new for n in kept for new in (of[n].together() if n in of else (n,)))
+    remaining = (node for node in program.body if node not in gone)
+    body = (new for n in remaining for new in (of[n].together() if n in of else (n,)))
     return replace(program, body=tuple(body)) if sums else program
 
 
@@ -61,12 +61,12 @@ def _sums(program: DeviceProgram) -> list[_SumOfSquares]:
         if node.name == "squared_norm":
             sums[node.out] = _SumOfSquares((node,))
         elif node.name == "add" and node.onto is None and not node.out.local.dims:
-            found = _added(node, [sums.get(v) for v in node.ins])
-            if found is not None and not _is_in_one_place(found.tensors):
-                found = None
-            stay = found is not None and all(last[v] > at for v in found.tensors)
-            if found is not None and stay and all(reads[v] == 1 for v in node.ins if v in sums):
-                sums[node.out] = found
+            total = _added(node, [sums.get(v) for v in node.ins])
+            if total is not None and not _is_in_one_place(total.tensors):
+                total = None
+            stay = total is not None and all(last[v] > at for v in total.tensors)
+            if total is not None and stay and all(reads[v] == 1 for v in node.ins if v in sums):
+                sums[node.out] = total
                 for var in node.ins:
                     sums.pop(var, None)
     return [each for each in sums.values() if len(each.tensors) > 1]

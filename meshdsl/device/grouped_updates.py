@@ -118,9 +118,9 @@ class _Grouping:
         differ = any(v.local.dims for v in scalars)
         if differ or not written.isdisjoint(self.copied) or not self.away.isdisjoint(written):
             return None
-        given = tuple(self.numbers.get(v, v) for v in scalars)
+        values = tuple(self.numbers.get(v, v) for v in scalars)
         w, g = node.ins[:2]
-        return node.name, node.attrs, given, w.local.dtype, g.local.dtype, g in self.numbers, w.on
+        return node.name, node.attrs, values, w.local.dtype, g.local.dtype, g in self.numbers, w.on
 
     def _together(self, updates: list[Compute]) -> Compute:
         """One update in the place of several."""

@@ -639,10 +639,12 @@ class Pipeline(DeviceLoop):
             return None
         loop = self.loop(StagePhase.LOOP_BACKWARD)
         ends = {c.next for c in loop.carries}
-        made = [i for i, node in enumerate(loop.body) if not ends.isdisjoint(node.makes)]
-        if not made or not any(_computes(node) for node in loop.body[made[-1] + 1 :]):
+        makers_of_ends = [i for i, node in enumerate(loop.body) if not ends.isdisjoint(node.makes)]
+        if not makers_of_ends or not any(
+            _computes(node) for node in loop.body[makers_of_ends[-1] + 1 :]
+        ):
             return None
-        return loop.body[made[-1]]
+        return loop.body[makers_of_ends[-1]]
 
     def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
         """The pipeline with another block for that of each part, and each stage."""

@@ -225,13 +225,13 @@ def unchanged(program: DeviceProgram) -> frozenset[Var]:
 def numbers(program: DeviceProgram) -> frozenset[Var]:
     """The results that are numbers of Python: of such operators, read by scalars of updates."""
     nodes = [node for node in every(program.body) if isinstance(node, Compute)]
-    found = {node.outs[0] for node in nodes if lookup(node.name).number is not None}
+    computed = {node.outs[0] for node in nodes if lookup(node.name).number is not None}
     reads: Counter[Var] = Counter()
-    for node in nodes if found else ():
+    for node in nodes if computed else ():
         if lookup(node.name).each > 1:
-            reads.update(found.intersection(node.ins))
-    counts = uses(program) if found else reads
-    return frozenset(var for var in found if reads[var] == counts[var])
+            reads.update(computed.intersection(node.ins))
+    counts = uses(program) if computed else reads
+    return frozenset(var for var in computed if reads[var] == counts[var])
 
 
 def _shown(node: Node, var: Var) -> Var | None:

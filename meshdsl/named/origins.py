@@ -34,14 +34,14 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
     either = {v: (*readers.get(v, ()), *operands.get(v, ())) for v in {*readers, *operands}}
     ways = readers, operands, either
     origins: dict[Value, Value] = {}
-    made = set(entering)
+    before_it = set(entering)
     for node in every(after.body):  # an origin is made before what names it
         of: Value | None = None if node.origin is None else node.origin.of
         if of is not None and of in gone and of not in origins:
-            new = next(filter(None, (_nearest(of, steps, made) for steps in ways)), None)
+            new = next(filter(None, (_nearest(of, steps, before_it) for steps in ways)), None)
             if new is not None:
                 origins[of] = new
-        made.update(defined(node))
+        before_it.update(defined(node))
     return replace(after, body=substitute(after.body, {}, origins=origins))
 
 

@@ -327,8 +327,8 @@ class Placement:
         """The same placement of blocks on a mesh that lacks an axis."""
         splits = ((d, tuple(a for a in axes if a != axis)) for d, axes in self.splits)
         partial = tuple(a for a in self.partial if a != axis)
-        kept = tuple((d, axes) for d, axes in splits if axes)
-        return Placement(kept, partial, self.op if partial else None, self.windows)
+        left = tuple((d, axes) for d, axes in splits if axes)
+        return Placement(left, partial, self.op if partial else None, self.windows)
 
     def show(self, type_: TensorType) -> str:
         """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's notation."""

@@ -176,10 +176,10 @@ def _layouts(problem: Problem, method: Method) -> tuple[Rules, ...]:
         return ()
     loops = {dim.name for dim in _loops(problem.program)}
     usable = (tuple(r for r in p.rules if r.axes and r.dim not in loops) for p in plans)
-    found = tuple(dict.fromkeys(usable))[:STARTS]
+    layouts = tuple(dict.fromkeys(usable))[:STARTS]
     if not problem.expired():
-        problem.known_splits[key] = found
-    return found
+        problem.known_splits[key] = layouts
+    return layouts
 
 
 def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
