@@ -11,14 +11,7 @@ import pytest
 from meshdsl.placed.place import POLICIES
 from tests.covering import Case, covering
 from tests.pipelines.kinds import KINDS, is_made, scheduled, stages_in
-from tests.pipelines.test_programs import (
-    BY_ROWS,
-    PRINTED,
-    compiled,
-    hold,
-    hold_text,
-    name_of,
-)
+from tests.pipelines.test_programs import BY_ROWS, compiled, hold, hold_text
 from tests.pipelines.test_programs import PROGRAMS as SEVERAL
 from tests.pipelines.test_storage import KEPT, OTHERS, TEXT
 from tests.pipelines.test_storage import RULES as STORED
@@ -120,14 +113,12 @@ def program_of(case: Case) -> tuple[str, str]:
 
 CASES = scheduled(covering(FACTORS, RULES, apart=("storage", "program")))
 """Any two options but a storage and a program, which `test_storage.py` and others draw together."""
-NUMBERED = [*enumerate(CASES)]
 
 
-@pytest.mark.parametrize(("number", "case"), NUMBERED, ids=name_of)
-def test_a_step_is_that_of_one_device(number: int, case: Case) -> None:
-    """What is printed of every third device program is read back, and lowered alike."""
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_step_is_that_of_one_device(case: Case) -> None:
+    """What is printed of its device program is read back, and lowered alike."""
     text, use = program_of(case)
     made = compiled(text, case["mesh"], layout_of(case), use, case["policy"])
     hold(made, text)
-    if number % PRINTED == 0:
-        hold_text(made)
+    hold_text(made)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from fractions import Fraction
 
 import numpy as np
@@ -24,7 +23,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explanation import explain
-from tests.covering import Case, in_turn
+from tests.covering import in_turn
 from tests.ir.test_text import read_again, statements
 
 PROGRAMS: dict[str, str] = {}
@@ -380,15 +379,6 @@ def hold(made: Compilation, text: str, part: float = 5e-5) -> LocalRun:
     assert not run.disagreements()
     hold_bytes(run, made)
     return run
-
-
-PRINTED = 1 if "MESHDSL_CASES" in os.environ else 3
-"""Of how many cases of a covering array one is read back: it takes as long as a compile."""
-
-
-def name_of(value: int | Case) -> str:
-    """A case, or its number, in the name of a test."""
-    return str(value) if isinstance(value, int) else "-".join(map(str, value.values()))
 
 
 def hold_text(made: Compilation) -> None:
