@@ -13,7 +13,8 @@ from typing import NamedTuple
 from meshdsl.backends.torch.preamble import inert
 from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.backends.torch.text_state import TextState
-from meshdsl.device.ir import DeviceLoop, Node, Var, of_other_stages
+from meshdsl.device.ir import DeviceLoop, Node, Var
+from meshdsl.device.stored_blocks import of_other_stages
 from meshdsl.ops.torch_expressions import atom, tuple_text
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement

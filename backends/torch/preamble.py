@@ -19,9 +19,9 @@ from meshdsl.device.ir import (
     Pipeline,
     StagePhase,
     Var,
-    lying,
     walk,
 )
+from meshdsl.device.stored_blocks import lying
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.named.training_step import loss_name

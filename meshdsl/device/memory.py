@@ -28,9 +28,7 @@ from meshdsl.device.ir import (
     Var,
     Wait,
     arrives_in_place,
-    home_of,
     is_on,
-    of_other_stages,
 )
 from meshdsl.device.live_memory import (
     NONE,
@@ -58,6 +56,7 @@ from meshdsl.device.liveness import (
     uses,
 )
 from meshdsl.device.offloaded_updates import streamed
+from meshdsl.device.stored_blocks import home_of, of_other_stages
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of

@@ -19,11 +19,10 @@ from meshdsl.device.ir import (
     Move,
     Node,
     Pipeline,
-    home_of,
     is_on,
-    of_other_stages,
     walk,
 )
+from meshdsl.device.stored_blocks import home_of, of_other_stages
 from meshdsl.records import dataclass
 
 Coordinates = Mapping[str, int]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from meshdsl.backends.runtime.values import block
-from meshdsl.device.ir import lie_alone
+from meshdsl.device.stored_blocks import lie_alone
 from meshdsl.placed.placements import Mesh
 from meshdsl.records import dataclass
 from meshdsl.report.schema import TensorFacts
