@@ -52,7 +52,7 @@ class OperatorText:
             ins, outs = (tuple(v.type for v in vs) for vs in (node.ins, node.outs))
             self.below[node.outs[0].value] = opdef.below(Signature(ins, outs, dict(node.attrs)))
         call = self._call(node)
-        if node.name == "squared_norm" and len(node.ins) > 1:
+        if opdef.adds_up and len(node.ins) > 1:
             call = replace(call, lists=(self.updates.summed(node),))
         over = self._overwritten(node, call)
         text = opdef.torch(call) if over is None else opdef.in_place[over](call)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from meshdsl.device.ir import Compute, DeviceProgram, Var
 from meshdsl.device.liveness import kept_after, uses
 from meshdsl.ir.rewrite import reads_of
+from meshdsl.ops.opdef import lookup
 from meshdsl.records import dataclass
 
 
@@ -37,7 +38,7 @@ class _SumOfSquares:
     @property
     def tensors(self) -> tuple[Var, ...]:
         """What is squared, in order."""
-        return tuple(n.ins[0] for n in self.nodes if n.name == "squared_norm")
+        return tuple(n.ins[0] for n in self.nodes if n.name == self.nodes[0].name)
 
     def together(self) -> tuple[Compute, ...]:
         """One operator in the place of the last one, and the addition of the other number."""
@@ -58,7 +59,7 @@ def _sums(program: DeviceProgram) -> list[_SumOfSquares]:
     for at, node in enumerate(program.body):
         if not isinstance(node, Compute):
             continue
-        if node.name == "squared_norm":
+        if lookup(node.name).adds_up:
             sums[node.out] = _SumOfSquares((node,))
         elif node.name == "add" and node.onto is None and not node.out.local.dims:
             total = _added(node, [sums.get(v) for v in node.ins])
@@ -81,7 +82,7 @@ def _added(node: Compute, operands: list[_SumOfSquares | None]) -> _SumOfSquares
     """The sum that an addition makes of those of its operands, in the order of these."""
     first, second = operands
     if first is not None and second is not None:
-        is_next = len(second.nodes) == 1
+        is_next = len(second.nodes) == 1 and second.nodes[0].name == first.nodes[0].name
         return _SumOfSquares((*first.nodes, *second.nodes, node), first.other) if is_next else None
     for mine, other in ((first, node.ins[1]), (second, node.ins[0])):
         if mine is not None and mine.other is None:

@@ -440,6 +440,7 @@ class OpDef:
           other one for it; None: there is no such text.
     adds_to: (local signature, split dims) -> whether a call has this text, where both tensors have
              one dtype.
+    adds_up: a device may call it on several tensors: the result is the sum of those of each.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs, or, of a result that shows its operand,
              of a copy that it shows instead; None: nothing of the size of an operand.
@@ -493,6 +494,7 @@ class OpDef:
     averages: bool = False
     adds: Adds | None = None
     adds_to: Callable[[Signature, frozenset[str]], bool] | None = None
+    adds_up: bool = False
     scratch: Scratch | None = None
     infix: str | None = None
     fold: Callable[..., float] | None = None

@@ -277,6 +277,7 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
         gradient=gradient,
         precision="f32",
         averages=mean,
+        adds_up=not mean,
         spelled=elsewhere,
         meaning=meaning,
     )
