@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from meshdsl.backends.torch.inliner import bound_names, defined, imported
 from meshdsl.backends.torch.preamble import PROVIDED, HeadName
 from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Node, Var
-from meshdsl.ir.program import every
+from meshdsl.ir.program import every, loops
 
 FRAME = frozenset("device rank groups inputs params states".split())
 """The function of a device, and its arguments."""
@@ -116,9 +116,10 @@ class Variables:
         self._busy: dict[str, float] = {}
         self._holders: dict[str, set[str]] = {}
         self._last: dict[str, Var] = {}
-        loops = [node for node in every(program.body) if isinstance(node, DeviceLoop)]
-        collected = {c.outer for loop in loops for c in loop.collected}
-        self._views = {s.inside for loop in loops for s in loop.stacked if s.outer not in collected}
+        in_program = tuple(loops(program.body, DeviceLoop))
+        collected = {c.outer for loop in in_program for c in loop.collected}
+        stacked = (s for loop in in_program for s in loop.stacked)
+        self._views = {s.inside for s in stacked if s.outer not in collected}
 
     def of(self, var: Var) -> str:
         """The identifier of a variable, which is taken from here on."""

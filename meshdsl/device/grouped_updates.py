@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.device.aliases import copied_first
-from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Pipeline, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Pipeline, Var
 from meshdsl.device.liveness import is_constant, overwrites
 from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
@@ -99,10 +99,7 @@ class _Grouping:
         yield from self._ended(run)
 
     def _inside(self, node: Node) -> Node:
-        if not isinstance(node, DeviceLoop) or isinstance(node, Pipeline):
-            return node
-        body = self.block(node.body)
-        return node if body == node.body else replace(node, body=body)
+        return node if isinstance(node, Pipeline) else node.with_body(self.block)
 
     def _ended(self, run: _Run) -> Iterator[Node]:
         for updates in run.updates.values():

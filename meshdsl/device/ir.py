@@ -640,11 +640,12 @@ class Pipeline(DeviceLoop):
         loop = self.loop(StagePhase.LOOP_BACKWARD)
         ends = {c.next for c in loop.carries}
         makers_of_ends = [i for i, node in enumerate(loop.body) if not ends.isdisjoint(node.makes)]
-        if not makers_of_ends or not any(
-            _computes(node) for node in loop.body[makers_of_ends[-1] + 1 :]
-        ):
+        if not makers_of_ends:
             return None
-        return loop.body[makers_of_ends[-1]]
+        last = makers_of_ends[-1]
+        later = ir.every(loop.body[last + 1 :])
+        computes = any(isinstance(node, Compute) and node.flops > 0 for node in later)
+        return loop.body[last] if computes else None
 
     def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
         """The pipeline with another block for that of each part, and each stage."""
@@ -653,10 +654,6 @@ class Pipeline(DeviceLoop):
             places += [(node, part, ends) for node in block(tuple(node for node, *_ in group))]
         body, parts, stages = zip(*places, strict=True)
         return replace(self, body=body, parts=parts, homes=stages if self.homes else ())
-
-
-def _computes(node: Node) -> bool:
-    return isinstance(node, DeviceLoop) or (isinstance(node, Compute) and node.flops > 0)
 
 
 Node = Compute | Move | Bucket | Start | Wait | DeviceLoop

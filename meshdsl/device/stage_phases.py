@@ -169,7 +169,7 @@ def _of_loop(
         split = _in_halves(pairs, program, pipe, names, lists)
         pairs = sorted(split, key=lambda pair: pair[0])
     else:
-        pairs = [(p, _sent_first(n) if p is StagePhase.LOOP_BACKWARD else n) for p, n in pairs]
+        pairs = [*_sent_first(pairs)]
     return _blocks_by_pass(pairs, names, table.schedule.halves)
 
 
@@ -213,9 +213,8 @@ def _in_halves(
     """The statements with the backward pass in halves: between them the stage sends."""
     for part, node in pairs:
         split = None
-        if part is StagePhase.LOOP_BACKWARD:
-            assert isinstance(node, DeviceLoop)
-            split = halves(node, program, pipe, names)
+        if loop := _sending(part, node):
+            split = halves(loop, program, pipe, names)
         if split is None:
             yield part, node
             continue
@@ -224,10 +223,19 @@ def _in_halves(
         yield StagePhase.WEIGHTS, split.weights
 
 
-def _sent_first(node: Node) -> DeviceLoop:
-    """The loop of a backward pass with what a stage sends made first in each iteration."""
+def _sent_first(pairs: list[tuple[StagePhase, Node]]) -> Iterator[tuple[StagePhase, Node]]:
+    """The statements with what a stage sends back made first in each iteration of its loop."""
+    for part, node in pairs:
+        loop = _sending(part, node)
+        yield part, carried_first(loop) if loop else node
+
+
+def _sending(part: StagePhase, node: Node) -> DeviceLoop | None:
+    """A statement that is the loop of a backward pass, behind which a stage sends."""
+    if part is not StagePhase.LOOP_BACKWARD:
+        return None
     assert isinstance(node, DeviceLoop)
-    return carried_first(node)
+    return node
 
 
 def _blocks_by_pass(
