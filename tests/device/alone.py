@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from meshdsl.backends.engines.in_process import load, local_tensors, moved_away
 from meshdsl.pipeline import Compilation
@@ -118,25 +117,3 @@ def tables_of(made: Compilation) -> tuple[list[dict[str, Any]], Callable[[], Any
     held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
     moved_away(getattr(program, "STATES", {}), held[-1:])
     return held, lambda: program.device(0, groups, *held)
-
-
-def allocated(run: Callable[[], Any]) -> int:
-    """The most bytes that torch has given out at once in `run`, beside what was there before.
-
-    Without oneDNN: what a kernel of it allocates to work in (f32 sums of a bf16 matmul) depends on
-    what the processor can do.
-    """
-    kernels: Any = torch.backends.mkldnn
-    before, kernels.enabled = kernels.enabled, False
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-            run()
-    finally:
-        kernels.enabled = before
-    events = found.profiler.kineto_results.events()
-    sizes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    now = most = 0
-    for _, size in sorted(sizes, key=lambda event: event[0]):
-        now += size
-        most = max(most, now)
-    return most

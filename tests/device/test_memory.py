@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.training_memory import allocated
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.memory_kinds import KINDS, at_peak
-from tests.device.alone import allocated, first_device
+from tests.device.alone import first_device
 
 MLP = """
 dim batch = 32, io = 512

@@ -8,13 +8,14 @@ import re
 import numpy as np
 import pytest
 
+from benchmarks.training_memory import allocated
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation
 from meshdsl.report.explanation import explain
 from meshdsl.report.pipeline_facts import pipeline_sentence
 from tests.covering import in_turn
-from tests.device.alone import allocated, first_device
+from tests.device.alone import first_device
 from tests.pipelines.test_programs import (
     BY_ROWS,
     MESHES,

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.training_memory import allocated
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.cluster.profile import load
@@ -21,7 +22,7 @@ from meshdsl.report.explanation import explain
 from meshdsl.report.running import run_as_json
 from meshdsl.search.candidate import Candidate, Execution, SearchRule
 from meshdsl.simulate.engine import simulate
-from tests.device.alone import allocated, first_device
+from tests.device.alone import first_device
 from tests.pipelines.test_numbers import ONE_SUM
 from tests.pipelines.test_numbers import PROGRAMS as ONCE
 from tests.pipelines.test_programs import compiled, hold, hold_text, results

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from benchmarks.training_memory import allocated
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.asynchronous_reference import Replayed, replay_of
 from meshdsl.backends.engines.in_process import LocalRun, run_local
@@ -32,7 +33,7 @@ from meshdsl.schedule.verification import verify
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.covering import in_turn
-from tests.device.alone import allocated, first_device
+from tests.device.alone import first_device
 from tests.ir_text.device import parse_program
 from tests.pipelines.test_programs import hold_bytes
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.training_memory import allocated
 from meshdsl.backends.engines.in_process import (
     Emitted,
     LocalSession,
@@ -34,7 +35,7 @@ from meshdsl.report.explanation import explain
 from meshdsl.report.explanation_document import explanation
 from meshdsl.report.terminal import text as as_text
 from tests.covering import in_turn
-from tests.device.alone import allocated, first_device
+from tests.device.alone import first_device
 from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_cuts import FOUR
 from tests.pipelines.test_cuts import PROGRAMS as CUT

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.training_memory import allocated
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime import update_kernels
 from meshdsl.device.ir import Compute, DeviceLoop, Move, written_into
@@ -22,7 +23,7 @@ from meshdsl.ops import update
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explanation import explain
 from tests.covering import covered, in_turn
-from tests.device.alone import allocated, first_device
+from tests.device.alone import first_device
 from tests.device.steps import plain
 
 LAYOUTS = """
