@@ -101,7 +101,8 @@ def run(folder: Path, ranks: Ranks, programs: Programs) -> None:
         read_arrays(path, proven=True) if path else {} for path in (job.inputs, job.params)
     )
     (blocks,), _ = given_tables(program, inputs, params, job.seed, [ranks.rank])
-    tables = on_device(blocks, where)
+    of_tables = [program.INPUTS, program.PARAMS, getattr(program, "STATES", {})]
+    tables = on_device(blocks, of_tables, where)
     if job.timed:
         outputs = _timed(ranks, program, tables, job.timed)
     else:

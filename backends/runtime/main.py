@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BufferedReader
 from typing import Any
 
@@ -78,7 +78,7 @@ def main(
             for table, file in zip(specs[:-1], files, strict=False)
         ]
         code, where = 3, start(rank, math.prod(mesh.values()))
-        held = on_device(held, where)
+        held = on_device(held, specs, where)
         with torch.inference_mode():
             results = device(rank, make_groups(mesh, groups, rank), *held)
         for name, spec in specs[-1].items() if rank == 0 else ():
@@ -102,17 +102,19 @@ def main(
     dist.destroy_process_group()
 
 
-def on_device(tables: list[dict[str, Any]], where: torch.device) -> list[dict[str, Any]]:
-    """Inputs and parameters on a device, and states: their counter stays on the host."""
+def on_device(
+    tables: Sequence[Mapping[str, Any]], specs: Sequence[Mapping[str, Spec]], where: torch.device
+) -> list[dict[str, Any]]:
+    """Inputs, parameters and states on a device: their counter stays on the host."""
     return [
-        {n: x if i == 2 and is_counter(x) else x.to(where) for n, x in table.items()}
-        for i, table in enumerate(tables)
+        {n: x if is_counter(of[n]) else x.to(where) for n, x in table.items()}
+        for table, of in zip(tables, specs, strict=False)
     ]
 
 
-def is_counter(state: Any) -> bool:
+def is_counter(spec: Spec) -> bool:
     """Whether a state counts the steps: what is computed of it are numbers of the host."""
-    return bool(state.dtype == torch.int32)
+    return spec.draw == ("steps",)
 
 
 def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:

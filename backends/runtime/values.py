@@ -28,11 +28,11 @@ class Spec(NamedTuple):
 
     Of several axes the outer one is first. `draw` is `("normal", std)`, `("uniform", a, b)`,
     `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, `("coin",)` for
-    booleans, or `("seed",)` for the seed of the run; `key` names another tensor
-    whose values it begins with. Along the axes of `parts` every device has a part of a sum.
-    `blocks` says of a dim which indices of it lie in each block along its outer axis, in their
-    order; a single block is in which order all of it lies, before it is split alike. Between steps
-    it lies on the `disk` or `host` that `away` names, if any.
+    booleans, `("steps",)` for the number of steps that are done, or `("seed",)` for the seed of the
+    run; `key` names another tensor whose values it begins with. Along the axes of `parts` every
+    device has a part of a sum. `blocks` says of a dim which indices of it lie in each block along
+    its outer axis, in their order; a single block is in which order all of it lies, before it is
+    split alike. Between steps it lies on the `disk` or `host` that `away` names, if any.
     """
 
     dtype: str
@@ -253,7 +253,7 @@ def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 1
     kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32
     indices = [np.arange(size)[p] for size, p in zip(spec.dims.values(), part, strict=True)]
     values = np.empty([len(index) for index in indices], kinds.get(spec.dtype, "f4"))
-    if spec.draw[0] in ("zeros", "ones"):
+    if spec.draw[0] in ("zeros", "ones", "steps"):
         return np.full_like(values, spec.draw[0] == "ones")
     if spec.draw[0] == "seed":
         seeds = [step_seed(seed, n) if values.shape else seed for n in range(values.size)]

@@ -198,19 +198,23 @@ def goes_back(node: Pipeline) -> bool:
 
 
 def _states(program: DeviceProgram, draws: Draws) -> list[str]:
-    """The table of optimizer states; a copy of a parameter is drawn under the parameter's name."""
+    """The table of optimizer states; a copy of a parameter is drawn under the parameter's name.
+
+    The only state of no parameter counts the steps.
+    """
     if not program.updates:
         return []
-    copies = {s.value: s.of if s.is_copy else None for s in program.placed.named.states}
-    rows = []
+    states, away = {s.value: s for s in program.placed.named.states}, program.away
+    table = []
     for var in program.states:
-        copied = copies[var.value]
-        draw = ("zeros",) if copied is None else draws.get(copied)
-        rows.append((var.value.name or "", var, draw, copied.name if copied else None))
-    away = program.away
-    texts = [(k, _spec(v, draw, program, under, away.get(v, ""))) for k, v, draw, under in rows]
-    of = [s.of.name if s.of and s.of.name else "" for s in program.placed.named.states]
-    table = [StateRow(name, text, param) for (name, text), param in zip(texts, of, strict=True)]
+        state = states[var.value]
+        draw: tuple[object, ...] | None = ("zeros",) if state.of is not None else ("steps",)
+        copied = state.of if state.is_copy else None
+        if copied is not None:
+            draw = draws.get(copied)
+        text = _spec(var, draw, program, copied.name if copied else None, away.get(var, ""))
+        param = state.of.name if state.of is not None else ""
+        table.append(StateRow(var.value.name or "", text, param or ""))
     params = {p.value.name or "": _spec(p, ("zeros",), program) for p in program.params}
     return state_table(table, params, lambda items: _rows(HeadName.STATES, items))
 

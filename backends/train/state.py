@@ -125,7 +125,7 @@ class ShardedState:
             for name, block in blocks:
                 table = self.params if name in self.param_specs else self.states
                 held: Any = store.keep(block) if self.specs[name].away else block
-                stays = table is self.states and is_counter(held)
+                stays = is_counter(self.specs[name])
                 table[name] = held if stays else held.to(self.ranks.where)
 
         try:

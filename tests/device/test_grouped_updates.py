@@ -10,6 +10,7 @@ import torch
 
 from meshdsl.backends.runtime import update_kernels
 from meshdsl.backends.runtime.main import on_device
+from meshdsl.backends.runtime.values import Spec
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, DeviceProgram
 from meshdsl.device.memory import memory
@@ -142,7 +143,9 @@ def test_a_call_on_lists_is_a_call_for_each(
 def test_the_counter_of_steps_stays_on_the_host() -> None:
     tables = [{"x": torch.ones(2), "at": torch.tensor(1, dtype=torch.int32)}, {"w": torch.ones(2)},
               {"step": torch.tensor(1, dtype=torch.int32), "w.m": torch.ones(2)}]  # fmt: skip
-    placed = on_device(tables, torch.device("meta"))
+    specs = [{name: Spec("", {}, {}, ("steps",) if name == "step" else None) for name in table}
+             for table in tables]  # fmt: skip
+    placed = on_device(tables, specs, torch.device("meta"))
     where = {name: x.device.type for table in placed for name, x in table.items()}
     assert where == {"x": "meta", "at": "meta", "w": "meta", "step": "cpu", "w.m": "meta"}
 

@@ -38,7 +38,9 @@ def stepped(text: Any, rank: int) -> dict[str, tuple[int, ...]]:
             groups = text.make_groups(text.MESH, text.GROUPS, rank)
             held = [local(text, table, rank) for table in (text.INPUTS, text.PARAMS, text.STATES)]
             held[2] = {
-                n: torch.zeros((), dtype=x.dtype, device="cpu") if text.is_counter(x) else x
+                n: torch.zeros((), dtype=x.dtype, device="cpu")
+                if text.is_counter(text.spec_of(text.STATES[n]))
+                else x
                 for n, x in held[2].items()
             }
             outputs = text.device(rank, groups, *held)
