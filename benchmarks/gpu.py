@@ -36,6 +36,7 @@ from benchmarks.training_by_hand import parallel_models
 from benchmarks.training_cases import ADAMW, BETAS, CLIP, EXAMPLES, Case
 from benchmarks.training_memory import allocated
 from meshdsl.backends.engines.in_process import LoadedProgram, load, local_tensors
+from meshdsl.backends.runtime.main import on_device
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.optimizers import LearningRate
@@ -136,7 +137,7 @@ class Ours:
         self.program = program
         tables = (program.INPUTS, program.PARAMS, program.STATES)
         held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
-        self.tables = [{n: x.to(where) for n, x in table.items()} for table in held]
+        self.tables: list[Tensors] = on_device(held, tables, where)
         self.groups = program.make_groups(program.MESH, program.GROUPS, 0)
         self.device = program.device
 

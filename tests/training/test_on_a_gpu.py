@@ -20,7 +20,10 @@ CPU = Gpu(torch.device("cpu"))
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
 def test_the_models_by_hand_learn_as_ours(model: Model) -> None:
-    ours = Ours(load(model.compiled("f32", small=True, cluster="h100").text), CPU.where)
+    program = load(model.compiled("f32", small=True, cluster="h100").text)
+    elsewhere = Ours(program, torch.device("meta")).tables
+    assert [n for t in elsewhere for n, x in t.items() if not x.is_meta] == ["step"]
+    ours = Ours(program, CPU.where)
     inputs, params = ({n: x.clone() for n, x in t.items()} for t in ours.tables[:2])
     check(ours, ByHand(model.by_hand, params, inputs, "f32"), "f32")
 
