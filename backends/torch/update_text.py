@@ -83,14 +83,12 @@ class UpdateText:
     def _key(self, names: tuple[str, ...], column: tuple[Var, ...]) -> tuple[str, str] | None:
         """The table and the end of the name of what is given, where it is so for all parameters."""
         tables = {self.given.get(v, "") for v in column}
-        pairs = zip(column, names, strict=True)
-        ends = {(v.value.name or "").removeprefix(n) for v, n in pairs}
-        are_prefixed = all(
-            (v.value.name or "").startswith(n) for v, n in zip(column, names, strict=True)
-        )
-        if len(tables) > 1 or len(ends) > 1 or not are_prefixed or "" in tables:
+        words = [v.value.name or "" for v in column]
+        ends = {word.removeprefix(name) for word, name in zip(words, names, strict=True)}
+        if len(tables) > 1 or len(ends) > 1 or "" in tables:
             return None
-        return tables.pop(), ends.pop()
+        table, end = tables.pop(), ends.pop()
+        return (table, end) if words == [f"{name}{end}" for name in names] else None
 
     def _by_name(self, program: DeviceProgram) -> Iterator[Var]:
         reads, updated = uses(program), dict(program.updates)

@@ -84,7 +84,7 @@ class _Grouping:
             if run.updates and not run.is_read_by(node) and _takes_no_memory(node):
                 yield node
                 continue
-            if run.is_read_by(node) and isinstance(node, Compute) and node.name == "cast":
+            if run.is_read_by(node) and isinstance(node, Compute) and lookup(node.name).converts:
                 run.delay(node)
                 continue
             key = self._key(node)

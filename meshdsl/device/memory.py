@@ -423,10 +423,10 @@ class MemoryWalk:
         size = sum(begun) + updates
 
         def now() -> Amounts:
-            every = plus(begun, of_kind(updates, MemoryKind.UPDATES))
+            amounts = plus(begun, of_kind(updates, MemoryKind.UPDATES))
             for about, times in done.items():
-                every = plus(every, tuple(times * each for each in left[about]))
-            return every
+                amounts = plus(amounts, tuple(times * each for each in left[about]))
+            return amounts
 
         for action in row:
             stage = action.stage
