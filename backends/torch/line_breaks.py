@@ -13,6 +13,9 @@ from collections.abc import Iterator
 
 WIDTH = 100
 INDENT = "    "
+MANY = 4
+"""So many entries that are alike are written as one."""
+
 _OPENING, _CLOSING = "([{", ")]}"
 _STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
 

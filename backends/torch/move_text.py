@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.block_text import BlockText
-from meshdsl.backends.torch.line_breaks import quoted
+from meshdsl.backends.torch.line_breaks import MANY, quoted
 from meshdsl.backends.torch.text_state import LastAssignment, TextState, literal
 from meshdsl.device.ir import Bucket, Collective, Move, Start, Var, Wait
 from meshdsl.diagnostics import Span
@@ -15,9 +15,6 @@ from meshdsl.ops.opdef import Reads
 from meshdsl.ops.torch_expressions import scalar, tuple_text
 from meshdsl.placed.collectives import padding_windows
 from meshdsl.placed.placements import Mesh, Window
-
-MANY = 4
-"""So many stacks of a bucket are listed once."""
 
 MOST_SHOWN = 8
 """Windows that a comment lists."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from meshdsl.backends.torch.line_breaks import INDENT, quoted
+from meshdsl.backends.torch.line_breaks import INDENT, MANY, quoted
 from meshdsl.records import dataclass
-
-MANY = 4
-"""States of so many parameters are listed by parameter."""
 
 Rows = Callable[[Sequence[tuple[str, str]]], list[str]]
 """Writes a dict of texts, an entry a line."""

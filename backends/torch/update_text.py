@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshdsl.backends.torch.line_breaks import quoted
+from meshdsl.backends.torch.line_breaks import MANY, quoted
 from meshdsl.backends.torch.text_state import TextState
 from meshdsl.device.ir import Compute, DeviceProgram, Var
 from meshdsl.device.liveness import overwrites, uses
@@ -17,9 +17,6 @@ from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.torch_expressions import aligned
 from meshdsl.records import dataclass
-
-MANY = 4
-"""So many parameters are read by name, even where they have no states."""
 
 
 @dataclass(frozen=True, slots=True)

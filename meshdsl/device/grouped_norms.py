@@ -63,13 +63,13 @@ def _sums(program: DeviceProgram) -> list[_SumOfSquares]:
             sums[node.out] = _SumOfSquares((node,))
         elif node.name == "add" and node.onto is None and not node.out.local.dims:
             total = _added(node, [sums.get(v) for v in node.ins])
-            if total is not None and not _is_in_one_place(total.tensors):
-                total = None
-            stay = total is not None and all(last[v] > at for v in total.tensors)
-            if total is not None and stay and all(reads[v] == 1 for v in node.ins if v in sums):
+            if total is None or not _is_in_one_place(total.tensors):
+                continue
+            added = [v for v in node.ins if v in sums]
+            if all(last[v] > at for v in total.tensors) and all(reads[v] == 1 for v in added):
+                for var in added:
+                    del sums[var]
                 sums[node.out] = total
-                for var in node.ins:
-                    sums.pop(var, None)
     return [each for each in sums.values() if len(each.tensors) > 1]
 
 
