@@ -6,7 +6,7 @@ such an operator into another, or drops it where its result is not read; the gra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshdsl.ir.program import every
@@ -34,15 +34,25 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
     either = {v: (*readers.get(v, ()), *operands.get(v, ())) for v in {*readers, *operands}}
     ways = readers, operands, either
     origins: dict[Value, Value] = {}
-    before_it = set(entering)
-    for node in every(after.body):  # an origin is made before what names it
-        of: Value | None = None if node.origin is None else node.origin.of
-        if of is not None and of in gone and of not in origins:
-            new = next(filter(None, (_nearest(of, steps, before_it) for steps in ways)), None)
+    for of, made in _named(after.body, set(entering)):
+        if of in gone and of not in origins:
+            new = next(filter(None, (_nearest(of, steps, made) for steps in ways)), None)
             if new is not None:
                 origins[of] = new
-        before_it.update(defined(node))
     return replace(after, body=substitute(after.body, {}, origins=origins))
+
+
+def _named(nodes: Iterable[Node], made: set[Value]) -> Iterator[tuple[Value, set[Value]]]:
+    """What origins name, in order, with all that is made before: no result of a loop in its body.
+
+    `made` has what is there before the nodes, and then what they make.
+    """
+    for node in nodes:
+        if node.origin is not None:
+            yield node.origin.of, made
+        made.update(node.enters)
+        yield from _named(node.body, made)
+        made.update(node.makes)
 
 
 def _nearest(value: Value, steps: Steps, left: set[Value]) -> Value | None:

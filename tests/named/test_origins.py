@@ -8,7 +8,8 @@ import pytest
 
 from meshdsl.ir.program import Origin, every
 from meshdsl.named import verify
-from meshdsl.named.ir import NamedProgram
+from meshdsl.named.ir import NamedLoop, NamedProgram
+from meshdsl.named.origins import with_kept_origins
 from meshdsl.placed import verify as placed_verify
 from tests.compiling import compile_text
 from tests.ir_text import named as parser
@@ -64,6 +65,36 @@ def test_of_a_placed_program_too() -> None:
     assert [n.origin is not None for n in every(found.named.body)] == [False, True]
     with pytest.raises(AssertionError, match="has no origin"):
         placed_verify.verify(placed_parser.parse_program(PLACED.replace("TAG", "")))
+
+
+STACKED = """program p
+  input %0 x : f32[a 2]
+  %1 y = exp %0 : f32[a 2]
+  repeat k 3 [backward of %1]
+    carry %2 g : f32[a 2] = %1
+    %3 = exp %2 [backward of %1] : f32[a 2]
+    %4 = neg %2 [backward of %1] : f32[a 2]
+    %5 = neg %4 [backward of %3] : f32[a 2]
+    next %2 = %5; at the end %6 g
+    collect %7 : f32[k 3, a 2] of %1[k] = %3
+  return g = %6
+  return all = %7
+"""
+
+
+def test_one_in_a_loop_is_no_result_of_that_loop() -> None:
+    """Of what is removed, only the stack was made."""
+    before = parser.parse_program(STACKED)
+    verify.verify(before)
+    loop = before.body[1]
+    assert isinstance(loop, NamedLoop)
+    neg, last = loop.body[1:]
+    collected = tuple(replace(c, inside=neg.makes[0]) for c in loop.collected)
+    less = replace(loop, body=(neg, last), collected=collected)
+    after = with_kept_origins(before, replace(before, body=(before.body[0], less)))
+    verify.verify(after)
+    *_, last = every(after.body)
+    assert last.origin == Origin(loop.carries[0].inside)
 
 
 GONE = """
