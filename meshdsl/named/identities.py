@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.ir.program import every
-from meshdsl.ir.rewrite import substitute
+from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, kept
 from meshdsl.named.size_formulas import how_of
 
@@ -45,7 +45,7 @@ def fold_identities(program: NamedProgram, is_step: bool = False) -> NamedProgra
     return program
 
 
-class _Folding:
+class _Folding(Visitor):
     """One walk in order: the numbers that values are, and the values that others stand for.
 
     A value that has a name or a pin, or that is handed on, stays one of its own: an identity.
@@ -59,40 +59,36 @@ class _Folding:
 
     def block(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
         """The nodes of a block."""
-        for node in nodes:
-            if isinstance(node, NamedLoop):
-                self.handed_on.update(node.ends)
-                self.handed_on.update(c.init for c in node.carries)
-                self.handed_on.update(s.outer for s in node.stacked)
-                yield replace(node, body=tuple(self.block(node.body)))
-                continue
-            if node.name == "constant":
-                self._note(node.out, dict(node.attrs)["value"])
-            yield from self._operator(node)
+        return (new for node in nodes if (new := self.visit(node)) is not None)
+
+    def loop(self, loop: NamedLoop) -> NamedLoop:
+        """The next loop, with its own operators folded."""
+        self.handed_on.update(loop.ends)
+        return replace(loop, body=tuple(self.block(loop.body)))
+
+    def op(self, op: NamedOp) -> NamedOp | None:
+        """The next operator, or what it is; None where its operand replaces it."""
+        if op.name == "constant":
+            self._note(op.out, op.attr("value"))
+        if op.kind is not None or len(op.outs) != 1 or op.out.role != "activation":
+            return op
+        if op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]:
+            self.numbers[op.out] = 0.0
+            attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
+            return replace(op, name="zeros", ins=(), attrs=attrs)
+        operand = self._left(op)
+        if operand is None:
+            return op
+        stays = op.out.name is not None or op.out.pins or op.out in self.handed_on
+        if stays or operand.role != "activation":
+            return replace(op, name="identity", ins=(operand,), attrs=())
+        self.same[op.out] = self.same.get(operand, operand)
+        return None
 
     def _note(self, value: Value, number: object) -> None:
         """Note a float of the text; one made of sizes may be another number tomorrow."""
         if isinstance(number, float) and how_of(number) is None:
             self.numbers[value] = number
-
-    def _operator(self, op: NamedOp) -> Iterator[NamedOp]:
-        if op.kind is not None or len(op.outs) != 1 or op.out.role != "activation":
-            yield op
-            return
-        if op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]:
-            self.numbers[op.out] = 0.0
-            attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
-            yield replace(op, name="zeros", ins=(), attrs=attrs)
-            return
-        operand = self._left(op)
-        if operand is None:
-            yield op
-            return
-        stays = op.out.name is not None or op.out.pins or op.out in self.handed_on
-        if stays or operand.role != "activation":
-            yield replace(op, name="identity", ins=(operand,), attrs=())
-        else:
-            self.same[op.out] = self.same.get(operand, operand)
 
     def _left(self, op: NamedOp) -> Value | None:
         """The operand that the result is, if the other one is neutral."""

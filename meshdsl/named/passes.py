@@ -22,15 +22,15 @@ Pass = Callable[[NamedProgram], NamedProgram]
 """A pure function from program to program. Origins may name values that it removes."""
 
 
-def passes(spoken: Spoken | None) -> tuple[Pass, ...]:
-    """The passes that simplify a program.
+def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
+    """The passes that simplify a program, or a training step (`is_step`).
 
     Attention becomes one operator where nothing that it leaves out is `spoken` of by a layout. With
     None, it never does.
     """
     fuse = () if spoken is None else (partial(fuse_attention, spoken=spoken),)
     return (
-        fold_identities,
+        partial(fold_identities, is_step=is_step),
         contract_products,
         contract_squares,
         *fuse,
@@ -42,9 +42,11 @@ def passes(spoken: Spoken | None) -> tuple[Pass, ...]:
     )
 
 
-def simplify(program: NamedProgram, spoken: Spoken | None = ()) -> NamedProgram:
+def simplify(
+    program: NamedProgram, spoken: Spoken | None = (), is_step: bool = False
+) -> NamedProgram:
     """The program after all `passes`; each origin names a value that is left."""
     simplified = program
-    for each in passes(spoken):
+    for each in passes(spoken, is_step):
         simplified = each(simplified)
     return with_kept_origins(program, simplified)

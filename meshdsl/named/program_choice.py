@@ -108,8 +108,6 @@ def finish_named(
     speak of: they stay. With None, attention is written in primitives.
     """
     from meshdsl.named.dtype_override import retype
-    from meshdsl.named.identities import fold_identities
-    from meshdsl.named.origins import with_kept_origins
     from meshdsl.named.random_streams import without_dropout
     from meshdsl.named.simplify import drop_unused
     from meshdsl.named.training_step import training_step, with_loss
@@ -123,18 +121,19 @@ def finish_named(
         return program
     if evaluate:
         return drop_unused(replace(with_loss(program), goal=None, updates=()))
-    step = training_step(program, measured)
-    return _simplified(with_kept_origins(step, fold_identities(step, is_step=True)), spoken)
+    return _simplified(training_step(program, measured), spoken, is_step=True)
 
 
-def _simplified(program: NamedProgram, spoken: Spoken | None) -> NamedProgram:
+def _simplified(
+    program: NamedProgram, spoken: Spoken | None, is_step: bool = False
+) -> NamedProgram:
     from meshdsl.named.expand import in_primitives
     from meshdsl.named.passes import simplify
     from meshdsl.named.verify import verify
 
     verify(program)
-    program = simplify(program, spoken)
+    program = simplify(program, spoken, is_step)
     if spoken is None:
-        program = simplify(in_primitives(program), None)
+        program = simplify(in_primitives(program), None, is_step)
     verify(program)
     return program

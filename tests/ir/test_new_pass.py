@@ -39,8 +39,8 @@ def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     fold = import_module("meshdsl.named.fold_negations").fold_negations
     table = passes.passes
 
-    def with_it(spoken: Spoken | None) -> tuple[passes.Pass, ...]:
-        return (fold, *table(spoken))
+    def with_it(spoken: Spoken | None, is_step: bool) -> tuple[passes.Pass, ...]:
+        return (fold, *table(spoken, is_step))
 
     monkeypatch.setattr(passes, "passes", with_it)
     yield
