@@ -361,7 +361,7 @@ class Commands(Mapping[str, Any]):
 
     def __init__(self, package: str, names: Sequence[str]) -> None:
         self.package, self.names = package, names
-        self.made = dict[str, Any]()
+        self.made = dict[str, object]()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.names:

@@ -34,25 +34,25 @@ def with_kept_origins(before: NamedProgram, after: NamedProgram) -> NamedProgram
     either = {v: (*readers.get(v, ()), *operands.get(v, ())) for v in {*readers, *operands}}
     ways = readers, operands, either
     origins: dict[Value, Value] = {}
-    for of, made in _named(after.body, set(entering)):
+    for of, earlier in _named(after.body, set(entering)):
         if of in gone and of not in origins:
-            new = next(filter(None, (_nearest(of, steps, made) for steps in ways)), None)
+            new = next(filter(None, (_nearest(of, steps, earlier) for steps in ways)), None)
             if new is not None:
                 origins[of] = new
     return replace(after, body=substitute(after.body, {}, origins=origins))
 
 
-def _named(nodes: Iterable[Node], made: set[Value]) -> Iterator[tuple[Value, set[Value]]]:
-    """What origins name, in order, with all that is made before: no result of a loop in its body.
+def _named(nodes: Iterable[Node], earlier: set[Value]) -> Iterator[tuple[Value, set[Value]]]:
+    """What origins name, in order, with all that is made earlier: no result of a loop in its body.
 
-    `made` has what is there before the nodes, and then what they make.
+    `earlier` has what is there before the nodes, and then what they make.
     """
     for node in nodes:
         if node.origin is not None:
-            yield node.origin.of, made
-        made.update(node.enters)
-        yield from _named(node.body, made)
-        made.update(node.makes)
+            yield node.origin.of, earlier
+        earlier.update(node.enters)
+        yield from _named(node.body, earlier)
+        earlier.update(node.makes)
 
 
 def _nearest(value: Value, steps: Steps, left: set[Value]) -> Value | None:

@@ -52,7 +52,7 @@ def _spared(nodes: list[Node], read: Set[Value]) -> set[Value]:
     gradients = (n for n in nodes if n.phase == "backward" and n not in copies)
     needed = {v for node in gradients for v in (*node.reads, *node.ends)}
     again = {n: of for n, of in copies.items() if not needed.isdisjoint(n.makes)}
-    return {of for n, of in again.items() if isinstance(n, NamedLoop) or of not in read}
+    return {of for n, of in again.items() if n.body or of not in read}
 
 
 def copied(tape: Tape, node: Node, read: Read) -> dict[Value, Value]:

@@ -242,19 +242,18 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
     def count(call: kit.NumpyCall | kit.TorchCall | kit.Backward) -> int:
         return math.prod(d.size for d in call.attrs["dims"]) if mean else 1
 
-    def positions(call: kit.NumpyCall | kit.TorchCall) -> tuple[int, ...]:
-        return tuple(call.ins[0].index(d.name) for d in call.attrs["dims"])
-
     def numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
-        total = np.square(x).sum(positions(call)) / count(call)
+        total = np.square(x).sum(kit.axes(call.ins[0], call.attrs["dims"])) / count(call)
         return np.asarray(total, dtype=x.dtype)
 
     def text(call: kit.TorchCall) -> str:
         if call.is_list:
             return f"{call.use('squared_norms')}({call.listed(0, call.ins[0].dims)})"
-        total = f"{call.use('squared_norm')}({call.tensor(0)})"
         if call.outs[0].dims:  # of several batches side by side
-            total = f"{call.tensor(0)}.square().sum({positions(call)})"
+            positions = kit.axes(call.ins[0], call.attrs["dims"])
+            total = f"{call.tensor(0)}.square().sum({positions})"
+        else:
+            total = f"{call.use('squared_norm')}({call.tensor(0)})"
         return f"{total} / {count(call)}" if mean else total
 
     def factors(sig: kit.Signature) -> kit.Factors:

@@ -8,7 +8,6 @@ waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.learning_rates import cosine_rate, linear_rate, warmup_rate
@@ -22,7 +21,7 @@ RATES: Mapping[str, Callable[..., float]] = {
 """The function of each shape of a schedule; it takes the step and the attributes."""
 
 
-def _options(attrs: kit.Attrs) -> dict[str, Any]:
+def _options(attrs: kit.Attrs) -> kit.Attrs:
     """The arguments of the function of a schedule."""
     return {name: value for name, value in attrs.items() if name not in ("shape", "dtype")}
 

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import ClassVar, Protocol
 
-from meshdsl.ir import program as ir
-from meshdsl.ir.program import Carry, Collected, OpKind, Stacked
+from meshdsl.ir.program import Carry, Collected, OpKind, Stacked, uses
 from meshdsl.ir.rewrite import needed
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
@@ -479,7 +478,7 @@ class Placer:
         """The values that the program reads, or keeps."""
         program = self.source
         results = {o.value for o in program.outputs} | {u.new for u in program.updates}
-        return results.union(ir.uses(program.body))
+        return results.union(uses(program.body))
 
     def _split_own_dims(self, op: named.NamedOp) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
@@ -727,13 +726,13 @@ class Placer:
         self._version(value, want, why.Ask("rule", "", node.span, phase=node.phase))
         self._keep_only(value, want)
 
-    def _carried(self, carry: ir.Carry[Value]) -> Placement:
+    def _carried(self, carry: Carry[Value]) -> Placement:
         """The placement requested of a carried value, or that of its initial value."""
         value = self.request.carried(carry)
         return self._latest(carry.init).placement.reduced if value is None else self._asked(value)
 
     def _stack(
-        self, item: ir.Stacked[Value], node: named.NamedLoop, depth: int
+        self, item: Stacked[Value], node: named.NamedLoop, depth: int
     ) -> Stacked[PlacedTensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
@@ -750,9 +749,7 @@ class Placer:
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)
 
-    def _staged(
-        self, item: ir.Stacked[Value], stages: StageWalk, depth: int
-    ) -> Stacked[PlacedTensor]:
+    def _staged(self, item: Stacked[Value], stages: StageWalk, depth: int) -> Stacked[PlacedTensor]:
         """A stack of which each stage has a block, and a slice of that.
 
         Where rules for storage place it otherwise, it is moved before the first micro-batch.

@@ -68,7 +68,7 @@ def divided(taken: float, timing: Timing, starts: bool = True) -> float:
 
 def is_started(opdef: OpDef) -> bool:
     """Whether an operator has a kernel of its own; updates and norms are done several at once."""
-    return not opdef.each and not opdef.adds_up
+    return not (opdef.each or opdef.adds_up)
 
 
 def at_least(taken: float, opdef: OpDef, types: Iterable[TensorType], timing: Timing) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.diagnostics import Source, Span
+from meshdsl.placed.gather_again import AGAIN, NAME
 from meshdsl.placed.settings import Setting
 from meshdsl.search.candidate import PLAIN, Candidate, first_of_each
 from meshdsl.search.declared import with_declared
@@ -28,8 +29,8 @@ FURTHER = "it was placed while other limits were searched"
 GATHERED = 6
 """The plans that are tried with activations gathered again."""
 
-_TEXT = "activations: gather = again"
-AGAIN = Setting(ACTIVATIONS, "gather", "again", Span(Source("--layout", _TEXT), 0, len(_TEXT)))
+_TEXT = f"activations: {NAME} = {AGAIN}"
+GATHER_AGAIN = Setting(ACTIVATIONS, NAME, AGAIN, Span(Source("--layout", _TEXT), 0, len(_TEXT)))
 
 GATHERS = "its activations are gathered again, so that less is held"
 """What is said of a plan beyond the space for its setting."""
@@ -95,14 +96,14 @@ def gathered_again(found: SearchResult, searched: Sequence[SearchResult]) -> Sea
 def _may_gather(problem: Problem, plan: Candidate) -> bool:
     """Whether a plan may have another setting, and what it stores does fit."""
     is_asked = problem.execution in (PLAIN, plan.execution)
-    says = any(setting.name == AGAIN.name for setting in plan.execution.settings)
+    says = any(setting.name == NAME for setting in plan.execution.settings)
     is_trained = plan.program.goal is not None and plan.schedule is None
     return is_asked and is_trained and not says and not problem.is_too_large(plan)
 
 
 def gathering_again(plan: Candidate) -> Candidate:
     """The same plan with activations gathered again in the backward pass."""
-    execution = replace(plan.execution, settings=(*plan.execution.settings, AGAIN))
+    execution = replace(plan.execution, settings=(*plan.execution.settings, GATHER_AGAIN))
     return replace(plan, execution=execution)
 
 
