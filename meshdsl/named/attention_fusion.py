@@ -30,6 +30,11 @@ Spoken = Collection[tuple[str, str]]
 """The tensors that a file speaks of: the name, and a dim that one must have; empty for any."""
 
 
+def is_spoken_of(value: Value, spoken: Spoken) -> bool:
+    """Whether a file speaks of a tensor."""
+    return any((value.label, dim) in spoken for dim in ("", *value.type.names))
+
+
 def fuse_attention(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram:
     """`program` with `attention` for a softmax of products that only a sum with values reads.
 
@@ -86,7 +91,7 @@ class _Fusing:
         if op is None or op.name != name or self.uses[value] != 1 or value.pins:
             return None
         same = (op.phase, op.block) == (reader.phase, reader.block)
-        if not same or any((value.label, dim) in self.spoken for dim in ("", *value.type.names)):
+        if not same or is_spoken_of(value, self.spoken):
             return None
         self.unspoken.add(value.label)
         return op

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import Visitor, substitute
+from meshdsl.named.attention_fusion import Spoken, is_spoken_of
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, kept
 from meshdsl.named.size_formulas import how_of
 
@@ -29,8 +30,13 @@ OF_STEPS = ("stop_gradient", "cast")
 """Operators that may be left out of a step, if they change no dtype."""
 
 
-def fold_identities(program: NamedProgram, is_step: bool = False) -> NamedProgram:
+def fold_identities(
+    program: NamedProgram, spoken: Spoken | None = (), is_step: bool = False
+) -> NamedProgram:
     """Replace arithmetic with neutral numbers by the other operand, products with 0 by zeros.
+
+    Zeros that have a pin, or that a file speaks of (`spoken`; None: all that have a name), are read
+    as they were.
 
     In a training step (`is_step`) the operators `OF_STEPS` are their operand, too. Nowhere else: a
     program may be differentiated, also one that assigns values.
@@ -39,9 +45,10 @@ def fold_identities(program: NamedProgram, is_step: bool = False) -> NamedProgra
     for node in every(program.body):
         if isinstance(node, NamedOp) and node.name in reasons:
             if dict(node.attrs).get("value", 0.0) in (0.0, 1.0):
-                folding = _Folding(program, is_step)
+                folding = _Folding(program, spoken, is_step)
                 body = tuple(folding.block(program.body))
-                return replace(program, body=substitute(body, folding.same))
+                unspoken = program.unspoken | folding.unspoken
+                return replace(program, body=substitute(body, folding.same), unspoken=unspoken)
     return program
 
 
@@ -51,7 +58,9 @@ class _Folding(Visitor):
     A value that has a name or a pin, or that is handed on, stays one of its own: an identity.
     """
 
-    def __init__(self, program: NamedProgram, is_step: bool) -> None:
+    def __init__(self, program: NamedProgram, spoken: Spoken | None, is_step: bool) -> None:
+        self.spoken = spoken
+        self.unspoken: set[str] = set()
         self.numbers: dict[Value, float] = {}
         self.same: dict[Value, Value] = {}
         self.handed_on = set(kept(program))
@@ -73,7 +82,7 @@ class _Folding(Visitor):
         if op.kind is not None or len(op.outs) != 1 or op.out.role != "activation":
             return op
         if op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]:
-            self.numbers[op.out] = 0.0
+            self._note_zeros(op.out)
             attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
             return replace(op, name="zeros", ins=(), attrs=attrs)
         operand = self._left(op)
@@ -89,6 +98,15 @@ class _Folding(Visitor):
         """Note a float of the text; one made of sizes may be another number tomorrow."""
         if isinstance(number, float) and how_of(number) is None:
             self.numbers[value] = number
+
+    def _note_zeros(self, value: Value) -> None:
+        """Note a tensor of zeros, unless it is to be read."""
+        if value.pins or (value.name is not None and self.spoken is None):
+            return
+        if self.spoken is not None and is_spoken_of(value, self.spoken):
+            return
+        self.numbers[value] = 0.0
+        self.unspoken.update([value.label] if value.name is not None else [])
 
     def _left(self, op: NamedOp) -> Value | None:
         """The operand that the result is, if the other one is neutral."""

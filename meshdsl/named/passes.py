@@ -25,12 +25,12 @@ Pass = Callable[[NamedProgram], NamedProgram]
 def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
     """The passes that simplify a program, or a training step (`is_step`).
 
-    Attention becomes one operator where nothing that it leaves out is `spoken` of by a layout. With
-    None, it never does.
+    Attention becomes one operator where nothing that it leaves out is `spoken` of by a layout, and
+    so are zeros left out of a sum. With None, neither is done to what has a name.
     """
     fuse = () if spoken is None else (partial(fuse_attention, spoken=spoken),)
     return (
-        partial(fold_identities, is_step=is_step),
+        partial(fold_identities, spoken=spoken, is_step=is_step),
         contract_products,
         contract_squares,
         *fuse,
