@@ -138,6 +138,8 @@ def describe(token: Token | None) -> str:
         return "end of file"
     if token.type == "_NL":
         return "end of line" if token.end_pos != token.start_pos else "end of file"
+    if token.type == "RBRACE" and token.end_pos == token.start_pos:
+        return "the end of the rules"  # of a layout on the command line: nobody wrote a brace
     if token.type == "NAME":
         return f"the name `{_short(token)}`"
     return "a string" if token.type == "STRING" else f"`{_short(token)}`"

@@ -174,13 +174,15 @@ def parse_layout(source: Source) -> tuple[ast.LayoutDecl | None, tuple[Diagnosti
         return None, (beyond,)
     first = next((word.type for word in significant(words)), "")
     if first != "LAYOUT":
-        head = [Token(kind, kind.lower(), start_pos=0, end_pos=0) for kind in ("LAYOUT", "NAME")]
-        if first != "LBRACE":
+        kinds = ("LAYOUT", "NAME", "LBRACE")
+        head = [Token(k, "", start_pos=i, end_pos=i) for i, k in enumerate(kinds, -len(kinds))]
+        if first == "LBRACE":
+            head.pop()
+        else:
             at = next((i for i, word in enumerate(words) if word.type == "WITH"), len(words))
             end = words[at].start_pos if at < len(words) else len(source.text)
             close = Token("RBRACE", "}", start_pos=end, end_pos=end)
             words = [*words[:at], close, *words[at:]]
-            head.append(Token("LBRACE", "{", start_pos=0, end_pos=0))
         words = [*head, *words]
     tree, errors = parse_tree(source, significant(words))
     file, more = build_file(source, tree)
