@@ -339,7 +339,7 @@ class _Cutting:
             each = "" if may_be_batches(program, self.cut.micro) else ", each=true"
             help += (
                 f"; or end the layout with `with {self.cut.name}` and write "
-                f"`accumulate={self.cut.micro}{each}` to the optimizer: it is of each batch then"
+                f"`accumulate={self.cut.micro}{each}` to the optimizer: each batch then has its own"
             )
         _refuse(
             "MD0332",

@@ -158,8 +158,8 @@ def _check_mean(value: Value, samples: Samples) -> None:
     name = f"`{value.label}`" if value.name else "a value"
     if value.type.dtype.kind != "float":
         message = f"`:=` reads {name} of each batch of a step, and {value.type.dtype} has no mean"
-        back = f"and back to {value.type.dtype} where that is needed"
-        help = f"cast it to f32 where it is made, {back}; or {EACH}"
+        back = f"and cast the result back to {value.type.dtype} where that is needed"
+        help = f"cast what it is computed from to f32, {back}; or {EACH}"
         fail("MD0297", message, value.span, help=help)
     if not samples.dims and value in samples.of_inputs:
         message = f"`:=` reads {name} of each batch of a step, and a parameter has its samples"

@@ -37,11 +37,11 @@ def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
             continue
         labels = sorted({f"`{v.label}`" for v in values & read if v.name})
         why = "the backward pass reads none of its values"
-        help = "remove it"
+        help = "remove the block"
         if not values.isdisjoint(read):
             which = " and ".join(labels) or "what the backward pass reads of it"
             why = f"{which} {'are' if len(labels) > 1 else 'is'} kept for statements further on"
-            help = "put these statements into the block, or remove it"
+            help = "put these statements into the block, or remove the block"
         message = f"this `recompute` block changes nothing: {why}"
         yield Diagnostic("MD0144", message, block[0].span, "note", help=help)
 

@@ -113,12 +113,12 @@ class _Scaling:
         return new
 
     def _refuse_ratio(self, divisor: Value, span: Span) -> None:
-        name = f"`{divisor.label}`" if divisor.name else "a sum"
+        name = f"`{divisor.label}`" if divisor.name else "a number"
         message = (
-            f"the loss is divided or multiplied by {name}, of all samples of a step, and each of "
-            f"its {self.dim.size} batches makes another"
+            f"the loss is divided or multiplied by {name} that depends on all samples of a step; "
+            f"each of its {self.dim.size} batches has another"
         )
-        help = f"divide by sums of inputs alone, or take means; or {EACH}"
+        help = f"divide by sums of inputs alone, or leave it out; or {EACH}"
         fail("MD0297", message, span, help=help)
 
     # --- what is made of it --------------------------------------------------------------------
@@ -211,10 +211,11 @@ class _Scaling:
 
     def _refuse_use(self, op: NamedOp) -> None:
         message = (
-            f"the loss has `{op.name}` of sums over all samples of a step, and each of its "
-            f"{self.dim.size} batches makes others"
+            f"the loss has `{op.name}` of sums over all samples of a step; each of its "
+            f"{self.dim.size} batches has other sums"
         )
-        help = f"make it a sum of quotients by sums of inputs alone; or {EACH}"
+        form = "`mean(l / sum(w))` with `w` made of inputs alone"
+        help = f"write a sum of quotients, such as {form}; or {EACH}"
         fail("MD0297", message, op.span, help=help)
 
     # --- numbers of the step -------------------------------------------------------------------

@@ -123,9 +123,13 @@ def _lint_settings(values: tuple[Value, ...], layout: Layout, diagnostics: Diagn
 
 def _of_all(setting: Setting, alike: Value) -> Diagnostic:
     """MD0313 where a setting of all activations might be taken for that of a tensor or function."""
-    message = f"`{ACTIVATIONS}` are all that the forward pass computes, not only what is called so"
-    where = Related(alike.span, f"something called `{ACTIVATIONS}` is made here")
-    help = f"rename that, if it alone is meant; what is in a function is `{ACTIVATIONS}.NAME`"
+    message = f"`{ACTIVATIONS}` is every value of the forward pass, not only the one of this name"
+    is_tensor = alike.label == ACTIVATIONS
+    of_name = f"the tensor `{ACTIVATIONS}`" if is_tensor else f"in the function `{ACTIVATIONS}`"
+    where = Related(alike.span, of_name)
+    help = "to set it for that one alone, rename that one and write its new name here"
+    if not is_tensor:
+        help += f"; for one of its tensors, write `{ACTIVATIONS}.NAME`"
     return Diagnostic("MD0313", message, setting.span, "note", related=(where,), help=help)
 
 

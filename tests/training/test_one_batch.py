@@ -192,7 +192,7 @@ def test_a_mean_of_integers_is_cast_and_cast_back() -> None:
     with pytest.raises(DiagnosticError) as caught:
         Compilation(Source("p.mdsl", text), Options()).checked()
     (found,) = caught.value.diagnostics
-    assert "cast it to f32 where it is made, and back to i32" in str(found.help)
+    assert "to f32, and cast the result back to i32" in str(found.help)
     text = INTEGERS.replace("MORE", "sum(cast(x > 0, f32))").replace("NEXT", "n + cast(more, i32)")
     Compilation(Source("p.mdsl", text), Options()).checked()  # as the help says
 
