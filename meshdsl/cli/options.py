@@ -101,7 +101,7 @@ class PlacementOptions:
     layout: str | None = opt(
         "--layout",
         "L",
-        'A layout by name, or "batch:data,hidden:model" (the first).',
+        "A layout by name, or rules: 'batch -> data, hidden -> model' (the first).",
         completed=complete.declared(ast.LayoutDecl),
     )
     sbp: str | None = opt(
@@ -132,11 +132,11 @@ class SearchOptions:
     message_bytes: int = opt(
         "--message-bytes",
         "N",
-        "What a collective counts beside its bytes under `optimal`; 0: only bytes count.",
+        "Fixed cost per collective in bytes, under `optimal`; 0: only bytes count.",
         MESSAGE_BYTES,
         min=0,
     )
-    no_cache: bool = flag("--no-cache", "Keep and use no plans of before.")
+    no_cache: bool = flag("--no-cache", "Do not read or write the plan cache.")
 
 
 @option
