@@ -365,7 +365,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of models, f32, bf16")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try it")
     parser.add_argument("--small", action="store_true", help="sizes that only try it")
-    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument(
+        "--no-compile", dest="compile", action="store_false", help="do not try torch.compile"
+    )
     parser.add_argument("--cluster", default="h100", help="the machine that is simulated")
     parser.add_argument("--minutes", type=float, default=7.0, help="no row is begun after these")
     options = parser.parse_args()

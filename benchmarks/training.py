@@ -165,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="the first eight cases only")
     parser.add_argument("--only", nargs="*", default=[], help="cases with all of these words")
-    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=0, help="rounds, interleaved (15)")
     parser.add_argument("--compile", action="store_true", help="torch.compile, too: minutes more")
     parser.add_argument("--at-once", action="store_true", help="local: devices take no turns")
     options = parser.parse_args()

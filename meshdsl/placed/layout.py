@@ -683,7 +683,7 @@ def _written_out(declarations: Declarations, layout: str, option: str) -> Iterab
         message = f"`{layout}` is an `sbp` block, not a layout"
         where = Related(declarations.sbps[layout].name.span, "declared here")
         fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
-    help = f"or write the rules: `{option} {_RULES}`"
+    help = f"name one, or write rules: `{option} 'batch -> data, hidden -> model'`"
     name, layouts = ast.Name(layout, span), list(declarations.layouts)
     raise DiagnosticError(unknown("MD0108", "layout", name, layouts, help))
 

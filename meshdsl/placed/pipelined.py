@@ -205,7 +205,7 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
                 if len(around) > accumulates:
                     message = f"the loop over `{loop.dim.name}` is inside of another loop"
                     outer = replace(rule, dim=around[-1])
-                    help = f"split the dim of that one: `{outer}`"
+                    help = f"split the dim of the outer loop: `{outer}`"
                     _refuse(message, rule.span, _with_rest(help, program, layout, rule, outer))
                 use = layout.schedule
                 cut = cut_of(use, loop.dim.name, layout)

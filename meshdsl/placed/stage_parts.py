@@ -113,7 +113,7 @@ class StageParts:
         )
         if len(forward) != 1 or len(backward) != 1:
             message = (
-                f"a micro-batch goes not once through the loop over `{self.pipe.dim}` and back"
+                f"a micro-batch must go through the loop over `{self.pipe.dim}` once, and back once"
             )
             help = "write `recompute` inside of the loop, and no `grad` of what it makes"
             fail("MD0907", message, self.pipe.span, help=help)
