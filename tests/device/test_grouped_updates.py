@@ -142,12 +142,13 @@ def test_a_call_on_lists_is_a_call_for_each(
 
 def test_the_counter_of_steps_stays_on_the_host() -> None:
     tables = [{"x": torch.ones(2), "at": torch.tensor(1, dtype=torch.int32)}, {"w": torch.ones(2)},
-              {"step": torch.tensor(1, dtype=torch.int32), "w.m": torch.ones(2)}]  # fmt: skip
+              {"step": torch.tensor(1, dtype=torch.int32),
+               "w.n": torch.ones(2, dtype=torch.int32)}]  # fmt: skip
     specs = [{name: Spec("", {}, {}, ("steps",) if name == "step" else None) for name in table}
              for table in tables]  # fmt: skip
     placed = on_device(tables, specs, torch.device("meta"))
     where = {name: x.device.type for table in placed for name, x in table.items()}
-    assert where == {"x": "meta", "at": "meta", "w": "meta", "step": "cpu", "w.m": "meta"}
+    assert where == {"x": "meta", "at": "meta", "w": "meta", "step": "cpu", "w.n": "meta"}
 
 
 def test_a_rate_is_a_number_that_an_update_reads() -> None:
