@@ -62,8 +62,8 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
         if setting in program.gathered_again or not is_known:
             continue
         which = "an activation" if of_all else f"`{setting.selector}`"
-        message = f"`{setting}` changes nothing: nothing that is gathered of {which} has to be"
-        message += " kept for the backward pass"
+        message = f"`{setting}` changes nothing: nothing gathered of {which} is kept for"
+        message += " the backward pass"
         fixes = (removal(setting.span),)
         help = "remove the setting"
         yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
