@@ -16,7 +16,7 @@ from typing import Any
 
 from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, fail
 from meshdsl.ir import program as ir
-from meshdsl.ir.program import OpKind, kind_of
+from meshdsl.ir.program import OpKind, block_loops, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value
 from meshdsl.named.one_batch import Samples
@@ -442,10 +442,9 @@ def _loops(
     nodes: Iterable[Node], around: tuple[str, ...]
 ) -> Iterator[tuple[NamedLoop, tuple[str, ...]]]:
     """Every loop, with the dims of those around it."""
-    for node in nodes:
-        if isinstance(node, NamedLoop):
-            yield node, around
-            yield from _loops(node.body, (*around, node.dim.name))
+    for loop in block_loops(nodes, NamedLoop):
+        yield loop, around
+        yield from _loops(loop.body, (*around, loop.dim.name))
 
 
 def with_leaving(program: NamedProgram, pipe: Piped) -> NamedProgram:
