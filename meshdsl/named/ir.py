@@ -7,7 +7,7 @@ through. A `repeat` stays a loop (`NamedLoop`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -120,7 +120,7 @@ class InCalls(Protocol):
         """Whether the innermost call is of a function of the library."""
 
 
-def fields_inside(calls: InCalls) -> dict[str, Any]:
+def fields_inside(calls: InCalls) -> Mapping[str, Any]:
     """The fields of a value that is made inside the same calls."""
     return {"path": calls.path, "functions": calls.functions, "in_library": calls.in_library}
 
