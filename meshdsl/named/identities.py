@@ -39,7 +39,9 @@ def fold_identities(
     as they were.
 
     In a training step (`is_step`) the operators `OF_STEPS` are their operand, too. Nowhere else: a
-    program may be differentiated, also one that assigns values.
+    program may be differentiated, also one that assigns values. For the same reason, products with
+    0 stay in a program that is to be trained until it is a step: the loss depends on their factors,
+    and its gradients by these are 0.
     """
     reasons = ("constant", *(OF_STEPS if is_step else ()))
     for node in every(program.body):
@@ -65,6 +67,7 @@ class _Folding(Visitor):
         self.same: dict[Value, Value] = {}
         self.handed_on = set(kept(program))
         self.is_step = is_step
+        self.folds_products = is_step or program.goal is None
 
     def block(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
         """The nodes of a block."""
@@ -81,7 +84,8 @@ class _Folding(Visitor):
             self._note(op.out, op.attr("value"))
         if op.kind is not None or len(op.outs) != 1 or op.out.role != "activation":
             return op
-        if op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]:
+        by_zero = op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]
+        if by_zero and self.folds_products:
             self._note_zeros(op.out)
             attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
             return replace(op, name="zeros", ins=(), attrs=attrs)

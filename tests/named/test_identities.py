@@ -81,3 +81,19 @@ def test_what_a_loop_carries_is_what_it_was(case: str) -> None:
     x, y = np.arange(4.0, dtype="float32"), np.arange(1.0, 5.0, dtype="float32")
     (out,) = run_text(written(BODY=body), {"x": x, "y": y}, layout="plain").values()
     np.testing.assert_allclose(out, expected(x, y))
+
+
+def test_a_parameter_of_a_term_times_0_is_still_trained() -> None:
+    """Its gradient is 0; the optimizer updates it, and it decays."""
+    program = named("""
+dim a = 4
+program p(x[a]) {
+  param w[a]
+  param v[a]
+  loss = mean(x * w) + 0.0 * mean(square(v))
+  return loss
+  minimize loss with adamw(lr=0.1)
+}
+""")
+    assert [p.value.name for p in program.params] == ["w", "v"]
+    assert "v.m" in [state.value.name for state in program.states]
