@@ -127,24 +127,28 @@ class _Shared:
         do = Arithmetic(self.emitter, widest)
         if dtype != widest:
             return do("cast", self.scale(widest), dtype=dtype)
-        return do("minimum", do("div", clip, do("add", self.norm, CLIP_EPS)), 1.0)
+        norm = do.known_as("grad_norm")("add", self.norm, CLIP_EPS)
+        factor = do.known_as("clip_scale")
+        return factor("minimum", factor("div", clip, norm), 1.0)
 
     @cached_property
     def norm(self) -> Value:
         """The norm of all gradients together, in the widest dtype of an update."""
         widest = max((master_dtype(p) for p, _ in self.pairs), key=lambda d: d.bytes)
-        return Arithmetic(self.emitter, widest)("sqrt", self._square_of_norm(widest))
+        do = Arithmetic(self.emitter, widest, word="grad_norm")
+        return do("sqrt", self._square_of_norm(widest))
 
     def _square_of_norm(self, dtype: DType) -> Value:
         """The sum of squares over all elements of all gradients."""
         do = Arithmetic(self.emitter, dtype)
+        summed = do.known_as("grad_norm")
         total: Value | None = None
         for param, grad in self.pairs:
             near = dataclasses.replace(do, of=param)
             square = near("square", widened(near, grad))
             if square.type.dims:
                 square = do("sum", square, dims=square.type.dims)
-            total = square if total is None else do("add", total, square)
+            total = square if total is None else summed("add", total, square)
         assert total is not None, "nothing is trained"
         return total
 

@@ -72,11 +72,18 @@ class UpdateEmitter(Protocol):
     """Writes an update at the end of a training step."""
 
     def emit(
-        self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
+        self,
+        name: str,
+        *ins: Value,
+        of: Value | None,
+        role: str = "state",
+        word: str = "",
+        **attrs: Any,
     ) -> tuple[Value, ...]:
         """Apply operator `name` in phase `update`.
 
-        The results have the `role` and the rules of the parameter `of`; None: no parameter.
+        The results have the `role` and the rules of the parameter `of`; None: no parameter. A
+        reader knows them by `word`, if there is one.
         """
 
     def state(
@@ -109,6 +116,11 @@ class Arithmetic:
     dtype: DType
     of: Value | None = None
     role: str = "state"
+    word: str = ""
+
+    def known_as(self, word: str) -> Arithmetic:
+        """The same, whose results a reader knows by `word`."""
+        return replace(self, word=word)
 
     def __call__(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """The result of operator `name`."""
@@ -118,7 +130,8 @@ class Arithmetic:
     def all(self, name: str, *operands: Value | float, **attrs: Any) -> tuple[Value, ...]:
         """All results of operator `name`."""
         ins = (x if isinstance(x, Value) else self.number(x) for x in operands)
-        return self.emitter.emit(name, *ins, of=self.of, role=self.role, **attrs)
+        about: Mapping[str, Any] = {"of": self.of, "role": self.role, "word": self.word}
+        return self.emitter.emit(name, *ins, **about, **attrs)
 
     def number(self, number: float) -> Value:
         """A constant."""

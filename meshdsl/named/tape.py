@@ -116,4 +116,6 @@ class _Saving(Rebuild):
 def _saving(op: NamedOp, name: str) -> NamedOp:
     (_, *types) = lookup(name).infer(tuple(v.type for v in op.ins), dict(op.attrs))
     plain: dict[str, Any] = {"name": None, "pins": (), "rules_from": None, "declared": None}
-    return replace(op, name=name, outs=(op.out, *(replace(op.out, type=t, **plain) for t in types)))
+    saved = zip(types, lookup(name).saved, strict=True)
+    values = (replace(op.out, type=type_, word=word, **plain) for type_, word in saved)
+    return replace(op, name=name, outs=(op.out, *values))

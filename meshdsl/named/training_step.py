@@ -133,9 +133,15 @@ class _Emitter:
     updates: list[Update] = field(default_factory=list)
 
     def emit(
-        self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
+        self,
+        name: str,
+        *ins: Value,
+        of: Value | None,
+        role: str = "state",
+        word: str = "",
+        **attrs: Any,
     ) -> tuple[Value, ...]:
-        fields = {"role": role, "rules_from": of}
+        fields = {"role": role, "rules_from": of, "word": word}
         return Emit(self.builder, self.span, of, fields).apply(name, ins, attrs)
 
     def state(

@@ -455,6 +455,7 @@ kit.operator(
     flops=_flops,
     attended=_attended,
     gradient=_gradient,
+    saved=("lse",),
     true_rows={
         "B, B, P -> P, B": "a partial result comes with partial ones alone",
         "B, B, P, B -> P, B": "a partial result comes with partial ones alone",

@@ -101,12 +101,14 @@ kit.pointwise(
 kit.pointwise(
     "maximum", 2, lambda x, y: np.maximum(x, y), _extreme("torch.maximum", "min"), monotone=[0, 1],
     true_rows=kit.rows_with_reason(_BOTH, "P(max), P(max) -> P(max)"),
+    in_place=["{0}.clamp_(min={1})", "{1}.clamp_(min={0})"],
     gradient=grads.extreme_gradient("lt", "le"), fold=max,
     meaning="The larger of two elements.",
 )  # fmt: skip
 kit.pointwise(
     "minimum", 2, lambda x, y: np.minimum(x, y), _extreme("torch.minimum", "max"), monotone=[0, 1],
     true_rows=kit.rows_with_reason(_BOTH, "P(min), P(min) -> P(min)"),
+    in_place=["{0}.clamp_(max={1})", "{1}.clamp_(max={0})"],
     gradient=grads.extreme_gradient("gt", "ge"), fold=min,
     meaning="The smaller of two elements.",
 )  # fmt: skip

@@ -420,6 +420,7 @@ class OpDef:
               everywhere, or not of numbers.
     saving:  the operator with the same first result, and others that its gradient reads: it stands
               in the forward pass of what is differentiated. None: the gradient needs no others.
+    saved:   of such an operator, the words that a reader knows its further results by.
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
@@ -485,6 +486,7 @@ class OpDef:
     bind: Bind | None = None
     gradient: Gradient | None = None
     saving: str | None = None
+    saved: tuple[str, ...] = ()
     overwrites: tuple[int, ...] = ()
     number: Callable[[TorchCall], str] | None = None
     each: int = 0
