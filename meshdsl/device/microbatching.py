@@ -485,7 +485,7 @@ class _Cutting:
             self.made.append(self._cast(addend, wide, node))
             addend = wide
         attrs = (("dims", value.type.dims), ("dtype", dtype))
-        zeros = with_flops(Compute("zeros", (), (init,), attrs, *about))
+        zeros = with_flops(Compute("zeros", (), (init,), attrs, self.cut.span, node.phase))
         add = with_flops(Compute("add", (inside, addend), (added,), (), *about))
         self.made.append(add)
         return zeros, Carry(init, inside, added, replace(inside))

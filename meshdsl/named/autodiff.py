@@ -131,8 +131,9 @@ class BackwardBlock(Visitor):
         self.block_before: dict[Value, list[Node]] = {}
         self.computed_again: set[Value] = set()
         self.kept: set[Value] = set()
+        self.carried = {c.inside for c in loop.carries} if loop is not None else set()
         if loop is not None:
-            self.own.update(c.inside for c in loop.carries)
+            self.own |= self.carried
             self.slices = {s.inside: s.outer for s in loop.stacked}
             self.kept.update(c.inside for c in loop.collected)
 
@@ -152,10 +153,17 @@ class BackwardBlock(Visitor):
         emit = self.tape.emitter(value, value.source)
         total = parts[0]
         for part in parts[1:]:
-            total = emit("add", total, part)
+            total = self._beside(part, emit, value)("add", total, part)
         if value in self.tape.wrt:
             self.add(value, total)
         return total
+
+    def _beside(self, part: Value, emit: Emit, value: Value) -> Emit:
+        """What emits the sum with a contribution to the gradient of `value`.
+
+        What a loop carries is made in front of it: there the sum is at the contribution's place.
+        """
+        return replace(emit, span=part.span) if value in self.carried else emit
 
     def whole(self, value: Value) -> Value:
         """The sum of all contributions, of the type of `value`; zeros where there are none."""
@@ -373,7 +381,7 @@ class BackwardBlock(Visitor):
         grad = self.total(value)
         assert grad is not None
         inside = self._gradient(value, grad.type.dims)
-        emit = self.tape.emitter(value, value.source)
+        emit = replace(self.tape.emitter(value, value.source), span=grad.span)
         return inside, emit.full(emit("add", inside, grad), inside.type.dims)
 
     def _gradient(self, value: Value, dims: tuple[Dim, ...] | None = None) -> Value:
