@@ -273,6 +273,7 @@ class _Adding:
     def __init__(self, program: DeviceProgram) -> None:
         self.uses, self.over = uses(program), dict(MemoryReuse(program).found())
         self.outside = {v for _, v in (*program.outputs, *program.updates)}
+        self.contiguous = _contiguous(program)
         self.renamed: dict[Var, Var] = {}
 
     def block(self, nodes: Nodes) -> Nodes:
@@ -286,7 +287,9 @@ class _Adding:
             total, part = add.ins
             made_at = makers.get(part, at)
             maker = nodes[made_at]
-            if self.uses[part] != 1 or not isinstance(maker, Compute) or not _may_add(maker, total):
+            if self.uses[part] != 1 or not isinstance(maker, Compute):
+                continue
+            if not _may_add(maker, total, total.name in self.contiguous):
                 continue
             between = (v.name for n in nodes[made_at:at] for v in (*reads_of(n), *n.makes))
             if total.name not in between:
@@ -304,13 +307,33 @@ class _Adding:
         return self.over.get(add.out) is add.ins[0] and add.out not in self.outside
 
 
-def _may_add(maker: Compute, total: Var) -> bool:
+def _contiguous(program: DeviceProgram) -> frozenset[str]:
+    """The names of sums that are contiguous: they began with zeros, and have that memory for good.
+
+    So are the rows of such a stack.
+    """
+    names: set[str] = set()
+    moved = {c.inside.name for n in every(program.body) for c in n.carries if not _stays(c)}
+    for node in every(program.body):
+        if isinstance(node, Compute) and node.name == "zeros":
+            names.add(node.out.name)
+        rows = (s for s in node.stacked if s.outer.name in names)
+        names.update(s.inside.name for s in rows if s.outer.local.names[1:] == s.inside.local.names)
+    return frozenset(names - moved)
+
+
+def _stays(carry: Carry[Var]) -> bool:
+    """Whether a carried variable has one memory in all iterations."""
+    return carry.init.name == carry.inside.name == carry.next.name
+
+
+def _may_add(maker: Compute, total: Var, is_contiguous: bool) -> bool:
     """Whether an operator can add its result to a sum."""
     (out, *others), adds_to = maker.outs, lookup(maker.name).adds_to
     if others or adds_to is None or maker.into is not None or out.local != total.local:
         return False
     split = {d for var in (*maker.ins, out) for d, _ in var.placement.splits}
-    return adds_to(maker.local, frozenset(split))
+    return adds_to(maker.local, frozenset(split), is_contiguous)
 
 
 # --- dead zeros --------------------------------------------------------------------------------

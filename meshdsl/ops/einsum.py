@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.ops import arithmetic_gradients, kit, zeros
-from meshdsl.ops.einsum_text import einsum_text
+from meshdsl.ops.einsum_text import added_product, adding_text, einsum_text
 
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
@@ -96,6 +96,16 @@ def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
     return math.prod(shared) * sig.outs[0].dtype.bytes if remaining and summed else 0
 
 
+def _may_add(sig: kit.Signature, split: frozenset[str], is_contiguous: bool) -> bool:
+    """Whether it is a product of matrices: nothing is rounded before it is added."""
+    del split
+    dtype = sig.outs[0].dtype
+    if dtype.kind != "float" or dtype.bytes < kit.F32.bytes:
+        return False
+    way = added_product(sig.ins, sig.outs[0])
+    return way is not None and (is_contiguous or way.is_flat)
+
+
 kit.operator(
     "einsum",
     kit.Surface("out", (1, None)),
@@ -110,5 +120,7 @@ kit.operator(
     precision="compute",
     shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
     scratch=_scratch,
+    adds=adding_text,
+    adds_to=_may_add,
     meaning="The product of all operands, summed over the dims that the result lacks.",
 )

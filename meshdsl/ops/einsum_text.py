@@ -264,6 +264,72 @@ def _unflattened(call: kit.TorchCall, groups: _RoleGroups, rows_are_flat: bool) 
     return suffix
 
 
+# --- products added to a sum -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AddedProduct:
+    """A product of matrices that torch adds to an existing one; operand `left` is the first."""
+
+    left: int
+    groups: _RoleGroups
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the sum is a matrix, or a stack of them, as it is: no dims of it are joined."""
+        return max(map(len, (self.groups.batch, self.groups.rows, self.groups.cols))) < 2
+
+
+def added_product(ins: kit.Types, out: kit.TensorType) -> AddedProduct | None:
+    """How torch adds an einsum to a sum, with the fewest copies; None where it cannot."""
+    if len(ins) != 2:
+        return None
+    names = [t.names for t in ins]
+    both = {*names[0]} & {*names[1]}
+    if both <= {*out.names} or not {*names[0], *names[1]} <= {*out.names, *both}:
+        return None
+    ways = [
+        AddedProduct(left, groups)
+        for left in (0, 1)
+        for groups in _groupings(Term("", names[left]), Term("", names[1 - left]), out.names)
+        if groups.rows and groups.cols and len(groups.batch) < 2 and groups.result == out.names
+    ]
+    sizes = {d.name: d.size for t in ins for d in t.dims}
+
+    def copied(way: AddedProduct) -> int:
+        sides = zip(_added_terms(way, names, ["", ""]), _sides(way), strict=True)
+        permuted = (term for term, side in sides if _side(term, *side) is None)
+        return sum(math.prod(sizes[n] for n in term.dims) for term in permuted)
+
+    return min(ways, key=copied, default=None)
+
+
+def adding_text(call: kit.TorchCall, total: str) -> str:
+    """The text that adds an einsum to `total`, dims of which may have to be joined."""
+    way = added_product(call.ins, call.outs[0])
+    assert way is not None, "a product that cannot be added to a sum"
+    texts = [call.tensor(0), call.tensor(1)]
+    matrices = []
+    for term, side in zip(
+        _added_terms(way, [t.names for t in call.ins], texts), _sides(way), strict=True
+    ):
+        matrices.append(_side(term, *side) or _side(_in_order(term, *side), *side))
+    groups = way.groups
+    over = _flattened(total, len(groups.batch), groups.rows, groups.cols)
+    function = "baddbmm_" if groups.batch else "addmm_"
+    return f"{over}.{function}({matrices[0]}, {matrices[1]})"
+
+
+def _added_terms(way: AddedProduct, names: list[kit.Names], texts: list[str]) -> list[Term]:
+    return [Term(texts[i], names[i]) for i in (way.left, 1 - way.left)]
+
+
+def _sides(way: AddedProduct) -> tuple[tuple[kit.Names, kit.Names, kit.Names], ...]:
+    """The batch, first and second dims of both matrices."""
+    groups = way.groups
+    return (groups.batch, groups.rows, groups.k), (groups.batch, groups.k, groups.cols)
+
+
 # --- torch.einsum ----------------------------------------------------------------------------
 
 

@@ -439,8 +439,8 @@ class OpDef:
              as many elements it is as large. Other sums are twice as large.
     adds: a call, an existing tensor -> torch text that adds the result to that tensor, and makes no
           other one for it; None: there is no such text.
-    adds_to: (local signature, split dims) -> whether a call has this text, where both tensors have
-             one dtype.
+    adds_to: (local signature, split dims, whether the existing tensor is contiguous) -> whether a
+             call has this text, where both tensors have one dtype.
     adds_up: a device may call it on several tensors: the result is the sum of those of each.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs, or, of a result that shows its operand,
@@ -495,7 +495,7 @@ class OpDef:
     converts: bool = False
     averages: bool = False
     adds: Adds | None = None
-    adds_to: Callable[[Signature, frozenset[str]], bool] | None = None
+    adds_to: Callable[[Signature, frozenset[str], bool], bool] | None = None
     adds_up: bool = False
     scratch: Scratch | None = None
     infix: str | None = None

@@ -75,8 +75,9 @@ def _adding_text(call: kit.TorchCall, total: str) -> str:
     return _added(call, total, parts, _rows(call), target)
 
 
-def _may_add(sig: kit.Signature, split: frozenset[str]) -> bool:
+def _may_add(sig: kit.Signature, split: frozenset[str], is_contiguous: bool) -> bool:
     """Whether no device has parts of others' rows, and nothing is rounded between."""
+    del is_contiguous
     is_half = sig.outs[0].dtype.bytes < kit.F32.bytes
     return sig.attrs["dim"].name not in split and not is_half
 

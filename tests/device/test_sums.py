@@ -66,9 +66,9 @@ def text_of(name: str) -> str:
 
 
 def in_place(program: DeviceProgram, phase: str = "forward") -> list[Compute]:
-    """The additions that are done in place."""
+    """The additions that are done in place, also those of what an operator makes."""
     nodes = (node for node in every(program.body) if isinstance(node, Compute))
-    return [node for node in nodes if node.onto is not None and node.phase == phase]
+    return [node for node in nodes if node.over is not None and node.phase == phase]
 
 
 @pytest.mark.parametrize("mesh", LAYOUTS)

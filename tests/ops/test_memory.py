@@ -108,6 +108,37 @@ def _check_in_place(
         assert i == index or not share(found, x), f"{said}: the result shows operand {i}"
 
 
+ADDING = {
+    label: (name, sample)
+    for label, (name, sample) in SAMPLES.items()
+    if (adds_to := lookup(name).adds_to) is not None
+    and adds_to(signature(lookup(name), sample), frozenset(), True)
+}
+
+
+@of_each_operator(ADDING)
+def test_texts_that_add_to_a_sum_are_right_on_any_memory(name: str, sample: Sample) -> None:
+    """On a sum that lies anyhow, unless it has to be contiguous."""
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    assert opdef.adds is not None
+    assert opdef.adds_to is not None
+    result, operands = sig.outs[0], drawn(sig, sample)
+    total = to_torch(draw(result, "int", np.random.default_rng(5)), result)
+    is_any = opdef.adds_to(sig, frozenset(), False)
+    for kind, memory in own(total).items() if is_any else {"plain": total}.items():
+        for said, given in one_at_a_time(operands):
+            there, text = memory.clone(), call(sig)
+            run_lines(text, opdef.adds(text, "total"), given, names={"total": there})
+            expected = total.double().numpy() + meaning(opdef, sig, given)[0]
+            close(there, expected, f"{kind}, {said}")
+
+
+def test_there_are_texts_that_add() -> None:
+    assert {name for name, _ in ADDING.values()} == {"einsum", "scatter_add"}
+
+    assert sum(name == "einsum" for name, _ in ADDING.values()) >= 10
+
+
 PLANTED = {
     "softmax_grad": "torch.ops.aten._softmax_backward_data.out({0}, {1}, {2}, torch.float32, "
     "grad_input={0})",
