@@ -29,6 +29,11 @@ def label(value: Value) -> str:
     return f" {value.name}" if value.name else ""
 
 
+def called(value: Value) -> str:
+    """The word for a subexpression that has one; empty for any other value."""
+    return f" called {value.word}" if value.word and not value.name else ""
+
+
 class _NamedPrinter(Printer[Value]):
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +74,7 @@ class _NamedPrinter(Printer[Value]):
         return f"{self.numbers[value]}{label(value)}"
 
     def type(self, value: Value) -> str:
-        """The type, pins, the dims by which rules know it, its role and the source of its rules."""
+        """The type, pins, the dims by which rules know it, its role, whose rules, its word."""
         pins = "".join(f" @{p.dim}:{'+'.join(p.axes) or 'none'}" for p in value.pins)
         dims = value.declared
         known_by = "" if dims in (None, value.type.names) else f" as [{', '.join(dims or ())}]"
@@ -77,4 +82,4 @@ class _NamedPrinter(Printer[Value]):
         role = "" if plain else f" {value.role}"
         source = value.rules_from
         whose = f" of {self.numbers[source]}" if source in self.numbers else ""
-        return f"{type_text(value.type)}{pins}{known_by}{role}{whose}"
+        return f"{type_text(value.type)}{pins}{known_by}{role}{whose}{called(value)}"

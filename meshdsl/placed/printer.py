@@ -18,7 +18,7 @@ from meshdsl.ir.printer import INDENT, Numbers, Printer, constants, phase_text
 from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
-from meshdsl.named.printer import label
+from meshdsl.named.printer import called, label
 from meshdsl.ops.opdef import Reads
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.ir import PlacedProgram, PlacedTensor, Reshard
@@ -156,7 +156,7 @@ class _PlacedPrinter(Printer[PlacedTensor]):
 
     def type(self, value: PlacedTensor) -> str:
         load = " param" if value.value.is_loaded else ""
-        return f"{placed_type_text(value.type, value.placement)}{load}"
+        return f"{placed_type_text(value.type, value.placement)}{load}{called(value.value)}"
 
     def leaf(self, node: Reshard) -> Iterator[str]:
         source, tags = self.numbers[node.source], phase_text(node.phase)

@@ -109,6 +109,8 @@ class _NamedParser(ir.Parser[Value]):
             fields["role"] = scan.next()
         if scan.accept("of"):
             fields["rules_from"] = self.known[scan.next()]
+        if scan.accept("called"):
+            fields["word"] = scan.next()
         return fields
 
     def type_of(self, value: Value) -> Fields:

@@ -230,7 +230,8 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
             assert number not in self.scope, f"{number} is made twice"
             path = tuple(name.split(".")[:-1]) if name else ()
             about = (fields["type"], line.span, name, path, path, ())
-            value = named.Value(*about, role=fields.get("role", "activation"))
+            more = {"role": fields.get("role", "activation"), "word": fields.get("word", "")}
+            value = named.Value(*about, **more)
             if fields.get("loaded"):
                 value = replace(value, role="param", rules_from=value)
             self.made.append(PlacedTensor(fields.get("value", value), fields["placement"]))
@@ -241,7 +242,8 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
 
     def type(self, scan: Scanner) -> Fields:
         type_, where = parse_placed_type(self, scan, self.mesh)
-        return {"type": type_, "placement": where, "loaded": scan.accept("param")}
+        fields: Fields = {"type": type_, "placement": where, "loaded": scan.accept("param")}
+        return fields | ({"word": scan.next()} if scan.accept("called") else {})
 
     def type_of(self, value: PlacedTensor) -> Fields:
         return {"type": value.type, "placement": value.placement}
