@@ -151,29 +151,20 @@ def _layer_norm_text(call: kit.TorchCall) -> str:
 
 
 def _rms_norm_text(call: kit.TorchCall, *, into_dy: bool = False) -> str:
-    """With t = dy * g and r = 1 / rms(x): r * (t - x * r^2 * mean(t * x)), in four passes.
+    """A function of the runtime on the cotangent times the scale.
 
     In f32 for f16, in which the sum of products soon overflows.
     """
-    dim, axis = call.attrs["dim"], kit.axis(call)
     x, t = call.tensor(1), call.tensor(0)
-    if call.ins[0].dtype == kit.F16:
-        x, t, into_dy = call.let("x", f"{x}.float()"), call.let("dy", f"{t}.float()"), True
+    is_half = call.ins[0].dtype == kit.F16
+    if is_half:
+        x, t, into_dy = f"{x}.float()", f"{t}.float()", True
     if len(call.ins) > 2:
         scale = call.aligned(2, call.ins[0].dims)
-        t = call.let("scaled", f"{t}.mul_({scale})" if into_dy else f"{t} * {scale}")
-        into_dy = True
-    wide = ", dtype=torch.float32" if call.ins[0].dtype == kit.BF16 else ""
-    norm = f"torch.linalg.vector_norm({x}, dim={axis}, keepdim=True{wide})"
-    mean = f"{norm}.square_().div_({dim.size}).add_({normalise.RMS_NORM_EPS!r})"
-    r = call.let("scale", f"{mean}.rsqrt_()")
-    dot = f"torch.linalg.vecdot({t}, {x}, dim={axis}).unsqueeze({axis})"
-    along = call.let("along", f"{dot}.div_({dim.size}).mul_({r}.square())")
-    if into_dy:
-        expression = f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
-    else:
-        expression = f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
-    return f"{expression}.half()" if call.ins[0].dtype == kit.F16 else expression
+        t, into_dy = f"{t}.mul_({scale})" if into_dy else f"{t} * {scale}", True
+    function = call.use("rms_norm_grad_" if into_dy else "rms_norm_grad")
+    text = f"{function}({t}, {x}, {kit.axis(call)}, {normalise.RMS_NORM_EPS!r})"
+    return f"{text}.half()" if is_half else text
 
 
 normalise.composite(
