@@ -5,7 +5,8 @@ of the gradients) are numbers or tensors, whose values nothing here waits for. `
 number, or a tensor on the host.
 
 Gradients that have to be widened, scaled or decayed are copied for that: all at once where they are
-few, otherwise piece by piece, into the same memory.
+few, otherwise piece by piece, into the same memory. Those that are `spent` are overwritten: nothing
+reads them any more, and they have the dtype of their parameters.
 """
 
 import math
@@ -29,10 +30,16 @@ TensorsOf = tuple[torch.Tensor, ...]
 
 
 def sgd_(
-    ws: TensorList, gs: TensorList, lr: Any, scale: Any, weight_decay: float, room: int = PIECE
+    ws: TensorList,
+    gs: TensorList,
+    lr: Any,
+    scale: Any,
+    weight_decay: float,
+    room: int = PIECE,
+    spent: bool = False,
 ) -> None:
     """Gradient descent: w -= lr * (scale * g + weight_decay * w)."""
-    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale), room):
+    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale), room, spent):
         step_along_(ws_, full, lr)
 
 
@@ -46,9 +53,10 @@ def momentum_(
     nesterov: bool,
     weight_decay: float,
     room: int = PIECE,
+    spent: bool = False,
 ) -> None:
     """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
-    batches = full_gradients([ws, vs], gs, scale, weight_decay, (lr, scale), room, nesterov)
+    batches = full_gradients([ws, vs], gs, scale, weight_decay, (lr, scale), room, spent, nesterov)
     for ws_, vs_, full in batches:
         torch._foreach_mul_(vs_, beta)
         torch._foreach_add_(vs_, full)
@@ -72,15 +80,18 @@ def adam_(
     decoupled: bool,
     room: int = PIECE,
     fused: bool = True,
+    spent: bool = False,
 ) -> None:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
     It needs contiguous tensors, and its name is private: a torch may lack it. Chunks of one that
-    is not contiguous are not to be `fused`, for its rounding is another.
+    is not contiguous are not to be `fused`, for its rounding is another. It scales gradients that
+    are `spent`, in f32, by itself.
     """
     step = int(step)  # it is counted on the host: nothing is waited for
     update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
-    options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+    options: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
+    options["weight_decay"] = weight_decay
     alone: list[TensorsOf] = []
     together: list[TensorsOf] = []
     for tensors in zip(ws, gs, ms, vs, strict=True):
@@ -88,17 +99,20 @@ def adam_(
         fits = update and fused and all(x.is_contiguous() for x in (w, m, v))
         (together if fits else alone).append(tensors)
     for w, g, m, v in alone:
-        by_operators_(w, g, m, v, lr, scale, step, decoupled=decoupled, **options)
+        by_operators_(w, g, m, v, lr, scale, step, decoupled=decoupled, spent=spent, **options)
     if not together:
         return
     number = torch.full((), step, dtype=torch.float32, device=together[0][0].device)
     options |= {"lr": lr, "amsgrad": False, "maximize": False}
+    if spent and isinstance(scale, torch.Tensor) and scale.dtype == torch.float32:
+        options["grad_scale"], scale = scale.reciprocal(), 1.0  # the kernel divides by it
     # A gradient that lies otherwise is copied: one at a time.
     calls = [[t for t in together if t[1].is_contiguous()]]
     calls += [[t] for t in together if not t[1].is_contiguous()]
     for call in filter(None, calls):
         ws, gs, ms, vs = map(list, zip(*call, strict=True))
-        for ws_, ms_, vs_, full in full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale), room):
+        batches = full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale), room, spent)
+        for ws_, ms_, vs_, full in batches:
             full = [g.contiguous() for g in full]
             update(ws_, full, ms_, vs_, [], [number] * len(ws_), **options)  # type: ignore[misc]
 
@@ -116,6 +130,7 @@ def by_operators_(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    spent: bool = False,
 ) -> None:
     """Adam without its kernel.
 
@@ -123,16 +138,16 @@ def by_operators_(
     r = sqrt(c2), which saves a pass.
     """
     decay = 0.0 if decoupled else weight_decay
-    copied = copies(w, g, scale, decay)
+    may_overwrite = spent or copies(w, g, scale, decay)
     root = one_less_power(beta2, step) ** 0.5
     size = lr * root / one_less_power(beta1, step)
-    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale), PIECE)
+    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale), PIECE, spent)
     for (w_,), (m_,), (v_,), (full,) in batches:
         if decoupled and weight_decay:
             w_.mul_(1 - lr * weight_decay)
         m_.lerp_(full, 1 - beta1)
         v_.mul_(beta2).addcmul_(full, full, value=1 - beta2)
-        direction = torch.sqrt(v_, out=full if copied else None).add_(eps * root)
+        direction = torch.sqrt(v_, out=full if may_overwrite else None).add_(eps * root)
         torch.div(m_, direction, out=direction)
         step_along_([w_], [direction], size)
 
@@ -144,17 +159,22 @@ def full_gradients(
     weight_decay: float,
     scalars: tuple[Any, ...],
     room: int,
+    spent: bool,
     anew: bool = False,
 ) -> Iterator[list[TensorList]]:
     """Lists of tensors, the first of them `ws`, with those of scale * g + weight_decay * w.
 
-    These are `gs` themselves where this is all, unless they are wanted `anew`, to be overwritten.
-    Otherwise there is one list after the other, each of no more elements than there is `room` for,
+    These are `gs` themselves where this is all, unless they are wanted `anew`, to be overwritten;
+    and where they are `spent`. Otherwise there is one list after the other, each of no more elements than there is `room` for,
     and than `PIECE`: a parameter with more is in pieces. Where one of the `scalars` differs from
     slice to slice, there is room for all of the largest.
     """
     ws = written[0]
     if not anew and not any(copies(w, g, scale, weight_decay) for w, g in zip(ws, gs, strict=True)):
+        yield [*written, gs]
+        return
+    if spent:
+        add_decay_(ws, gs, scale, weight_decay)
         yield [*written, gs]
         return
     differ = any(isinstance(x, torch.Tensor) and x.dim() for x in scalars)
@@ -171,11 +191,16 @@ def full_gradients(
         *lists, parts = (list(each) for each in zip(*batch, strict=True))
         full = views_like(parts, memory)
         torch._foreach_copy_(full, parts)
-        if not (isinstance(scale, float) and scale == 1):
-            torch._foreach_mul_(full, scale)
-        if weight_decay:
-            torch._foreach_add_(full, lists[0], alpha=weight_decay)
+        add_decay_(lists[0], full, scale, weight_decay)
         yield [*lists, full]
+
+
+def add_decay_(ws: TensorList, gs: TensorList, scale: Any, weight_decay: float) -> None:
+    """Make scale * g + weight_decay * w of each of `gs`."""
+    if not (isinstance(scale, float) and scale == 1):
+        torch._foreach_mul_(gs, scale)
+    if weight_decay:
+        torch._foreach_add_(gs, ws, alpha=weight_decay)
 
 
 def gradient_batches(

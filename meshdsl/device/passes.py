@@ -11,6 +11,7 @@ from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
+from meshdsl.device.spent_gradients import spent_gradients
 from meshdsl.device.sums import added_directly, summed_in_place
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.placed.ir import PlacedProgram
@@ -27,7 +28,7 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     `stored` says which parameters single devices have, where another program decides that.
     """
-    grouped = (grouped_norms, grouped_updates) if program.updates else ()
+    grouped = (grouped_norms, spent_gradients, grouped_updates) if program.updates else ()
     last = (updated_in_place, in_buckets, overlapped, *grouped)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)

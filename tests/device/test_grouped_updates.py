@@ -20,7 +20,9 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Compilation, Options
+from tests.programs.harness import Case as StepCase
 from tests.report.golden import WHOLE, Case, made
+from tests.training.stepping import check_step
 
 TWO = """
 dim batch = 8, io = 4, hidden = 8
@@ -84,7 +86,7 @@ SOME = [case for case in WHOLE if case.example in ("lm", "moe_stages", "resnet",
 def test_one_call_needs_no_more_memory(case: Case) -> None:
     placed = made(case).placed
     apart = lower(placed)
-    for step in passes(placed)[:-2]:
+    for step in passes(placed)[:-3]:
         apart = step(apart)
     together = made(case).device
     verify(together)
@@ -135,6 +137,47 @@ def test_a_call_on_lists_is_a_call_for_each(
     for found, wanted in zip(together, apart, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
     assert not torch.equal(together[0][0], operands()[0][0])
+    if not narrow:
+        spent = operands()
+        kernel(spent[0], tensors(1, False), *spent[1:], lr=0.1, scale=scale, spent=True, **options)
+        for found, wanted in zip(spent, together, strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+# --- gradients that an update overwrites ---------------------------------------------------------
+
+STEP = """
+dim b = 4, i = 3
+mesh two = {{ d: 2 }}
+layout split {{ b -> d }}
+program p(x[b, i], y[i]) {{
+  param w[i]
+  param v[i]
+  loss = sum(einsum(x, tanh(w) -> [b])) + {term}
+  return loss{more}
+  minimize loss with OPT
+}}
+"""
+SPENT: dict[str, tuple[str, str, str, int]] = {
+    "all": ("adamw(0.1, clip=1.0)", "sum(tanh(v) * y)", "", 2),
+    "with a decay": ("sgd(0.1, weight_decay=0.1)", "sum(tanh(v) * y)", "", 2),
+    "looked ahead of": ("momentum(0.1, nesterov=true)", "sum(tanh(v) * y)", "", 2),
+    "as they are": ("adamw(0.1)", "sum(tanh(v) * y)", "", 0),
+    "returned as well": ("adamw(0.1, clip=1.0)", "sum(tanh(v) * y)", ", grad(loss, v)", 2),
+    "one is an input": ("adamw(0.1, clip=1.0)", "sum(v * y)", ", y", 1),
+    "one is of one number": ("adamw(0.1, clip=1.0)", "sum(v)", "", 1),
+}
+"""By name: the optimizer, a term of the loss, what else is returned, how many are overwritten."""
+
+
+@pytest.mark.parametrize("name", SPENT)
+def test_gradients_are_overwritten_where_nobody_reads_them_again(name: str) -> None:
+    optimizer, term, more, count = SPENT[name]
+    text = STEP.format(term=term, more=more)
+    program = compiled(optimizer, text).device
+    spent = [node for node in updates(program) if dict(node.attrs).get("spent")]
+    assert sum(len(node.outs) // len(lookup(node.name).overwrites) for node in spent) == count
+    check_step(StepCase(text.replace("OPT", optimizer), "two", "split"))
 
 
 # --- steps ---------------------------------------------------------------------------------------
