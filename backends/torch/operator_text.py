@@ -41,7 +41,7 @@ class OperatorText:
     @cached_property
     def updates(self) -> UpdateText:
         """The writer of updates."""
-        return UpdateText(self.state)
+        return UpdateText(self.state, self.blocks)
 
     def write(self, node: Compute) -> None:
         """Write an operator, in place where no other variable shares the memory."""
@@ -108,15 +108,21 @@ class OperatorText:
             if node.ins[index] in self.copied_first:
                 self.state.let(new, f"{self.state.name(node.ins[index])}.clone()")
                 ins[index] = new
+        if node not in self.updates.joined:
+            self._written_update(node, ins)
+        for index, new in written.items():
+            old = ins[index]
+            if old is not new and old not in self.updates.by_name:
+                self._goes_on(old, new)
+
+    def _written_update(self, node: Compute, ins: list[Var]) -> None:
+        """Write the call of an update with other operands."""
+        record = lookup(node.name)
         rows = operands(replace(node, ins=tuple(ins))) if record.each > 1 else [tuple(ins)]
         lists = self.updates.texts(node, rows) if len(rows) > 1 else ()
         of_first = (*rows[0], *node.ins[record.each * len(rows) :])
         first = replace(node, ins=of_first, outs=node.outs[: len(record.overwrites)])
         self.out.statement(record.torch(replace(self._call(first), lists=lists)))
-        for index, new in written.items():
-            old = ins[index]
-            if old is not new and old not in self.updates.by_name:
-                self._goes_on(old, new)
 
     def _goes_on(self, old: Var, new: Var) -> None:
         """Let a variable that is written over go on as another, under the same name if it can."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import MANY, quoted
 from meshdsl.backends.torch.text_state import TextState
-from meshdsl.device.ir import Compute, DeviceProgram, Var
-from meshdsl.device.liveness import overwrites, uses
+from meshdsl.device.ir import Compute, DeviceProgram, Var, only_on
+from meshdsl.device.liveness import is_constant, overwrites, uses
 from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import makes_of
 from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.torch_expressions import aligned
@@ -41,18 +43,25 @@ def operands(node: Compute) -> list[tuple[Var, ...]]:
 class UpdateText:
     """Writes updates of several parameters."""
 
-    def __init__(self, state: TextState) -> None:
-        self.state, self.out = state, state.out
+    def __init__(self, state: TextState, blocks: BlockText) -> None:
+        self.state, self.blocks, self.out = state, blocks, state.out
         program = state.program
+        nodes = (node for node in every(program.body) if isinstance(node, Compute))
+        self._numbers = {n.out: n.attr("value") for n in nodes if is_constant(n)}
         self.given = {v: "params" for v in program.params} | {v: "states" for v in program.states}
         self.of = {s.value: s.of for s in program.placed.named.states}
         self.words: tuple[str, str] | None = None
         self.lists: dict[Compute, UpdateLists] = {}
         # The states that are only read by name.
         self.by_name: frozenset[Var] = frozenset()
+        # By update, those that one stage does alone and that are written as a part of it.
+        self.parts: dict[Compute, tuple[Compute, ...]] = {}
         if program.updates:
             self.lists.update(self._lists(program))
+            if program.placed.pipe is not None:
+                self.parts.update(self._parts(program))
             self.by_name = frozenset(self._by_name(program))
+        self.joined = {part for parts in self.parts.values() for part in parts}
         # The updates by the gradients that they read.
         self.updates = {tuple(row[1] for row in operands(n)): n for n in self.lists}
         self.gathered: Compute | None = None
@@ -61,13 +70,55 @@ class UpdateText:
         for node in every(program.body):
             if not isinstance(node, Compute) or lookup(node.name).each < 2:
                 continue
-            each = operands(node)
-            names = tuple(name for name in map(self._name, each) if name is not None)
-            if len(each) < 2 or len({*names}) < len(each):
+            count, lists = len(operands(node)), self._list_of(node)
+            if count < 2 or len({*lists.names}) < count:
                 continue
-            keys = tuple(self._key(names, column) for column in zip(*each, strict=True))
-            if len(each) >= MANY or any(key and key[0] == "states" for key in keys):
-                yield node, UpdateLists(names, keys)
+            if count >= MANY or any(key and key[0] == "states" for key in lists.keys):
+                yield node, lists
+
+    def _parts(
+        self, program: DeviceProgram
+    ) -> Iterator[tuple[Compute, tuple[Compute, ...]]]:
+        """The updates in whose lists one stage has more, each with the updates of these.
+
+        They follow it, read what is there before it, and differ in nothing but their tensors.
+        """
+        places = {node: at for at, node in enumerate(program.body)}
+        made_at = {v: at for node, at in places.items() for v in makes_of(node)}
+        alone = [n for n in places if isinstance(n, Compute) and only_on(n) is not None]
+        for node in [n for n in self.lists if n in places and only_on(n) is None]:
+            parts = [n for n in alone if places[n] > places[node] and self._is_part(n, node)]
+            parts = [n for n in parts if max(made_at.get(v, -1) for v in n.ins) < places[node]]
+            if parts:
+                yield node, tuple(parts)
+                self.lists.update((part, self._list_of(part)) for part in parts)
+
+    def _is_part(self, part: Compute, of: Compute) -> bool:
+        """Whether an update may be in the lists of another, which copies no gradients for it."""
+        record = lookup(of.name)
+        if part.name != of.name or part.attrs != of.attrs:
+            return False
+        each, count = record.each, len(record.overwrites)
+        scalars = [self._numbers.get(v, v) for v in of.ins[len(of.outs) // count * each :]]
+        own = [self._numbers.get(v, v) for v in part.ins[len(part.outs) // count * each :]]
+        alike = [v.local.dtype for v in part.ins[:each]] == [v.local.dtype for v in of.ins[:each]]
+        by_name = self._list_of(part).keys == self.lists[of].keys
+        named = by_name and all(self.lists[of].keys[:1] + self.lists[of].keys[2:])
+        return alike and named and scalars == own and not (self._copies(part) or self._copies(of))
+
+    def _copies(self, node: Compute) -> bool:
+        """Whether an update copies gradients."""
+        numbers = {i: self._numbers[v] for i, v in enumerate(node.ins) if v in self._numbers}
+        scratch = lookup(node.name).scratch
+        return scratch is not None and bool(scratch(node.local, numbers))
+
+    def _list_of(self, node: Compute) -> UpdateLists:
+        """The operands of an update by name."""
+        each = operands(node)
+        names = tuple(name for name in map(self._name, each) if name is not None)
+        if len(names) < len(each):
+            return UpdateLists((), ())
+        return UpdateLists(names, tuple(self._key(names, col) for col in zip(*each, strict=True)))
 
     def _name(self, row: tuple[Var, ...]) -> str | None:
         """The name of the parameter that operands belong to."""
@@ -112,6 +163,8 @@ class UpdateText:
             return tuple(self._list(column, rows) for column in zip(*rows, strict=True))
         grads, name = self._names()
         self._gather(node, rows)
+        for part in self.parts.get(node, ()):
+            self._add(part, grads)
         if any(row[1].local.bytes >= LARGE for row in rows):
             self.state.helpers = [grads]
         texts = []
@@ -144,6 +197,13 @@ class UpdateText:
         pairs = zip(self.lists[node].names, rows, strict=True)
         items = ", ".join(f"{quoted(n)}: {self._text(row[1], row)}" for n, row in pairs)
         self.out.assign((self._names()[0],), f"{{{items}}}")
+
+    def _add(self, part: Compute, grads: str) -> None:
+        """Write the gradients that one stage has more."""
+        assert self.blocks.pipe is not None
+        with self.out.under(f"if {self.blocks.coordinate(self.blocks.pipe.axis)} == {only_on(part)}:"):
+            for name, row in zip(self.lists[part].names, operands(part), strict=True):
+                self.out.statement(f"{grads}[{quoted(name)}] = {self._text(row[1], row)}")
 
     def _names(self) -> tuple[str, str]:
         """The variable of gradients by name, and that of a name: each update has them anew."""
