@@ -231,3 +231,11 @@ def test_norms_of_what_one_stage_has_alone_stay_apart() -> None:
     program = Compilation(Source("net.mdsl", ALONE), Options(), Diagnostics()).device
     norms = [n for n in every(program.body) if isinstance(n, Compute) and n.name == "squared_norm"]
     assert {len({v.on for v in norm.ins}) for norm in norms} == {1}
+
+
+def test_what_one_stage_has_alone_is_updated_in_the_call_of_all() -> None:
+    (case,) = (case for case in SOME if (case.example, case.layout) == ("lm", "pipeline"))
+    device, _, _ = made(case).text.partition("# ---")
+    assert device.count("adam_(") == 1
+    assert '    if pipe == 0:\n        grads["position"] = d_position\n' in device
+    assert "position_m" not in device
