@@ -24,6 +24,8 @@ class TorchText:
     empty:      dims of which some devices have nothing; of a window, with its operand.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
+    long:       by operand of integers, the variable that has it as i64; `let_long` makes more.
+    leaves_long: whether the result may be left in i64: only indices are made of it.
     lists:      of an update of several parameters, the list of each operand of theirs.
     whole:      the variable of which operand 0 is a chunk, where it is one.
     used:       collects the names of support functions.
@@ -46,6 +48,8 @@ class TorchText:
     extents: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     empty: frozenset[str | tuple[int, str]] = frozenset()
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
+    long: dict[int, str] = field(default_factory=dict)
+    leaves_long: bool = False
     lists: tuple[str, ...] = ()
     whole: str = ""
     used: set[str] = field(default_factory=set)
@@ -125,6 +129,11 @@ class TorchText:
         self.lines.append(f"{name} = {text}")
         self.helpers.append(name)
         return name
+
+    def let_long(self, index: int, text: str) -> str:
+        """Assign `text`, operand `index` as i64, to a variable; returns that."""
+        self.long[index] = self.let("index", text)
+        return self.long[index]
 
     def use(self, function: str) -> str:
         """Request a function of the support library; returns the name to call it by."""

@@ -40,13 +40,15 @@ class TextLine(NamedTuple):
 class TextLines:
     """Lines at `depth` levels of indentation, now of the statement `node` at the `place`.
 
-    Names that are mentioned belong to the next statement.
+    `blocks` are the numbers of the blocks around, the innermost last. Names that are mentioned belong to the next statement.
     """
 
     lines: list[TextLine] = field(default_factory=list)
     depth: int = 1
     place: str = ""
     node: Node | None = None
+    blocks: list[int] = field(default_factory=lambda: [0])
+    _begun: int = 0
     _mentioned: set[str] = field(default_factory=set)
 
     def mention(self, name: str) -> str:
@@ -126,12 +128,15 @@ class TextLines:
         self.add(head)
         self.lines[before] = self.lines[before]._replace(opens=True)
         self.depth += 1
+        self._begun += 1
+        self.blocks.append(self._begun)
         yield before
         if not self.has_statements(before + 1):
             if optional:
                 del self.lines[before:]
             else:
                 self.add("pass")
+        self.blocks.pop()
         self.depth -= 1
 
     def _lines(self, texts: list[str], binds: Iterable[str] = ()) -> list[TextLine]:

@@ -37,12 +37,13 @@ def _numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
 
 def _text(call: kit.TorchCall) -> str:
     x, names, dims = call.tensor(0), call.ins[0].names, call.attrs["dims"]
+    narrow = "" if call.leaves_long else ".to(torch.int32)"
     if len(dims) == 1:
-        return f"{x}.argmax({names.index(dims[0].name)}).to(torch.int32)"
+        return f"{x}.argmax({names.index(dims[0].name)}){narrow}"
     last = kit.permuted(x, names, _order(call))
     remaining = len(names) - len(dims)
     flat = f"{last}.flatten({remaining}).argmax({remaining})" if remaining else f"{last}.argmax()"
-    return f"{flat}.to(torch.int32)"
+    return f"{flat}{narrow}"
 
 
 normalise.composite(
@@ -55,6 +56,7 @@ normalise.composite(
     exact=True,
     cost=1,
     reduces=True,
+    leaves_long=True,
     below=lambda sig: math.prod(d.size for d in sig.attrs["dims"]),
     meaning="The index of the largest element over the dims, the first of equals, as i32.",
 )

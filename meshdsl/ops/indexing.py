@@ -41,12 +41,14 @@ def checked_text(call: kit.TorchCall, index: int, dim: str) -> str:
     """A variable with operand `index` as i64 indices of `dim`, checked at run time."""
     names, is_long = call.ins[index].names, call.ins[index].dtype == kit.I64
     if call.seen(index, dim):
-        return call.args[index] if is_long else call.let("index", f"{call.tensor(index)}.long()")
+        if is_long or index in call.long:
+            return call.long.get(index, call.args[index])
+        return call.let_long(index, f"{call.tensor(index)}.long()")
     offsets = kit.tuple_text([call.offset(n) for n in names])
     shown = kit.tuple_text([repr(n) for n in names])
     args = [call.tensor(index), repr(dim), call.size(dim), call.place, shown, offsets]
     text = f"{call.use('check_index')}({', '.join(map(str, args))})"
-    return call.let("index", text if is_long else f"{text}.long()")
+    return call.let_long(index, text if is_long else f"{text}.long()")
 
 
 def local_text(call: kit.TorchCall, index: str, dim: str) -> tuple[str, str]:

@@ -37,6 +37,7 @@ def composite(
     reduces: bool = False,
     indices: int | None = None,
     below: Callable[[kit.Signature], int] | None = None,
+    leaves_long: bool = False,
 ) -> kit.OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -66,6 +67,7 @@ def composite(
         scratch=scratch,
         indices=indices,
         below=below,
+        leaves_long=leaves_long,
         precision="widest" if internal or exact else "f32",
         meaning=meaning,
     )

@@ -213,6 +213,14 @@ class TorchCall(Protocol):
         """The variable of which operand 0 is a chunk; empty where it is none."""
 
     @property
+    def long(self) -> Mapping[int, str]:
+        """By operand of integers, the variable that has it as i64, if one does."""
+
+    @property
+    def leaves_long(self) -> bool:
+        """Whether the result may be left in i64: it is only read as indices."""
+
+    @property
     def place(self) -> str:
         """Python string literal with the source place, for run-time errors (`'mlp.mdsl:15'`)."""
 
@@ -267,6 +275,9 @@ class TorchCall(Protocol):
 
     def let(self, hint: str, text: str) -> str:
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""
+
+    def let_long(self, index: int, text: str) -> str:
+        """Assign `text`, operand `index` as i64, to a variable; returns that."""
 
     def use(self, function: str) -> str:
         """Request a function of the support library; returns the name to call it by."""
@@ -458,6 +469,8 @@ class OpDef:
              lie in any order, in operands and results alike.
     indices: the operand with indices of the attribute `dim`; None: there is none.
     below: of indices, signature -> a number that all of them are below; none is negative.
+    leaves_long: the torch text leaves an i32 result in i64, as torch makes it, where it may
+             (`TorchCall.leaves_long`).
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/operator_tables.py`.
@@ -505,6 +518,7 @@ class OpDef:
     ordered: str = ""
     indices: int | None = None
     below: Callable[[Signature], int] | None = None
+    leaves_long: bool = False
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     zeros: ZeroRule | None = None

@@ -205,9 +205,19 @@ def test_a_rate_is_a_number_that_an_update_reads() -> None:
 def test_indices_of_a_maximum_are_not_checked() -> None:
     text = "dim b = 4, v = 8\nmesh one = { d: 1 }\nprogram p(x[b, v], t[v]) {\n"
     text += "  return t[v = argmax[v](x)]\n}\n"
-    assert "check_index" not in compiled("", text).text
+    indices = compiled("", text).text
+    assert "check_index" not in indices
+    # Nothing else reads it: it stays in i64, as torch makes it.
+    assert "torch.int32" not in indices.partition("# ---")[0]
+    assert ".long()" not in indices.partition("# ---")[0]
+    returned = text.replace("  return t", "  i = argmax[v](x)\n  return i, t")
+    assert (
+        ".to(torch.int32)" in compiled("", returned.replace("t[v = argmax[v](x)]", "t[v = i]")).text
+    )
     unknown = text.replace("x[b, v]", "x[b, v], i[b]: i32").replace("argmax[v](x)", "i")
     assert "check_index" in compiled("", unknown).text
+    twice = unknown.replace("return t[v = i]", "return t[v = i] + x[v = i]")
+    assert compiled("", twice).text.partition("# ---")[0].count(".long()") == 1
 
 
 ALONE = """
