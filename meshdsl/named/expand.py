@@ -18,6 +18,7 @@ from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.rewrite import rewritten, substitute
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.attention_fusion import ATTENTION, attention_parts
+from meshdsl.named.batch_norm_fusion import BATCH_NORMS, batch_norm_parts
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.emit import Emit
@@ -44,7 +45,7 @@ Axes = tuple[tuple[str, int], ...]
 
 def may_be_expanded(op: NamedOp) -> bool:
     """Whether an operator has another form on some split."""
-    return op.name in IN_BLOCKS or op.name in ATTENTION or bool(lookup(op.name).composite)
+    return op.name in IN_BLOCKS or lookup(op.name).composite
 
 
 def expand(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
@@ -64,23 +65,25 @@ def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...]) -> Expansion | No
             return None
         parts = math.prod(size for _, size in split[scanned[0].name])
         return None if scanned[0].size % parts else IN_BLOCKS[op.name](op, split)  # uneven blocks
-    if op.name in ATTENTION:
-        return _attention(op)
+    if op.name in IN_PARTS:
+        return _in_parts(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
 
 
 def in_primitives(program: NamedProgram) -> NamedProgram:
-    """The program with its attentions taken apart."""
+    """The program with its attentions and batch norms taken apart."""
 
     def primitives(op: NamedOp) -> tuple[NamedOp, ...]:
-        return _attention(op).ops if op.name in ATTENTION else (op,)
+        if op.name not in IN_PARTS:
+            return (op,)
+        return tuple(inner for part in _in_parts(op).ops for inner in primitives(part))
 
     return replace(program, body=rewritten(program.body, primitives))
 
 
-def _attention(op: NamedOp) -> Expansion:
+def _in_parts(op: NamedOp) -> Expansion:
     emit = _emit(op)
-    return Expansion(_yield(emit, attention_parts(op, _operands(op, emit), emit), op))
+    return Expansion(_yield(emit, IN_PARTS[op.name](op, _operands(op, emit), emit), op))
 
 
 def _from_prelude(op: NamedOp) -> tuple[NamedOp, ...]:
@@ -203,6 +206,12 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
 
 IN_BLOCKS = {"cumsum": _running_sum, "top_k": _top_of_tops}
 """Operators that work on the blocks of their own dim, and then on one or a few values of each."""
+
+IN_PARTS = {
+    **dict.fromkeys(ATTENTION, attention_parts),
+    **dict.fromkeys(BATCH_NORMS, batch_norm_parts),
+}
+"""Operators that have the definition of a function here, not one in the prelude."""
 
 
 def _at(inner: NamedOp, op: NamedOp) -> NamedOp:

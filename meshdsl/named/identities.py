@@ -40,8 +40,8 @@ def fold_identities(
 
     In a training step (`is_step`) the operators `OF_STEPS` are their operand, too. Nowhere else: a
     program may be differentiated, also one that assigns values. For the same reason, products with
-    0 stay in a program that is to be trained until it is a step: the loss depends on their factors,
-    and its gradients by these are 0.
+    0 stay in a program that is to be trained until it is a step, unless their factor is a
+    `stop_gradient`: the loss depends on their factors, and its gradients by these are 0.
     """
     reasons = ("constant", *(OF_STEPS if is_step else ()))
     for node in every(program.body):
@@ -65,6 +65,7 @@ class _Folding(Visitor):
         self.unspoken: set[str] = set()
         self.numbers: dict[Value, float] = {}
         self.same: dict[Value, Value] = {}
+        self.stopped: set[Value] = set()
         self.handed_on = set(kept(program))
         self.is_step = is_step
         self.folds_products = is_step or program.goal is None
@@ -82,10 +83,12 @@ class _Folding(Visitor):
         """The next operator, or what it is; None where its operand replaces it."""
         if op.name == "constant":
             self._note(op.out, op.attr("value"))
+        if op.name == "stop_gradient":
+            self.stopped.add(op.out)
         if op.kind is not None or len(op.outs) != 1 or op.out.role != "activation":
             return op
         by_zero = op.name == "mul" and 0.0 in [self.numbers.get(v) for v in op.ins]
-        if by_zero and self.folds_products:
+        if by_zero and (self.folds_products or not self.stopped.isdisjoint(op.ins)):
             self._note_zeros(op.out)
             attrs = (("dims", op.out.type.dims), ("dtype", op.out.type.dtype))
             return replace(op, name="zeros", ins=(), attrs=attrs)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshdsl.named.attention_fusion import Spoken, fuse_attention
+from meshdsl.named.batch_norm_fusion import fuse_batch_norms
 from meshdsl.named.identities import fold_identities
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.origins import with_kept_origins
@@ -25,10 +26,12 @@ Pass = Callable[[NamedProgram], NamedProgram]
 def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
     """The passes that simplify a program, or a training step (`is_step`).
 
-    Attention becomes one operator where nothing that it leaves out is `spoken` of by a layout, and
-    so are zeros left out of a sum. With None, neither is done to what has a name.
+    An attention or a batch norm becomes one operator where nothing that it leaves out is `spoken`
+    of by a layout, and so are zeros left out of a sum. With None, neither is done to what has a
+    name.
     """
-    fuse = () if spoken is None else (partial(fuse_attention, spoken=spoken),)
+    fusing = (fuse_attention, fuse_batch_norms)
+    fuse = () if spoken is None else tuple(partial(f, spoken=spoken) for f in fusing)
     return (
         partial(fold_identities, spoken=spoken, is_step=is_step),
         contract_products,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.ir.types import DTYPES
 from meshdsl.named.attention_fusion import Spoken, fuse_attention, spoken_of
+from meshdsl.named.batch_norm_fusion import fuse_batch_norms
 from meshdsl.named.builder import ProgramTooLarge
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.from_syntax import ProgramBuilder
@@ -56,10 +57,11 @@ def build_partly(
 
 
 def _fused(program: NamedProgram, declarations: Declarations) -> NamedProgram:
-    """The program with its attentions fused, if it takes gradients: they have less to keep."""
+    """The program with attentions and batch norms fused, if it takes gradients: they keep less."""
     if not any(op.name == "grad" for op in walk(program.body)):
         return program
-    return fuse_attention(program, spoken_of(declarations))
+    spoken = spoken_of(declarations)
+    return fuse_batch_norms(fuse_attention(program, spoken), spoken)
 
 
 def choose_program(declarations: Declarations, name: str | None) -> ast.ProgramDecl:
@@ -105,7 +107,7 @@ def finish_named(
     """Retype, verify and simplify a built program; with `minimize`, make its training step.
 
     Where that is only to be evaluated, it has no dropout. `spoken` are the tensors that layouts
-    speak of: they stay. With None, attention is written in primitives.
+    speak of: they stay. With None, attentions and batch norms are written in primitives.
     """
     from meshdsl.named.dtype_override import retype
     from meshdsl.named.random_streams import without_dropout

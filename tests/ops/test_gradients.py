@@ -51,8 +51,11 @@ CONSTANT = {
     "momentum_update": "the last thing a training step does",
     "adam_update": "the last thing a training step does",
 }
-EXPANDED = {"layer_norm_grad", "rms_norm_grad", "cross_entropy_grad", "attention_grad"}
-"""Composites that are differentiated by their definition in the prelude."""
+EXPANDED = {
+    *("layer_norm_grad", "rms_norm_grad", "cross_entropy_grad"),
+    *("attention_grad", "batch_norm_grad"),
+}
+"""Composites that are differentiated by their definition in primitives."""
 
 
 def _takes_floats(opdef: OpDef) -> bool:
@@ -76,7 +79,7 @@ def test_gradients_cannot_be_called_by_name() -> None:
     assert {lookup(n).surface.items for n in made} == {"view"}
 
 
-NO_AUTOGRAD = {"silu_grad", "dropout"}
+NO_AUTOGRAD = {"silu_grad", "dropout", "batch_norm", "frozen_batch_norm"}
 """Kernels, or texts, that torch cannot differentiate."""
 
 # --- cases ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from meshdsl.placed.ir import Apply, Reshard, walk
 from tests.compiling import compile_text, run_text
 
 ATTENTION = "attention[k, d](c[a -> k, d -> f], c[a -> k], x)"
+BATCH_NORM = "(x - mean[d](x)) * rsqrt(mean[d](square(x - mean[d](x))) + 0.001) * e + c[d = 0]"
 CALLS = {
     "attention": ATTENTION,
     "softmax": "softmax[d](x)",
@@ -22,6 +23,8 @@ CALLS = {
     # Of those that no program can call, the gradient that is made of them.
     "attention_lse": f"grad(sum(square({ATTENTION})), c)",
     "attention_grad": f"grad(sum(square({ATTENTION})), c)",
+    "batch_norm": BATCH_NORM,
+    "batch_norm_grad": f"grad(sum(({BATCH_NORM}) * c), x)",
     "softmax_grad": "grad(sum(softmax[d](x) * c), x)",
     "log_softmax_grad": "grad(sum(log_softmax[d](x) * c), x)",
     "layer_norm_grad": "grad(sum(layer_norm[d](x, g, b) * c), x)",

@@ -353,8 +353,10 @@ GRADIENTS_AND_UPDATES = {
 SLIDING = "conv_kernel max_pool_at max_pool_grad max_pool_take window_grad"
 """What gradients of windows are made of."""
 
-OTHERS = "constant attention attention_lse attention_grad"
-"""Renderings have attention in primitives."""
+OTHERS = (
+    "constant attention attention_lse attention_grad batch_norm batch_norm_grad frozen_batch_norm"
+)
+"""Renderings have attention and batch norms in primitives."""
 
 OF_WORKERS = "parts scatter_parts pack_signs unpack_signs block_index"
 """What gradients are compressed with, by each device for itself."""

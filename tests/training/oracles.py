@@ -65,6 +65,30 @@ def normed(centred: bool, eps: float) -> Oracle:
     return run
 
 
+def batch_normed(sig: Signature, x: Tensor, *channels: Tensor) -> Tensor:
+    """X less its mean, over its deviation, scaled and shifted; both may be given."""
+    scales = [spread(c, sig.ins[1].names, sig.ins[0].dims) for c in channels]
+    if len(scales) == 2:
+        where = [sig.ins[0].names.index(d.name) for d in sig.attrs["dims"]]
+        mean = x.mean(where, keepdim=True)
+        scales = [mean, (x - mean).square().mean(where, keepdim=True), *scales]
+    mean, variance, scale, shift = scales
+    return (x - mean) / (variance + sig.attrs["eps"]).sqrt() * scale + shift
+
+
+def batch_norm_slope(
+    sig: Signature, dy: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """The gradient by x; mean and variance are any numbers here."""
+    channel = sig.ins[2].names
+    where = [sig.ins[0].names.index(d.name) for d in sig.attrs["dims"]]
+    scale, mean, variance = (spread(c, channel, sig.ins[0].dims) for c in (scale, mean, variance))
+    inverse = (variance + sig.attrs["eps"]).rsqrt()
+    z = (x - mean) * inverse
+    means = dy.mean(where, keepdim=True) + z * (dy * z).mean(where, keepdim=True)
+    return scale * inverse * (dy - means)
+
+
 def pulled_back(forward: Oracle) -> Oracle:
     """The gradient of `forward` by its first operand: of a cotangent, and the operands."""
 
@@ -158,8 +182,11 @@ ORACLES: dict[str, Oracle] = {
     "attention": attention,
     "attention_grad": attention_slope,
     "attention_lse": attention,
+    "batch_norm": batch_normed,
+    "batch_norm_grad": batch_norm_slope,
     "cross_entropy_grad": cross_entropy_slope,
     "dropout": dropped,
+    "frozen_batch_norm": batch_normed,
     "layer_norm_grad": pulled_back(normed(True, 1e-5)),
     "rms_norm_grad": pulled_back(normed(False, 1e-6)),
     "silu_grad": pointwise(silu_slope),

@@ -1,0 +1,244 @@
+"""Batch norms between their statements and one operator: found there, and taken apart again.
+
+`fuse_batch_norms` makes `batch_norm` of a tensor less its mean, over the root of its variance, that
+is scaled and shifted in each channel; with other statistics, `frozen_batch_norm`.
+`batch_norm_parts` is the definition in primitives, for a dim of the statistics that is split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+
+from meshdsl.ir.program import every
+from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
+from meshdsl.ir.types import Dim
+from meshdsl.named.attention_fusion import Spoken, is_spoken_of
+from meshdsl.named.emit import Emit
+from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
+from meshdsl.records import dataclass
+
+BATCH_NORMS = ("batch_norm", "batch_norm_grad", "frozen_batch_norm")
+ROOTS = ("rsqrt", "sqrt")
+"""What a norm multiplies by, or divides by."""
+
+# --- statements are one operator ---------------------------------------------------------------
+
+
+def fuse_batch_norms(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram:
+    """`program` with an operator for what is normalised by statistics of each channel.
+
+    Of the tensors between, those that are pinned or that are `spoken` of by a layout stay, and so
+    does the norm. The mean and the variance of a batch are results of the operator. The result of
+    the pass is the same with more that is spoken of, unless its names are among its `unspoken`.
+    """
+    if not any(isinstance(n, NamedOp) and n.name in ROOTS for n in every(program.body)):
+        return program
+    fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
+    body = in_blocks(program.body, fusing.block)
+    return replace(program, body=body, unspoken=program.unspoken | fusing.unspoken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """A norm that `end` yields.
+
+    `between` are the operators that it replaces, `statistics` those of the mean and the variance,
+    if they are of the batch.
+    """
+
+    end: NamedOp
+    x: Value
+    mean: Value
+    variance: Value
+    scale: Value
+    shift: Value
+    eps: float
+    between: tuple[NamedOp, ...]
+    statistics: tuple[NamedOp, ...] = ()
+
+    def operator(self) -> NamedOp:
+        """The norm as one operator."""
+        eps = ("eps", self.eps)
+        if not self.statistics:
+            operands = (self.x, self.mean, self.variance, self.scale, self.shift)
+            attrs = (("dim", self.mean.type.dims[0]), eps)
+            return replace(self.end, name="frozen_batch_norm", ins=operands, attrs=attrs)
+        outs = (self.end.out, *(op.out for op in self.statistics))
+        attrs = (("dims", self.statistics[0].attr("dims")), eps)
+        ins = (self.x, self.scale, self.shift)
+        return replace(self.end, name="batch_norm", ins=ins, outs=outs, attrs=attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fusing:
+    """`made` has the operator that makes each value; `unspoken` are names of what is replaced."""
+
+    uses: Mapping[Value, int]
+    spoken: frozenset[tuple[str, str]]
+    made: Mapping[Value, NamedOp]
+    unspoken: set[str] = field(default_factory=set)
+
+    def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes of a block, with each norm where its mean is computed; frozen, at its end."""
+        fused: dict[Value, tuple[NamedOp, ...]] = {}
+        for node in nodes:
+            norm = self.norm(node) if isinstance(node, NamedOp) else None
+            if norm is None or not self.may_be_fused(norm, nodes):
+                continue
+            computed = [*norm.statistics, norm.end]
+            if any(op.out in fused for op in computed):
+                continue
+            fused |= {op.out: () for op in computed}
+            fused[computed[0].out] = (norm.operator(),)
+            self.unspoken.update(op.out.label for op in norm.between)
+        return rewritten_block(nodes, lambda op: fused.get(op.outs[0], (op,)))
+
+    def may_be_fused(self, norm: _Norm, nodes: Sequence[Node]) -> bool:
+        """Whether nobody misses what is between, and the operands are there in time."""
+        ops = (norm.end, *norm.between, *norm.statistics)
+        between = [op.out for op in norm.between]
+        stays = any(v.pins or is_spoken_of(v, self.spoken) for v in between)
+        if stays or len({(op.phase, op.block) for op in ops}) > 1:
+            return False
+        if not norm.statistics:
+            return True
+        made = [v for node in nodes for v in node.makes]
+        if any(op.out not in made for op in norm.statistics):
+            return False
+        late = set(made[made.index(norm.statistics[0].out) :])
+        return late.isdisjoint((norm.scale, norm.shift))
+
+    # --- what a norm is ------------------------------------------------------------------------
+
+    def norm(self, end: NamedOp) -> _Norm | None:
+        """The norm that an addition ends: of its three factors, one is a tensor less its mean."""
+        if end.name != "add":
+            return None
+        for scaled, shift in (end.ins, end.ins[::-1]):
+            between: list[NamedOp] = []
+            factors, divisors = self.factors(scaled, between)
+            if (len(factors), len(divisors)) not in ((3, 0), (2, 1)):
+                continue
+            for centred in factors:
+                others = [f for f in factors if f is not centred]
+                for scale in others:
+                    inverse = [f for f in others if f is not scale]
+                    found = self.ordered(end, centred, scale, shift, inverse, divisors)
+                    if found is not None:
+                        return replace(found, between=(*found.between, *between))
+        return None
+
+    def factors(self, value: Value, between: list[NamedOp]) -> tuple[list[Value], list[Value]]:
+        """The factors of a product and what divides it; its parts are read by nothing else."""
+        op = self.made.get(value)
+        if op is None or op.name not in ("mul", "div") or self.uses[value] != 1:
+            return [value], []
+        between.append(op)
+        factors, divisors = self.factors(op.ins[0], between)
+        if op.name == "div":
+            return factors, [*divisors, op.ins[1]]
+        more, others = self.factors(op.ins[1], between)
+        return [*factors, *more], [*divisors, *others]
+
+    def ordered(
+        self,
+        end: NamedOp,
+        centred: Value,
+        scale: Value,
+        shift: Value,
+        inverse: list[Value],
+        divisors: list[Value],
+    ) -> _Norm | None:
+        """The norm, if all factors are what they should be."""
+        (root_value,) = (*inverse, *divisors)
+        less, root = self.op_of(centred, "sub"), self.op_of(root_value, ROOTS[len(divisors)])
+        added = None if root is None else self.op_of(root.ins[0], "add")
+        if less is None or root is None or added is None:
+            return None
+        (x, mean), (variance, eps) = less.ins, added.ins
+        constant = self.op_of(eps, "constant")
+        if constant is None:
+            variance, eps = eps, variance
+            constant = self.op_of(eps, "constant")
+        channels = (mean, variance, scale, shift)
+        alike = all(v.type == mean.type for v in channels) and mean.type.dtype == x.type.dtype
+        if constant is None or not alike or len(mean.type.dims) != 1 or x.type != end.out.type:
+            return None
+        between = (less, root, added)
+        norm = _Norm(end, x, *channels, constant.attr("value"), between)
+        return self.with_statistics(norm)
+
+    def with_statistics(self, norm: _Norm) -> _Norm:
+        """The norm, with the operators of its mean and variance if they are of its tensor."""
+        mean = self.op_of(self.same(norm.mean), "mean")
+        variance = self.op_of(self.same(norm.variance), "mean")
+        square = None if variance is None else self.op_of(variance.ins[0], "square")
+        less = None if square is None else self.op_of(square.ins[0], "sub")
+        if mean is None or variance is None or square is None or less is None:
+            return norm
+        off = less.ins[0] is norm.x and self.same(less.ins[1]) is mean.out
+        dims = {op.attr("dims") for op in (mean, variance)}
+        if mean.ins[0] is not norm.x or not off or len(dims) > 1:
+            return norm
+        between = tuple(dict.fromkeys((*norm.between, square, less)))
+        return replace(norm, between=between, statistics=(mean, variance))
+
+    def op_of(self, value: Value, name: str) -> NamedOp | None:
+        """The operator `name` that makes a value, if one does."""
+        op = self.made.get(value)
+        return op if op is not None and op.name == name else None
+
+    def same(self, value: Value) -> Value:
+        """What a value is another name of."""
+        while (op := self.op_of(value, "identity")) is not None:
+            value = op.ins[0]
+        return value
+
+
+# --- and its definition ------------------------------------------------------------------------
+
+
+def batch_norm_parts(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> tuple[Value, ...]:
+    """The results of a norm or its gradient on `ins`, emitted in primitives; one norm is frozen."""
+    parts = {
+        "batch_norm": _forward,
+        "batch_norm_grad": _gradient,
+        "frozen_batch_norm": _frozen,
+    }
+    return tuple(parts[op.name](op, ins, emit))
+
+
+def _forward(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
+    x, scale, shift = ins
+    dims, (channel,) = op.attr("dims"), scale.type.dims
+    mean = emit("mean", x, dims=dims)
+    variance = emit("mean", emit("square", emit("sub", x, mean)), dims=dims)
+    operands = (x, mean, variance, scale, shift)
+    yield emit("frozen_batch_norm", *operands, dim=channel, eps=op.attr("eps"))
+    yield mean
+    yield variance
+
+
+def _gradient(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
+    """With z the normalised x: dx is scale / deviation * (dy - mean(dy) - z * mean(dy * z))."""
+    dy, x, scale, mean, variance = ins
+    dims: tuple[Dim, ...] = op.attr("dims")
+    share = 1 / math.prod(d.size for d in dims)
+    dshift = emit("sum", dy, dims=dims)
+    centred = emit("sub", x, mean)
+    inverse = emit("rsqrt", emit("add", variance, op.attr("eps")))
+    dscale = emit("mul", emit("einsum", dy, centred, dims=scale.type.dims), inverse)
+    pull = emit("mul", emit("mul", dscale, share), inverse)
+    kept = emit("sub", emit("sub", dy, emit("mul", dshift, share)), emit("mul", centred, pull))
+    yield emit("mul", kept, emit("mul", scale, inverse))
+    yield dscale
+    yield dshift
+
+
+def _frozen(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
+    x, mean, variance, scale, shift = ins
+    inverse = emit("rsqrt", emit("add", variance, op.attr("eps")))
+    normalised = emit("mul", emit("sub", x, mean), inverse)
+    yield emit("add", emit("mul", normalised, scale), shift)
