@@ -172,18 +172,24 @@ class _Fusing:
 
     def with_statistics(self, norm: _Norm) -> _Norm:
         """The norm, with the operators of its mean and variance if they are of its tensor."""
-        mean = self.op_of(self.same(norm.mean), "mean")
+        mean = self.mean_of(norm.mean, norm.x)
         variance = self.op_of(self.same(norm.variance), "mean")
         square = None if variance is None else self.op_of(variance.ins[0], "square")
         less = None if square is None else self.op_of(square.ins[0], "sub")
         if mean is None or variance is None or square is None or less is None:
             return norm
-        off = less.ins[0] is norm.x and self.same(less.ins[1]) is mean.out
-        dims = {op.attr("dims") for op in (mean, variance)}
-        if mean.ins[0] is not norm.x or not off or len(dims) > 1:
+        subtracted = self.mean_of(less.ins[1], norm.x)
+        if subtracted is None or self.same(less.ins[0]) is not self.same(norm.x):
+            return norm
+        if len({frozenset(op.attr("dims")) for op in (mean, subtracted, variance)}) > 1:
             return norm
         between = tuple(dict.fromkeys((*norm.between, square, less)))
         return replace(norm, between=between, statistics=(mean, variance))
+
+    def mean_of(self, value: Value, x: Value) -> NamedOp | None:
+        """The operator that computes a value, if it is a mean of `x`."""
+        op = self.op_of(self.same(value), "mean")
+        return op if op is not None and self.same(op.ins[0]) is self.same(x) else None
 
     def op_of(self, value: Value, name: str) -> NamedOp | None:
         """The operator `name` that makes a value, if one does."""

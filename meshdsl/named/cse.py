@@ -9,7 +9,7 @@ phase reads of another only results smaller than the operands, and none of a `re
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
@@ -172,6 +172,10 @@ class Merging(Visitor):
         _, before = self._equal(op)
         if op in before:
             before.remove(op)
+
+    def drop(self, values: Iterable[Value], other: Value) -> None:
+        """Note values that have been left out since nothing reads them: origins name `other`."""
+        self.gone.update(dict.fromkeys(values, self.same.get(other, other)))
 
     def _equal(self, op: NamedOp) -> tuple[Any, list[NamedOp]]:
         """The number of the result, and the operators that have computed the same."""

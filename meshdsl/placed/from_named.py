@@ -470,6 +470,7 @@ class Placer:
         for part in unequal:
             if part not in left:
                 merging.forget(part)
+        merging.drop([v for v in op.outs if v not in ends], next(v for v in op.outs if v in ends))
         self.read.update(v for part in left for v in part.ins)
         return left
 

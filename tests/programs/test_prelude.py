@@ -10,7 +10,7 @@ from meshdsl.placed.ir import Apply, Reshard, walk
 from tests.compiling import compile_text, run_text
 
 ATTENTION = "attention[k, d](c[a -> k, d -> f], c[a -> k], x)"
-BATCH_NORM = "(x - mean[d](x)) * rsqrt(mean[d](square(x - mean[d](x))) + 0.001) * e + c[d = 0]"
+BATCH_NORM = "(x - mean[d](x)) * rsqrt(mean[d](square(x - mean[d](x))) + 0.001) * e + e"
 CALLS = {
     "attention": ATTENTION,
     "softmax": "softmax[d](x)",

@@ -114,7 +114,7 @@ def terms_of(name: str, most: int, ways: Sequence[str]) -> Iterator[Term]:
         count = min(most, max(len(WAYS), turns, *map(len, orders)))
         for n in range(count):
             # Steps that have no divisor in common with 2 or 3 meet every order.
-            steps = [1] * len(orders) if _is_fused(name) else [1, 5, 7, 11]
+            steps = [1] * len(orders) if _is_fused(name) else [1, 5, 7, 11, 13]
             own = tuple(o[n * k % len(o)] for o, k in zip(orders, steps, strict=False))
             first = ways[number % 2 :: 2] if len(samples) > 2 and len(ways) > 1 else ways
             for way in first if n == 0 else ("matrix",):
