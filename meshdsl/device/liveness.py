@@ -1,12 +1,13 @@
 """Liveness: the last reads of local tensors, hence where the program deletes them.
 
-A Python variable keeps its tensor until it is deleted. Only large tensors are worth a `del` in a
-program that people read: smaller ones stay until their block ends, and are counted so.
+A Python variable keeps its tensor until it is deleted, and a view keeps the memory that it shows.
+Only large tensors are worth a `del` in a program that people read: smaller ones stay until their
+block ends, and are counted so.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from meshdsl.device.ir import (
     DeviceProgram,
     Move,
     Node,
+    Pipeline,
     StageRows,
     Start,
     Var,
@@ -36,7 +38,8 @@ def deaths(
 
     Those are made in it, or `entered` with the iteration of a loop; `kept` are read after the
     block. A tensor in a bucket counts as large as all of it; what is added to a sum right behind
-    the statement that makes it is in no variable, whatever its size.
+    the statement that makes it is in no variable, whatever its size. With a stack die the slices
+    of it that loops leave behind.
     """
     sums = ((m, n) for m, n in pairwise(nodes) if isinstance(n, Compute) and n.onto == 0)
     at_once = {add.ins[1] for maker, add in sums if _adds_at_once(maker, add)}
@@ -52,7 +55,38 @@ def deaths(
             tuple(v for v in dying if max(size, v.local.bytes) >= LARGE or v in at_once)
         )
         later.update(touched)
-    return tuple(reversed(dead_after))
+    dead_after.reverse()
+    stacks = {s.outer for n in nodes if isinstance(n, DeviceLoop) for s in n.slices}
+    if stacks.isdisjoint(v for dead in dead_after for v in dead):
+        return tuple(dead_after)
+    left = _left_slices(nodes)
+    return tuple((*dead, *(v for stack in dead for v in left[stack])) for dead in dead_after)
+
+
+def _left_slices(nodes: tuple[Node, ...]) -> defaultdict[Var, list[Var]]:
+    """By stack, the variables that loops leave behind which show its memory: the last slice.
+
+    A large slice of what another loop collected is deleted in each iteration already.
+    """
+    left: defaultdict[Var, list[Var]] = defaultdict(list)
+    made_by = {c.outer: c for node in nodes for c in node.collected}
+    for loop in block_loops(nodes, DeviceLoop):
+        if isinstance(loop, Pipeline):
+            continue  # its passes are functions, and their variables end with them
+        shown: dict[Var, Var] = {}
+        for item in loop.stacked:
+            stack, made = item.outer, made_by.get(item.outer)
+            if made is None or not (made.is_list or item.inside.local.bytes >= LARGE):
+                shown[item.inside] = stack
+        for node in every(loop.body):
+            if isinstance(node, Compute) and node.ins and node.ins[0] in shown:
+                if shows_operand(node):
+                    shown[node.outs[0]] = shown[node.ins[0]]
+            shown.update({s.inside: shown[s.outer] for s in node.stacked if s.outer in shown})
+        for var, stack in shown.items():
+            if var not in loop.ends:
+                left[stack].append(var)
+    return left
 
 
 def _adds_at_once(maker: Node, add: Compute) -> bool:

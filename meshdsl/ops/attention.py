@@ -375,10 +375,26 @@ def _attended(sig: kit.Signature) -> float:
     return 0.5 if sig.attrs["causal"] else 1.0
 
 
-def _scratch(types: kit.Types) -> int:
+def _scratch(types: kit.Types, attrs: kit.Attrs) -> int:
     """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
+    if _fits_kernel(types, attrs):
+        return 0
     masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:])
     return masks + 2 * sum(t.bytes for t in types[:3])
+
+
+def _fits_kernel(types: kit.Types, attrs: kit.Attrs) -> bool:
+    """Whether the kernel reads q, k and v as they lie in memory, and no mask is made."""
+    made = parts(types, attrs)
+    if len(types) > 3 or len(made.feature) != 1 or max(len(made.batch) - 1, len(made.query)) > 1:
+        return False
+    q, k, v = types
+    own = ((*made.query, made.key), (made.mem, made.key), (made.mem, *made.feature))
+    alike = ({*t.names} == {*made.batch, *names} for t, names in zip(types, own, strict=True))
+    last = (t.names[-1] == names[-1] for t, names in zip(types, own, strict=True))
+    widths = k.dims[-1].size == v.dims[-1].size
+    triangle = (q.size(d.name) == k.size(made.mem) for d in attrs["causal"])
+    return all((*alike, *last, widths, *triangle))
 
 
 def _gradient(call: kit.Backward) -> kit.Grads:
@@ -432,7 +448,7 @@ kit.operator(
     bind=_bind,
     gradient=_gradient,
     saving="attention_lse",
-    scratch=lambda sig, numbers: _scratch(sig.ins),
+    scratch=lambda sig, numbers: _scratch(sig.ins, sig.attrs),
     precision="compute",
     ordered="causal",
     meaning=(
@@ -460,7 +476,7 @@ kit.operator(
         "B, B, P -> P, B": "a partial result comes with partial ones alone",
         "B, B, P, B -> P, B": "a partial result comes with partial ones alone",
     },
-    scratch=lambda sig, numbers: _scratch(sig.ins),
+    scratch=lambda sig, numbers: _scratch(sig.ins, sig.attrs),
     precision="compute",
     ordered="causal",
     meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
@@ -481,7 +497,8 @@ kit.operator(
         "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
         "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",
     },
-    scratch=lambda sig, numbers: _scratch(operands(sig.ins)),
+    # The kernel puts the gradient of its result in the order of a sequence.
+    scratch=lambda sig, numbers: max(sig.ins[0].bytes, _scratch(operands(sig.ins), sig.attrs)),
     precision="compute",
     ordered="causal",
     meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",

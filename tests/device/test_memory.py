@@ -35,9 +35,11 @@ LM = (Path(__file__).parents[2] / "examples" / "lm.mdsl").read_text()
 LAYERS = re.search(r"    q, k, v = .*\n(    .*\n)*    x = x \+ mlp.*\n", LM)
 assert LAYERS is not None
 RECOMPUTED = LM.replace(LAYERS[0], f"    recompute {{\n{LAYERS[0]}    }}\n")
-TEXTS = {"mlp": MLP, "lm": LM, "recomputed": RECOMPUTED}
+NMT = (Path(__file__).parents[2] / "examples" / "nmt.mdsl").read_text()
+TEXTS = {"mlp": MLP, "lm": LM, "recomputed": RECOMPUTED, "nmt": NMT}
 
 LONG = {"batch": 32, "seq": 128}
+WORDS = {"source": 20, "target": 20, "model": 128, "hidden": 256}
 WIDE = {"batch": 8, "seq": 32, "model": 256, "hidden": 1024, "heads": 4, "key": 64, "layers": 5}
 
 Dims = dict[str, int]
@@ -55,6 +57,7 @@ PROGRAMS: dict[str, tuple[str, str, str, str, Dims]] = {
     "layers, several batches": ("lm", "adamw(accumulate=3)", "data:4", "zero2", WIDE),
     "layers in bf16": ("lm", 'adamw(accumulate=4, compute="bf16")', "data:4", "zero3", LONG),
     "recomputed layers": ("recomputed", "adamw()", "data:4", "data_parallel", LONG),
+    "state after state": ("nmt", "adamw()", "data:1", "sentences", WORDS),
     "recomputed, wide": ("recomputed", 'adamw(compute="bf16")', "data:4", "zero2", WIDE),
 }
 CLOSE = 0.05
@@ -130,6 +133,29 @@ def test_a_result_takes_memory_where_it_does_not_show_its_operand(case: str) -> 
     report = memory(program.device)
     held, run = first_device(program)
     assert held + allocated(run) == pytest.approx(report["peak"], rel=CLOSE)
+
+
+SLICES = """
+dim steps = 16, batch = 512, io = 512
+layout one { batch -> none }
+program p(x[steps, batch, io]) {
+  large = x * 2.0
+  total = zeros[io]()
+  repeat steps {
+    first = large[batch = 0]
+    total = total + first
+  }
+  return total, mean(x - 1.0)
+}
+"""
+
+
+def test_the_last_slice_does_not_keep_its_stack() -> None:
+    """`large` is gone before as much is made again."""
+    program = made(SLICES, "", "x:1", "one", {})
+    stack = 16 * 512 * 512 * 4
+    assert allocated(first_device(program)[1]) == pytest.approx(stack, rel=CLOSE)
+    assert memory(program.device)["peak"] == pytest.approx(2 * stack, rel=CLOSE)
 
 
 CACHE = """
