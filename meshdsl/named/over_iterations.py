@@ -19,7 +19,7 @@ from meshdsl.ops.opdef import OpError, Signature, lookup
 
 def at_once(loop: NamedLoop) -> tuple[NamedOp, ...] | None:
     """The operators that make what a loop collects; None where it has to go step by step."""
-    sums = [(c, addend) for c in loop.carries if (addend := _addend(loop, c)) is not None]
+    sums = [(c, addend) for c in loop.carries if (addend := addend_of(loop, c)) is not None]
     if len(sums) < len(loop.carries):
         return None
     totals = {carry.next for carry, _ in sums}
@@ -40,7 +40,7 @@ def at_once(loop: NamedLoop) -> tuple[NamedOp, ...] | None:
     return tuple(ops)
 
 
-def _addend(loop: NamedLoop, carry: Carry[Value]) -> Value | None:
+def addend_of(loop: NamedLoop, carry: Carry[Value]) -> Value | None:
     """What each iteration adds to a carry that nothing else reads; None of another one."""
     readers = [n for n in loop.body if carry.inside in reads_of(n) or carry.next in reads_of(n)]
     if len(readers) != 1 or carry.inside in loop.ends:

@@ -18,6 +18,7 @@ from meshdsl.named.simplify import (
     name_transposes,
     stack_picks,
 )
+from meshdsl.named.sums_after_loops import sum_after_loops
 
 Pass = Callable[[NamedProgram], NamedProgram]
 """A pure function from program to program. Origins may name values that it removes."""
@@ -41,6 +42,7 @@ def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
         stack_picks,
         hoist_invariants,
         contract_products,  # a sum that has moved out of a loop may have met its product there
+        sum_after_loops,
         eliminate_dead_code,
     )
 

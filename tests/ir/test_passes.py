@@ -43,6 +43,7 @@ from meshdsl.named.dtype_override import retype
 from meshdsl.named.optimizers import resolve
 from meshdsl.named.passes import simplify
 from meshdsl.named.simplify import drop_unused, hoist_invariants
+from meshdsl.named.sums_after_loops import sum_after_loops
 from meshdsl.named.training_step import training_step
 from meshdsl.named.verify import verify as verify_named
 from meshdsl.named.vjp import with_vjp
@@ -134,6 +135,7 @@ PASSES: dict[str, Pass] = {
     "simplify": Pass(NAMED, NAMED, lambda p, _: simplify(p)),
     "drop_unused": Pass(NAMED, NAMED, lambda p, _: drop_unused(p)),
     "hoist_invariants": Pass(NAMED, NAMED, lambda p, _: hoist_invariants(p)),
+    "sum_after_loops": Pass(NAMED, NAMED, lambda p, _: sum_after_loops(p)),
     "cse": Pass(NAMED, NAMED, lambda p, _: cse(p, lambda one, other: True)),
     "gradient": Pass(NAMED, NAMED, gradient),
     "train": Pass(NAMED, NAMED, train),
