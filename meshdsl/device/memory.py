@@ -7,6 +7,7 @@ memory of an operator while it runs (`OpDef.scratch`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,6 +75,12 @@ def memory(program: DeviceProgram) -> dict[str, int]:
     those that are not there yet at the peak. The other kinds (`MemoryKind`) are of the peak, so
     the kinds less `grads_later` add up to it.
     """
+    return {**_memory(program)}
+
+
+@functools.lru_cache(maxsize=16)
+def _memory(program: DeviceProgram) -> dict[str, int]:
+    """What `memory` is of a program: passes ask for it, and then whoever they lower it for."""
     each = (
         MemoryWalk(program, first, alike)
         for first, *alike in alike_devices(program, in_memory=True)

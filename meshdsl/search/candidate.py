@@ -165,11 +165,13 @@ class Candidate:
         """Whether what it sends needs no placing any more."""
         return "placed" in self.__dict__ or "_sent" in self.__dict__
 
-    def within(self, most: float, computing: float | None, kept: bool = False) -> Beyond | None:
+    def within(
+        self, most: float, computing: float | None, kept: float = -math.inf
+    ) -> Beyond | None:
         """Place the program, unless it sends more than so many bytes: then, when.
 
-        With `computing`, what operators take at least, unless a step takes more seconds; `kept`,
-        unless those of them are more that no rules for storage change.
+        With `computing`, what operators take at least, unless a step takes more seconds: then, by
+        when those that no rules for storage change are more than `kept`, or all that there are.
         Raises what placing it raises.
         """
         if "placed" in self.__dict__ or most == math.inf:
@@ -181,7 +183,14 @@ class Candidate:
             self.__dict__["placed"] = place(self.program, self.layout, self.policy, watch=watch)
         except Beyond as beyond:
             return beyond
-        return None
+        return None if kept == -math.inf else self.beyond(most, computing)
+
+    def beyond(self, most: float, computing: float | None) -> Beyond | None:
+        """What is known of a plan that is placed, where it is beyond a limit (`within`)."""
+        if most == math.inf:
+            return None
+        reached = self.sent_at_least if computing is None else self.seconds_at_least(computing)
+        return Beyond(self.sent_at_least, self.kept_at_least) if reached > most else None
 
     @cached_property
     def device(self) -> DeviceProgram:

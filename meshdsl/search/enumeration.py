@@ -71,15 +71,17 @@ class _Enumeration:
     """One search: what was evaluated so far, and the best that fits.
 
     `ended` are layouts of which a walk is worse than another one, or than the `first` values of all
-    that fit, and what was known when this was seen: the bytes it had sent, or the seconds that
-    rules for storage cannot change; of `unplaced` ones that is so of each walk. It is `cut` where
-    the time is over before all are listed.
+    that fit, and the bytes it had sent when this was seen; of `unplaced` ones that is so of each
+    walk. `kept` are the seconds of such a walk that rules for storage cannot change: where such
+    rules are tried (`stores`), it goes on until these seconds alone make it worse. It is `cut`
+    where the time is over before all are listed.
     """
 
     problem: Problem
     tables: Tables
     most_work: float
     most: float
+    stores: bool = False
     plans: list[Candidate] = field(default_factory=list)
     best: Candidate | None = None
     valid: int = 0
@@ -163,27 +165,33 @@ class _Enumeration:
         placed, ended = list[Candidate](), list[Beyond]()
         timed = self.problem.objective == "time"
         computing = self.problem.computing(rules) if timed else None
-        least, worth = math.inf, self.worth
+        least, worth, kept = math.inf, self.worth, self._most_kept(rules)
         self._ask([rules])
         self.problem.spend()
         for policy in self.problem.policies:
             plan = self.problem.plan(rules, policy)
-            if beyond := self.problem.within(plan, min(worth, least), computing):
+            if beyond := self.problem.within(plan, min(worth, least), computing, kept):
                 ended.append(beyond)
+                self.kept[rules, policy] = beyond.kept
                 continue
             placed.append(plan)
             if self.most < math.inf and self._divides(plan) and self._fits(plan):
                 least = min(least, plan.seconds if timed else plan.sent_at_most)
         if ended:
-            self.ended[rules] = min(b.kept if timed else b.bytes for b in ended)
+            self.ended[rules] = min(beyond.bytes for beyond in ended)
         return placed
+
+    def _most_kept(self, rules: Rules) -> float:
+        """The seconds of a layout that is worse which no rules for storage may make better."""
+        return self.reached if self.stores and not stored_rules(rules) else -math.inf
 
     def _ask(self, layouts: list[Rules]) -> None:
         """Let the second process place layouts while this one does."""
         timed = self.problem.objective == "time"
         for rules in layouts:
             computing = self.problem.computing(rules) if timed else None
-            self.problem.ask(rules, self.worth, computing, self.worth)
+            kept = self._most_kept(rules)
+            self.problem.ask(rules, self.worth, computing, self.worth, kept)
 
     def _rank(self, plans: list[Candidate]) -> None:
         """Note the value of a layout, if it is among the first."""
@@ -354,24 +362,22 @@ class _Enumeration:
             return True
         return all(least * (1 - ROUNDING) > reached for least in self._kept(*found, several > 1))
 
-    def _kept(self, rules: Rules, plans: list[Candidate], again: bool) -> Iterator[float]:
+    def _kept(self, rules: Rules, plans: list[Candidate], worth_it: bool) -> Iterator[float]:
         """Seconds of each walk that no rules for storage change, at least.
 
-        One that has ended, or was left out, is done `again` where that is worth it.
+        One that was left out is done where that is `worth_it`.
         """
         problem, placed = self.problem, {plan.policy for plan in plans}
         yield from (plan.kept_at_least for plan in plans)
-        left = [p for p in problem.policies if p not in placed]
-        if left and self.ended.get(rules, 0.0) * (1 - ROUNDING) > self.reached:
-            return
-        for policy in left:
-            if again and (rules, policy) not in self.kept:
+        for policy in (p for p in problem.policies if p not in placed):
+            if worth_it and (rules, policy) not in self.kept:
                 self.kept[rules, policy] = self._kept_of(problem.plan(rules, policy))
             yield self.kept.get((rules, policy), 0.0)
 
     def _kept_of(self, plan: Candidate) -> float:
+        computing = self.problem.computing(plan.rules)
         try:
-            beyond = plan.within(self.reached, self.problem.computing(plan.rules), kept=True)
+            beyond = plan.within(self.reached, computing, self.reached)
         except DiagnosticError:
             return 0.0
         return plan.kept_at_least if beyond is None else beyond.kept
@@ -394,10 +400,10 @@ class Layouts:
         """The best layouts. Raises MD0641 where none divides the work as far as asked."""
         request = problem.request
         space = problem.space
-        least = problem.least_work
         tables, most = problem.tables(), MOST if self.bounds else math.inf
-        run = _Enumeration(problem, tables, least * (1 + request.replicated), most)
         storage = request.storage and bool(problem.program.params)
+        stores = storage and problem.objective == "time"
+        run = _Enumeration(problem, tables, problem.most_work, most, stores)
         by_memory = problem.objective == "memory"
         if problem.objective == "time":
             placed = self._by_time(run, space, storage)
@@ -423,7 +429,7 @@ class Layouts:
             listed = [*itertools.islice(within, LISTED)]
             placed += run.by_work(listed, [rules for rules, _ in placed], placed)
         if not run.plans and not run.bounded:
-            _refuse(run, placed, least)
+            _refuse(run, placed)
         level = "L1" if request.storage else "L0"
         count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry, cut=run.cut)
         plans = best_first(problem, run.plans)
@@ -475,7 +481,6 @@ class Layouts:
         """
         problem, alone = run.problem, run.problem.fixed
         assert problem.timing is not None
-        run.most_work = math.inf
         weigh = seconds(problem.timing)
         if self.bounds and space.least(weigh) * (1 - ROUNDING) > problem.below:
             run.valid = run.bounded = space.count
@@ -563,12 +568,12 @@ def best_first(problem: Problem, plans: list[Candidate]) -> tuple[Candidate, ...
     return tuple(best[:SHOWN])
 
 
-def _refuse(run: _Enumeration, placed: Placed, least: float) -> NoReturn:
+def _refuse(run: _Enumeration, placed: Placed) -> NoReturn:
     """MD0641: no layout that was placed divides the work as far as asked.
 
     Raises what is wrong with the fixed rules, if these alone cannot be placed.
     """
-    asked = run.problem.request.replicated
+    asked, least = run.problem.request.replicated, run.problem.least_work
     every: list[float] = [plan.flops for _, plans in placed for plan in plans]
     every = every or [*_beyond(run)]
     message = f"no layout leaves a device at most {1 + asked:.2f} times the least work"

@@ -138,14 +138,14 @@ class Sent:
 
     `computing` is what operators take at least, `whole` what those so far do, `kept` the part that
     no rules for storage change. Beyond `most` bytes, or seconds where a cluster is named, it ends
-    the walk.
+    the walk; by seconds once `kept` is beyond `most_kept`, too.
     """
 
     mesh: Mesh
     timing: Timing | None
     computing: float = 0.0
     most: float = math.inf
-    only_kept: bool = False
+    most_kept: float = -math.inf
     alike: int = 0
     apart: tuple[int, ...] = ()
     wire: int = 0
@@ -242,8 +242,8 @@ class Sent:
             self._check()
 
     def _check(self) -> None:
-        seconds = self.kept.seconds if self.only_kept else self.seconds
-        if seconds * (1 - ROUNDING) > self.most:
+        below = 1 - ROUNDING
+        if self.seconds * below > self.most and self.kept.seconds * below > self.most_kept:
             raise Beyond(self.bytes, self.kept.seconds)
 
     def _read(self, tensors: Iterable[PlacedTensor], kept: bool = False) -> None:

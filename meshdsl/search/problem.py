@@ -55,6 +55,7 @@ class Question(NamedTuple):
     most: float
     computing: float | None
     worth: float
+    kept: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +183,14 @@ class Problem:
         """A process that places layouts by the second walk while this one does so by the first."""
         return Second(self._figures)
 
-    def ask(self, rules: Rules, most: float, computing: float | None, worth: float) -> None:
+    def ask(
+        self,
+        rules: Rules,
+        most: float,
+        computing: float | None,
+        worth: float,
+        kept: float = -math.inf,
+    ) -> None:
         """Let rules be placed by the second walk, up to `most` (`Candidate.within`).
 
         A plan that may be `worth` it is timed, if it fits.
@@ -190,27 +198,23 @@ class Problem:
         for policy in self.policies[1:]:
             if self.plan(rules, policy).is_known:
                 continue
-            self.second.ask((rules, policy), Question(rules, policy, most, computing, worth))
+            question = Question(rules, policy, most, computing, worth, kept)
+            self.second.ask((rules, policy), question)
 
-    def within(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
+    def within(
+        self, plan: Candidate, most: float, computing: float | None, kept: float = -math.inf
+    ) -> Beyond | None:
         """`Candidate.within`; a plan that has been asked for has its figures then."""
         if plan.is_known:
-            return self._beyond(plan, most, computing)
+            return plan.beyond(most, computing)
         is_asked = plan.execution is self.execution
         speculated = self.second.take((plan.rules, plan.policy)) if is_asked else None
         if speculated is None:
-            return plan.within(most, computing)
+            return plan.within(most, computing, kept)
         if isinstance(speculated, tuple):
             return Beyond(*speculated)
         plan.learn(speculated)
-        return self._beyond(plan, most, computing)
-
-    def _beyond(self, plan: Candidate, most: float, computing: float | None) -> Beyond | None:
-        """Where a plan with its figures is beyond a limit."""
-        if most == math.inf:
-            return None
-        reached = plan.sent_at_least if computing is None else plan.seconds_at_least(computing)
-        return Beyond(plan.sent_at_least, plan.kept_at_least) if reached > most else None
+        return plan.beyond(most, computing)
 
     def drop(self, rules: Rules) -> None:
         """Do without what has been asked of rules."""
@@ -223,7 +227,7 @@ class Problem:
         if len(self._answered) > AGAIN:
             self._answered.clear()
         plan = self._answered.setdefault(key, self._new(*key))
-        if beyond := plan.within(asked.most, asked.computing):
+        if beyond := plan.within(asked.most, asked.computing, asked.kept):
             return beyond.bytes, beyond.kept
         if self.divides(plan) and self.fits(plan) and self.at_least(plan) <= asked.worth:
             self.key(plan)

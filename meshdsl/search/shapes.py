@@ -101,7 +101,8 @@ def _searched(problems: Sequence[Problem], method: Method) -> SearchResult:
     """The best over problems with a mesh each, within one budget."""
     if len(problems) == 1:
         return _finished(searched(problems[0], method))
-    least = min(problem.least_work for problem in problems)
+    timed = problems[0].objective == "time"  # then work is not limited
+    least = None if timed else min(problem.least_work for problem in problems)
     results, refused = [], list[DiagnosticError]()
     below = math.inf
     for problem in sorted(problems, key=least_value):

@@ -464,6 +464,7 @@ def own_dims(call: Call) -> frozenset[str]:
     return frozenset().union(*whole_dims(call))
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def on_parts(call: Call) -> tuple[Call, ...]:
     """The calls that one becomes where a dim is split that it needs whole; none if it cannot."""
     if call.name in IN_BLOCKS:
