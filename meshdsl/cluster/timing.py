@@ -130,6 +130,11 @@ class Timing:
     def __hash__(self) -> int:
         return self._hash
 
+    @property
+    def slowest(self) -> Level:
+        """The links of the least bandwidth."""
+        return min(self.cluster.levels, key=lambda level: level.bandwidth)
+
     def flops(self, dtype: str) -> float:
         """FLOP/s of a device at best."""
         return self.cluster.device.peak(dtype)

@@ -42,7 +42,15 @@ from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sharding_rules import Call, added_alone, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
-from meshdsl.placed.strategies import Choice, Chooser, OnStages, Other, Want, cheapest
+from meshdsl.placed.strategies import (
+    Choice,
+    Chooser,
+    OnStages,
+    Other,
+    Want,
+    cheapest,
+    never_partial,
+)
 from meshdsl.records import dataclass
 
 
@@ -138,7 +146,10 @@ class _State:
 
 @functools.lru_cache(maxsize=64)
 def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
-    """The choosers on a mesh: one for all operators that are asked for alike."""
+    """The choosers on a mesh: one for all operators that are asked for alike.
+
+    `immediate` has those of `deferred`, in which every result is `forced`.
+    """
 
     @functools.lru_cache(maxsize=1 << 16)
     def made(
@@ -182,7 +193,9 @@ class Placer:
         self.source, self.request, self.decider = request.program, request, decider
         self.mesh: Mesh = request.mesh
         self.price = decider.price
-        self.choosers = _choosers(self.mesh, decider.policy, decider.price)
+        self.at_once = decider.policy == "immediate"
+        policy = "deferred" if self.at_once else decider.policy
+        self.choosers = _choosers(self.mesh, policy, decider.price)
         self.returned = request.returned
         self.added = added_alone(request.program) if decider.policy == "deferred" else frozenset()
         self.state = _State()
@@ -524,10 +537,13 @@ class Placer:
             self.causes[value] = self.request.asked(value).causes
         versions = tuple([self._available(v) for v in op.ins])
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
-        forced = not self.returned.isdisjoint(op.outs)
-        stages = None if self.stages is None else self.stages.of(op)
-        how = (forced, stages, self.request.added_first(op))
-        return self.choosers(call_of(op), versions, wants, pins, *how)
+        forced = self.at_once or not self.returned.isdisjoint(op.outs)
+        stages, call = None if self.stages is None else self.stages.of(op), call_of(op)
+        if forced and stages is None and never_partial(call, versions, wants, pins):
+            forced = False  # nothing is reduced: the choice is that of others
+        return self.choosers(
+            call, versions, wants, pins, forced, stages, self.request.added_first(op)
+        )
 
     @property
     def _planned(self) -> str:

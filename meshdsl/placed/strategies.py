@@ -160,6 +160,30 @@ def is_legal(
     return all(pair in legal for pair in pairs) and with_windows(call, needs, yields, mesh) == needs
 
 
+def never_partial(
+    call: Call,
+    versions: tuple[tuple[Placement, ...], ...],
+    wants: tuple[Want, ...],
+    pins: tuple[Placement | None, ...],
+) -> bool:
+    """Whether no row that a `Chooser` of these looks at makes a partial result."""
+    if _makes_partial(call) or any(want.summed for want in wants):
+        return False
+    read = (*pins, *(p for placements in versions for p in placements))
+    return not any(p.partial for p in read if p is not None)
+
+
+@functools.lru_cache(maxsize=65536)
+def _makes_partial(call: Call) -> bool:
+    """Whether a row makes a partial result of operands none of which has to be partial."""
+    rows = (r for r in legal_rows(call) if any(isinstance(c, Partial) for c in r.outs))
+    return any(any(isinstance(c, Split) for c in row.ins) or not _of_partial(row) for row in rows)
+
+
+def _of_partial(row: Row) -> bool:
+    return any(isinstance(c, Partial) for c in row.ins)
+
+
 @functools.lru_cache(maxsize=65536)
 def _legal_pairs(call: Call) -> frozenset[tuple[object, object]]:
     return frozenset((r.ins, r.outs) for r in legal_rows(call))

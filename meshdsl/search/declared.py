@@ -40,6 +40,8 @@ def _is_listed(problem: Problem, layout: StartLayout) -> bool:
 def _placed(problem: Problem, layout: StartLayout, best: Candidate | None) -> Candidate | None:
     """The walk of a layout that is better than what is known; None where there is none."""
     better = None
+    if not problem.may_divide(layout.rules, layout.execution):
+        return None
     problem.spend()
     for plan in problem.executed(layout.rules, layout.execution):
         try:
@@ -59,6 +61,8 @@ def _is_better(problem: Problem, plan: Candidate, than: Candidate | None) -> boo
         computing = (0.0 if settings else problem.computing(plan.rules)) if timed else None
         if plan.within(problem.value(than), computing) is not None:
             return False
+    if not problem.divides(plan):
+        return False
     # Of equals what was found stays: `is_better` would go by what is sent and held beside.
     is_less = than is None or problem.value(plan) < problem.value(than)
-    return is_less and problem.divides(plan) and problem.fits(plan)
+    return is_less and problem.fits(plan)

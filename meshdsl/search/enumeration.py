@@ -485,11 +485,7 @@ class Layouts:
         if self.bounds and space.least(weigh) * (1 - ROUNDING) > problem.below:
             run.valid = run.bounded = space.count
             return []
-        slow = min(problem.timing.cluster.levels, key=lambda level: level.bandwidth)
-
-        def expected(rules: Rules) -> float:
-            """About how long it takes, if buckets join all collectives."""
-            return problem.computing(rules) + run.tables.sent(rules) / slow.bandwidth
+        slow, expected = problem.timing.slowest, problem.about
 
         def at_most(rules: Rules) -> float:
             """About how long it takes, if none are joined."""
@@ -563,6 +559,9 @@ def best_first(problem: Problem, plans: list[Candidate]) -> tuple[Candidate, ...
         last = best[SHOWN - 1] if len(best) >= SHOWN else None
         if last is not None and bound_of(plan) > problem.value(last):
             break
+        alike = (other for other in best if other.asked == plan.asked)
+        if any(problem.at_most(other) < bound_of(plan) for other in alike):
+            continue
         if problem.fits(plan):
             best = first_of_each(sorted([*best, plan], key=problem.key))
     return tuple(best[:SHOWN])

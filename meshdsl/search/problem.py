@@ -128,6 +128,12 @@ class Problem:
         """Whether a plan divides the work as far as it has to. Raises what placing it raises."""
         return plan.flops <= self.most_work
 
+    def may_divide(self, rules: Rules, execution: Execution) -> bool:
+        """Whether it is not known, before placing, that rules divide the work too little."""
+        if self.most_work == math.inf or execution.schedule or not self.space.knows(rules):
+            return True
+        return self.space.kept_work(rules) <= self.most_work
+
     def value(self, plan: Candidate) -> float:
         """What is minimised."""
         if self.objective == "time":
@@ -250,6 +256,11 @@ class Problem:
             return plan.sent_at_most
         return self.value(plan)
 
+    def about(self, rules: Rules) -> float:
+        """About how many seconds a step takes under general rules, if buckets join collectives."""
+        assert self.timing is not None, "no cluster is named"
+        return self.computing(rules) + self.tables().sent(rules) / self.timing.slowest.bandwidth
+
     def computing(self, rules: Rules) -> float:
         """The seconds of all operators at least; rules for storage may divide updates.
 
@@ -285,6 +296,11 @@ class Problem:
         """Whether a plan fits, and comes before another one."""
         if than is None:
             return self.fits(plan)
+        if self.objective == "bytes":  # mostly known without the programs of a device
+            if self.at_least(plan) > self.at_most(than):
+                return False
+            if self.at_most(plan) < self.at_least(than):
+                return self.fits(plan)
         value = self.value(than)
         if self.at_least(plan) > value or self.value(plan) > value:
             return False

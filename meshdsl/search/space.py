@@ -35,6 +35,7 @@ from meshdsl.placed.strategies import flops
 from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules, SearchRule
 from meshdsl.search.lower_bounds import ROUNDING, at_least, divided, is_started
+from meshdsl.syntax.symbols import ROLES
 
 Weigh = Callable[[Call, Signature], float]
 """The work of a call on one device, from its local types: FLOPs, or seconds."""
@@ -93,6 +94,7 @@ class LayoutSpace:
         self.loops = frozenset(loop.dim.name for loop in loops_of(program))
         self.dims = self._dims()
         self._tables: dict[Weigh, list[_Tables]] = {}
+        self._least: dict[Weigh, float] = {}
 
     def _dims(self) -> tuple[_Dim, ...]:
         """The dims that may be split, those of most work first."""
@@ -220,10 +222,16 @@ class LayoutSpace:
     # --- layouts -------------------------------------------------------------------------------
 
     def least(self, weigh: Weigh = work) -> float:
-        """The least work that any layout leaves a device.
+        """The least work that any layout leaves a device."""
+        if weigh not in self._least:
+            self._least[weigh] = self._least_of_all(weigh)
+        return self._least[weigh]
 
-        The best first by what is decided and the least of the rest; choices that leave the same
-        open are one, so that many dims of which few meet are no trouble.
+    def _least_of_all(self, weigh: Weigh) -> float:
+        """The least work of all layouts, the best looked at first.
+
+        Best by what is decided and the least of the rest; choices that leave the same open are one,
+        so that many dims of which few meet are no trouble.
         """
         tables, order = self.tables(weigh), self._order
         live = self._live(tables)
@@ -254,10 +262,30 @@ class LayoutSpace:
 
     def of(self, rules: Rules, weigh: Weigh = work) -> float:
         """The least work under general rules."""
+        open_ = self._open(rules)
+        return sum(table.least(open_) for table in self.tables(weigh))
+
+    def _open(self, rules: Rules) -> Open:
+        """The dims that each axis splits under general rules."""
         axes = {rule.dim: rule.axes for rule in rules if not rule.selector}
         dims = [(1 << i, axes.get(dim.name, ())) for i, dim in enumerate(self.dims)]
-        open_ = tuple(sum(bit for bit, split in dims if a in split) for a in self.axes)
-        return sum(table.least(open_) for table in self.tables(weigh))
+        return tuple(sum(bit for bit, split in dims if a in split) for a in self.axes)
+
+    def knows(self, rules: Rules) -> bool:
+        """Whether the tables say what rules leave a device: those of dims that may be split.
+
+        And those for storage. Nothing else may split a dim, as `@` does.
+        """
+        split = {rule.dim for rule in rules if not rule.selector and rule.axes}
+        narrower = {rule.selector[0] for rule in rules if rule.selector}
+        is_known = split <= {dim.name for dim in self.dims} and narrower <= {*ROLES}
+        return is_known and not any(value.pins for value in values_of(self.program))
+
+    def kept_work(self, rules: Rules) -> float:
+        """The least work under general rules that no rules for storage divide further."""
+        open_ = self._open(rules)
+        calls = (table for tables in self.tables(work) for table in tables.calls)
+        return sum(t.least(open_) * (1 - self.updates[t.call] / t.trips) for t in calls)
 
     def every(self) -> Iterator[Rules]:
         """Every valid layout."""

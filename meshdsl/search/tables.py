@@ -18,7 +18,7 @@ from meshdsl.costgraph.graph import CostFactor, CostGraph, Costs, Solution, Vari
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.placements import Placement, placement
 from meshdsl.placed.sharding_rules import Call
-from meshdsl.placed.strategies import Choice, Chooser, Want
+from meshdsl.placed.strategies import Choice, Chooser, Want, never_partial
 from meshdsl.search.budget import Budget
 from meshdsl.search.candidate import Rules
 from meshdsl.search.space import LayoutSpace
@@ -77,7 +77,10 @@ class Tables:
         versions = tuple((p,) for p in ins)
         wants = tuple(map(Want, outs))
         pins = (None,) * len(ins)
-        chooser = Chooser(call, versions, wants, pins, self.mesh, "immediate", uneven=uneven)
+        forced = not never_partial(call, versions, wants, pins)  # at once, as `immediate` does
+        chooser = Chooser(
+            call, versions, wants, pins, self.mesh, "deferred", forced=forced, uneven=uneven
+        )
         return chooser.candidates()[0]
 
 
