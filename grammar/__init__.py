@@ -93,5 +93,5 @@ def spelling() -> dict[str, str]:
     return {**CONTEXTUAL, **{t.name: t.pattern.value for t in fixed}}
 
 
-CONTEXTUAL = {"SCHEDULE": "schedule"}
+CONTEXTUAL = {"SCHEDULE": "schedule", "WEIGHTS": "weights"}
 """Words that are names but where a declaration begins with them."""

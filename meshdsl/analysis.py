@@ -21,6 +21,7 @@ from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build_partly, choose_program, finish_named
 from meshdsl.named.rematerialisation import without_effect
 from meshdsl.named.unreached_functions import check_uncalled
+from meshdsl.named.weights import check_weights
 from meshdsl.placed.expect import lint_expect
 from meshdsl.placed.layout import Layout, collect_axes, collect_declared, declared_layout
 from meshdsl.placed.lint import lint
@@ -107,6 +108,10 @@ def analyse_tree(
     check_uncalled(replace(declarations, functions=functions), diagnostics)
     programs = list(named.values()) or [None]
     _check_layouts(programs, declarations, options, part, diagnostics)
+    blocks = {n: b for n, b in declarations.weights.items() if _is_in(part, b)}
+    if None not in named.values():
+        built = [program for program in named.values() if program is not None]
+        check_weights(replace(declarations, weights=blocks), built, diagnostics)
     for expect in declarations.expects:
         lint_expect(expect, programs, declarations, diagnostics)
     if part is None and not diagnostics.errors:

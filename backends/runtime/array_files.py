@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from meshdsl.backends.runtime.mapped_arrays import SUFFIX, read_mapped
 from meshdsl.backends.runtime.stored import StoredArray as StoredArray
 from meshdsl.backends.runtime.user_files import Refused as Refused
 from meshdsl.backends.runtime.user_files import regular, replacing, replacing_for_good
@@ -43,8 +44,10 @@ class ArraysRefused(Refused):
         self.table, self.problems = table, problems
 
 
-def read_arrays(path: str, proven: bool = False) -> dict[str, StoredArray]:
+def read_arrays(path: str, proven: bool = False) -> dict[str, Any]:
     """The arrays of a .npz or .safetensors file by name; Refused when it cannot be read.
+
+    They are `StoredArray`s, or of a table of parameters in other files `MappedArray`s.
 
     Every member of a .npz file is compared with its checksum, unless `proven` says that another
     process of this run has done so.
@@ -55,6 +58,8 @@ def read_arrays(path: str, proven: bool = False) -> dict[str, StoredArray]:
                 return dict(read_safetensors(file, path))
             if path.endswith(".npz"):
                 return dict(read_npz(file, path, proven))
+            if path.endswith(SUFFIX):
+                return dict(read_mapped(file.read()))
             refuse_other(file, path)
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror or error}") from None

@@ -28,7 +28,8 @@ TOKENS = ("bytes", "chars")
 class Generate(PlacingOptions, AsData):
     """Options of `generate`."""
 
-    params: str = opt("--params", "F", "A checkpoint's folder, or a file of parameters.", ...)
+    params: str = opt("--params", "F", "A checkpoint's or a model's folder, or a file.", ...)
+    weights: str | None = opt("--as", "W", "The `weights` that say what a model's tensors are.")
     prompt: str = opt("--prompt", "TEXT", "The beginning of the text.", ...)
     steps: int | None = opt("--steps", "N", "How many tokens (what there is room for).", min=1)
     temperature: float = opt("--temperature", "T", "0: the likeliest token.", 0.0, min=0.0)
@@ -55,13 +56,14 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
     from meshdsl.backends.generate.contract import chosen
     from meshdsl.backends.generate.generation import checked_params, generate
     from meshdsl.backends.generate.task import task_of
-    from meshdsl.backends.train.export import as_params
+    from meshdsl.backends.weights.params import params_file
 
     step, contract = chosen(made)
     tokens = _tokens(given)
     prompt = tokens.read(given.prompt, contract.counted)
     names = [str(p.value.name) for p in step.named.params]
-    with as_params(given.params, [n for n in names if n not in contract.states]) as params:
+    stored = [n for n in names if n not in contract.states]
+    with params_file(given.params, step, stored, given.weights, diagnostics) as params:
         assert params is not None
         diagnostics.add(*checked_params(step, params, contract.states))
         vocabulary = tokens.known(contract.counted)
@@ -94,9 +96,10 @@ def _tokens(given: Generate) -> Tokens:
     """How text is read: as asked, or as the checkpoint was trained. Raises MD0626."""
     from meshdsl.backends.generate.task import Tokens
     from meshdsl.backends.train.export import checkpoint_at
+    from meshdsl.backends.weights.params import is_of_others
 
     vocabulary = None
-    if os.path.isdir(given.params):
+    if os.path.isdir(given.params) and not is_of_others(given.params, given.weights):
         vocabulary = checkpoint_at(given.params).meta.get("vocabulary")
     if given.tokens == "chars" and vocabulary is None:
         message = f"{given.params} does not say which characters it was trained on"

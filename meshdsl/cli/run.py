@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +33,8 @@ class RunOptions(PlacingOptions, Force, AsData):
 
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     inputs: str | None = opt("--inputs", "F", "Inputs: .npz or .safetensors.")
-    params: str | None = opt("--params", "F", "Parameters, likewise, or a checkpoint's folder.")
+    params: str | None = opt("--params", "F", "Parameters, a checkpoint's or a model's folder.")
+    weights: str | None = opt("--as", "W", "The `weights` that say what a model's tensors are.")
     seed: int = opt("--seed", "S", "For values that are not given.", 0)
     out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
     step: bool = flag("--step", "Take one training step: gradients and update, too.")
@@ -100,19 +99,12 @@ def run(
         DiagnosticError: the run fails (MD07xx).
     """
     from meshdsl.backends.engines import execution as engines
+    from meshdsl.backends.weights.params import params_file
 
     names = tuple(str(p.value.name) for p in made.named.params)
-    with _as_params(given.params, names) as params:
+    with params_file(given.params, made, names, given.weights, diagnostics) as params:
         values = engines.InputSource(given.inputs, params, given.seed, timed)
         return _run(made, given, values, diagnostics)
-
-
-def _as_params(path: str | None, names: tuple[str, ...]) -> AbstractContextManager[str | None]:
-    if path is None or not os.path.isdir(path):
-        return nullcontext(path)
-    from meshdsl.backends.train.export import as_params  # needs torch
-
-    return as_params(path, names)
 
 
 def _run(

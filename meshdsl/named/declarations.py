@@ -48,6 +48,7 @@ class Declarations:
     layouts: Mapping[str, ast.LayoutDecl] = field(default_factory=dict)
     sbps: Mapping[str, ast.Sbp] = field(default_factory=dict)
     schedules: Mapping[str, ast.ScheduleDecl] = field(default_factory=dict)
+    weights: Mapping[str, ast.WeightsDecl] = field(default_factory=dict)
     functions: Mapping[str, ast.FunctionDecl] = field(default_factory=dict)
     programs: Mapping[str, ast.ProgramDecl] = field(default_factory=dict)
     expects: tuple[ast.Expect, ...] = ()
@@ -80,6 +81,7 @@ def declare(
         _of(entries["layout"], ast.LayoutDecl),
         _of(entries["sbp"], ast.Sbp),
         _of(entries["schedule"], ast.ScheduleDecl),
+        _of(entries["weights"], ast.WeightsDecl),
         _of(entries["def"], ast.FunctionDecl),
         _of(entries["program"], ast.ProgramDecl),
         expects,

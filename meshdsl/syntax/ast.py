@@ -404,6 +404,82 @@ class Sbp:
 
 
 @dataclass(frozen=True, slots=True)
+class FileUnit:
+    """A dim of a tensor in a file: one of the program, or `1` for a dim that the program lacks."""
+
+    dim: Name | Number
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class FileMerged:
+    """`(heads, key)`: dims that are one dim of a tensor in a file, outer first."""
+
+    dims: tuple[FileDim, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class FileJoined:
+    """`(heads, key) + (kv, key)`: tensors that lie one behind the other along a dim of a file."""
+
+    parts: tuple[FileUnit | FileMerged, ...]
+    span: Span
+
+
+FileDim = FileUnit | FileMerged | FileJoined
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """`"h.{layers}.attn.weight"[model, (heads, key)]`: a key of a file, and the dims it has there.
+
+    Each index of a dim in braces has a tensor of its own.
+    """
+
+    key: String
+    dims: tuple[FileDim, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPath:
+    """`embed` as the place of another parameter's values, or `init` for the initial values."""
+
+    path: tuple[Name, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsEntry:
+    """`head: "lm_head.weight"[vocab, model] or embed`: the places of parameters, by preference.
+
+    Several parameters lie in one tensor.
+    """
+
+    params: tuple[tuple[Name, ...], ...]
+    places: tuple[FileTensor | StoredPath, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredKeys:
+    """`ignore "*.inv_freq"`: keys of a file that no parameter reads; `*` is any text."""
+
+    pattern: String
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsDecl:
+    """`weights hf { … }`: the names and dims of parameters in the files of another program."""
+
+    name: Name
+    entries: tuple[WeightsEntry | IgnoredKeys, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class TensorParam:
     """A tensor parameter: `x[..., d]`, `ids[batch]: i32`, `scale[d] = 1.0`, `rate`."""
 
@@ -466,7 +542,9 @@ class Expect:
     span: Span
 
 
-NamedDeclaration = DimDecl | MeshDecl | LayoutDecl | Sbp | ScheduleDecl | FunctionDecl | ProgramDecl
+NamedDeclaration = (
+    DimDecl | MeshDecl | LayoutDecl | Sbp | ScheduleDecl | WeightsDecl | FunctionDecl | ProgramDecl
+)
 Declaration = NamedDeclaration | Expect
 
 KEYWORDS: Mapping[type[NamedDeclaration], str] = {
@@ -475,6 +553,7 @@ KEYWORDS: Mapping[type[NamedDeclaration], str] = {
     LayoutDecl: "layout",
     Sbp: "sbp",
     ScheduleDecl: "schedule",
+    WeightsDecl: "weights",
     FunctionDecl: "def",
     ProgramDecl: "program",
 }

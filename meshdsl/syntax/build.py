@@ -182,6 +182,45 @@ def _sbp_entry(b: TreeBuilder, tree: Any) -> ast.SbpEntry:
     return ast.SbpEntry(b.names(tensor), reader, placements, b.span(tree))
 
 
+def _ignored(b: TreeBuilder, tree: Any) -> ast.IgnoredKeys:
+    word, pattern = tree.children
+    if word != "ignore":
+        fail(
+            "MD0001",
+            f"expected `:` or `.`, found {pattern}",
+            b.name(pattern).span,
+            help=f"write `{word}: {pattern}[…]` with the dims of the file, or `ignore {pattern}`",
+        )
+    return ast.IgnoredKeys(b.string(pattern), b.span(tree))
+
+
+def _file_dim(b: TreeBuilder, tree: Any) -> ast.FileDim:
+    if tree.data == "file_unit":
+        (word,) = tree.children
+        unit = b.number(word) if word.type == "NUMBER" else b.name(word)
+        return ast.FileUnit(unit, b.span(tree))
+    dims = tuple([_file_dim(b, child) for child in tree.children])
+    if tree.data == "file_merged":
+        return ast.FileMerged(dims, b.span(tree))
+    parts = tuple(dim for dim in dims if not isinstance(dim, ast.FileJoined))
+    return ast.FileJoined(parts, b.span(tree))
+
+
+def _stored(b: TreeBuilder, tree: Any) -> ast.FileTensor | ast.StoredPath:
+    if tree.data == "path":
+        return ast.StoredPath(b.names(tree), b.span(tree))
+    key, *dims = tree.children
+    file_dims = tuple([_file_dim(b, dim) for dim in dims])
+    return ast.FileTensor(b.string(key), file_dims, b.span(tree))
+
+
+def _weights_entry(b: TreeBuilder, tree: Any) -> ast.WeightsEntry:
+    params, *places = tree.children
+    paths = tuple([b.names(path) for path in params.children])
+    stored = tuple([_stored(b, place) for place in places if hasattr(place, "data")])
+    return ast.WeightsEntry(paths, stored, b.span(tree))
+
+
 _tensors = tuple_maker(
     node_maker(
         ast.TensorParam,
@@ -224,6 +263,12 @@ _DECLARATIONS: Makers = {
     "layout_decl": _layout,
     "sbp_decl": node_maker(ast.Sbp, _NAME, _entries({"sbp_entry": _sbp_entry})),
     "schedule_decl": _schedule,
+    "weights_decl": node_maker(
+        ast.WeightsDecl,
+        None,
+        _NAME,
+        _entries({"weights_entry": _weights_entry, "ignored": _ignored}),
+    ),
     "function_decl": node_maker(
         ast.FunctionDecl,
         _NAME,

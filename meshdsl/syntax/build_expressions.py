@@ -68,6 +68,11 @@ class TreeBuilder:
         span = self.name(token).span
         return ast.Number(number_value(str(token), span), span)
 
+    def string(self, token: Any) -> ast.String:
+        """A word as a string."""
+        span = self.name(token).span
+        return ast.String(string_value(str(token), span), span)
+
     def maybe_number(self, token: Any) -> ast.Number | None:
         """A word as a number, or None where it was not written."""
         return None if token is None else self.number(token)

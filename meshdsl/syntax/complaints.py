@@ -508,7 +508,8 @@ def _misplaced(at: Situation) -> Diagnostic | None:
         "MD0001",
         _declaration_wanted(at),
         at.span,
-        help=meant or "a declaration begins with `dim mesh layout sbp schedule def program expect`",
+        help=meant
+        or "a declaration begins with `dim mesh layout sbp schedule weights def program expect`",
         fixes=() if str(at.token) in words else spelled_right(at.span, str(at.token), words),
     )
 

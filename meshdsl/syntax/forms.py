@@ -8,6 +8,7 @@ FORMS = {
     "LAYOUT": "a layout is written `layout name { batch -> data, hidden -> model }`",
     "SBP": "an `sbp` block is written `sbp name { x: (S(0), B) }`",
     "SCHEDULE": "a schedule is written `schedule mine(stages=2, micro=2) { 0: F0 F1 B0 B1 … }`",
+    "WEIGHTS": 'weights are written `weights hf { w: "layer.weight"[hidden, io] }`',
     "DEF": "a function is written `def f(x[batch]) -> [batch] { return … }`",
     "PROGRAM": "a program is written `program name(x[batch]) { return … }`",
     "EXPECT": "an expectation is written `expect layout on mesh { y: [batch@data] }`",
@@ -23,6 +24,7 @@ ENTRIES = {
     "LAYOUT": "a rule is written `batch -> data`, or `h: batch -> none`",
     "SBP": "a tensor is written `x: (S(0), B)`",
     "SCHEDULE": "a row is written `0: F0 F1 B0 B1`, the actions of device 0 with blanks between",
+    "WEIGHTS": 'a parameter is written `w: "layer.weight"[hidden, io]`, with the dims of the file',
     "EXPECT": "an entry is written `h: [batch@data]`, or `all_reduce over data: 1`",
 }
 

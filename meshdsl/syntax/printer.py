@@ -67,6 +67,8 @@ def _declaration(node: ast.Declaration) -> str:
             return _braces(f"sbp {node.name.text}", [_sbp_entry(e) for e in node.entries])
         case ast.ScheduleDecl():
             return schedule(node)
+        case ast.WeightsDecl():
+            return _braces(f"weights {node.name.text}", [weights_entry(e) for e in node.entries])
         case ast.Expect():
             return _expect(node)
         case ast.FunctionDecl():
@@ -111,6 +113,32 @@ def _action(node: ast.ScheduleAction) -> str:
 def _sbp_entry(entry: ast.SbpEntry) -> str:
     use = f" at {_path(entry.at)}" if entry.at else ""
     return f"{_path(entry.tensor)}{use}: ({_listed(entry.components)})"
+
+
+def weights_entry(entry: ast.WeightsEntry | ast.IgnoredKeys) -> str:
+    """An entry of a block of weights: `head: "lm_head.weight"[vocab, model] or embed`."""
+    if isinstance(entry, ast.IgnoredKeys):
+        return f"ignore {expression(entry.pattern)}"
+    params = ", ".join(map(_path, entry.params))
+    params = f"({params})" if len(entry.params) > 1 else params
+    return f"{params}: {' or '.join(map(_stored, entry.places))}"
+
+
+def _stored(place: ast.FileTensor | ast.StoredPath) -> str:
+    if isinstance(place, ast.StoredPath):
+        return _path(place.path)
+    return f"{expression(place.key)}[{', '.join(map(file_dim, place.dims))}]"
+
+
+def file_dim(dim: ast.FileDim) -> str:
+    """A dim of a tensor in a file: `model`, `(heads, key)`, `hidden + hidden`."""
+    match dim:
+        case ast.FileMerged():
+            return f"({', '.join(map(file_dim, dim.dims))})"
+        case ast.FileJoined():
+            return " + ".join(map(file_dim, dim.parts))
+        case ast.FileUnit():
+            return dim.dim.text if isinstance(dim.dim, ast.Name) else expression(dim.dim)
 
 
 def _expect(node: ast.Expect) -> str:

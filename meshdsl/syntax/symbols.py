@@ -23,6 +23,7 @@ Kind = Literal[
     "layout",
     "sbp",
     "schedule",
+    "weights",
     "function",
     "program",
     "input",
@@ -38,6 +39,9 @@ TENSORS: frozenset[Kind] = frozenset({"input", "argument", "param", "tensor"})
 
 ROLES = ("params", "grads", "state")
 """Selectors of layouts that name no tensor."""
+
+INIT = "init"
+"""What an entry of weights says for the initial values of a parameter."""
 
 ACTIVATIONS = "activations"
 """The selector of settings of all values that the forward pass computes.
@@ -206,6 +210,7 @@ _DECLARED: dict[type, Kind] = {
     ast.LayoutDecl: "layout",
     ast.Sbp: "sbp",
     ast.ScheduleDecl: "schedule",
+    ast.WeightsDecl: "weights",
     ast.FunctionDecl: "function",
     ast.ProgramDecl: "program",
 }
@@ -233,8 +238,22 @@ def _read(node: ast.Declaration, table: _SymbolTable) -> None:
             for entry in node.entries:
                 _select(entry.tensor, table)
                 _select(entry.at, table)
+        case ast.WeightsDecl():
+            _weights(node, table)
         case ast.Expect():
             _expect(node, table)
+
+
+def _weights(node: ast.WeightsDecl, table: _SymbolTable) -> None:
+    for part in ast.walk(node):
+        match part:
+            case ast.WeightsEntry():
+                for path in part.params:
+                    _select(path, table)
+            case ast.StoredPath() if [name.text for name in part.path] != [INIT]:
+                _select(part.path, table)
+            case ast.FileUnit(dim=ast.Name() as dim):
+                table.use("dim", dim)
 
 
 def _layout(node: ast.LayoutDecl, table: _SymbolTable) -> None:

@@ -53,6 +53,10 @@ def _selectors(file: ast.SourceFile) -> set[int]:
                 paths += [node.tensor, node.at]
             case ast.ExpectPlacement():
                 paths.append(node.tensor)
+            case ast.WeightsEntry():
+                paths += node.params
+            case ast.StoredPath():
+                paths.append(node.path)
     starts = {name.span.start for path in paths for name in path}
     return starts | {start + len("d_") for start in starts}
 

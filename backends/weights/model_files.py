@@ -1,0 +1,195 @@
+"""Tensors in the files of other programs: Hugging Face folders, and state dicts of torch.
+
+Only headers are read here. Nothing can run code from a file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.runtime.lazy_numpy import np
+from meshdsl.backends.runtime.stored import StoredArray
+from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
+from meshdsl.records import dataclass
+
+TORCH = (".bin", ".pt", ".pth")
+"""The suffixes of files that `torch.save` has written."""
+
+INDEX = ".index.json"
+"""The suffix of a file that says which file of a folder has which tensor."""
+
+CHECKPOINT = ("latest", "manifest.json")
+"""Files of a folder of checkpoints, or of one of them: these hold parameters under their names."""
+
+_TORCH_DTYPES = {
+    **{"float64": ("f64", "<f8"), "float32": ("f32", "<f4"), "float16": ("f16", "<f2")},
+    **{"bfloat16": ("bf16", "<u2"), "bool": ("bool", "|u1"), "uint8": ("uint8", "|u1")},
+    **{"int64": ("i64", "<i8"), "int32": ("i32", "<i4"), "int16": ("int16", "<i2")},
+    **{"int8": ("int8", "|i1")},
+}
+"""The language's and numpy's names for dtypes of torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A tensor in a file, whose elements begin at byte `offset`; `strides` are in bytes."""
+
+    path: str
+    dtype: str
+    stored: str
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...]
+
+
+def is_model(path: str) -> bool:
+    """Whether `path` names a folder or a file of another program's tensors."""
+    if not os.path.isdir(path):
+        return path.endswith(TORCH)
+    if any(os.path.exists(os.path.join(path, name)) for name in CHECKPOINT):
+        return False
+    return any(True for _ in _candidates(Path(path)))
+
+
+def tensors_of(path: str) -> dict[str, FileTensor]:
+    """The tensors of a folder or a file by their keys.
+
+    Raises Refused for what cannot be read, is damaged, or ends early.
+    """
+    if not os.path.isdir(path):
+        return _tensors_in(path)
+    try:
+        names = list(_candidates(Path(path)))
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror or error}") from None
+    if not names:
+        kinds = "`model.safetensors`, `model.safetensors.index.json` or `pytorch_model.bin`"
+        raise Refused(f"there is no model in {path}: no {kinds}")
+    if len(names) > 1:
+        raise Refused(f"{path} holds several models: {', '.join(names)}; name one of the files")
+    if names[0].endswith(INDEX):
+        return _indexed(Path(path), names[0])
+    return _tensors_in(os.path.join(path, names[0]))
+
+
+def _candidates(folder: Path) -> Iterator[str]:
+    """The files of a folder that stand for a whole model, in the order of `transformers`."""
+    names = sorted(entry.name for entry in os.scandir(folder))
+    for suffix in (".safetensors", f".safetensors{INDEX}", ".bin", f".bin{INDEX}"):
+        found = [name for name in names if name.endswith(suffix)]
+        preferred = [n for n in found if n in (f"model{suffix}", f"pytorch_model{suffix}")]
+        if preferred:
+            yield preferred[0]
+            return
+    if not any(name.endswith(INDEX) for name in names):  # else they are shards
+        yield from (name for name in names if name.endswith(".safetensors"))
+
+
+def _indexed(folder: Path, name: str) -> dict[str, FileTensor]:
+    """The tensors of the shards that an index lists."""
+    where = _index(folder / name)
+    shards = {shard: _tensors_in(str(folder / shard)) for shard in dict.fromkeys(where.values())}
+    missing = [key for key, shard in where.items() if key not in shards[shard]]
+    if missing:
+        key = missing[0]
+        more = f", and {len(missing) - 1} more" if missing[1:] else ""
+        raise Refused(f"{folder / where[key]} has no {key}, which {name} says is there{more}")
+    tensors: dict[str, FileTensor] = {}
+    for shard, found in shards.items():
+        for key, tensor in found.items():
+            if where.get(key, shard) == shard:
+                if key in tensors:
+                    raise Refused(f"{folder} holds {key} twice, and {name} does not list it")
+                tensors[key] = tensor
+    return tensors
+
+
+def _index(path: Path) -> dict[str, str]:
+    """The file of each tensor, of an index; they are files of its folder."""
+    try:
+        where = json.loads(read_regular(path))["weight_map"]
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Refused(f"{path} is damaged: it has no table `weight_map`") from None
+    if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
+        raise Refused(f"{path} is damaged: its `weight_map` is not a table of file names")
+    for file in where.values():
+        if file != os.path.basename(file) or file in ("", ".", ".."):
+            raise Refused(f"{path} is damaged: `{file}` is not the name of a file beside it")
+    return where
+
+
+def _tensors_in(path: str) -> dict[str, FileTensor]:
+    if path.endswith(TORCH):
+        return dict(_of_torch(path))
+    if not path.endswith(".safetensors"):
+        kinds = "a folder, a .safetensors file or a state dict of torch (.bin, .pt, .pth)"
+        raise Refused(f"{path} is no file of another program's tensors: name {kinds}")
+    return {name: _row_major(array) for name, array in read_arrays(path).items()}
+
+
+def _row_major(array: StoredArray) -> FileTensor:
+    width = np.dtype(array.stored).itemsize
+    strides = [width * math.prod(array.shape[i + 1 :]) for i in range(len(array.shape))]
+    place = (array.shape, array.offset, tuple(strides))
+    return FileTensor(array.path, array.dtype, array.stored, *place)
+
+
+# --- state dicts of torch ------------------------------------------------------------------------
+
+
+def _of_torch(path: str) -> Iterator[tuple[str, FileTensor]]:
+    """The tensors of a file that `torch.save` has written, none of whose values is read."""
+    state = _state_dict(path)
+    size = os.stat(path).st_size
+    for key, tensor in state.items():
+        if not hasattr(tensor, "untyped_storage"):
+            kind = type(tensor).__name__
+            help = "save the `state_dict()` of the model alone"
+            raise Refused(f"{path} holds a {kind} under `{key}`, not a tensor; {help}")
+        begin = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+        if begin is None:
+            help = "save it again with today's `torch.save`, or as .safetensors"
+            raise Refused(f"{path} does not say where its tensors lie; {help}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in _TORCH_DTYPES or tensor.layout != _strided():
+            raise Refused(f"{path}: tensor {key} is {dtype}, {tensor.layout}: not supported")
+        language, stored = _TORCH_DTYPES[dtype]
+        width, shape = tensor.element_size(), tuple(tensor.shape)
+        if begin + tensor.untyped_storage().nbytes() > size:
+            raise Refused(f"{path} is damaged: it ends before tensor {key} does")
+        strides = tuple(width * step for step in tensor.stride())
+        offset = begin + width * tensor.storage_offset()
+        yield key, FileTensor(path, language, stored, shape, offset, strides)
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+def _state_dict(path: str) -> Mapping[str, Any]:
+    """The table of tensors in a file of torch, with the places of their values alone."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with open(path, "rb", opener=regular), FakeTensorMode():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # a damaged archive or pickle: errors of all kinds
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise Refused(f"{path} is not a sound state dict of torch: {reason}") from None
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+        kind = type(state).__name__
+        raise Refused(f"{path} holds a {kind}; save the `state_dict()` of the model alone")
+    return state

@@ -1,0 +1,88 @@
+"""The parameters that `--params` names, in any form: a file, a checkpoint, a model of others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from meshdsl.backends.runtime.mapped_arrays import SUFFIX, mapped_text
+from meshdsl.backends.runtime.user_files import Refused
+from meshdsl.backends.weights.model_files import is_model, tensors_of
+from meshdsl.backends.weights.reading import Mapped, mapped_params
+from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
+from meshdsl.named.weights import WeightMap, weight_map
+from meshdsl.pipeline import Compilation
+from meshdsl.syntax import ast
+
+
+def is_of_others(path: str, block: str | None) -> bool:
+    """Whether `--params` names the model of another program, read by a block of weights."""
+    return block is not None or is_model(path)
+
+
+@contextlib.contextmanager
+def params_file(
+    path: str | None,
+    made: Compilation,
+    names: Iterable[str],
+    block: str | None,
+    diagnostics: Diagnostics,
+) -> Iterator[str | None]:
+    """The path of a file that `read_arrays` reads the parameters `names` from.
+
+    Of another program's model it is a table of where they lie, by the `block` of weights of that
+    name (the only one for None); of a checkpoint a file of them. Any other file stands for itself.
+    Raises MD0550, MD0552 and MD0553 for models, else as `as_params`.
+    """
+    if path is None:
+        yield None
+    elif is_of_others(path, block):
+        with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
+            mapped = mapped_model(path, made, block)
+            diagnostics.add(*mapped.notes)
+            file = os.path.join(folder, f"params{SUFFIX}")
+            Path(file).write_text(mapped_text(mapped.arrays), encoding="utf-8")
+            yield file
+    elif not os.path.isdir(path):
+        yield path
+    else:
+        from meshdsl.backends.train.export import as_params  # needs torch
+
+        with as_params(path, names) as file_of_checkpoint:
+            yield file_of_checkpoint
+
+
+def mapped_model(path: str, made: Compilation, block: str | None) -> Mapped:
+    """The parameters of a program in a model. Raises MD0550, MD0552, MD0553, MD0145 to MD0148."""
+    weights = chosen_weights(made, block, path)
+    types = {str(p.value.name): p.value.type for p in made.named.params}
+    try:
+        tensors = tensors_of(os.path.abspath(path))
+    except Refused as refused:
+        help = "name a Hugging Face folder, a .safetensors file or a state dict of torch"
+        fail("MD0553", str(refused), help=help)
+    return mapped_params(weights, types, tensors, path)
+
+
+def chosen_weights(made: Compilation, block: str | None, path: str) -> WeightMap:
+    """The block of weights of a name, or the only one. Raises MD0552, MD0145 to MD0148."""
+    return weight_map(_chosen(made, block, path), made.named, made.declarations)
+
+
+def _chosen(made: Compilation, block: str | None, path: str) -> ast.WeightsDecl:
+    blocks = made.declarations.weights
+    listed = ", ".join(f"`{name}`" for name in blocks)
+    if block is not None and block not in blocks:
+        help = did_you_mean(block, list(blocks)) or f"declared: {listed or 'none'}"
+        fail("MD0552", f"no `weights {block}` is declared", help=help)
+    if not blocks:
+        message = f"nothing says where the parameters lie in {path}"
+        help = 'declare it: `weights hf { NAME: "KEY"[dims in the order of the file] }`'
+        fail("MD0552", message, help=help)
+    if block is None and len(blocks) > 1:
+        message = f"several blocks of weights are declared: {listed}"
+        fail("MD0552", message, help=f"choose one: `--as {next(iter(blocks))}`")
+    return blocks[block] if block is not None else next(iter(blocks.values()))

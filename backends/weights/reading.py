@@ -1,0 +1,205 @@
+"""The parameters of a program in the tensors of a model: compared, and mapped without reading."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+
+from meshdsl.backends.runtime.array_files import kind_of, show_table, width_of
+from meshdsl.backends.runtime.lazy_numpy import np
+from meshdsl.backends.runtime.mapped_arrays import Elements, MappedArray, numpy_dtype
+from meshdsl.backends.weights.model_files import FileTensor
+from meshdsl.diagnostics import Diagnostic, closest, fail, plural
+from meshdsl.ir.types import TensorType
+from meshdsl.named.weights import FilePlace, StoredParam, WeightMap
+from meshdsl.records import dataclass
+
+Tensors = Mapping[str, FileTensor]
+
+MOST_ROWS = 20
+"""The most rows of a table of what does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """The parameters found in a model, and notes for the user.
+
+    `initial` are those that the model lacks and the block has `or init` for.
+    """
+
+    arrays: Mapping[str, MappedArray]
+    initial: tuple[str, ...]
+    notes: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Something that does not fit: a key, or a pattern of keys; tensors expected and found."""
+
+    key: str
+    param: str
+    expected: str
+    found: str
+    problem: str
+
+
+def mapped_params(
+    weights: WeightMap, types: Mapping[str, TensorType], tensors: Tensors, path: str
+) -> Mapped:
+    """The parameters in the tensors of the model at `path`; `types` are the program's.
+
+    Raises MD0550 with a table of all keys that are missing, surplus, misshapen or mistyped.
+    """
+    comparison = _Comparison(weights, types, tensors)
+    arrays = comparison.arrays()
+    rows = [*comparison.rows, *comparison.surplus()]
+    if rows:
+        _refuse(rows, weights, path)
+    initial = tuple(p.name for p in weights.params if p.name not in arrays)
+    return Mapped(arrays, initial, tuple(_cast(arrays, types)))
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """Compares the tensors of a model with a block of weights."""
+
+    weights: WeightMap
+    types: Mapping[str, TensorType]
+    tensors: Tensors
+    rows: list[_Row] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+
+    def arrays(self) -> dict[str, MappedArray]:
+        """The parameters that have a place in the model; what does not fit is in `rows`."""
+        found: dict[str, MappedArray] = {}
+        for param in self.weights.params:
+            place = self._place(param)
+            if place is not None:
+                tensors = self._tensors(param, place)
+                if tensors is not None:
+                    found[param.name] = mapped_array(self.types[param.name], place, tensors)
+        for name in self.weights.unmapped:
+            problem = f"no entry in `weights {self.weights.name}`"
+            self.rows.append(_Row("-", name, _described(self.types[name]), "-", problem))
+        return found
+
+    def _place(self, param: StoredParam) -> FilePlace | None:
+        """The first of the places that the model has a tensor of; None where it keeps its init."""
+        for place in param.places:
+            if any(key in self.tensors for _, key in place.keys()):
+                return place
+        return None if param.optional or not param.places else param.places[0]
+
+    def _tensors(self, param: StoredParam, place: FilePlace) -> list[FileTensor] | None:
+        """The tensors of a place in the order of its keys; None where any does not fit."""
+        type_, before = self.types[param.name], len(self.rows)
+        expected = f"{type_.dtype}{_sizes(place.shape)}"
+        for _, key in place.keys():
+            self.read.add(key)
+            tensor = self.tensors.get(key)
+            found = "missing" if tensor is None else f"{tensor.dtype}{_sizes(tensor.shape)}"
+            problem = self._problem(key, place, type_)
+            if problem:
+                self.rows.append(_Row(key, param.name, expected, found, problem))
+        if len(self.rows) > before:
+            return None
+        return [self.tensors[key] for _, key in place.keys()]
+
+    def _problem(self, key: str, place: FilePlace, type_: TensorType) -> str:
+        """What is wrong with a tensor, empty for one that fits."""
+        tensor = self.tensors.get(key)
+        if tensor is None:
+            keys = [k for k in self.tensors if k not in self.read]
+            near = next((k for k in keys if k.endswith(f".{key}") or key.endswith(f".{k}")), None)
+            near = near or closest(key, keys)
+            return f"nearest: {near}" if near else "missing"
+        if tensor.shape != place.shape:
+            return "transposed?" if tensor.shape == place.shape[::-1] else "other sizes"
+        if kind_of(tensor.dtype) != type_.dtype.kind:
+            return f"is {kind_of(tensor.dtype)}, not {type_.dtype.kind}"
+        return ""
+
+    def surplus(self) -> Iterator[_Row]:
+        """Tensors that no entry reads, and no `ignore`."""
+        for key, tensor in self.tensors.items():
+            ignored = any(fnmatch.fnmatchcase(key, p) for p in self.weights.ignored)
+            if key not in self.read and not ignored:
+                found = f"{tensor.dtype}{_sizes(tensor.shape)}"
+                yield _Row(key, "-", "-", found, "no entry reads it")
+
+
+def _described(type_: TensorType) -> str:
+    return f"{type_.dtype}[{', '.join(f'{d.name}={d.size}' for d in type_.dims)}]"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def mapped_array(type_: TensorType, place: FilePlace, tensors: list[FileTensor]) -> MappedArray:
+    """A parameter in tensors that fit; they are in the order of the keys of its place."""
+    names = [number.dim for number in place.numbers]
+    numbered = sorted(type_.index(name) for name in names)
+    within = [name for axis, name in enumerate(type_.names) if axis not in numbered]
+    axes = {axis.dim: axis for axis in place.axes}
+    by_index: dict[tuple[int, ...], Elements] = {}
+    for (indices, _), tensor in zip(place.keys(), tensors, strict=True):
+        where = dict(zip(names, indices, strict=True))
+        starts = zip(place.starts, tensor.strides, strict=True)
+        offset = tensor.offset + sum(start * stride for start, stride in starts)
+        strides = tuple(axes[dim].step * tensor.strides[axes[dim].at] for dim in within)
+        key = tuple(where[type_.names[axis]] for axis in numbered)
+        by_index[key] = Elements(tensor.path, tensor.dtype, tensor.stored, offset, strides)
+    dtype = max((t.dtype for t in tensors), key=lambda d: (width_of(d), d))
+    in_order = tuple(by_index[key] for key in sorted(by_index))
+    return MappedArray(dtype, type_.shape, tuple(numbered), in_order)
+
+
+# --- what is told --------------------------------------------------------------------------------
+
+
+def _refuse(rows: list[_Row], weights: WeightMap, path: str) -> None:
+    """Raise MD0550: rows that differ in the numbers of their keys alone are one."""
+    alike: dict[tuple[str, ...], list[_Row]] = {}
+    for row in rows:
+        numberless = (re.sub(r"\d+", "*", text) for text in (row.key, row.problem))
+        alike.setdefault((*numberless, row.param, row.expected, row.found), []).append(row)
+    table: list[tuple[str, ...]] = [("tensor of the model", "parameter", "expected", "found", "")]
+    for (key, problem, *_), group in list(alike.items())[:MOST_ROWS]:
+        first = group[0]
+        several = group[1:]
+        name = f"{key} ({len(group)})" if several else first.key
+        cells = (name, first.param, first.expected, first.found)
+        table.append((*cells, problem if several else first.problem))
+    more = len(alike) - MOST_ROWS
+    left = f"\n  … and {more} more {plural(more, 'row')}" if more > 0 else ""
+    message = f"the tensors of {path} are not those of `weights {weights.name}`"
+    fail("MD0550", f"{message}\n{show_table(table)}{left}", help=_help(rows, weights))
+
+
+def _help(rows: list[_Row], weights: WeightMap) -> str:
+    surplus = next((row.key for row in rows if row.problem == "no entry reads it"), None)
+    if surplus is not None and all(row.problem == "no entry reads it" for row in rows):
+        pattern = re.sub(r"\d+", "*", surplus)
+        return f'write an entry for each, or `ignore "{pattern}"` for tensors that are not needed'
+    return (
+        f"correct the keys and dims of `weights {weights.name}`, or name the model that it is for; "
+        "`or init` is for parameters that a model may lack, `ignore` for tensors that are not read"
+    )
+
+
+def _cast(
+    arrays: Mapping[str, MappedArray], types: Mapping[str, TensorType]
+) -> Iterator[Diagnostic]:
+    """MD0551: how many parameters have another dtype in the model, by dtypes."""
+    casts = Counter((a.dtype, str(types[n].dtype)) for n, a in arrays.items())
+    for (stored, dtype), count in casts.items():
+        if stored != dtype:
+            exact = np.can_cast(numpy_dtype(stored), numpy_dtype(dtype)) and dtype != "bf16"
+            how = "exactly" if exact else "rounded"
+            message = f"{count} {plural(count, 'parameter')} of {stored} read as {dtype}, {how}"
+            help = f"`--dtype {stored}` computes in the dtype of the model"
+            yield Diagnostic("MD0551", message, severity="note", help=help if not exact else None)
