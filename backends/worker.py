@@ -125,7 +125,7 @@ def train(folder: Path, ranks: Ranks, programs: Programs) -> None:
     if path is not None and ending.trouble is None:
         values = {0: _gathered(ranks, specs, trainer.held.values())}
         undivided = {name: spec._replace(split={}) for name, spec in specs.items()}
-        ranks.first_does(lambda: export_params(values, path, undivided, {}))
+        ranks.first_does(lambda: export_params(values, path, undivided, {}, job.weights))
     if ranks.rank == 0:
         (folder / "ending.json").write_text(json.dumps(asdict(ending)), encoding="utf-8")
 

@@ -37,7 +37,8 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
     ending = session.run(train)[0]
     if job.out is not None and ending.trouble is None:
         values = {rank: trainer.held.values() for rank, trainer in trainers.items()}
-        export_params(values, job.out, trainers[0].held.value_specs, programs.mesh)
+        specs = trainers[0].held.value_specs
+        export_params(values, job.out, specs, programs.mesh, job.weights)
     return ending
 
 

@@ -25,19 +25,27 @@ from meshdsl.backends.train.checkpoint import (
     one_at,
     read_block,
 )
+from meshdsl.backends.weights.writing import write_model
 from meshdsl.diagnostics import fail
+from meshdsl.named.weights import WeightMap
 from meshdsl.records import dataclass
 
 
 def export_params(
-    blocks: Blocks, path: str, specs: Mapping[str, Spec], mesh: dict[str, int]
+    blocks: Blocks,
+    path: str,
+    specs: Mapping[str, Spec],
+    mesh: dict[str, int],
+    weights: WeightMap | None = None,
 ) -> None:
     """Write the tensors in `specs` to `path`, .npz or .safetensors by its suffix.
 
-    It is written whole or not at all, from the blocks of the devices of a mesh. In .npz, bf16
-    becomes float32, without loss. Raises MD0602 (another suffix), MD0501 (it cannot be written).
+    With `weights` it is a model of another program, in a folder or a file. It is written whole or
+    not at all, from the blocks of the devices of a mesh. In .npz, bf16 becomes float32, without
+    loss. Raises MD0602 (another suffix), MD0501 (it cannot be written), MD0554.
     """
-    check_suffix(path)
+    if weights is None:
+        check_suffix(path)
 
     def tensor(name: str) -> torch.Tensor:
         spec = specs[name]
@@ -45,7 +53,10 @@ def export_params(
         return assembled(spec, mesh, ((r, blocks[r][name].detach().cpu()) for r in ranks))
 
     try:
-        _WRITERS[Path(path).suffix](path, Whole(specs, tensor))
+        if weights is not None:
+            write_model(path, weights, specs, tensor)
+        else:
+            _WRITERS[Path(path).suffix](path, Whole(specs, tensor))
     except OSError as error:
         reason = error.strerror or str(error)
         fail(

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from meshdsl.named.optimizers import LearningRate
+from meshdsl.named.weights import WeightMap
 from meshdsl.records import dataclass
 
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
@@ -39,7 +40,7 @@ class Job:
 
     `about` describes the program to readers of a checkpoint. `rate` is the schedule of the learning
     rate, of which a step makes so many `updates`, and `predicted` is the memory per device in bytes
-    as `explain` has it.
+    as `explain` has it. With `weights`, `out` is written as another program's model.
     In the folder `timed` each device writes how long the lines of one step took.
     """
 
@@ -49,6 +50,7 @@ class Job:
     eval_every: int = 0
     params: str | None = None
     out: str | None = None
+    weights: WeightMap | None = None
     log: str | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 0

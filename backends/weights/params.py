@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from meshdsl.backends.runtime.array_files import read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX, mapped_text
 from meshdsl.backends.runtime.user_files import Refused
 from meshdsl.backends.weights.model_files import is_model, tensors_of
@@ -18,16 +19,26 @@ from meshdsl.pipeline import Compilation
 from meshdsl.syntax import ast
 
 
-def is_of_others(path: str, block: str | None) -> bool:
-    """Whether `--params` names the model of another program, read by a block of weights."""
-    return block is not None or is_model(path)
+def is_of_others(path: str, made: Compilation, names: Collection[str]) -> bool:
+    """Whether `--params` names the model of another program, read by a block of weights.
+
+    A .safetensors file is one where none of its keys is one of the parameters `names`.
+    """
+    if is_model(path):
+        return True
+    if not path.endswith(".safetensors") or not made.declarations.weights:
+        return False
+    try:
+        return not any(key in names for key in read_arrays(path))
+    except Refused:
+        return False
 
 
 @contextlib.contextmanager
 def params_file(
     path: str | None,
     made: Compilation,
-    names: Iterable[str],
+    names: Collection[str],
     block: str | None,
     diagnostics: Diagnostics,
 ) -> Iterator[str | None]:
@@ -39,7 +50,7 @@ def params_file(
     """
     if path is None:
         yield None
-    elif is_of_others(path, block):
+    elif is_of_others(path, made, names):
         with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
             mapped = mapped_model(path, made, block)
             diagnostics.add(*mapped.notes)
@@ -57,7 +68,7 @@ def params_file(
 
 def mapped_model(path: str, made: Compilation, block: str | None) -> Mapped:
     """The parameters of a program in a model. Raises MD0550, MD0552, MD0553, MD0145 to MD0148."""
-    weights = chosen_weights(made, block, path)
+    weights = chosen_weights(made, block)
     types = {str(p.value.name): p.value.type for p in made.named.params}
     try:
         tensors = tensors_of(os.path.abspath(path))
@@ -67,19 +78,19 @@ def mapped_model(path: str, made: Compilation, block: str | None) -> Mapped:
     return mapped_params(weights, types, tensors, path)
 
 
-def chosen_weights(made: Compilation, block: str | None, path: str) -> WeightMap:
+def chosen_weights(made: Compilation, block: str | None) -> WeightMap:
     """The block of weights of a name, or the only one. Raises MD0552, MD0145 to MD0148."""
-    return weight_map(_chosen(made, block, path), made.named, made.declarations)
+    return weight_map(_chosen(made, block), made.named, made.declarations)
 
 
-def _chosen(made: Compilation, block: str | None, path: str) -> ast.WeightsDecl:
+def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:
     blocks = made.declarations.weights
     listed = ", ".join(f"`{name}`" for name in blocks)
     if block is not None and block not in blocks:
         help = did_you_mean(block, list(blocks)) or f"declared: {listed or 'none'}"
         fail("MD0552", f"no `weights {block}` is declared", help=help)
     if not blocks:
-        message = f"nothing says where the parameters lie in {path}"
+        message = f"{made.source.name} has no `weights` that say where its parameters lie"
         help = 'declare it: `weights hf { NAME: "KEY"[dims in the order of the file] }`'
         fail("MD0552", message, help=help)
     if block is None and len(blocks) > 1:

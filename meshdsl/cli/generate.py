@@ -96,10 +96,10 @@ def _tokens(given: Generate) -> Tokens:
     """How text is read: as asked, or as the checkpoint was trained. Raises MD0626."""
     from meshdsl.backends.generate.task import Tokens
     from meshdsl.backends.train.export import checkpoint_at
-    from meshdsl.backends.weights.params import is_of_others
+    from meshdsl.backends.weights.model_files import is_model
 
     vocabulary = None
-    if os.path.isdir(given.params) and not is_of_others(given.params, given.weights):
+    if os.path.isdir(given.params) and not is_model(given.params):
         vocabulary = checkpoint_at(given.params).meta.get("vocabulary")
     if given.tokens == "chars" and vocabulary is None:
         message = f"{given.params} does not say which characters it was trained on"

@@ -52,8 +52,9 @@ class Train(PlacingOptions, Force, AsData):
         "--checkpoint-every", "K", "After every K steps (the last).", 0, min=0
     )
     resume: bool = flag("--resume", "Go on from the last checkpoint.")
-    params: Path | None = opt("--params", "F", "Initial values of parameters.")
+    params: Path | None = opt("--params", "F", "Initial values: a file, or a model's folder.")
     out: Path | None = opt("--out", "F", "Write the parameters, whole.")
+    weights: str | None = opt("--as", "W", "The `weights` by which `--out` writes a model.")
     trace: Path | None = opt(
         "--trace", "F.json", "Write how long each statement of a step took (torchrun)."
     )
@@ -116,7 +117,7 @@ def _check(job: Job, given: Train) -> None:
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
     refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
     _check_together(job)
-    _check_outputs(job, given.force)
+    _check_outputs(job, given)
 
 
 def _check_together(job: Job) -> None:
@@ -134,11 +135,16 @@ def _check_together(job: Job) -> None:
         fail("MD0516", "`--params` and `--resume` both say what to begin with", help=help)
 
 
-def _check_outputs(job: Job, force: bool) -> None:
-    if job.out is not None:
+def _check_outputs(job: Job, given: Train) -> None:
+    force = given.force
+    if job.out is not None and given.weights is not None:
+        from meshdsl.backends.weights.writing import check_model
+
+        check_model(job.out, force)
+    elif job.out is not None:
         out = Path(job.out)
         if out.suffix not in WRITTEN:
-            help = f"--out {common.with_suffix(out, '.npz', 'params')}"
+            help = f"--out {common.with_suffix(out, '.npz', 'params')}; a model has `--as NAME`"
             fail("MD0602", f"`--out {out}`: written are .npz and .safetensors", help=help)
         common.check_output(out, force)
     if job.log is not None:
@@ -148,6 +154,8 @@ def _check_outputs(job: Job, force: bool) -> None:
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
     """Compile, train, and show the ending."""
     from meshdsl.backends.train import training_run as train_run
+    from meshdsl.backends.weights.params import chosen_weights, params_file
+    from meshdsl.backends.weights.writing import check_writable
     from meshdsl.report import running, training_progress
 
     until = "placed" if given.engine == "reference" else "device"
@@ -157,15 +165,23 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     compilation = plan.made
     data = replace(job.data, accumulate=train_run.accumulate_dim(compilation))
     job = train_run.prepared(plan, replace(job, data=data), given.seed)
-    with training_progress.progress(
-        running.headline(compilation, given.engine), quiet=given.json
-    ) as show:
+    names = [str(p.value.name) for p in compilation.named.params]
+    if given.weights is not None:
+        job = replace(job, weights=chosen_weights(compilation, given.weights))
+        if job.out is not None and job.weights is not None:
+            diagnostics.add(*check_writable(job.weights, compilation.named))
+    title = running.headline(compilation, given.engine)
+    with (
+        params_file(job.params, compilation, names, given.weights, diagnostics) as params,
+        training_progress.progress(title, quiet=given.json) as show,
+    ):
 
         def tell(event: Event) -> None:
             if event["kind"] == "note":
                 diagnostics.add(_note(event))
             show(event)
 
+        job = replace(job, params=params)
         ending = train_run.train(plan.emitted, given.engine, job, tell, compilation.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
