@@ -214,6 +214,23 @@ def _check_tied(
             fail("MD0554", message, help=help)
 
 
+COPIED = (".json", ".txt", ".model", ".jinja")
+"""The suffixes of files of a folder that describe its model: configuration and tokenizer."""
+
+
+def copy_description(source: str, folder: str) -> None:
+    """Copy the files beside the tensors of a model to the folder of the one made of it."""
+    import shutil
+
+    if not os.path.isdir(source) or not os.path.isdir(folder):
+        return
+    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+        target = os.path.join(folder, entry.name)
+        wanted = entry.name.endswith(COPIED) and not entry.name.endswith(INDEX)
+        if wanted and entry.is_file() and not os.path.exists(target):
+            shutil.copyfile(entry.path, target)
+
+
 class _Values:
     """The values of tensors of a model, made from whole parameters; the last ones are kept."""
 

@@ -24,6 +24,7 @@ from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs,
 if TYPE_CHECKING:
     from meshdsl.api.programs import Program
     from meshdsl.api.training import Training
+    from meshdsl.api.weights import Weights
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.backends.runtime.values import Spec
@@ -237,6 +238,34 @@ class Plan(Looks):
         seed = check_seed(seed)
         self._arrays = self._blocks = None
         self._set_params({}, seed)
+
+    @told
+    def load_weights(self, path: Any, weights: Weights = None) -> None:
+        """Set the parameters to those of a model: a Hugging Face folder, or a file of tensors.
+
+        `weights` says which tensors they are: the name of a block of the file, entries as text, or
+        a dict: `{"w": '"layer.weight"[hidden, io]'}`. See docs/weights.md.
+
+        Raises:
+            ProgramError: the model has other tensors (MD0550) or cannot be read (MD0553), or the
+                block does not fit the program (MD0145 to MD0148, MD0552).
+        """
+        from meshdsl.api.weights import loaded
+
+        self._set_params(loaded(self._made.forward, path, weights, here().span), 0)
+
+    @told
+    def save_weights(self, path: Any, weights: Weights = None, *, force: bool = False) -> None:
+        """Write the parameters as a model: a folder, a .safetensors file or a .bin file of torch.
+
+        Raises:
+            ProgramError: there is a model already and no `force`, or the parameters do not fill its
+                tensors (MD0554).
+        """
+        from meshdsl.api.weights import save
+
+        made, specs = self._made.forward, self._specs()[1]
+        save(made, self._parameters(), specs, path, weights, force, here().span)
 
     @told
     def _set_params(self, arrays: Mapping[str, Array], seed: int) -> None:

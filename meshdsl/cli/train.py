@@ -155,7 +155,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     """Compile, train, and show the ending."""
     from meshdsl.backends.train import training_run as train_run
     from meshdsl.backends.weights.params import chosen_weights, params_file
-    from meshdsl.backends.weights.writing import check_writable
+    from meshdsl.backends.weights.writing import check_writable, copy_description
     from meshdsl.report import running, training_progress
 
     until = "placed" if given.engine == "reference" else "device"
@@ -185,6 +185,8 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         ending = train_run.train(plan.emitted, given.engine, job, tell, compilation.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
+    if job.out is not None and job.weights is not None and given.params is not None:
+        copy_description(str(given.params), job.out)
     written = given.trace is not None and traces.write_measured(given.trace, compilation, job.timed)
     if given.json:
         files = {"log": job.log, "out": job.out}
