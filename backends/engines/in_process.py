@@ -459,7 +459,11 @@ def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
     """A block of a tensor, in memory of its own."""
     import torch
 
-    return torch.from_numpy(np.array(values, order="C")).to(torch_dtype(spec.dtype))
+    flags = values.flags
+    fresh = flags.owndata and flags.c_contiguous and flags.writeable  # not of the user's arrays
+    return torch.from_numpy(values if fresh else np.array(values, order="C")).to(
+        torch_dtype(spec.dtype)
+    )
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

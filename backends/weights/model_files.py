@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,17 @@ def _state_dict(path: str) -> Mapping[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
-        with open(path, "rb", opener=regular), FakeTensorMode():
+        with open(path, "rb", opener=regular) as file:
+            begins_archive = file.read(4) == b"PK\x03\x04"
+            if not begins_archive:
+                form = "is no archive as `torch.save` writes it since 2020"
+                raise Refused(f"{path} {form}; save it again, or as .safetensors")
+            if not zipfile.is_zipfile(file):
+                raise Refused(f"{path} is damaged: it ends early")
+        with FakeTensorMode():
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except Refused:
+        raise
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # a damaged archive or pickle: errors of all kinds

@@ -1,0 +1,445 @@
+"""Models of other programs: read by keys and dims, each device its own bytes; written the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from meshdsl.backends.engines.execution import InputSource, run
+from meshdsl.backends.engines.in_process import load, local_tensors
+from meshdsl.backends.runtime import stored
+from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.train.export import export_params
+from meshdsl.backends.weights import writing
+from meshdsl.backends.weights.model_files import tensors_of
+from meshdsl.backends.weights.params import chosen_weights, mapped_model, params_file
+from meshdsl.backends.weights.reading import mapped_params
+from meshdsl.backends.weights.writing import write_model
+from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.pipeline import Compilation
+from tests.compiling import compile_text
+
+PROGRAM = """
+dim batch = 4, vocab = 8, model = 8, kv = 2, group = 2, key = 2, layers = 4, hidden = 12
+mesh four = { data: 2, tp: 2 }
+layout data { batch -> (data, tp) }
+layout tensor { batch -> data, kv -> tp, hidden -> tp, vocab -> tp }
+layout zero3 { batch -> (data, tp), params: model -> (data, tp) }
+layout stages { batch -> data, layers -> tp } with gpipe[batch](2)
+weights hf {
+  embed: "wte.weight"[vocab, model]
+  wq: "h.{layers}.q.weight"[(kv, group, key), model]
+  (wk, wv): "h.{layers}.kv.weight"[model, (kv, key) + (kv, key)]
+  up: "h.{2 * layers + 1}.up"[hidden, model, 1]
+  head: "lm_head.weight"[vocab, model] or embed
+  extra: init
+  ignore "*.bias"
+}
+program p(ids[batch]: i32) {
+  param embed[vocab, model]
+  x = embed[vocab = ids]
+  param extra[model] = ones()
+  repeat layers {
+    param wq[model, kv, group, key]
+    param wk[model, kv, key]
+    param wv[model, kv, key]
+    param up[model, hidden]
+    q = einsum(x, wq -> [batch, kv, group, key])
+    k = einsum(x, wk -> [batch, kv, key])
+    v = einsum(x, wv -> [batch, kv, key])
+    s = einsum(q, k -> [batch, kv, group])
+    h = einsum(x, up -> [batch, hidden])
+    x = x + 0.1 * sum[kv, group](s) + 0.1 * einsum(h, up -> [batch, model]) + mean[kv, key](v)
+  }
+  param head[vocab, model]
+  return einsum(x * extra, head -> [batch, vocab])
+}
+"""
+
+LAYOUTS = ("data", "tensor", "zero3", "stages")
+
+
+def params_and_model() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of the parameters, and the tensors of a model that has them, made by hand."""
+    draw = np.random.default_rng(0)
+    shapes = {
+        "embed": (8, 8), "wq": (4, 8, 2, 2, 2), "wk": (4, 8, 2, 2), "wv": (4, 8, 2, 2),
+        "up": (4, 8, 12),
+    }  # fmt: skip
+    params = {n: (0.3 * draw.standard_normal(s)).astype(np.float32) for n, s in shapes.items()}
+    model = {"wte.weight": params["embed"]}
+    for layer in range(4):
+        model[f"h.{layer}.q.weight"] = params["wq"][layer].reshape(8, 8).T
+        both = (params["wk"][layer].reshape(8, 4), params["wv"][layer].reshape(8, 4))
+        model[f"h.{layer}.kv.weight"] = np.concatenate(both, axis=1)
+        model[f"h.{2 * layer + 1}.up"] = params["up"][layer].T[:, :, None]
+        model[f"h.{layer}.q.bias"] = np.zeros(3, np.float32)
+    params |= {"head": params["embed"], "extra": np.ones(8, np.float32)}
+    return params, model
+
+
+def write_folder(folder: Path, model: dict[str, Any], shards: int = 1) -> Path:
+    """A folder as `transformers` writes it, by the library of the format."""
+    folder.mkdir(exist_ok=True)
+    model = {key: np.ascontiguousarray(tensor) for key, tensor in model.items()}
+    if shards == 1:
+        safetensors.numpy.save_file(model, folder / "model.safetensors")
+        return folder
+    where = {
+        key: f"model-{n % shards + 1:05}-of-{shards:05}.safetensors" for n, key in enumerate(model)
+    }
+    for file in set(where.values()):
+        inside = {key: tensor for key, tensor in model.items() if where[key] == file}
+        safetensors.numpy.save_file(inside, folder / file)
+    index = {"metadata": {"total_size": 0}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def write_torch(path: Path, model: dict[str, Any]) -> Path:
+    """A state dict, whose tensors are views of others where they were transposed."""
+    torch.save({key: torch.from_numpy(tensor) for key, tensor in model.items()}, path)
+    return path
+
+
+def compiled(layout: str | None = None, text: str = PROGRAM, **options: Any) -> Compilation:
+    return compile_text(text, layout=layout, **options)
+
+
+def read(path: Path, made: Compilation) -> dict[str, Any]:
+    """The whole parameters of a program in a model."""
+    return {name: array[()] for name, array in mapped_model(str(path), made, None).arrays.items()}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The values, and the model in each form that is read."""
+    params, model = params_and_model()
+    folder = tmp_path_factory.mktemp("models")
+    return params, {
+        "folder": write_folder(folder / "whole", model),
+        "shards": write_folder(folder / "shards", model, 3),
+        "torch": write_torch(folder / "state.bin", model),
+        "file": write_folder(folder / "file", model) / "model.safetensors",
+    }
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"), [*zip(LAYOUTS, ("folder", "shards", "torch", "file"), strict=True)]
+)
+def test_a_run_on_a_model_is_that_on_its_values(tmp_path, models, layout, kind):
+    params, paths = models
+    made = compiled(layout)
+    ids = np.array([1, 7, 0, 2], np.int32)
+    np.savez(tmp_path / "ids.npz", ids=ids)
+    np.savez(tmp_path / "params.npz", **params)
+    names = [str(p.value.name) for p in made.named.params]
+    outputs = []
+    for path in (str(tmp_path / "params.npz"), str(paths[kind])):
+        with params_file(path, made, names, None, Diagnostics()) as file:
+            result = run(made, "local", InputSource(str(tmp_path / "ids.npz"), file))
+        outputs += result.outputs.values()
+    np.testing.assert_array_equal(*outputs)
+
+
+@pytest.mark.parametrize("kind", ["folder", "shards", "torch", "file"])
+def test_what_is_written_is_what_was_read(tmp_path, models, kind, monkeypatch):
+    """Forth by this program and back by the library: equal tensors, and no others."""
+    params, paths = models
+    _, model = params_and_model()
+    monkeypatch.setattr(writing, "SHARD_BYTES", 2000 if kind == "shards" else 10**9)
+    made = compiled()
+    assert {n: a.tobytes() for n, a in read(paths[kind], made).items()} == {
+        n: a.tobytes() for n, a in params.items() if n != "extra"
+    }
+    program = load(made.emitted.text)
+    tensors = {name: torch.from_numpy(params[name]) for name in program.PARAMS}
+    out = tmp_path / {"torch": "m.bin", "file": "m.safetensors"}.get(kind, "m")
+    export_params({0: tensors}, str(out), program.PARAMS, {}, chosen_weights(made, None))
+    written = theirs(out)
+    assert (out / "model.safetensors.index.json").exists() == (kind == "shards")
+    wanted = {k: v for k, v in model.items() if "bias" not in k} | {
+        "lm_head.weight": params["head"]
+    }
+    assert written.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        np.testing.assert_array_equal(written[key], tensor, err_msg=key)
+
+
+def theirs(out: Path) -> dict[str, Any]:
+    """The tensors of a model as the libraries of the formats read them."""
+    if out.suffix == ".bin":
+        return {k: t.numpy() for k, t in torch.load(out, weights_only=True).items()}
+    files = [out] if out.is_file() else sorted(out.glob("*.safetensors"))
+    return {k: t for file in files for k, t in safetensors.numpy.load_file(file).items()}
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+LARGE = """
+dim io = 32, hidden = 64, layers = 100
+mesh four = { x: 2, y: 2 }
+layout cut { io -> x, hidden -> y }
+layout deep { layers -> (x, y) }
+weights hf {
+  w: "h.{layers}.w"[hidden, io]
+  v: "h.{layers}.v"[io, hidden]
+}
+program p(a[io]) {
+  param w[layers, io, hidden]
+  param v[layers, hidden, io]
+  return sum(w) + sum(v) + sum(a)
+}
+"""
+
+
+@pytest.mark.parametrize("layout", ["cut", "deep"])
+def test_four_devices_read_each_byte_once_and_hold_their_parts(tmp_path, monkeypatch, layout):
+    """Of 200 tensors; neither a whole parameter nor a whole tensor of the file is in memory."""
+    zeros = np.zeros((2, 32, 64), np.float32)
+    model = {f"h.{n}.{w}": t for n in range(100) for w, t in (("w", zeros[0].T), ("v", zeros[1]))}
+    folder = write_folder(tmp_path / "m", model, 4)
+    made = compiled(layout, LARGE)
+    specs, mesh = load(made.emitted.text).PARAMS, {"x": 2, "y": 2}
+    names = list(specs)
+    counted = 0
+
+    def counting(handle: int, rooms: Any, start: int) -> int:
+        nonlocal counted
+        counted += sum(room.nbytes for room in rooms)
+        return preadv(handle, rooms, start)
+
+    with params_file(str(folder), made, names, None, Diagnostics()) as path:
+        assert path is not None
+        arrays = read_arrays(path)
+        preadv = os.preadv
+        monkeypatch.setattr(stored.os, "preadv", counting)
+        peaks = []
+        for rank in range(4):
+            tracemalloc.start()
+            for name in names:
+                local_tensors(mesh, {name: specs[name]}, arrays, 0, [rank])
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    total = sum(tensor.nbytes for tensor in model.values())
+    assert counted == total
+    assert max(peaks) < 0.3 * total / 2  # a whole parameter; a quarter of it is the device's
+
+
+# --- any map -------------------------------------------------------------------------------------
+
+
+def random_entry(draw: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A program with an entry for some parameters, their values, and the tensors of the file."""
+    sizes = {"a": 2, "b": 3, "c": 2, "d": 4, "e": 2}
+    dims = draw.sample(list(sizes), draw.randint(1, 4))
+    numbered = draw.sample(dims, draw.randint(0, min(2, len(dims) - 1)))
+    rest = [dim for dim in dims if dim not in numbered]
+    draw.shuffle(rest)
+    count = draw.choice((1, 1, 2, 3))
+    joined = draw.randrange(len(rest)) if count > 1 else -1  # the dim that differs
+    terms = [rest[joined]] * count
+    factors: list[Any] = [*rest]
+    if count > 1:
+        others = [d for d in sizes if d not in dims]
+        terms = [draw.choice([rest[joined], *others]) for _ in range(count)]
+    cuts = sorted(draw.sample(range(1, len(rest)), draw.randint(0, len(rest) - 1)))
+    groups = [factors[i:j] for i, j in itertools.pairwise([0, *cuts, len(rest)])]
+
+    def text_of(dim: str) -> str:
+        return " + ".join(terms) if count > 1 and dim == rest[joined] else dim
+
+    merged = [f"({', '.join(map(text_of, g))})" if len(g) > 1 else text_of(g[0]) for g in groups]
+    key = "t" + "".join(f".{{{dim} + 1}}" for dim in numbered)
+    own = [[terms[n] if dim == rest[joined] else dim for dim in dims] for n in range(count)]
+    own = own if count > 1 else [dims]
+    orders = [draw.sample(each, len(each)) for each in own]
+    declared = "\n".join(f"  param p{n}[{', '.join(o)}]" for n, o in enumerate(orders))
+    names = ", ".join(f"p{n}" for n in range(count))
+    total = " + ".join(f"sum(p{n})" for n in range(count))
+    text = (
+        f"dim {', '.join(f'{d} = {n}' for d, n in sizes.items())}\n"
+        f'weights w {{\n  ({names}): "{key}"[{", ".join(merged)}]\n}}\n'
+        f"program p(x[]) {{\n{declared}\n  return x + {total}\n}}\n"
+    )
+    values = {
+        f"p{n}": np.random.default_rng(draw.randrange(999)).random(
+            [sizes[d] for d in o], np.float32
+        )
+        for n, o in enumerate(orders)
+    }
+    model = {}
+    for at in np.ndindex(*(sizes[dim] for dim in numbered)):
+        parts = []
+        for n, order in enumerate(orders):
+            wanted = [terms[n] if count > 1 and dim == rest[joined] else dim for dim in rest]
+            part = values[f"p{n}"].transpose([order.index(d) for d in (*numbered, *wanted)])
+            parts.append(part[at])
+        tensor = parts[0] if count == 1 else np.concatenate(parts, axis=joined)
+        widths = iter(tensor.shape)
+        shape = [int(np.prod([next(widths) for _ in group])) for group in groups]
+        model["t" + "".join(f".{index + 1}" for index in at)] = tensor.reshape(shape)
+    return text, values, model
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("MESHDSL_CASES", "40"))))
+def test_any_map_reads_any_part_and_writes_it_back(tmp_path, seed):
+    draw = random.Random(seed)
+    text, values, model = random_entry(draw)
+    made = compile_text(text)
+    weights = chosen_weights(made, None)
+    types = {str(p.value.name): p.value.type for p in made.named.params}
+    path = write_torch(tmp_path / "m.bin", model)
+    arrays = mapped_params(weights, types, tensors_of(str(path)), str(path)).arrays
+    for name, value in values.items():
+        part = tuple(
+            slice(*sorted(draw.choices(range(n + 1), k=2))) if draw.random() < 0.7
+            else sorted(draw.sample(range(n), draw.randint(0, n)))
+            for n in value.shape
+        )  # fmt: skip
+        expected = value
+        for axis, entry in enumerate(part):
+            expected = expected[(slice(None),) * axis + (entry,)]
+        np.testing.assert_array_equal(arrays[name][part], expected, err_msg=text)
+    specs = load(made.emitted.text).PARAMS
+    write_model(str(tmp_path / "m"), weights, specs, lambda name: torch.from_numpy(values[name]))
+    written = theirs(tmp_path / "m")
+    assert written.keys() == model.keys(), text
+    assert all(np.array_equal(written[key], tensor) for key, tensor in model.items()), text
+
+
+# --- models that do not fit ----------------------------------------------------------------------
+
+
+def _shorter(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 40)
+
+
+def _changed(**tensors: Any) -> Any:
+    def change(model: dict[str, Any]) -> None:
+        for key, value in tensors.items():
+            if value is None:
+                model.pop(key)
+            else:
+                model[key] = value
+
+    return lambda model: change(model)
+
+
+WRONG = {
+    "missing": (
+        {"h.2.q.weight": None},
+        "MD0550",
+        ["h.2.q.weight", "wq", "f32[8, 8]", "missing"],
+    ),
+    "misspelt": (
+        {"wte.weight": None, "wte.weihgt": np.zeros((8, 8), np.float32)},
+        "MD0550",
+        ["wte.weight", "nearest: wte.weihgt", "no entry reads it"],
+    ),
+    "prefixed": (
+        {"wte.weight": None, "transformer.wte.weight": np.zeros((8, 8), np.float32)},
+        "MD0550",
+        ["nearest: transformer.wte.weight"],
+    ),
+    "surplus": (
+        {f"h.{n}.gate": np.zeros(2, np.float32) for n in range(30)},
+        "MD0550",
+        ["h.*.gate (30)", 'ignore "h.*.gate"'],
+    ),
+    "transposed": (
+        {"h.1.kv.weight": np.zeros((6, 8), np.float32), "h.3.up": np.zeros((1, 8, 12), np.float32)},
+        "MD0550",
+        ["f32[6, 8]", "other sizes", "transposed?"],
+    ),
+    "mistyped": (
+        {"wte.weight": np.zeros((8, 8), np.int64)},
+        "MD0550",
+        ["i64[8, 8]", "is int, not float"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_model_that_does_not_fit_is_one_table(tmp_path, case):
+    changes, code, phrases = WRONG[case]
+    _, model = params_and_model()
+    for key, value in changes.items():
+        if value is None:
+            del model[key]
+        else:
+            model[key] = value
+    told = refused(write_folder(tmp_path / "m", model))
+    assert told.code == code
+    for phrase in phrases:
+        assert phrase in f"{told.message}\n{told.help}"
+
+
+def refused(path: Path, text: str = PROGRAM, block: str | None = None) -> Any:
+    """The diagnostic of a model that is refused before anything is read."""
+    with pytest.raises(DiagnosticError) as error:
+        mapped_model(str(path), compile_text(text), block)
+    (told,) = error.value.diagnostics
+    return told
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    _, model = params_and_model()
+    folder = write_folder(tmp_path / "m", model, 3)
+    shard = folder / "model-00002-of-00003.safetensors"
+    _shorter(shard)
+    assert "lies outside the file" in refused(folder).message
+    shard.unlink()
+    assert f"cannot read {shard}" in refused(folder).message
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}')
+    assert "not the name of a file beside it" in refused(folder).message
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "no table `weight_map`" in refused(folder).message
+    state = write_torch(tmp_path / "s.pt", model)
+    _shorter(state)
+    assert "it ends early" in refused(state).message
+    torch.save({"wte.weight": 3}, state)
+    assert "holds a int under `wte.weight`" in refused(state).message
+    torch.save(torch.zeros(2), state)
+    assert "save the `state_dict()`" in refused(state).message
+    torch.save({"a": torch.zeros(2)}, state, _use_new_zipfile_serialization=False)
+    assert "since 2020; save it again" in refused(state).message
+    torch.save({"a": torch.nn.Linear(2, 2)}, state)
+    assert "not a sound state dict" in refused(state).message
+    assert {d.code for d in (refused(folder), refused(state))} == {"MD0553"}
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path, models):
+    _, model = params_and_model()
+    path = write_folder(tmp_path / "m", model) / "model.safetensors"
+    arrays = mapped_model(str(path), compiled(), None).arrays
+    os.truncate(path, 200)
+    with pytest.raises(stored.Refused, match="has become shorter"):
+        _ = arrays["wte.weight" if "wte.weight" in arrays else "embed"][()]
+
+
+def test_which_block_is_meant(tmp_path, models):
+    path = models[1]["folder"]
+    assert "no `weights nix`" in refused(path, block="nix").message
+    plain = PROGRAM[: PROGRAM.index("weights")] + PROGRAM[PROGRAM.index("program") :]
+    assert refused(path, plain).code == "MD0552"
+    twice = PROGRAM.replace("program p", 'weights other { embed: "e"[vocab, model] }\nprogram p')
+    assert refused(path, twice).help == "choose one: `--as hf`"
+    assert "no entry in `weights other`" in refused(path, twice, "other").message
+
+
+def test_casts_are_told(models):
+    mapped = mapped_model(str(models[1]["folder"]), compiled(dtype="bf16"), None)
+    assert [n.message for n in mapped.notes] == ["6 parameters of f32 read as bf16, rounded"]
+    mapped = mapped_model(str(models[1]["folder"]), compiled(dtype="f64"), None)
+    assert [n.message for n in mapped.notes] == ["6 parameters of f32 read as f64, exactly"]
