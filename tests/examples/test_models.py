@@ -1,0 +1,201 @@
+"""The models of `examples/models`, on weights as their publishers' code names and lays them out.
+
+What is compared with is written here in torch, on the state dict of the other program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch.nn import functional
+
+from meshdsl.backends.engines.execution import InputSource, run
+from meshdsl.backends.engines.in_process import Emitted
+from meshdsl.backends.train.devices import train_local
+from meshdsl.backends.train.job import DataFiles, Job
+from meshdsl.backends.weights.params import chosen_weights, params_file
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
+from tests.project import ROOT
+
+State = dict[str, torch.Tensor]
+BATCH, SEQ, VOCAB, LAYERS, MODEL = 8, 6, 24, 4, 16
+
+
+def gpt2(state: State, ids: torch.Tensor) -> torch.Tensor:
+    """GPT-2's logits: weights are stored as `Conv1D` has them, inputs before outputs."""
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.layer_norm(
+            x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"]
+        )
+
+    x = state["transformer.wte.weight"][ids] + state["transformer.wpe.weight"][: ids.shape[1]]
+    for layer in range(LAYERS):
+        h = f"transformer.h.{layer}"
+        q, k, v = linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn").split(MODEL, dim=-1)
+        heads = [t.unflatten(-1, (4, 4)).transpose(1, 2) for t in (q, k, v)]
+        o = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + linear(o.transpose(1, 2).flatten(-2), f"{h}.attn.c_proj")
+        up = functional.gelu(linear(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc"), approximate="tanh")
+        x = x + linear(up, f"{h}.mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ state["transformer.wte.weight"].T
+
+
+def gpt2_shapes() -> dict[str, list[int]]:
+    shapes = {"wte.weight": [VOCAB, MODEL], "wpe.weight": [9, MODEL], "ln_f.weight": [MODEL]}
+    shapes["ln_f.bias"] = [MODEL]
+    for layer in range(LAYERS):
+        for name, sizes in {
+            "ln_1": [MODEL], "ln_2": [MODEL], "attn.c_attn": [MODEL, 48],
+            "attn.c_proj": [MODEL, MODEL], "mlp.c_fc": [MODEL, 64], "mlp.c_proj": [64, MODEL],
+        }.items():  # fmt: skip
+            shapes |= {f"h.{layer}.{name}.weight": sizes, f"h.{layer}.{name}.bias": sizes[-1:]}
+    return {f"transformer.{name}": sizes for name, sizes in shapes.items()}
+
+
+def llama(state: State, ids: torch.Tensor) -> torch.Tensor:
+    """Llama's logits: weights are stored as `Linear` has them, outputs before inputs."""
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.rms_norm(x, x.shape[-1:], state[f"{name}.weight"], 1e-5)
+
+    frequency = 500000.0 ** (-torch.arange(2, dtype=torch.float64) / 2)
+    angle = torch.outer(torch.arange(ids.shape[1]).double(), frequency).repeat(1, 2)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        turn = torch.cat((-second, first), dim=-1)
+        return (x * angle.cos() + turn * angle.sin()).to(x.dtype)
+
+    x = state["model.embed_tokens.weight"][ids]
+    for layer in range(LAYERS):
+        h = f"model.layers.{layer}"
+        y = norm(x, f"{h}.input_layernorm")
+        q, k, v = (
+            (y @ state[f"{h}.self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, 4)).transpose(1, 2)
+            for n in "qkv"
+        )
+        o = functional.scaled_dot_product_attention(
+            turned(q), turned(k), v, is_causal=True, enable_gqa=True
+        )
+        x = x + o.transpose(1, 2).flatten(-2) @ state[f"{h}.self_attn.o_proj.weight"].T
+        y = norm(x, f"{h}.post_attention_layernorm")
+        gate, up = (y @ state[f"{h}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        x = x + (functional.silu(gate) * up) @ state[f"{h}.mlp.down_proj.weight"].T
+    head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
+    return norm(x, "model.norm") @ head.T
+
+
+def llama_shapes() -> dict[str, list[int]]:
+    shapes = {"model.embed_tokens.weight": [VOCAB, MODEL], "model.norm.weight": [MODEL]}
+    for layer in range(LAYERS):
+        for name, sizes in {
+            "input_layernorm": [MODEL], "post_attention_layernorm": [MODEL],
+            "self_attn.q_proj": [16, MODEL], "self_attn.k_proj": [8, MODEL],
+            "self_attn.v_proj": [8, MODEL], "self_attn.o_proj": [MODEL, 16],
+            "mlp.gate_proj": [12, MODEL], "mlp.up_proj": [12, MODEL], "mlp.down_proj": [MODEL, 12],
+        }.items():  # fmt: skip
+            shapes[f"model.layers.{layer}.{name}.weight"] = sizes
+    return {**shapes, "lm_head.weight": [VOCAB, MODEL]}
+
+
+MODELS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, list[int]]], dict[str, int]]] = {
+    "gpt2": (gpt2, gpt2_shapes, {"context": 9, "heads": 4, "key": 4}),
+    "llama3": (llama, llama_shapes, {"kv": 2, "group": 2, "half": 2, "hidden": 12}),
+}
+LAYOUTS = {
+    "data_parallel": "data:4", "zero3": "data:4", "megatron": "data:2,tp:2",
+    "pipeline": "data:2,pipe:2",
+}  # fmt: skip
+TOLERANCE = {"f32": 1e-5, "f64": 1e-12}
+
+
+def drawn(shapes: dict[str, list[int]], dtype: str) -> State:
+    draw, kind = np.random.default_rng(1), torch.float64 if dtype == "f64" else torch.float32
+    return {
+        n: torch.from_numpy(0.4 * draw.standard_normal(s) + (s == [MODEL])).to(kind)
+        for n, s in shapes.items()
+    }
+
+
+def compiled(model: str, layout: str, dtype: str, evaluate: bool = True) -> Compilation:
+    sizes = {"batch": BATCH, "seq": SEQ, "model": MODEL, "vocab": VOCAB, "layers": LAYERS}
+    sizes |= MODELS[model][2]
+    path = ROOT / "examples" / "models" / f"{model}.mdsl"
+    named = {"mesh": LAYOUTS[layout], "layout": layout, "dtype": dtype, "set_dims": sizes}
+    text = Source(str(path), path.read_text(encoding="utf-8"))
+    return Compilation(text, Options(**named, evaluate=evaluate))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made: Path = tmp_path_factory.mktemp("models")
+    ids = np.random.default_rng(0).integers(0, VOCAB, (BATCH, SEQ)).astype(np.int32)
+    np.savez(made / "ids.npz", tokens=ids, targets=ids[:, ::-1])
+    for model, (_, shapes, _) in MODELS.items():
+        for dtype in TOLERANCE:
+            state = drawn(shapes(), dtype)
+            safetensors.torch.save_file(state, made / f"{model}-{dtype}.safetensors")
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_the_publishers_formulas(folder, model, layout):
+    """In f64 under every layout, in f32 as well under every second."""
+    apply, shapes, _ = MODELS[model]
+    ids = torch.from_numpy(np.load(folder / "ids.npz")["tokens"]).long()
+    dtypes = ("f64", "f32") if layout in ("zero3", "pipeline") else ("f64",)
+    for dtype in dtypes:
+        made = compiled(model, layout, dtype)
+        names = [str(p.value.name) for p in made.named.params]
+        path = str(folder / f"{model}-{dtype}.safetensors")
+        with params_file(path, made, names, None, Diagnostics()) as params:
+            result = run(made, "local", InputSource(str(folder / "ids.npz"), params))
+        wanted = apply(drawn(shapes(), dtype), ids).numpy()
+        error = np.abs(result.outputs["logits"] - wanted).max() / np.abs(wanted).max()
+        assert error < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("model", "layout"), [("gpt2", "megatron"), ("llama3", "zero3")])
+def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
+    """Read, trained by one step of AdamW, and written: the tensors that torch's step has."""
+    apply, shapes, _ = MODELS[model]
+    made = compiled(model, layout, "f64", evaluate=False)
+    goal = made.named.goal
+    assert goal is not None
+    names = [str(p.value.name) for p in made.named.params]
+    path, out = folder / f"{model}-f64.safetensors", tmp_path / "out.safetensors"
+    weights = chosen_weights(made, "hf")
+    with params_file(str(path), made, names, "hf", Diagnostics()) as params:
+        data = DataFiles(str(folder / "ids.npz"))
+        job = Job(data, 1, params=params, out=str(out), weights=weights, rate=goal.optimizer.lr)
+        train_local(Emitted(made.emitted), job, lambda event: None, lambda: False)
+    state = {n: t.requires_grad_() for n, t in drawn(shapes(), "f64").items()}
+    arrays = np.load(folder / "ids.npz")
+    ids, targets = (torch.from_numpy(arrays[n]).long() for n in ("tokens", "targets"))
+    logits = apply(state, ids)
+    functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    options = goal.optimizer.options
+    rate = {"gpt2": 6e-4, "llama3": 3e-4}[model] / 2000  # the first step of the warm-up
+    step = torch.optim.AdamW(state.values(), lr=rate, weight_decay=options["weight_decay"])
+    torch.nn.utils.clip_grad_norm_(state.values(), 1.0)
+    before = {n: t.detach().clone() for n, t in state.items()}
+    step.step()
+    written = safetensors.torch.load_file(out)
+    assert written.keys() == state.keys()
+    for name, tensor in state.items():
+        moved, wanted = written[name] - before[name], tensor.detach() - before[name]
+        assert (moved - wanted).abs().max() < 1e-12, name
+        assert math.isclose(wanted.abs().max().item(), rate, rel_tol=0.1), name
