@@ -281,6 +281,8 @@ class _Adding:
         nodes = tuple(node.with_body(self.block) for node in nodes)
         makers = {v: i for i, node in enumerate(nodes) for v in node.makes}
         new, gone = dict[Node, Node](), set[Node]()
+        # The results that are now made earlier, where their addends are, and the place of these.
+        moved: dict[Var, int] = {}
         for at, add in enumerate(nodes):
             if not isinstance(add, Compute) or not self._is_written_over(add):
                 continue
@@ -289,12 +291,15 @@ class _Adding:
             maker = nodes[made_at]
             if self.uses[part] != 1 or not isinstance(maker, Compute):
                 continue
-            if not _may_add(maker, total, total.name in self.contiguous):
+            name = self.renamed.get(total, total).name
+            if not _may_add(maker, total, name in self.contiguous):
                 continue
-            between = (v.name for n in nodes[made_at:at] for v in (*reads_of(n), *n.makes))
-            if total.name not in between:
+            others = (n for n in nodes[made_at:at] if n not in gone)
+            between = (v.name for n in others for v in (*reads_of(n), *n.makes))
+            if total.name not in between and moved.get(total, -1) < made_at:
                 new[maker] = replace(maker, outs=add.outs, into=total)
                 gone.add(add)
+                moved[add.out] = made_at
                 if add.onto is None:
                     name = self.renamed.get(total, total).name
                     self.renamed[add.out] = _renamed(add.out, name)
@@ -308,18 +313,23 @@ class _Adding:
 
 
 def _contiguous(program: DeviceProgram) -> frozenset[str]:
-    """The names of sums that are contiguous: they began with zeros, and have that memory for good.
+    """The names of variables that are contiguous, as their operators make them.
 
-    So are the rows of such a stack.
+    They have that memory for good. So are the rows of such a stack.
     """
     names: set[str] = set()
     moved = {c.inside.name for n in every(program.body) for c in n.carries if not _stays(c)}
     for node in every(program.body):
-        if isinstance(node, Compute) and node.name == "zeros":
+        if isinstance(node, Compute) and node.over is None and _makes_contiguous(node):
             names.add(node.out.name)
         rows = (s for s in node.stacked if s.outer.name in names)
         names.update(s.inside.name for s in rows if s.outer.local.names[1:] == s.inside.local.names)
     return frozenset(names - moved)
+
+
+def _makes_contiguous(node: Compute) -> bool:
+    """Whether an operator makes a contiguous tensor, in memory of its own."""
+    return node.name == "zeros" or lookup(node.name).contiguous(node.local)
 
 
 def _stays(carry: Carry[Var]) -> bool:

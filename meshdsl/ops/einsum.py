@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.ops import arithmetic_gradients, kit, zeros
-from meshdsl.ops.einsum_text import added_product, adding_text, einsum_text
+from meshdsl.ops.einsum_text import added_product, adding_text, einsum_text, is_contiguous
 
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
@@ -122,5 +122,6 @@ kit.operator(
     scratch=_scratch,
     adds=adding_text,
     adds_to=_may_add,
+    contiguous=lambda sig: is_contiguous(sig.ins, sig.outs[0]),
     meaning="The product of all operands, summed over the dims that the result lacks.",
 )

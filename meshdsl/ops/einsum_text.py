@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshdsl.ops import kit
 from meshdsl.records import dataclass
@@ -269,10 +269,14 @@ def _unflattened(call: kit.TorchCall, groups: _RoleGroups, rows_are_flat: bool) 
 
 @dataclass(frozen=True, slots=True)
 class AddedProduct:
-    """A product of matrices that torch adds to an existing one; operand `left` is the first."""
+    """A product of matrices, which torch may add to an existing one; operand `left` is the first.
+
+    `copied` counts the elements of operands that have to be permuted.
+    """
 
     left: int
     groups: _RoleGroups
+    copied: int
 
     @property
     def is_flat(self) -> bool:
@@ -282,51 +286,64 @@ class AddedProduct:
 
 def added_product(ins: kit.Types, out: kit.TensorType) -> AddedProduct | None:
     """How torch adds an einsum to a sum, with the fewest copies; None where it cannot."""
+    in_order = [w for w in _ways(ins, out) if w.groups.result == out.names]
+    fitting = [w for w in in_order if len(w.groups.batch) < 2]
+    return min(fitting, key=lambda way: way.copied, default=None)
+
+
+def is_contiguous(ins: kit.Types, out: kit.TensorType) -> bool:
+    """Whether the text of an einsum is a product of matrices as it is, its dims not permuted.
+
+    Torch makes a contiguous tensor of that.
+    """
+    ways = _ways(ins, out)
+    least = min((way.copied for way in ways), default=0)
+    return any(w.copied == least and w.groups.result == out.names for w in ways)
+
+
+def _ways(ins: kit.Types, out: kit.TensorType) -> list[AddedProduct]:
+    """The ways to compute an einsum as a product of matrices; none where it is no such product."""
     if len(ins) != 2:
-        return None
+        return []
     names = [t.names for t in ins]
     both = {*names[0]} & {*names[1]}
     if both <= {*out.names} or not {*names[0], *names[1]} <= {*out.names, *both}:
-        return None
-    ways = [
-        AddedProduct(left, groups)
+        return []
+    sizes = {d.name: d.size for t in ins for d in t.dims}
+    return [
+        AddedProduct(left, groups, _copied((names[left], names[1 - left]), groups, sizes))
         for left in (0, 1)
         for groups in _groupings(Term("", names[left]), Term("", names[1 - left]), out.names)
-        if groups.rows and groups.cols and len(groups.batch) < 2 and groups.result == out.names
+        if groups.rows and groups.cols
     ]
-    sizes = {d.name: d.size for t in ins for d in t.dims}
 
-    def copied(way: AddedProduct) -> int:
-        sides = zip(_added_terms(way, names, ["", ""]), _sides(way), strict=True)
-        permuted = (term for term, side in sides if _side(term, *side) is None)
-        return sum(math.prod(sizes[n] for n in term.dims) for term in permuted)
 
-    return min(ways, key=copied, default=None)
+def _copied(
+    names: tuple[kit.Names, kit.Names], groups: _RoleGroups, sizes: Mapping[str, int]
+) -> int:
+    """The elements of the operands that have to be permuted."""
+    sides = zip(names, _sides(groups), strict=True)
+    permuted = (dims for dims, side in sides if _side(Term("", dims), *side) is None)
+    return sum(math.prod(sizes[n] for n in dims) for dims in permuted)
 
 
 def adding_text(call: kit.TorchCall, total: str) -> str:
     """The text that adds an einsum to `total`, dims of which may have to be joined."""
     way = added_product(call.ins, call.outs[0])
     assert way is not None, "a product that cannot be added to a sum"
-    texts = [call.tensor(0), call.tensor(1)]
-    matrices = []
-    for term, side in zip(
-        _added_terms(way, [t.names for t in call.ins], texts), _sides(way), strict=True
-    ):
-        matrices.append(_side(term, *side) or _side(_in_order(term, *side), *side))
+    terms = [_term(call, i) for i in (way.left, 1 - way.left)]
+    matrices = [
+        _side(term, *side) or _side(_in_order(term, *side), *side)
+        for term, side in zip(terms, _sides(way.groups), strict=True)
+    ]
     groups = way.groups
     over = _flattened(total, len(groups.batch), groups.rows, groups.cols)
     function = "baddbmm_" if groups.batch else "addmm_"
     return f"{over}.{function}({matrices[0]}, {matrices[1]})"
 
 
-def _added_terms(way: AddedProduct, names: list[kit.Names], texts: list[str]) -> list[Term]:
-    return [Term(texts[i], names[i]) for i in (way.left, 1 - way.left)]
-
-
-def _sides(way: AddedProduct) -> tuple[tuple[kit.Names, kit.Names, kit.Names], ...]:
+def _sides(groups: _RoleGroups) -> tuple[tuple[kit.Names, kit.Names, kit.Names], ...]:
     """The batch, first and second dims of both matrices."""
-    groups = way.groups
     return (groups.batch, groups.rows, groups.k), (groups.batch, groups.k, groups.cols)
 
 

@@ -452,6 +452,7 @@ class OpDef:
           other one for it; None: there is no such text.
     adds_to: (local signature, split dims, whether the existing tensor is contiguous) -> whether a
              call has this text, where both tensors have one dtype.
+    contiguous: local signature -> whether the torch text makes a contiguous tensor.
     adds_up: a device may call it on several tensors: the result is the sum of those of each.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs, or, of a result that shows its operand,
@@ -509,6 +510,7 @@ class OpDef:
     averages: bool = False
     adds: Adds | None = None
     adds_to: Callable[[Signature, frozenset[str], bool], bool] | None = None
+    contiguous: Callable[[Signature], bool] = lambda sig: False
     adds_up: bool = False
     scratch: Scratch | None = None
     infix: str | None = None

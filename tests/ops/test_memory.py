@@ -133,6 +133,20 @@ def test_texts_that_add_to_a_sum_are_right_on_any_memory(name: str, sample: Samp
             close(there, expected, f"{kind}, {said}")
 
 
+CONTIGUOUS = {
+    label: (name, sample)
+    for label, (name, sample) in SAMPLES.items()
+    if lookup(name).contiguous(signature(lookup(name), sample))
+}
+
+
+@of_each_operator(CONTIGUOUS)
+def test_results_that_are_said_to_be_contiguous_are(name: str, sample: Sample) -> None:
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    for said, operands in one_at_a_time(drawn(sig, sample)):
+        assert evaluate(opdef, call(sig), operands).is_contiguous(), said
+
+
 def test_there_are_texts_that_add() -> None:
     assert {name for name, _ in ADDING.values()} == {"einsum", "scatter_add"}
 
