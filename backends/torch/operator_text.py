@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,7 +16,7 @@ from meshdsl.backends.torch.update_text import UpdateText, operands
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Compute, DeviceProgram, Var
-from meshdsl.device.liveness import numbers, overwrites, shows_operand, uses
+from meshdsl.device.liveness import numbers, overwrites, shows_operand
 from meshdsl.device.offloaded_updates import Streamed, streamed
 from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
@@ -39,7 +38,7 @@ class OperatorText:
         self.checked: set[tuple[Var, str, int | None]] = set()
         # By variable, the one that has it as i64, and the block that assigns that.
         self.long: dict[Var, tuple[str, int]] = {}
-        self.left_long = frozenset(_only_indices(state.program))
+        self.left_long: set[Var] = set()
         # The numbers that indices are below, by their makers.
         self.below: dict[Value, int] = {}
 
@@ -56,6 +55,8 @@ class OperatorText:
         if opdef.below is not None:
             ins, outs = (tuple(v.type for v in vs) for vs in (node.ins, node.outs))
             self.below[node.outs[0].value] = opdef.below(Signature(ins, outs, dict(node.attrs)))
+        if opdef.leaves_long and self._is_only_indices(node.outs[0]):
+            self.left_long.add(node.outs[0])
         call = self._call(node)
         if opdef.adds_up and len(node.ins) > 1:
             call = replace(call, lists=(self.updates.summed(node),))
@@ -68,10 +69,10 @@ class OperatorText:
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
-        kept = self._kept_long(node, call)
+        converted = self._kept_long(node, call) if call.long else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
-            self.state.helpers = [name for name in call.helpers if name not in kept]
+            self.state.helpers = [name for name in call.helpers if name not in converted]
         self._has_memory(node)
 
     def _is_written(self, node: Compute) -> bool:
@@ -255,30 +256,36 @@ class OperatorText:
         if renamed is not None:
             self.state.variables.known_as(renamed.var, names[0])
         self.state.notes(names, node.outs)
-        self.out.assign(names, text, self._typed(target) if len(names) == 1 else "")
+        note = self._long_type(target) if target in self.left_long else typed(target)
+        self.out.assign(names, text, note if len(names) == 1 else "")
         end = len(self.out.lines)
         self.state.last = LastAssignment(start, end, target, text) if len(names) == 1 else None
 
-    def _typed(self, var: Var) -> str:
-        """The note of a variable."""
-        if var not in self.left_long:
-            return typed(var)
+    def _is_only_indices(self, var: Var) -> bool:
+        """Whether a variable is read, and as indices alone."""
+        nodes = [n for n in every(self.state.program.body) if isinstance(n, Compute)]
+        indices = ((node, lookup(node.name).indices) for node in nodes)
+        count = sum(at is not None and node.ins[at] is var for node, at in indices)
+        return 0 < count == self.state.uses[var]
+
+    def _long_type(self, var: Var) -> str:
+        """The note of a variable that is left in i64."""
         return typed(replace(var, value=replace(var.value, type=replace(var.type, dtype=I64))))
 
     def _long(self, node: Compute) -> dict[int, str]:
         """By operand, the variable that has it as i64, if one that can be read here does."""
-        found = ((i, v, self.long.get(v)) for i, v in enumerate(node.ins))
-        known = {i: e[0] for i, _, e in found if e is not None and e[1] in self.out.blocks}
+        entries = ((i, self.long[v]) for i, v in enumerate(node.ins) if v in self.long)
+        converted = {i: name for i, (name, block) in entries if block in self.out.blocks}
         left = {i: self.state.name(v) for i, v in enumerate(node.ins) if v in self.left_long}
-        return known | left
+        return converted | left
 
     def _kept_long(self, node: Compute, call: TorchText) -> set[str]:
         """The variables that have operands as i64, kept for others that read these: small ones."""
-        wide = {i: node.ins[i].local.elements * I64.bytes for i in call.long}
-        kept = {i: name for i, name in call.long.items() if wide[i] < LARGE}
+        sizes = {i: node.ins[i].local.elements * I64.bytes for i in call.long}
+        small = {i: name for i, name in call.long.items() if sizes[i] < LARGE}
         block = self.out.blocks[-1]
-        self.long.update((node.ins[i], (name, block)) for i, name in kept.items())
-        return {*kept.values()}
+        self.long.update((node.ins[i], (name, block)) for i, name in small.items())
+        return {*small.values()}
 
     def _renamed(self, node: Compute, text: str) -> LastAssignment | None:
         """Take the last assignment back, where `text` is no more than its variable."""
@@ -315,7 +322,7 @@ class OperatorText:
             extents={d: partial(self.blocks.extent, splits[d], d) for d in blocks},
             empty=frozenset((*empty, *none_read)),
             used=self.state.used,
-            long=self._long(node),
+            long=self._long(node) if self.long or self.left_long else {},
             leaves_long=node.outs[0] in self.left_long,
         )
 
@@ -363,18 +370,6 @@ class OperatorText:
         sign = "-" if reads.lo < 0 else "+"
         text = f"{first} {sign} {abs(reads.lo)}" if reads.lo else first
         return text if reads.div == 1 else f"-(-({text}) // {reads.div})"
-
-
-def _only_indices(program: DeviceProgram) -> Iterator[Var]:
-    """The results of operators that may leave them in i64, which are only read as indices."""
-    nodes = [node for node in every(program.body) if isinstance(node, Compute)]
-    long = [node.outs[0] for node in nodes if lookup(node.name).leaves_long]
-    if not long:
-        return
-    indices = ((node, lookup(node.name).indices) for node in nodes)
-    as_indices = Counter(node.ins[at] for node, at in indices if at is not None)
-    reads = uses(program)
-    yield from (var for var in long if 0 < reads[var] == as_indices[var])
 
 
 def store(away: Mapping[Var, str]) -> str:

@@ -100,11 +100,11 @@ class UpdateText:
             return False
         each, count = record.each, len(record.overwrites)
         scalars = [self._numbers.get(v, v) for v in of.ins[len(of.outs) // count * each :]]
-        own = [self._numbers.get(v, v) for v in part.ins[len(part.outs) // count * each :]]
+        part_scalars = [self._numbers.get(v, v) for v in part.ins[len(part.outs) // count * each :]]
         alike = [v.local.dtype for v in part.ins[:each]] == [v.local.dtype for v in of.ins[:each]]
         by_name = self._list_of(part).keys == self.lists[of].keys
         named = by_name and all(self.lists[of].keys[:1] + self.lists[of].keys[2:])
-        return alike and named and scalars == own and not (self._copies(part) or self._copies(of))
+        return alike and named and scalars == part_scalars and not (self._copies(part) or self._copies(of))
 
     def _copies(self, node: Compute) -> bool:
         """Whether an update copies gradients."""

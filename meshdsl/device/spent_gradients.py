@@ -37,8 +37,8 @@ class _Spending:
         self.numbers = {n.out: n.attr("value") for n in nodes if is_constant(n)}
         # A view may have many elements in one place, and a constant has no memory.
         views = {v for node in nodes if shows_operand(node) for v in node.outs}
-        given = {*program.inputs, *program.params, *program.states}
-        self.others = views | given | self.numbers.keys()
+        entries = {*program.inputs, *program.params, *program.states}
+        self.others = views | entries | self.numbers.keys()
 
     def block(
         self, nodes: tuple[Node, ...], ends: Collection[Var], is_loop: bool = False
