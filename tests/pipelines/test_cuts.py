@@ -410,7 +410,7 @@ def test_calls_on_several_stages_are_as_written_out() -> None:
     assert called["time"]["seconds"] == inlined["time"]["seconds"]
     assert called["totals"]["wire_bytes"] == 4 * 2**20 + 6  # and the loss
     assert round(called["memory"]["peak"] / 2**20, 1) == 140.5
-    assert round(called["time"]["seconds"] * 1e3, 2) == 3.24
+    assert round(called["time"]["seconds"] * 1e3, 2) == 2.79
 
 
 ORIGINS = """
