@@ -133,6 +133,16 @@ def _frozen_torch(call: kit.TorchCall) -> str:
     return sliding.guarded(call, kit.permuted(text, order, names))
 
 
+def _frozen_in_place(call: kit.TorchCall) -> str:
+    """Multiplied by a number for each channel, and another added, as torch's kernel does it."""
+    x, mean, variance, scale, shift = (call.tensor(i) for i in range(5))
+    slope = call.let("slope", f"{scale} * torch.rsqrt({variance} + {call.attrs['eps']!r})")
+    offset = call.let("offset", f"{shift} - {mean} * {slope}")
+    channel, names = call.ins[1].names, call.ins[0].names
+    factor, term = (kit.aligned(text, channel, names) for text in (slope, offset))
+    return f"{x}.mul_({factor}).add_({term})"
+
+
 def _kernel(name: str, tensors: int) -> Callable[[kit.TorchCall], str]:
     """A call of a function of the runtime, whose first operands, `tensors`, have all dims."""
 
@@ -243,6 +253,8 @@ kit.operator(
     flops=lambda sig: 4 * sig.ins[0].elements,
     true_rows={f"B, B, B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
     gradient=_frozen_gradient,
+    in_place={0: _frozen_in_place},
+    fits_in=lambda index, ins, numbers: ins[0].dtype.bytes >= kit.F32.bytes,
     precision="f32",
     meaning="The tensor less a mean for each index of a dim, over a deviation; scaled, shifted.",
 )
