@@ -1,8 +1,8 @@
 """The peak of the memory of a training step: ours beside those by hand and in JAX, on one device.
 
-`python -m benchmarks.training_memory [--only WORD…]` prints MiB of parameters, states, inputs and
-everything else at the worst moment of a step: what `explain` says, what torch allocates for the
-emitted text and for the step by hand, and what the compiler of JAX reserves.
+`python -m benchmarks.training_memory [--only WORD…] [--onednn]` prints MiB of parameters, states,
+inputs and everything else at the worst moment of a step: what `explain` says, what torch allocates
+for the emitted text and for the step by hand, and what the compiler of JAX reserves.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from meshdsl.device.memory import memory
 MIB = 2**20
 
 
-def allocated(run: Callable[[], Any]) -> int:
+def allocated(run: Callable[[], Any], onednn: bool = False) -> int:
     """The most bytes that torch has given out at once in `run`, beside what was there before.
 
-    Without oneDNN: what a kernel of it allocates to work in (f32 sums of a bf16 matmul) depends on
-    what the processor can do.
+    Without `onednn`: what a kernel of it allocates to work in (f32 sums of a bf16 matmul) depends
+    on what the processor can do.
     """
     kernels: Any = torch.backends.mkldnn
-    before, kernels.enabled = kernels.enabled, False
+    before, kernels.enabled = kernels.enabled, onednn
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             run()
@@ -58,17 +58,17 @@ def kept() -> int:
     return sum(found.values())
 
 
-def peak(make: Callable[[], Callable[[], Any]]) -> int:
+def peak(make: Callable[[], Callable[[], Any]], onednn: bool) -> int:
     """Bytes at the worst moment of the third step of what `make` makes, what it keeps included."""
     before = kept()
     step = make()
     step()
     step()
     held = kept() - before
-    return held + allocated(step)
+    return held + allocated(step, onednn)
 
 
-def row(case: Case) -> str:
+def row(case: Case, onednn: bool) -> str:
     """The line of the table, in MiB."""
     made = case.compilation()
     program = load(made.text)
@@ -77,7 +77,8 @@ def row(case: Case) -> str:
         params, inputs = (tensors(program, s, 0) for s in (program.PARAMS, program.INPUTS))
         return ByHand(case, params, inputs)
 
-    found = [memory(made.device)["peak"], peak(lambda: emitted(program, 0)), peak(by_hand)]
+    steps: list[Callable[[], Callable[[], Any]]] = [lambda: emitted(program, 0), by_hand]
+    found = [memory(made.device)["peak"], *(peak(make, onednn) for make in steps)]
     if is_there():
         whole = (first_values(s, {"device": 1}, 0) for s in (program.PARAMS, program.INPUTS))
         found.append(WithJax(case, *whole).peak())
@@ -88,13 +89,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", nargs="*", default=[], help="cases with all of these words")
+    parser.add_argument("--onednn", action="store_true", help="with what oneDNN allocates")
     options = parser.parse_args()
     torch.set_num_threads(1)
     configure()
     print("| MiB, one device | explain | emitted | by hand | JAX |\n|---|---|---|---|---|")
     for case in cases(quick=False):
         if case.devices == 1 and set(options.only) <= set(case.name.split()):
-            print(row(case), flush=True)
+            print(row(case, options.onednn), flush=True)
 
 
 if __name__ == "__main__":
