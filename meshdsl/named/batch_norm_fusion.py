@@ -35,9 +35,9 @@ def fuse_batch_norms(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram
     """
     if not any(isinstance(n, NamedOp) and n.name in ROOTS for n in every(program.body)):
         return program
-    fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
-    body = in_blocks(program.body, fusing.block)
-    return replace(program, body=body, unspoken=program.unspoken | fusing.unspoken)
+    finder = _NormFinder(uses_of(program), frozenset(spoken), makers(every(program.body)))
+    body = in_blocks(program.body, finder.block)
+    return replace(program, body=body, unspoken=program.unspoken | finder.unspoken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fusing:
+class _NormFinder:
     """`made` has the operator that makes each value; `unspoken` are names of what is replaced."""
 
     uses: Mapping[Value, int]
