@@ -86,6 +86,8 @@ class Ours:
         self.program = self.session.programs.program
         specs = self.program.PARAMS
         self.arrays = first_values(specs, {"device": 1}, 0)
+        # Else the layers add so little to a token that the likeliest to follow is itself.
+        self.arrays["embed"] *= np.float32(0.05)
         file = str(Path(folder) / "params.npz")
         np.savez(file, **{n: a for n, a in self.arrays.items() if n not in CACHES})
         self.task = Task(contract, PROMPT, case.steps, contract.counted, file)

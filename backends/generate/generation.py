@@ -70,6 +70,9 @@ class Speaker:
             n: a for n, a in read_arrays(task.params).items() if n not in task.contract.states
         }
         self.params = self._local(program.PARAMS, arrays)
+        # All elements of an input are one number.
+        zeros = {n: np.zeros(tuple(s.dims.values()), np.int64) for n, s in program.INPUTS.items()}
+        self.inputs = self._local(program.INPUTS, zeros)
 
     def _local(self, specs: Mapping[str, Spec], arrays: Mapping[str, Any]) -> Tensors:
         blocks = local_tensors(self.ranks.mesh, specs, arrays, 0, [self.ranks.rank])[0]
@@ -91,10 +94,8 @@ class Speaker:
 
     def _read(self, token: int, position: int) -> Tensors:
         """The outputs after one token, which every row of a batch is given."""
-        specs = self.program.INPUTS
         wanted = {self.contract.token: token, self.contract.position: position}
-        arrays = {n: np.full(tuple(specs[n].dims.values()), v, np.int64) for n, v in wanted.items()}
-        inputs = self._local(specs, arrays)
+        inputs = {n: x.new_full(x.shape, wanted[n]) for n, x in self.inputs.items()}
         return call_device(self.ranks, self.program, (inputs, self.params, {}))
 
     def _logits(self, outputs: Tensors) -> Array:

@@ -28,10 +28,13 @@ def attention_lse(
     -1e9 each. Beside a CPU the second result tells only the rows that may look somewhere (0).
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    sees = None if mask is None else mask.any(-1)
+    is_fused = _has_kernel(q, k, v)
+    # Beside the number that hides a position, scores vanish: such a row is uniform by itself.
+    is_uniform = is_fused and q.dtype != torch.float16
+    sees = None if mask is None or is_uniform else mask.any(-1)
     if mask is not None and sees is not None:
         q, mask = q * sees[..., None], mask | ~sees[..., None]
-    if _has_kernel(q, k, v):
+    if is_fused:
         bias = None if mask is None else _bias(mask, q)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         operands = (_dense(q), _dense(k), _dense(v))
@@ -43,8 +46,29 @@ def attention_lse(
         scores = _scores(q, k, mask, causal, scale)
         lse = torch.logsumexp(scores, -1)
         o = (torch.exp(scores - lse[..., None]) @ v.to(scores.dtype)).to(q.dtype)
+    if mask is None:
+        return o, lse
     nothing = MASKED + math.log(max(k.shape[-2], 1))
-    return o, lse if sees is None else torch.where(sees, lse, nothing)
+    if sees is None:
+        return o, lse.masked_fill(lse < MASKED / 2, nothing)
+    return o, torch.where(sees, lse, nothing)
+
+
+def attention_of_mask(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """The first result of `attention_lse`."""
+    if not _has_kernel(q, k, v) or q.dtype == torch.float16:
+        return attention_lse(q, k, v, mask, causal, scale)[0]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    operands = (_dense(q), _dense(k), _dense(v))
+    o: torch.Tensor = kernel(*operands, 0.0, causal, attn_mask=_bias(mask, q), scale=scale)[0]
+    return o
 
 
 def attention_grad(
@@ -141,8 +165,8 @@ def _public(
 def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether the CPU's kernels take these operands."""
     there = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
-    full = all(x.numel() for x in (q, k, v))
-    return there and q.device.type == "cpu" and full and q.shape[-1] == v.shape[-1]
+    is_full = q.numel() and k.numel() and v.numel()
+    return bool(there and is_full) and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]
 
 
 def _bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -151,8 +175,8 @@ def _bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     Not -inf: a block of memory that a row does not see at all would become NaN.
     """
     hidden = max(-1e30, torch.finfo(q.dtype).min)
-    bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
-    return bias.masked_fill_(~mask, hidden)
+    bias = torch.where(mask, 0.0, hidden)
+    return bias if q.dtype == bias.dtype else bias.to(q.dtype)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

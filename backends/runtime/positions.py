@@ -22,6 +22,9 @@ def write_at(
     indices are equal. Where `x` is a block that begins at index `first`, what lies elsewhere is not
     written; along `dim`, one index is written then.
     """
+    if first is None and index.numel() == 1 and x.device.type == "cpu":
+        x.select(dim, int(index)).copy_(new.select(dim, 0))
+        return x
     count = max(index.shape[dim], new.shape[dim])
     shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
     index, new = index.expand(shape), new.expand(shape)

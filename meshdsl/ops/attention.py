@@ -319,7 +319,7 @@ def _torch(call: kit.TorchCall) -> str:
         kernel = f"{function}({text.q()}, {text.k()}, {text.v()}{text.options('is_causal')})"
     else:
         args = f"{text.q()}, {text.k()}, {text.v()}, {mask}{text.options('causal')}"
-        kernel = f"{call.use('attention_lse')}({args})[0]"
+        kernel = f"{call.use('attention_of_mask')}({args})"
     return text.result(kernel, groups, 0)
 
 
@@ -375,23 +375,23 @@ def _attended(sig: kit.Signature) -> float:
     return 0.5 if sig.attrs["causal"] else 1.0
 
 
-def _scratch(types: kit.Types, attrs: kit.Attrs) -> int:
+def _scratch(types: kit.Types, attrs: kit.Attrs, *, gradient: bool = False) -> int:
     """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
-    if _fits_kernel(types, attrs):
-        return 0
     masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:])
+    if _fits_kernel(types, attrs) and not (masks and gradient):
+        return masks + (types[0].bytes if masks else 0)
     return masks + 2 * sum(t.bytes for t in types[:3])
 
 
 def _fits_kernel(types: kit.Types, attrs: kit.Attrs) -> bool:
     """Whether the kernel reads q, k and v as they lie in memory, and no mask is made."""
     made = parts(types, attrs)
-    if len(types) > 3 or len(made.feature) != 1 or max(len(made.batch) - 1, len(made.query)) > 1:
+    if len(made.feature) != 1 or max(len(made.batch) - 1, len(made.query)) > 1:
         return False
-    q, k, v = types
+    q, k, v = types[:3]
     own = ((*made.query, made.key), (made.mem, made.key), (made.mem, *made.feature))
-    alike = ({*t.names} == {*made.batch, *names} for t, names in zip(types, own, strict=True))
-    last = (t.names[-1] == names[-1] for t, names in zip(types, own, strict=True))
+    alike = ({*t.names} == {*made.batch, *ends} for t, ends in zip((q, k, v), own, strict=True))
+    last = (t.names[-1] == ends[-1] for t, ends in zip((q, k, v), own, strict=True))
     widths = k.dims[-1].size == v.dims[-1].size
     triangle = (q.size(d.name) == k.size(made.mem) for d in attrs["causal"])
     return all((*alike, *last, widths, *triangle))
@@ -497,8 +497,10 @@ kit.operator(
         "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
         "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",
     },
-    # The kernel puts the gradient of its result in the order of a sequence.
-    scratch=lambda sig, numbers: max(sig.ins[0].bytes, _scratch(operands(sig.ins), sig.attrs)),
+    scratch=lambda sig, numbers: max(
+        sig.ins[0].bytes,  # the kernel puts the gradient of its result in the order of a sequence
+        _scratch(operands(sig.ins), sig.attrs, gradient=True),
+    ),
     precision="compute",
     ordered="causal",
     meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshdsl.backends.runtime.attention_kernels import attention_grad, attention_lse
+from meshdsl.backends.runtime.attention_kernels import (
+    MASKED,
+    attention_grad,
+    attention_lse,
+    attention_of_mask,
+)
 
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -37,3 +42,16 @@ def test_the_fused_kernel_is_taken_where_it_can_be(width: int, count: int, is_fu
         o, lse = attention_lse(q, k, v)
         attention_grad(torch.ones_like(o), q, k, v, o, lse)
     assert [n for n in run.names if n.startswith(FUSED)] == [FUSED, f"{FUSED}_backward"] * is_fused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_row_that_sees_nothing_is_uniform(dtype: torch.dtype) -> None:
+    """With the kernel, too, where a number takes the place of minus infinity."""
+    q, k, v = (torch.randn(1, 2, 4, 8).to(dtype) for _ in range(3))
+    mask = torch.arange(4)[:, None] > torch.arange(4)  # the first row sees nothing
+    o, lse = attention_lse(q * 100, k, v, mask[None, None])
+    uniform = v.double().mean(2)
+    assert torch.allclose(o[:, :, 0].double(), uniform, atol=8 * torch.finfo(dtype).eps)
+    assert (lse[:, :, 0] < MASKED / 2).all()
+    assert (lse[:, :, 1:] > MASKED / 2).all()
+    assert torch.equal(o, attention_of_mask(q * 100, k, v, mask[None, None]))

@@ -90,3 +90,14 @@ def test_scalars_and_empty_tensors() -> None:
     assert check_index(torch.zeros((0, 2)), "d", 4, "p", ("a", "b"), (0, 0)).numel() == 0
     with pytest.raises(IndexOutOfRange, match=r"^MD0801 p: index 4 is out of range for dim `d`"):
         check_index(np.array(4), "d", 4, "p", (), ())
+
+
+@pytest.mark.parametrize("ids", [[3], [-1], [4], [0, 3], [2, -1], [4, 1]])
+def test_one_index_is_checked_as_several_are(ids: list[int]) -> None:
+    wrong = [i for i in ids if not 0 <= i < 4]
+    for index in (torch.tensor(ids, dtype=torch.int32), np.array(ids)):
+        if not wrong:
+            assert check_index(index, "d", 4, "p", ("a",), (0,)) is index
+            continue
+        with pytest.raises(IndexOutOfRange, match=f"index {wrong[0]} at "):
+            check_index(index, "d", 4, "p", ("a",), (0,))
