@@ -31,6 +31,10 @@ Few are on a mesh of many axes, where each route is a search of its own.
 """
 
 
+Read = list[list[Component]]
+"""How each operand may be read along an axis."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Placements required of the operands, yielded by the operator, and settled in by its results.
@@ -80,9 +84,11 @@ class Want:
         return all((axis in axes) == (dim in dims) for dim, axes in self.summed)
 
 
-def allowed_rows(rows: Iterable[Row], wants: Iterable[Want], axis: str) -> list[Row]:
+def allowed_rows(rows: Iterable[Row], wants: Sequence[Want], axis: str) -> list[Row]:
     """The rows that rules for summed dims allow; all, where they allow none."""
     every = list(rows)
+    if not any(want.summed for want in wants):
+        return every
     return [row for row in every if all(w.allows(row, axis) for w in wants)] or every
 
 
@@ -314,7 +320,8 @@ class Chooser:
     def _options(self, standing: bool) -> tuple[list[str], list[list[Row]]]:
         """The axes that split anything, and the rows of each."""
         axes = [a for a, size in self.mesh.axes if size > 1]
-        return axes, [self._rows(a, standing) for a in axes]
+        legal = legal_rows(self.call)
+        return axes, [self._rows(legal, a, standing) for a in axes]
 
     def _are_many(self, options: list[list[Row]]) -> bool:
         """Whether not all combinations are looked at."""
@@ -337,17 +344,19 @@ class Chooser:
             each = zip(groups.values(), picked, strict=True)
             yield {axis: row for group, row in each for axis in group}
 
-    def _rows(self, axis: str, standing: bool) -> list[Row]:
-        every = allowed_rows(legal_rows(self.call), self.wants, axis)
-        every = [row for row in every if self._lazy_enough(row, axis)]
+    def _rows(self, legal: tuple[Row, ...], axis: str, standing: bool) -> list[Row]:
+        every = allowed_rows(legal, self.wants, axis)
+        if self.policy == "mesh-tf":
+            every = [row for row in every if self._lazy_enough(row, axis)]
         if self.stages is None or not self.stages.keeps(axis):
             every = adding_first(every, axis, self.added_first)
         if self.stages is not None:
-            every = [r for r in every if self.stages.allows(r, axis)] or [legal_rows(self.call)[0]]
-        stood_on = [row for row in every if standing and self._stands(row, axis)]
+            every = [r for r in every if self.stages.allows(r, axis)] or [legal[0]]
+        read = self._read(axis)
+        stood_on = [row for row in every if standing and self._stands(row, read, axis)]
         if stood_on:
             return stood_on
-        return [row for row in every if row is every[0] or self._called_for(row, axis)]
+        return [row for row in every if row is every[0] or self._called_for(row, read, axis)]
 
     def _lazy_enough(self, row: Row, axis: str) -> bool:
         """Whether the policy lets partial operands through (Mesh-TensorFlow's: in few places)."""
@@ -360,23 +369,26 @@ class Chooser:
         partial = {p.partial for placements in self.versions for p in placements}
         return len(partial) == 1 and axis in next(iter(partial))
 
-    def _stands(self, row: Row, axis: str) -> bool:
+    def _stands(self, row: Row, read: Read, axis: str) -> bool:
         """Whether every operand matches the row, and the demands agree with its results."""
-        for component, placements in zip(row.ins, self._read, strict=True):
-            if all(p.component(axis) != component for p in placements):
+        for component, components in zip(row.ins, read, strict=True):
+            if component not in components:
                 return False
         return all(w.stands(c, axis) for c, w in zip(row.outs, self.wants, strict=True))
 
     @property
-    def _read(self) -> tuple[tuple[Placement, ...], ...]:
+    def _readable(self) -> tuple[tuple[Placement, ...], ...]:
         """The placements in which each operand may be read without a reshard."""
         return tuple((p,) if p else v for p, v in zip(self.pins, self.versions, strict=True))
 
-    def _called_for(self, row: Row, axis: str) -> bool:
+    def _read(self, axis: str) -> Read:
+        """How each operand may be read along an axis without a reshard."""
+        return [[p.component(axis) for p in placements] for placements in self._readable]
+
+    def _called_for(self, row: Row, read: Read, axis: str) -> bool:
         """Whether an operand already matches the row, or a rule demands a split that it yields."""
-        for component, placements in zip(row.ins, self._read, strict=True):
-            held = any(p.component(axis) == component for p in placements)
-            if held and isinstance(component, Split | Partial):
+        for component, components in zip(row.ins, read, strict=True):
+            if component in components and isinstance(component, Split | Partial):
                 return True
         pairs = zip(row.outs, self.wants, strict=True)
         return any(isinstance(c, Split) and axis in w.placement.axes_of(c.dim) for c, w in pairs)
@@ -444,6 +456,8 @@ class Chooser:
 
         Of several factors that index one dim (the parts of a merged one), the outer come first.
         """
+        if len(combination) < 2:
+            return [*combination.items()]
         every = legal_rows(self.call)
         keys = {
             a: (every.index(row), self._position(a, row), self.mesh.names.index(a))
@@ -457,7 +471,7 @@ class Chooser:
             return 0
         placed = [
             *zip(row.factor.outs, ((w.placement,) for w in self.wants), strict=True),
-            *zip(row.factor.ins, self._read, strict=True),
+            *zip(row.factor.ins, self._readable, strict=True),
         ]
         for dim, placements in placed:
             for p in placements:
