@@ -12,8 +12,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.costgraph.graph import CostFactor, CostGraph, Solution, cheapest_of_each
 
 PROPOSALS = 20_000

@@ -12,13 +12,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.records import dataclass
 
-Costs = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Costs: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True, slots=True)

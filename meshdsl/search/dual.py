@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.named.ir import Value
 from meshdsl.records import dataclass
 from meshdsl.search.budget import SWEPT, Budget

@@ -12,10 +12,9 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.cluster.timing import Timing
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
@@ -24,7 +23,10 @@ from meshdsl.placed.layout import MOST_UNEVEN
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.records import dataclass
 
-Table = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Table: TypeAlias = "npt.NDArray[np.float64]"
 
 ANY = "any"
 """A component that may be whichever is cheapest."""

@@ -11,8 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.costgraph.exact import TooWide
 from meshdsl.costgraph.graph import CostFactor, CostGraph, Costs, Solution, Variable, entries
 from meshdsl.ir.types import TensorType

@@ -21,10 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import field
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ir.rewrite import Visitor
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
@@ -39,8 +38,11 @@ from meshdsl.search.problem import Problem
 from meshdsl.search.reshard_tables import ANY, MOST_STATES, ReshardTables, Table
 from meshdsl.search.space import Weigh, on_parts, own_dims, seconds
 
-Numbers = npt.NDArray[np.intp]
-Costs = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Numbers: TypeAlias = "npt.NDArray[np.intp]"
+Costs: TypeAlias = "npt.NDArray[np.float64]"
 
 MOST_CHOICES = 100_000
 """Choices of all nodes together: beyond, nothing is bounded."""
