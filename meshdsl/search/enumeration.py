@@ -324,7 +324,8 @@ class _Enumeration:
         problem, base = self.problem, self.best
         if base is None and problem.request.memory is not None:
             base = min(self.plans, key=lambda plan: plan.peak, default=None)
-        role_rules = () if base is None else stored_rules(base.rules)
+        free = () if base is None else (r for r in base.rules if r not in problem.fixed)
+        role_rules = stored_rules(tuple(free))
         if base is None or not role_rules or problem.expired():
             return
         general = tuple(rule for rule in base.rules if rule not in role_rules)

@@ -142,13 +142,16 @@ def _declared(
     """The layouts of the file that the request allows, and that this mesh can follow."""
     # Other methods are there to be compared: what they find is theirs alone.
     names = made.declarations.layouts if request.method in BY_LAYOUTS else ()
+    # Rules may be kept in a pipeline; a layout is kept as it is executed.
+    is_free = kept.execution == PLAIN and request.fix not in made.declarations.layouts
     for name in names:
         try:
             layout = _resolved(request, made, mesh, "--from", name, Diagnostics())
         except DiagnosticError:
             continue
         is_short = request.max_rules is None or len(layout.rules) <= request.max_rules
-        is_kept = {*kept.rules} <= {*layout.rules} and kept.execution in (PLAIN, layout.execution)
+        is_kept = {*kept.rules} <= {*layout.rules}
+        is_kept &= is_free or str(kept.execution) == str(layout.execution)
         is_stored = any(rule.selector[:1] and rule.selector[0] in ROLES for rule in layout.rules)
         if is_short and is_kept and (request.storage or not is_stored):
             yield layout

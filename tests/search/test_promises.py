@@ -211,17 +211,28 @@ KEPT = [f"{place} under {layout}" for place in QUICK for layout in layouts_of(pl
 @in_turn(option=["fix", "start"], case=[*KEPT, "lm on stages under pipeline"])
 def test_every_layout_of_a_file_can_be_kept_or_begun_from(case: str, option: str) -> None:
     place, layout = case.split(" under ")
-    asked = SearchRequest(replicated=math.inf)
-    asked = replace(asked, fix=layout) if option == "fix" else replace(asked, start=layout)
-    (problem,) = problems(asked, program(place))
-    found = solve([problem], METHODS["layouts"])
-    best = found.plans[0]
     if option == "fix":
-        assert {*problem.fixed} <= {*best.rules}
-        assert str(best.execution) == str(problem.execution)
+        keep(place, layout)
         return
+    asked = SearchRequest(replicated=math.inf, start=layout)
+    (problem,) = problems(asked, program(place))
+    best = solve([problem], METHODS["layouts"]).plans[0]
     assert problem.start is not None
     assert problem.value(best) <= problem.value(placed_as(problem, problem.start))
+
+
+def keep(place: str, layout: str) -> None:
+    """Search with a layout of the file, which stays as it is."""
+    (problem,) = problems(SearchRequest(replicated=math.inf, fix=layout), program(place))
+    best = solve([problem], METHODS["layouts"]).plans[0]
+    assert {*problem.fixed} <= {*best.rules}
+    assert str(best.execution) == str(problem.execution)
+
+
+@pytest.mark.parametrize("case", ["lm on four under zero1", "lm on stages under data_parallel"])
+def test_a_layout_keeps_what_it_stores_and_how_it_is_executed(case: str) -> None:
+    """Not even a better dim for its states, nor the pipeline of another layout, takes its place."""
+    keep(*case.split(" under "))
 
 
 BUDGETS = (0.0, 0.3, 1.0, None)
