@@ -40,6 +40,12 @@ Key = tuple[float, int, int, int]
 Circumstances = tuple[Mesh, Timing | None, str]
 """The mesh, the cluster and the execution that rules are placed for."""
 
+ALONE = 10_000
+"""The operators that one process places before a second one helps it: about two seconds' worth.
+
+It is forked with what is known by then: in less time it would mostly find that again.
+"""
+
 AGAIN = 32
 """Plans that a second process keeps: what a rule is good for is asked after what is best."""
 
@@ -201,6 +207,8 @@ class Problem:
 
         A plan that may be `worth` it is timed, if it fits.
         """
+        if self.budget.spent < ALONE:
+            return
         for policy in self.policies[1:]:
             if self.plan(rules, policy).is_known:
                 continue

@@ -23,10 +23,11 @@ from meshdsl.search.problem import Method, Problem, SearchResult, least_value
 from meshdsl.search.warm_start import begun as started
 from meshdsl.search.within_memory import within_memory
 
-PRACTISED, PROMISING = 36, 3
+PRACTISED, PROMISING, DIVIDED = 36, 3, 2
 """The layouts of practitioners that are looked at to know which mesh is promising.
 
-And of these the ones whose bytes are estimated.
+Of these the ones whose bytes are estimated, and how much longer than the least their operators may
+take: what takes longer is seldom the best.
 """
 
 
@@ -139,20 +140,19 @@ def _in_order(problems: Sequence[Problem]) -> list[Problem]:
     ordered = sorted(problems, key=least_value)
     if ordered[0].objective != "time":
         return ordered
-    first, least = ordered[0], math.inf
-    for problem in ordered:
-        if least_value(problem) >= least:
-            break
-        for rules in _promising(problem):
-            if problem.computing(rules) < least and (about := problem.about(rules)) < least:
+    first, least, most = ordered[0], math.inf, DIVIDED * least_value(ordered[0])
+    for problem in (p for p in ordered if least_value(p) <= most):
+        for rules in _promising(problem, most):
+            if (about := problem.about(rules)) < least:
                 first, least = problem, about
     return [first, *(problem for problem in ordered if problem is not first)]
 
 
-def _promising(problem: Problem) -> list[Rules]:
-    """The layouts of practitioners that divide the operators furthest."""
+def _promising(problem: Problem, most: float) -> list[Rules]:
+    """The layouts of practitioners that divide the operators furthest, into `most` seconds."""
     every = itertools.islice(practised(problem.space), PRACTISED)
-    return sorted(every, key=problem.computing)[:PROMISING]
+    divided = (rules for rules in every if problem.computing(rules) <= most)
+    return sorted(divided, key=problem.computing)[:PROMISING]
 
 
 @contextmanager

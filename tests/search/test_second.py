@@ -23,8 +23,12 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 
 def searched(words: tuple[str, ...], cores: list[int]) -> str:
     """What a search prints that may use some cores."""
-    limited = f"import os; os.sched_setaffinity(0, {cores}); from meshdsl.cli import main; main()"
-    command = [sys.executable, "-c", limited, "search", *words]
+    text = f"""
+        import os; os.sched_setaffinity(0, {cores})
+        from meshdsl.search import problem; problem.ALONE = 0
+        from meshdsl.cli import main; main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text), "search", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
