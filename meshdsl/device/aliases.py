@@ -14,6 +14,7 @@ Every text of an operator, a collective or a support function may assume of memo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from meshdsl.device.ir import (
@@ -93,15 +94,17 @@ def copied_first(program: DeviceProgram) -> frozenset[Var]:
     for var in last_read:
         showing.setdefault(owners.get(var, var), []).append(var)
 
-    def is_shown(at: int, node: Compute, index: int) -> bool:
-        others = showing[owners.get(node.ins[index], node.ins[index])]
-        beside = {*others}.intersection(v for i, v in enumerate(node.ins) if i != index)
-        return bool(beside) or any(made_at.get(v, -1) < at < last_read[v] for v in others)
+    def is_shown(at: int, reads: Counter[Var], var: Var) -> bool:
+        return any(
+            reads[other] > (other is var) or made_at.get(other, -1) < at < last_read[other]
+            for other in showing[owners.get(var, var)]
+        )
 
     return frozenset(
-        node.ins[index]
+        var
         for at, node in nodes
         if isinstance(node, Compute)
-        for index in lookup(node.name).overwritten(len(node.ins))
-        if is_shown(at, node, index)
+        for reads in (Counter(node.ins),)
+        for var in (node.ins[index] for index in lookup(node.name).overwritten(len(node.ins)))
+        if is_shown(at, reads, var)
     )

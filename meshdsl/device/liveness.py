@@ -216,8 +216,8 @@ def shown_by(program: DeviceProgram) -> dict[Var, Var]:
     shown: dict[Var, Var] = {}
     for node in every(program.body):
         shown.update({s.inside: s.outer for s in node.slices})
-        pairs = ((var, _shown(node, var)) for var in node.makes)
-        shown.update({var: source for var, source in pairs if source is not None})
+        sources = {**_shown(node), **written_into(node)}
+        shown.update({var: sources[var] for var in node.makes if var in sources})
     return shown
 
 
@@ -268,18 +268,12 @@ def numbers(program: DeviceProgram) -> frozenset[Var]:
     return frozenset(var for var in computed if reads[var] == counts[var])
 
 
-def _shown(node: Node, var: Var) -> Var | None:
-    """The operand whose memory a variable shows or overwrites."""
-    source = written_into(node).get(var)
-    if source is not None:
-        return source
+def _shown(node: Node) -> dict[Var, Var]:
+    """By variable that a node makes, the operand whose memory it shows or overwrites."""
     if isinstance(node, Compute):
         if shows_operand(node):
-            source = node.ins[0]
-        elif over := overwrites(node):
-            source = node.ins[over[node.outs.index(var)]]
-    elif isinstance(node, Move) and node.step.kind == "slice":
-        source = node.source
-    else:
-        source = next((c.stack for c in node.collected if c.outer is var), None)
-    return source
+            return dict.fromkeys(node.outs, node.ins[0])
+        return {var: node.ins[at] for var, at in zip(node.outs, overwrites(node), strict=False)}
+    if isinstance(node, Move) and node.step.kind == "slice":
+        return {node.target: node.source}
+    return {c.outer: c.stack for c in node.collected if c.stack is not None}
