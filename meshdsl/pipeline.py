@@ -355,7 +355,9 @@ class Compilation:
     def _is_named_alike(self, declarations: Declarations) -> bool:
         """Whether the named program stays as it is where other layouts are declared."""
         before, now = spoken_of(self.declarations), spoken_of(declarations)
-        return before <= now and self.named.unspoken.isdisjoint(name for name, _ in now - before)
+        newly, no_longer = ({name for name, _ in pairs} for pairs in (now - before, before - now))
+        named = self.named
+        return named.unspoken.isdisjoint(newly) and named.kept_spoken.isdisjoint(no_longer)
 
     def checked(self, until: str = "device") -> Compilation:
         """This one, with all stages up to `until` made. Under `strict`, warnings are errors."""

@@ -8,7 +8,7 @@ then two sums that are ready at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import field, replace
 
 from meshdsl.ir.program import every
@@ -35,29 +35,36 @@ def is_spoken_of(value: Value, spoken: Spoken) -> bool:
     return any((value.label, dim) in spoken for dim in ("", *value.type.names))
 
 
+def noted(program: NamedProgram, unspoken: Set[str], kept: Set[str]) -> NamedProgram:
+    """`program`, with the names that a pass has left out or kept by what a file speaks of."""
+    left_out, stay = program.unspoken | unspoken, program.kept_spoken | kept
+    return replace(program, unspoken=left_out, kept_spoken=stay)
+
+
 def fuse_attention(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram:
     """`program` with `attention` for a softmax of products that only a sum with values reads.
 
     Scores and probabilities are not stored then: those that are read elsewhere, are pinned or that
-    are `spoken` of, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute. The
-    result is the same with more that is spoken of, unless its names are among its `unspoken`.
+    are `spoken` of, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
     """
     fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
     body = in_blocks(program.body, fusing.block)
-    return replace(program, body=body, unspoken=program.unspoken | fusing.unspoken)
+    return noted(replace(program, body=body), fusing.unspoken, fusing.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fusing:
     """`made` has the operator that makes each value, `here` those of one block.
 
-    `unspoken` are the names of what nobody would miss: no more is fused if they are spoken, too.
+    `unspoken` are the names of what nobody would miss, `kept` of what is spoken of: with others
+    spoken of or not, the same is fused.
     """
 
     uses: Counter[Value]
     spoken: frozenset[tuple[str, str]]
     made: Mapping[Value, NamedOp]
     unspoken: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         here = makers(nodes)
@@ -91,7 +98,10 @@ class _Fusing:
         if op is None or op.name != name or self.uses[value] != 1 or value.pins:
             return None
         same = (op.phase, op.block) == (reader.phase, reader.block)
-        if not same or is_spoken_of(value, self.spoken):
+        if not same:
+            return None
+        if is_spoken_of(value, self.spoken):
+            self.kept.add(value.label)
             return None
         self.unspoken.add(value.label)
         return op

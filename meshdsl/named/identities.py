@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import Visitor, substitute
-from meshdsl.named.attention_fusion import Spoken, is_spoken_of
+from meshdsl.named.attention_fusion import Spoken, is_spoken_of, noted
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, kept
 from meshdsl.named.size_formulas import how_of
 
@@ -49,8 +49,8 @@ def fold_identities(
             if dict(node.attrs).get("value", 0.0) in (0.0, 1.0):
                 folding = _Folding(program, spoken, is_step)
                 body = tuple(folding.block(program.body))
-                unspoken = program.unspoken | folding.unspoken
-                return replace(program, body=substitute(body, folding.same), unspoken=unspoken)
+                body = substitute(body, folding.same)
+                return noted(replace(program, body=body), folding.unspoken, folding.kept)
     return program
 
 
@@ -63,6 +63,7 @@ class _Folding(Visitor):
     def __init__(self, program: NamedProgram, spoken: Spoken | None, is_step: bool) -> None:
         self.spoken = spoken
         self.unspoken: set[str] = set()
+        self.kept: set[str] = set()
         self.numbers: dict[Value, float] = {}
         self.same: dict[Value, Value] = {}
         self.stopped: set[Value] = set()
@@ -111,6 +112,7 @@ class _Folding(Visitor):
         if value.pins or (value.name is not None and self.spoken is None):
             return
         if self.spoken is not None and is_spoken_of(value, self.spoken):
+            self.kept.add(value.label)
             return
         self.numbers[value] = 0.0
         self.unspoken.update([value.label] if value.name is not None else [])

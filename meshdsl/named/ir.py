@@ -228,7 +228,8 @@ class NamedProgram:
     `updates` are the new values of the parameters that the program assigns (`assignment.py`). One
     with a `goal` becomes a training step (`training_step.py`): `states` are the optimizer's, and
     `updates` those of these and of the minimised parameters, too. `unspoken` are the names of
-    tensors that passes could only do without since no layout speaks of them.
+    tensors that passes could only do without since no layout speaks of them, `kept_spoken` of those
+    that stay since one does.
     """
 
     name: str
@@ -241,6 +242,7 @@ class NamedProgram:
     updates: tuple[Update, ...] = ()
     goal: Goal | None = None
     unspoken: frozenset[str] = frozenset()
+    kept_spoken: frozenset[str] = frozenset()
 
     @property
     def learned(self) -> tuple[Value, ...]:

@@ -59,6 +59,11 @@ def test_more_that_is_spoken_of_makes_the_program_anew() -> None:
     assert "t" in made.named.unspoken
 
 
+def test_fewer_that_are_spoken_of_make_the_program_anew() -> None:
+    made = compile_text(written(**SPEAKING["a rule"]), mesh="m", layout="plain")
+    assert made.named.kept_spoken == {"t"}
+
+
 CARRIED = {
     "zeros": ("h = t\n  repeat n { h = h * 0.0 }\n  return h", lambda x, y: 0 * x),
     "zeros first": ("h = y\n  repeat n { h = h * 0.0 + x }\n  return h", lambda x, y: x),

@@ -174,6 +174,8 @@ def test_a_name_that_attention_does_not_replace_changes_no_program(name: str) ->
     for label in sorted(labels - made.named.unspoken):
         more = {*spoken, (label, "")}
         assert print_program(finish_named(made.written, None, False, spoken=more)) == before
+    fewer = {(n, dim) for n, dim in spoken if n in made.named.kept_spoken}
+    assert print_program(finish_named(made.written, None, False, spoken=fewer)) == before
 
 
 def test_a_name_that_attention_replaces_is_one_that_nobody_speaks_of() -> None:
