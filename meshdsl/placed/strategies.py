@@ -152,6 +152,19 @@ def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
     return tuple(sorted(possible, key=lambda c: (c.cost, c.rank)))
 
 
+@functools.lru_cache(maxsize=4096)
+def _next_best(chooser: Chooser, chosen: Choice) -> Other | None:
+    choices = chooser.candidates()
+    same_costs = (c.cost for c in choices if (c.needs, c.yields) == (chosen.needs, chosen.yields))
+    cost = next(same_costs, chosen.cost)
+    dearer = [c.cost for c in choices if c.cost > cost]
+    some = has_many_axes(chooser.mesh) and chooser._leaves_out(choices, standing=True)
+    if not dearer and choices and choices[0].cost:
+        choices, some = chooser._some_others()
+        dearer = [c.cost for c in choices if c.cost > cost]
+    return Other(min(dearer), some) if dearer else None
+
+
 @functools.lru_cache(maxsize=65536)
 def is_legal(
     call: Call, needs: tuple[Placement, ...], yields: tuple[Placement, ...], mesh: Mesh
@@ -248,17 +261,7 @@ class Chooser:
 
         Of very many combinations only some are looked at: explaining costs no more than placing.
         """
-        choices = self.candidates()
-        same_costs = (
-            c.cost for c in choices if (c.needs, c.yields) == (chosen.needs, chosen.yields)
-        )
-        cost = next(same_costs, chosen.cost)
-        dearer = [c.cost for c in choices if c.cost > cost]
-        some = has_many_axes(self.mesh) and self._leaves_out(choices, standing=True)
-        if not dearer and choices and choices[0].cost:
-            choices, some = self._some_others()
-            dearer = [c.cost for c in choices if c.cost > cost]
-        return Other(min(dearer), some) if dearer else None
+        return _next_best(self, chosen)
 
     def _some_others(self) -> tuple[tuple[Choice, ...], bool]:
         """Combinations of rows that operands need not match, and whether some were left out."""
