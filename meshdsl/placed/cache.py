@@ -2,7 +2,8 @@
 
 The key of a problem is the hash of all that a search depends on: operators, types and demands by
 number, mesh, price, and versions of meshdsl and of the solver. A plan is used only where it is
-legal for the program; otherwise the search is repeated.
+legal for the program; otherwise the search is repeated. That there is none is cached, too: of a
+large program it takes long to find out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from meshdsl.placed.zero_one import SOLVER
 from meshdsl.records import dataclass
 from meshdsl.version import __version__
 
-FORMAT = 6
+FORMAT = 7
 KIND = "plans"
 """The folder of cached plans."""
 
@@ -52,6 +53,13 @@ class WrittenPlan:
     searched: str
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenAnswer:
+    """The plan of a problem as it is cached; None where a search ends without one."""
+
+    plan: WrittenPlan | None
+
+
 class CachedProblem:
     """A search with its values and operators numbered, so that it can be compared with others."""
 
@@ -63,18 +71,24 @@ class CachedProblem:
         self.loops: list[named.NamedLoop] = []
         self.key = hashlib.sha256(json.dumps([*self._described()]).encode()).hexdigest()
         self.values = list(self.numbers)
+        self.answer = read(KIND, self.key, WrittenAnswer)
+
+    @property
+    def has_no_plan(self) -> bool:
+        """Whether a search has ended without a plan before."""
+        return self.answer is not None and self.answer.plan is None
 
     def load(self) -> PlacementPlan | None:
         """The cached plan of this problem; None without one."""
-        entry = read(KIND, self.key, WrittenPlan)
+        written = None if self.answer is None else self.answer.plan
         try:
-            return None if entry is None else self._plan(entry)
+            return None if written is None else self._plan(written)
         except (ValueError, KeyError):
             return None
 
-    def store(self, plan: PlacementPlan) -> None:
-        """Store a plan in the cache."""
-        write(KIND, self.key, self._written(plan))
+    def store(self, plan: PlacementPlan | None) -> None:
+        """Store a plan in the cache, or that there is none."""
+        write(KIND, self.key, {"plan": None if plan is None else self._written(plan)})
 
     # --- the problem -------------------------------------------------------------------------
 

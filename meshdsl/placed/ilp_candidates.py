@@ -88,48 +88,197 @@ class PossibleRows:
     is_split: bool
 
 
-class PlanSpace:
-    """The search space: combinations of every operator, and where values may settle.
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a request says of an operator, and its possible rows by axis.
 
-    readers: every placement that a reader may need a value in. trips: how often a value is made.
-    made: what an operator may yield a value as, along an axis. passed: what operators may take it
-    as, otherwise than rules split it, to pass it on. read_as: the splits that rules request of it
-    where it is read. joined: those of which, partial, later operators may make less to reduce.
-    sliced: the dims of loops that slice or collect a value. splits: those that are considered on
-    axes without a rule; None for all. unlike: the routes by which devices send unequally much.
+    ruled: the placements in which rules want the operands. is_known: whether they say so of each of
+    them. among: operators of which this is equal have the same legal combinations of rows.
     """
 
-    def __init__(self, request: Request, price: Price, splits: Splits | None) -> None:
-        self.request, self.price, self.splits = request, price, splits
+    ruled: tuple[Placement, ...]
+    wants: tuple[Want, ...]
+    pins: tuple[Placement | None, ...]
+    is_known: bool
+    is_light: bool
+    possible: tuple[PossibleRows, ...]
+    among: tuple[object, ...]
+
+
+class PlanProblem:
+    """What all spaces of one request have in common.
+
+    trips: how often a value is made. read_as: the splits that rules request of it where it is read.
+    joined: those of which, partial, later operators may make less to reduce. sliced: the dims of
+    loops that slice or collect a value.
+    """
+
+    def __init__(self, request: Request, price: Price) -> None:
+        self.request, self.price = request, price
         self.program = program = request.program
         self.mesh = request.mesh
-        self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
-        self.made: dict[tuple[Value, str], set[Component]] = defaultdict(set)
-        self.passed: dict[tuple[Value, str], set[Component]] = defaultdict(set)
-        self.read_as: dict[Value, set[Placement]] = defaultdict(set)
-        self.joined = self._joined()
-        self.readers: dict[Value, dict[Placement, None]] = {}
+        self.operators = tuple(named.walk(program.body))
         self.loops = tuple(loops_of(program))
-        self.pairs = 0
-        self.routes: dict[RouteKey, Route | None] = {}
-        self.unlike: list[tuple[Route, TensorType]] = []
-        self.work = 0
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
-        self._combined = 0
-        self._of_alike: dict[tuple[object, ...], tuple[Combination, ...]] = {}
-        self._rows_of_alike: dict[tuple[object, ...], PossibleRows] = {}
         left = {o.value: request.output(o.value) for o in program.outputs}
         self.outputs = {value: p for value, p in left.items() if p is not None}
         self.trips = self._trips()
         self.sliced = self._sliced()
+        self.joined = self._joined()
         # Without demands nothing is partial either: such axes are left alone.
         asked = self._asked_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in asked)
         self.ops = self._arising()
         ruled = ((v, request.ruled(v)) for v in self.trips)
         self.uneven = any(p.splits_unevenly(v.type, self.mesh) for v, p in ruled)
-        for op in named.walk(program.body):
+        self.read_as: dict[Value, set[Placement]] = defaultdict(set)
+        self._demands: dict[NamedOp, Demands] = {}
+        self._rows_of_alike: dict[tuple[object, ...], PossibleRows] = {}
+        self._of_alike: dict[tuple[object, ...], tuple[Combination, ...]] = {}
+
+    # --- the program -------------------------------------------------------------------------
+
+    def _trips(self) -> dict[Value, int]:
+        trips_of = dict.fromkeys(self.stored, 1)
+        for node, trips in ir.counted(self.program.body):
+            trips_of.update(dict.fromkeys(node.makes, trips))
+            if isinstance(node, named.NamedLoop):
+                trips_of.update(dict.fromkeys(node.enters, trips * node.dim.size))
+        pipe = self.request.one_stage
+        times = {} if pipe is None else in_each_batch(self.program, pipe)
+        return {value: trips * times.get(value, 1) for value, trips in trips_of.items()}
+
+    def _sliced(self) -> dict[Value, set[str]]:
+        sliced_dims: dict[Value, set[str]] = defaultdict(set)
+        # Dims that an inner loop slices count for the stack of the outer loop too.
+        for loop in reversed(self.loops):
+            for part in loop.collected:
+                sliced_dims[part.outer].add(loop.dim.name)
+            for item in loop.stacked:
+                sliced_dims[item.outer] |= {loop.dim.name} | sliced_dims[item.inside]
+        return sliced_dims
+
+    def _asked_axes(self) -> set[str]:
+        results = [v for op in self.operators for v in op.outs]
+        asked = [self.request.ruled(v) for v in (*self.stored, *results)]
+        pins = (p for op in self.operators for p in self.request.pins(op))
+        asked += [p for p in pins if p is not None]
+        return {a for p in asked for a in (*p.partial, *(a for _, axes in p.splits for a in axes))}
+
+    def _arising(self) -> set[ReduceOp]:
+        """Operations of the partial values that can arise: sums, and those of reductions here."""
+        calls = {call_of(op) for op in self.operators}
+        beginning = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
+        asked = {self.request.ruled(v).op for v in self.trips}
+        sums: set[ReduceOp] = {"sum"}
+        return sums.union(
+            *(_partial_ops(row.outs) for row in beginning), {op for op in asked if op}
+        )
+
+    def _joined(self) -> set[Value]:
+        """The values of which, partial, linear operators after them may make less to reduce."""
+        joined: set[Value] = set()
+        for op in reversed(self.operators):
+            for row in legal_rows(call_of(op)):
+                taken = {v for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
+                if len(taken) > 1 or _shrinks(op, taken) or not joined.isdisjoint(op.outs):
+                    joined |= taken
+        return joined
+
+    # --- operators ---------------------------------------------------------------------------
+
+    def demands(self, op: NamedOp) -> Demands:
+        """What is requested of an operator and of what it reads."""
+        if op not in self._demands:
+            self._demands[op] = self._demanded(op)
+        return self._demands[op]
+
+    def _demanded(self, op: NamedOp) -> Demands:
+        call, pins, wants = call_of(op), self.request.pins(op), self.request.wants(op)
+        ruled = tuple(p or self.request.ruled(v) for p, v in zip(pins, op.ins, strict=True))
+        for value in op.ins:
+            self.read_as[value].add(self.request.read(value, op))
+        alike = (call, ruled, wants, self.request.added_first(op))
+        possible = tuple(self._possible(axis, *alike) for axis in self.axes)
+        is_known = all(map(self.request.is_known, op.ins))
+        among = (call, op.kind, ruled, wants, pins)
+        return Demands(ruled, wants, pins, is_known, _is_light_call(call), possible, among)
+
+    def _possible(
+        self,
+        axis: str,
+        call: Call,
+        ruled: tuple[Placement, ...],
+        wants: tuple[Want, ...],
+        added_first: frozenset[str],
+    ) -> PossibleRows:
+        """The rows of an operator along one axis, the same for all operators of a call."""
+        key = (call, axis, ruled, wants, added_first)
+        if key not in self._rows_of_alike:
+            legal = adding_first(allowed_rows(legal_rows(call), wants, axis), axis, added_first)
+            every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
+            suiting = [r for r in every if _agrees(r, axis, wants)]
+            others = [
+                [i for i, p in enumerate(ruled) if not _takes(r.ins[i], p, axis)] for r in every
+            ]
+            is_split = any(_is_split(p, axis) for p in ruled)
+            self._rows_of_alike[key] = PossibleRows(every, suiting, others, is_split)
+        return self._rows_of_alike[key]
+
+    def combinations(self, op: NamedOp, options: list[list[Row]]) -> tuple[Combination, ...]:
+        """The legal combinations of these rows, the same for all operators of a call."""
+        demands = self.demands(op)
+        # Rows are those of `_rows_of_alike`, so that each is one object.
+        key = (*demands.among, tuple(tuple(map(id, rows)) for rows in options))
+        if key not in self._of_alike:
+            self._of_alike[key] = self._legal(op, demands, options)
+        return self._of_alike[key]
+
+    def _legal(
+        self, op: NamedOp, demands: Demands, options: list[list[Row]]
+    ) -> tuple[Combination, ...]:
+        versions = tuple((p,) for p in demands.ruled)
+        by = (self.mesh, "deferred", self.price, False, self.uneven)
+        chooser = Chooser(call_of(op), versions, demands.wants, demands.pins, *by)
+        combinations: dict[tuple[object, ...], Combination] = {}
+        for rows in itertools.product(*options):
+            placed = chooser.placements(dict(zip(self.axes, rows, strict=True)))
+            if placed is None or (op.kind is OpKind.LOAD and placed[0] != demands.ruled):
+                continue
+            work = chooser.flops(*placed)
+            cost = self.price.operator(lookup(op.name), chooser.local(*placed), work)
+            combinations.setdefault(placed, Combination(*placed, work, cost))
+        if not combinations:
+            raise NoPlan
+        return tuple(combinations.values())
+
+
+class PlanSpace:
+    """The search space: combinations of every operator, and where values may settle.
+
+    readers: every placement that a reader may need a value in. made: what an operator may yield a
+    value as, along an axis. passed: what operators may take it as, otherwise than rules split it,
+    to pass it on. splits: those that are considered on axes without a rule; None for all. unlike:
+    the routes by which devices send unequally much.
+    """
+
+    def __init__(self, problem: PlanProblem, splits: Splits | None) -> None:
+        self.problem, self.request, self.splits = problem, problem.request, splits
+        self.price, self.mesh, self.axes = problem.price, problem.mesh, problem.axes
+        self.program, self.loops, self.stored = problem.program, problem.loops, problem.stored
+        self.outputs, self.trips, self.sliced = problem.outputs, problem.trips, problem.sliced
+        self.combinations: dict[NamedOp, tuple[Combination, ...]] = {}
+        self.made: dict[tuple[Value, str], set[Component]] = defaultdict(set)
+        self.passed: dict[tuple[Value, str], set[Component]] = defaultdict(set)
+        self.readers: dict[Value, dict[Placement, None]] = {}
+        self.pairs = 0
+        self.routes: dict[RouteKey, Route | None] = {}
+        self.unlike: list[tuple[Route, TensorType]] = []
+        self.work = 0
+        # Each operator has one combination at least: too many are known before the last is read.
+        self._combined = len(problem.operators)
+        for op in problem.operators:
             self.combinations[op] = self._of(op)
             for combination in self.combinations[op]:
                 for value, placed in zip(op.outs, combination.yields, strict=True):
@@ -174,44 +323,7 @@ class PlanSpace:
         uneven = any(p.splits_unevenly(type_, self.mesh) for p in (source, target))
         return UNEVEN if uneven else 1
 
-    # --- the program -------------------------------------------------------------------------
-
-    def _trips(self) -> dict[Value, int]:
-        trips_of = dict.fromkeys(self.stored, 1)
-        for node, trips in ir.counted(self.program.body):
-            trips_of.update(dict.fromkeys(node.makes, trips))
-            if isinstance(node, named.NamedLoop):
-                trips_of.update(dict.fromkeys(node.enters, trips * node.dim.size))
-        pipe = self.request.one_stage
-        times = {} if pipe is None else in_each_batch(self.program, pipe)
-        return {value: trips * times.get(value, 1) for value, trips in trips_of.items()}
-
-    def _sliced(self) -> dict[Value, set[str]]:
-        sliced_dims: dict[Value, set[str]] = defaultdict(set)
-        # Dims that an inner loop slices count for the stack of the outer loop too.
-        for loop in reversed(self.loops):
-            for part in loop.collected:
-                sliced_dims[part.outer].add(loop.dim.name)
-            for item in loop.stacked:
-                sliced_dims[item.outer] |= {loop.dim.name} | sliced_dims[item.inside]
-        return sliced_dims
-
-    def _asked_axes(self) -> set[str]:
-        results = [v for op in named.walk(self.program.body) for v in op.outs]
-        asked = [self.request.ruled(v) for v in (*self.stored, *results)]
-        pins = (p for op in named.walk(self.program.body) for p in self.request.pins(op))
-        asked += [p for p in pins if p is not None]
-        return {a for p in asked for a in (*p.partial, *(a for _, axes in p.splits for a in axes))}
-
-    def _arising(self) -> set[ReduceOp]:
-        """Operations of the partial values that can arise: sums, and those of reductions here."""
-        calls = {call_of(op) for op in named.walk(self.program.body)}
-        beginning = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
-        asked = {self.request.ruled(v).op for v in self.trips}
-        sums: set[ReduceOp] = {"sum"}
-        return sums.union(
-            *(_partial_ops(row.outs) for row in beginning), {op for op in asked if op}
-        )
+    # --- readers -----------------------------------------------------------------------------
 
     def _collect_readers(self) -> None:
         """Note the placements that readers may need."""
@@ -231,49 +343,14 @@ class PlanSpace:
 
     def _of(self, op: NamedOp) -> tuple[Combination, ...]:
         """The legal combinations of rows over the axes."""
-        pins = self.request.pins(op)
-        wants = self.request.wants(op)
-        ruled = tuple(p or self.request.ruled(v) for p, v in zip(pins, op.ins, strict=True))
-        for value in op.ins:
-            self.read_as[value].add(self.request.read(value, op))
-        options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
-        self._combined += math.prod(map(len, options))
+        demands = self.problem.demands(op)
+        options = [self._rows(op, axis, at, demands) for at, axis in enumerate(self.axes)]
+        self._combined += math.prod(map(len, options)) - 1
         if self._combined > MOST_COMBINATIONS:
             raise NoPlan
-        # Rows are those of `_rows_of_alike`, so that each is one object.
-        chosen = tuple(tuple(map(id, rows)) for rows in options)
-        key = (call_of(op), op.kind, ruled, wants, pins, chosen)
-        if key not in self._of_alike:
-            self._of_alike[key] = self._combinations(op, ruled, wants, pins, options)
-        return self._of_alike[key]
+        return self.problem.combinations(op, options)
 
-    def _combinations(
-        self,
-        op: NamedOp,
-        ruled: tuple[Placement, ...],
-        wants: tuple[Want, ...],
-        pins: tuple[Placement | None, ...],
-        options: list[list[Row]],
-    ) -> tuple[Combination, ...]:
-        """The legal combinations of these rows, the same for all operators of a call."""
-        versions = tuple((p,) for p in ruled)
-        by = (self.mesh, "deferred", self.price, False, self.uneven)
-        chooser = Chooser(call_of(op), versions, wants, pins, *by)
-        combinations: dict[tuple[object, ...], Combination] = {}
-        for rows in itertools.product(*options):
-            placed = chooser.placements(dict(zip(self.axes, rows, strict=True)))
-            if placed is None or (op.kind is OpKind.LOAD and placed[0] != ruled):
-                continue
-            work = chooser.flops(*placed)
-            cost = self.price.operator(lookup(op.name), chooser.local(*placed), work)
-            combinations.setdefault(placed, Combination(*placed, work, cost))
-        if not combinations:
-            raise NoPlan
-        return tuple(combinations.values())
-
-    def _rows(
-        self, op: NamedOp, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
-    ) -> list[Row]:
+    def _rows(self, op: NamedOp, axis: str, at: int, demands: Demands) -> list[Row]:
         """The rows along one axis that keep the splits that rules demand.
 
         A row keeps the split of an operand also where it takes what is partial in its place, and
@@ -281,14 +358,14 @@ class PlanSpace:
         operands, one is considered that spares reducing a large result of small operands. Where
         rules contradict each other, an operator that computes much keeps the splits of its results.
         """
-        possible = self._possible(op, axis, ruled, wants)
+        possible = demands.possible[at]
         every, suiting = possible.every, possible.suiting
         if not possible.is_split:
             return self._considered(suiting or every, axis)
         taken = [
             (row, others)
             for row, others in zip(every, possible.others, strict=True)
-            if not others or self._passes(row, axis, op, others)
+            if not others or (demands.is_light and self._passes(row, axis, op, others))
         ]
         keeping = [row for row, _ in taken]
         passing = [row for row, others in taken if others]
@@ -296,37 +373,18 @@ class PlanSpace:
             for value, component in zip(op.ins, row.ins, strict=True):
                 self.passed[value, axis].add(component)
         both = [r for r in keeping if r in suiting and r not in passing]
-        if both and all(map(self.request.is_known, op.ins)):
+        if both and demands.is_known:
             both += [r for r in every[:1] if r not in both and _spares(op, both + passing)]
             return both + passing
-        more = suiting if suiting and not _is_light(op) else every
+        more = suiting if suiting and not demands.is_light else every
         return keeping + [r for r in self._considered(more, axis) if r not in keeping]
-
-    def _possible(
-        self, op: NamedOp, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
-    ) -> PossibleRows:
-        """The rows of an operator along one axis, the same for all operators of a call."""
-        call, added_first = call_of(op), self.request.added_first(op)
-        key = (call, axis, ruled, wants, added_first)
-        if key not in self._rows_of_alike:
-            legal = adding_first(allowed_rows(legal_rows(call), wants, axis), axis, added_first)
-            every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
-            suiting = [r for r in every if _agrees(r, axis, wants)]
-            others = [
-                [i for i, p in enumerate(ruled) if not _takes(r.ins[i], p, axis)] for r in every
-            ]
-            is_split = any(_is_split(p, axis) for p in ruled)
-            self._rows_of_alike[key] = PossibleRows(every, suiting, others, is_split)
-        return self._rows_of_alike[key]
 
     def _passes(self, row: Row, axis: str, op: NamedOp, others: list[int]) -> bool:
         """Whether the row passes on `others` of the operands as they are made, not as rules split.
 
-        Only where the operator is linear in them: it yields them added up, and is not one that
-        computes much.
+        Only where the operator, which does not compute much, is linear in them: it yields them
+        added up.
         """
-        if not _is_light(op):
-            return False
         if all(isinstance(row.ins[i], Partial) for i in others):
             return self._spares_sums(op, row, axis)
         as_made = all(row.ins[i] != B and row.ins[i] in self.made[op.ins[i], axis] for i in others)
@@ -342,18 +400,8 @@ class PlanSpace:
         taken = {(v, c) for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
         left = {value for value, component in taken if component in self.made[value, axis]}
         return len(left) > 1 or (
-            bool(left) and (_shrinks(op, left) or not self.joined.isdisjoint(op.outs))
+            bool(left) and (_shrinks(op, left) or not self.problem.joined.isdisjoint(op.outs))
         )
-
-    def _joined(self) -> set[Value]:
-        """The values of which, partial, linear operators after them may make less to reduce."""
-        joined: set[Value] = set()
-        for op in reversed(list(named.walk(self.program.body))):
-            for row in legal_rows(call_of(op)):
-                taken = {v for v, c in zip(op.ins, row.ins, strict=True) if isinstance(c, Partial)}
-                if len(taken) > 1 or _shrinks(op, taken) or not joined.isdisjoint(op.outs):
-                    joined |= taken
-        return joined
 
     def _considered(self, rows: list[Row], axis: str) -> list[Row]:
         """The rows that split dims only as the search considers it; all, where none does."""
@@ -402,7 +450,7 @@ class PlanSpace:
             return candidates
         ruled = self.request.ruled(item.outer).without_dim(loop)
         slices = [s.inside for other in self.loops for s in other.stacked if s.outer is item.outer]
-        requested = {ruled}.union(*(self.read_as[s] for s in slices))
+        requested = {ruled}.union(*(self.problem.read_as[s] for s in slices))
         most = max(p.local(item.inside.type, self.mesh).elements for p in requested)
         again = {p for s in slices for p in self.readers.get(s, ())}
         sliced = self.sliced[item.outer]

@@ -64,7 +64,7 @@ from typing import ClassVar
 from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
-from meshdsl.placed.ilp_candidates import PlanSpace, RouteKey, Splits
+from meshdsl.placed.ilp_candidates import PlanProblem, PlanSpace, RouteKey, Splits
 from meshdsl.placed.ir import EVERY
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
@@ -123,9 +123,10 @@ def solve(request: Request, price: Price) -> PlacementPlan | None:
     spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: request.known, NONE: frozenset()}
     if request.one_stage is not None:
         del spaces[EVERY]
+    problem = PlanProblem(request, price)
     for searched, splits in spaces.items():
         try:
-            plan = Model(PlanSpace(request, price, splits)).plan()
+            plan = Model(PlanSpace(problem, splits)).plan()
         except NoPlan:
             continue
         if plan is not None:

@@ -97,13 +97,15 @@ class PlanSearch:
         None where the space is too large.
         """
         problem = CachedProblem(request, self.price) if self.cache else None
+        if problem is not None and problem.has_no_plan:
+            return
         cached = problem.load() if problem else None
         if cached is not None:
             yield cached, True
         plan = solve(request, self.price)
+        if problem is not None:
+            problem.store(plan)
         if plan is not None:
-            if problem is not None:
-                problem.store(plan)
             yield plan, False
 
 

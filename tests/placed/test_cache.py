@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshdsl.device.printer import print_program
-from meshdsl.placed import optimal, place
+from meshdsl.placed import ilp_candidates, optimal, place
 from tests.compiling import compile_text
 from tests.project import ROOT
 
@@ -82,6 +82,15 @@ def test_another_problem_is_another_search(folder: Path, searches: list[Any]) ->
         assert len(searches) == count, options
 
 
+def test_that_there_is_no_plan_is_found_once(
+    folder: Path, searches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a program that is too large to be searched."""
+    monkeypatch.setattr(ilp_candidates, "MOST_COMBINATIONS", 0)
+    assert device() == device()
+    assert len(searches) == len(list(folder.iterdir())) == 1
+
+
 def test_without_the_cache_nothing_is_kept(folder: Path, searches: list[Any]) -> None:
     assert device(cache=False) == device(cache=False)
     assert len(searches) == 2
@@ -96,18 +105,18 @@ def digested(plan: object) -> str:
 
 def damaged(text: str) -> dict[str, str]:
     """The ways in which a file may be damaged."""
-    plan = json.loads(text.partition("\n")[2])
+    plan = json.loads(text.partition("\n")[2])["plan"]
     return {
         "empty": "",
         "cut": text[: len(text) // 2],
         "a list": digested([1, 2]),
-        "no digest": json.dumps(plan),
+        "no digest": json.dumps({"plan": plan}),
         "changed": text.replace('"x"', '"y"'),
-        "short": digested({**plan, "decisions": plan["decisions"][1:]}),
+        "short": digested({"plan": {**plan, "decisions": plan["decisions"][1:]}}),
     }
 
 
-@pytest.mark.parametrize("how", damaged(digested({"decisions": []})))
+@pytest.mark.parametrize("how", damaged(digested({"plan": {"decisions": []}})))
 def test_a_damaged_file_is_searched_anew(folder: Path, searches: list[Any], how: str) -> None:
     whole = device()
     (path,) = folder.iterdir()
@@ -122,9 +131,9 @@ def test_a_plan_that_is_not_legal_is_searched_anew(folder, searches, monkeypatch
     """Even one with the right digest: what is read is checked against the program."""
     whole = device()
     (path,) = folder.iterdir()
-    plan = json.loads(path.read_text().partition("\n")[2])
-    plan["decisions"][-1][1] = [[[["m", ["x"]]], [], None]]
-    path.write_text(digested(plan))
+    entry = json.loads(path.read_text().partition("\n")[2])
+    entry["plan"]["decisions"][-1][1] = [[[["m", ["x"]]], [], None]]
+    path.write_text(digested(entry))
     assert device() == whole
     assert len(searches) == 2
 
