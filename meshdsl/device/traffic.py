@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.device.alike import alike_devices
@@ -76,12 +77,12 @@ class _Senders:
         self.axes = self.mesh.sorted(frozenset(itertools.chain(*self.unlike.values())))
 
     def found(self) -> tuple[Sender, ...]:
-        groups, axes = self._groups()
+        groups, axes = self._groups
         return tuple(self._sender(group, at) for group in groups for at in self.mesh.places(axes))
 
     def busiest(self) -> Sender:
         """The first of those that send most; the others' bytes are added up all at once."""
-        groups, axes = self._groups()
+        groups, axes = self._groups
         if not axes:
             return max((self._sender(group, {}) for group in groups), key=lambda s: s.bytes)
         every = [self._bytes(group[0], axes) for group in groups]
@@ -89,6 +90,7 @@ class _Senders:
         at = np.unravel_index(int(sent.argmax()), sent.shape)
         return self._sender(group, dict(zip(axes, map(int, at), strict=True)))
 
+    @cached_property
     def _groups(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
         """The devices along the stages that do the same, and the other axes where some differ."""
         groups, staged = alike_devices(self.program), self.pipe.axis if self.pipe else ""
@@ -97,7 +99,7 @@ class _Senders:
         return groups, tuple(axis for axis in self.axes if axis != staged)
 
     def _sender(self, group: tuple[int, ...], at: Coordinates) -> Sender:
-        groups, axes = self._groups()
+        groups, axes = self._groups
         along = self.mesh.size(*axes) * sum(map(len, groups))
         return Sender(self.mesh.devices // along * len(group), group, self._sent(group[0], at))
 
