@@ -15,7 +15,7 @@ from functools import cached_property
 from meshdsl.diagnostics import Source, Span, closest, fail
 from meshdsl.records import dataclass
 from meshdsl.schedule.table import Action
-from meshdsl.schedule.verification import Key, Place, Verified
+from meshdsl.schedule.verification import Verified
 
 PARTS: Mapping[str, int] = {"F": 1, "I": 1, "W": 1, "U": 0, "send": 0}
 """What has a time of its own, and how long it takes if nothing is said."""
@@ -115,21 +115,33 @@ class Slot:
 
 @dataclass(frozen=True)
 class TimedSchedule:
-    """A schedule in time: the slots of each device in the order of its row."""
+    """A schedule in time: when the actions of each device begin and end, in their order."""
 
     verified: Verified
     times: Times
-    rows: tuple[tuple[Slot, ...], ...]
+    starts: tuple[tuple[Exact, ...], ...]
+    ends: tuple[tuple[Exact, ...], ...]
+
+    @cached_property
+    def rows(self) -> tuple[tuple[Slot, ...], ...]:
+        """The slots of each device."""
+        return tuple(map(self.row, range(len(self.ends))))
+
+    def row(self, device: int) -> tuple[Slot, ...]:
+        """The slots of a device."""
+        actions = self.verified.schedule.rows[device]
+        return tuple(map(Slot, actions, self.starts[device], self.ends[device]))
 
     @cached_property
     def makespan(self) -> Fraction:
         """From the beginning of the first action to the end of the last one."""
-        return Fraction(max(row[-1].end for row in self.rows))
+        return Fraction(max(ends[-1] for ends in self.ends))
 
     @cached_property
     def busy(self) -> tuple[Fraction, ...]:
         """How long each device works."""
-        return tuple(Fraction(sum(s.end - s.start for s in row)) for row in self.rows)
+        pairs = zip(self.starts, self.ends, strict=True)
+        return tuple(Fraction(sum(ends) - sum(starts)) for starts, ends in pairs)
 
     @cached_property
     def idle(self) -> tuple[Fraction, ...]:
@@ -142,57 +154,40 @@ class TimedSchedule:
 
         It is what is left of `idle` where no device waits for all others at the end of a step.
         """
-        windows = (row[-1].end - row[0].start for row in self.rows)
+        pairs = zip(self.starts, self.ends, strict=True)
+        windows = (ends[-1] - starts[0] for starts, ends in pairs)
         return tuple(window - busy for window, busy in zip(windows, self.busy, strict=True))
 
     @cached_property
     def bubble(self) -> Fraction:
         """The share of all devices' time that is idle."""
-        whole = self.makespan * len(self.rows)
+        whole = self.makespan * len(self.ends)
         return sum(self.idle, Fraction(0)) / whole if whole else Fraction(0)
 
 
 def timed(found: Verified, times: Times | None = None) -> TimedSchedule:
-    """The schedule in time, each action as early as possible."""
+    """The schedule in time, each action as early as possible: when its device is free.
+
+    And when what it reads is there, which is sent at once or through a line of one message at a
+    time.
+    """
     chosen = times or Times()
-    clock = _Clock(found, chosen)
-    for place in found.order:
-        clock.act(place)
-    return TimedSchedule(found, chosen, tuple(map(tuple, clock.rows)))
-
-
-class _Clock:
-    """What is known while time goes on: slots, and when messages arrive."""
-
-    def __init__(self, found: Verified, times: Times) -> None:
-        self.found, self.times = found, times
-        self.rows: list[list[Slot]] = [[] for _ in found.schedule.rows]
-        self.arrived: dict[tuple[int, int, bool], Exact] = {}
-        self.free: dict[Key, Exact] = {}
-
-    def act(self, place: Place) -> None:
-        """Begin an action when the device is free and what it reads is there."""
-        device, _ = place
-        action = self.found.action(place)
-        row = self.rows[device]
-        start = row[-1].end if row else 0
-        if action.kind in "FBI":
-            there = (action.micro, action.stage, action.kind == "F")
-            start = max(start, self.arrived.get(there, start))
-        duration, sent = self.times.of(action)
-        row.append(Slot(action, start, start + duration))
-        if action.kind in "FBI":
-            self._send(action, device, start + sent)
-
-    def _send(self, action: Action, device: int, at: Exact) -> None:
-        """Let a result be where it is read, at once or through a line of one message at a time."""
-        forward = action.kind == "F"
-        reader = (action.micro, action.stage + (1 if forward else -1))
-        target = self.found.device_of.get(reader)
-        if target is None:
-            return
-        if target != device:
-            line: Key = (device, target, "F" if forward else "B")
-            took = self.times.message(min(action.stage, reader[1]))
-            at = self.free[line] = max(at, self.free.get(line, at)) + took
-        self.arrived[(*reader, forward)] = at
+    durations = [chosen.of(Action(kind, 0, stage)) for kind, stage in found.flow.kinds]
+    free: list[Exact] = [0] * len(found.schedule.rows)
+    lines: list[Exact] = [0] * found.flow.lines
+    arrived: list[Exact] = [0] * found.flow.messages
+    starts: list[list[Exact]] = [[] for _ in free]
+    ends: list[list[Exact]] = [[] for _ in free]
+    for device, kind, read, sent, line, between in found.flow.steps:
+        start = free[device] if read is None else max(free[device], arrived[read])
+        duration, leaves = durations[kind]
+        starts[device].append(start)
+        free[device] = start + duration
+        ends[device].append(free[device])
+        if sent is None:
+            continue
+        arrived[sent] = start + leaves
+        if line is not None:
+            lines[line] = max(arrived[sent], lines[line]) + chosen.message(between)
+            arrived[sent] = lines[line]
+    return TimedSchedule(found, chosen, tuple(map(tuple, starts)), tuple(map(tuple, ends)))

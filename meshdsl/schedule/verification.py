@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 
 from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.records import dataclass
-from meshdsl.schedule.table import MOST_PARTS, Action, ScheduleTable, Weights, parsed
+from meshdsl.schedule.table import MOST_PARTS, Action, Kind, ScheduleTable, Weights, parsed
 
 Place = tuple[int, int]
 """A device, and the position of an action in its row."""
@@ -60,6 +60,27 @@ class StageVersions:
     copies: int
 
 
+FlowStep = tuple[int, int, int | None, int | None, int | None, int]
+"""An action: its device, its kind, the message that it waits for and the one that it sends.
+
+These by number, and the line that the message goes through to another device, that of a stage and
+the next; at last this stage.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The actions of a table in an order of execution; numbers of `messages` and `lines`.
+
+    `kinds` are the different actions for any micro-batch, in order of their numbers.
+    """
+
+    steps: tuple[FlowStep, ...]
+    kinds: tuple[tuple[Kind, int], ...]
+    messages: int
+    lines: int
+
+
 @dataclass(frozen=True)
 class Verified:
     """A schedule that can be executed, in `order`, and what it needs."""
@@ -71,6 +92,29 @@ class Verified:
     def action(self, place: Place) -> Action:
         """The action at a place."""
         return self.schedule.rows[place[0]][place[1]]
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What each action waits for and sends: the same however long they take."""
+        stages, steps = self.schedule.stages, list[FlowStep]()
+        kinds, lines = dict[tuple[Kind, int], int](), dict[Key, int]()
+        for device, at in self.order:
+            kind, micro, stage = self.schedule.rows[device][at]
+            read = sent = line = None
+            # Messages to the next stage have even numbers, those back odd ones.
+            back = kind != "F"
+            reader = stage + (-1 if back else 1)
+            if kind in "FBI":
+                read = 2 * (micro * stages + stage) + back
+                if 0 <= reader < stages:
+                    sent = 2 * (micro * stages + reader) + back
+                    target = self.device_of[micro, reader]
+                    if target != device:
+                        key: Key = (device, target, "B" if back else "F")
+                        line = lines.setdefault(key, len(lines))
+            number = kinds.setdefault((kind, stage), len(kinds))
+            steps.append((device, number, read, sent, line, min(stage, reader)))
+        return Flow(tuple(steps), tuple(kinds), 2 * stages * self.schedule.micro, len(lines))
 
     @cached_property
     def forward(self) -> Verified:
@@ -315,8 +359,8 @@ def _executed(
         row = schedule.rows[device]
         while at[device] < len(row):
             action = row[at[device]]
-            missing = next((n for n in needs(schedule, action, places) if n not in done), None)
-            if missing is not None:
+            if not _is_ready(action, schedule.stages, done):
+                missing = next(n for n in needs(schedule, action, places) if n not in done)
                 waiting[missing] = device
                 break
             yield (device, at[device])
@@ -326,6 +370,18 @@ def _executed(
                 ready.append(waiting.pop(action))
     if waiting:
         _refuse_deadlock(schedule, places, at, where)
+
+
+def _is_ready(action: Action, stages: int, done: set[Action]) -> bool:
+    """Whether all that an action `needs` is done: of a table of many, none is made to tell."""
+    kind, micro, stage = action
+    if kind == "F":
+        return stage == 0 or ("F", micro, stage - 1) in done
+    if kind in "BI":
+        above = micro, stage + 1
+        behind = stage + 1 == stages or ("B", *above) in done or ("I", *above) in done
+        return behind and ("F", micro, stage) in done
+    return kind != "W" or ("I", micro, stage) in done
 
 
 def _refuse_deadlock(

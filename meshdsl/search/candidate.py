@@ -279,7 +279,7 @@ class Candidate:
     def seconds(self) -> float:
         """Predicted seconds of a step, simulated."""
         assert self.timing is not None, "no cluster is named"
-        return simulate(self.device, self.timing).seconds
+        return simulate(self.device, self.timing, events=False).seconds
 
     @cached_property
     def memory(self) -> dict[str, int]:

@@ -12,19 +12,24 @@ from meshdsl.simulate.timeline import Timeline
 
 
 def simulate(
-    program: DeviceProgram, timing: Timing, unroll: bool = False, stage: int | None = None
+    program: DeviceProgram,
+    timing: Timing,
+    unroll: bool = False,
+    stage: int | None = None,
+    events: bool = True,
 ) -> Timeline:
     """The timeline of one step of a device program on a cluster.
 
     Of a pipeline it is that of the devices of a `stage`, or of the one that ends last.
 
     Iterations that begin like an earlier one are folded (`Folded`): the result is exactly that of
-    `unroll`, which simulates each.
+    `unroll`, which simulates each. Where only the length of the step counts, the passes of a
+    pipeline need no `events`.
     """
     pipe = next((node for node in program.body if isinstance(node, Pipeline)), None)
     if pipe is not None:
         _refuse_stage(stage, len(pipe.rows))
-        return simulate_stage(program, timing, unroll, stage)
+        return simulate_stage(program, timing, unroll, stage, events)
     _refuse_stage(stage, 0)
     run = DeviceRun(program, timing, unroll)
     run.walked()

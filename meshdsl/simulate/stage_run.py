@@ -48,18 +48,23 @@ class Pass:
 
 
 def simulate_stage(
-    program: DeviceProgram, timing: Timing, unroll: bool, stage: int | None = None
+    program: DeviceProgram,
+    timing: Timing,
+    unroll: bool,
+    stage: int | None = None,
+    events: bool = True,
 ) -> Timeline:
     """The timeline of the devices of a stage; for None of those that end last.
 
-    A device with several stages is named by its own number.
+    A device with several stages is named by its own number. Without `events` there are none of the
+    passes, but the step takes as long.
     """
     (pipe,) = (node for node in program.body if isinstance(node, Pipeline))
     schedule = in_time(pipe, program, timing)
     if stage is None:
-        ends = [row[-1].end for row in schedule.rows]
+        ends = [row[-1] for row in schedule.ends]
         stage = ends.index(max(ends))
-    run = _Stage(program, timing, unroll, stage, schedule)
+    run = _Stage(program, timing, unroll, stage, schedule, events)
     run.walked()
     return replace(run.timeline(), stage=stage, passes=schedule)
 
@@ -114,9 +119,10 @@ class _Stage(DeviceRun):
         unroll: bool,
         device: int,
         found: TimedSchedule | None = None,
+        events: bool = True,
     ) -> None:
         super().__init__(program, timing, unroll, device)
-        self.found = found
+        self.found, self.has_events = found, events
         self.passes: dict[int, dict[str, Pass]] = {}
         self.sent = 0
         self.sending: Node | None = None
@@ -124,7 +130,7 @@ class _Stage(DeviceRun):
     def _pipeline(self, node: Pipeline) -> None:
         super()._pipeline(node)
         if self.found is not None:
-            self._follow(node, self.found)
+            (self._follow if self.has_events else self._pass_over)(node, self.found)
 
     # --- a pass --------------------------------------------------------------------------------
 
@@ -165,12 +171,20 @@ class _Stage(DeviceRun):
 
     # --- the row ---------------------------------------------------------------------------------
 
+    def _pass_over(self, node: Pipeline, found: TimedSchedule) -> None:
+        """The time after the row: as `_follow`, which tells what is done in it."""
+        begun, action = self.clock, node.rows[self.device][-1]
+        passes = [self.passes[action.stage][kind] for kind in node.passes_of(action.kind)]
+        start = begun + _whole(found.starts[self.device][-1])
+        self.clock = start + sum(done.duration for done in passes)
+        self.joined = {node.axis: begun + _whole(found.makespan)}
+
     def _follow(self, node: Pipeline, found: TimedSchedule) -> None:
         """The passes of the row, with the gaps between them, and the messages beside them."""
         begun, now = self.clock, self.held.now
         streams = {True: node.axis, False: way_back(node.axis)}
         free = dict.fromkeys(streams, begun)
-        for slot in found.rows[self.device]:
+        for slot in found.row(self.device):
             forward, stage = slot.action.kind == "F", slot.action.stage
             messages = node.leaving(stage, forward)
             leaves = bool(node.homes) or node.does(

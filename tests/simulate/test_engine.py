@@ -86,6 +86,7 @@ def test_every_stage_of_a_pipeline(link: Level, schedule: str) -> None:
     assert sent == [4, 8, 4]
     last = simulate(program, timing)
     assert last.ticks == each[last.stage or 0].ticks
+    assert last.ticks == simulate(program, timing, events=False).ticks
     assert max(timeline.ticks for timeline in each) <= 1.02 * last.ticks
 
 
@@ -109,6 +110,7 @@ def test_every_device_where_each_stage_is_on_two(link: Level) -> None:
     )
     assert [one for one, _ in sent] == [8, 16, 16, 8]
     assert {both for _, both in sent} == {blocks // 2}
+    assert simulate(program, timing).ticks == simulate(program, timing, events=False).ticks
 
 
 @covered(layout=LAYOUTS, layers=(1, 2, 3, 4, 9), link=(LINKS, SLOW))
