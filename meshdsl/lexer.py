@@ -172,7 +172,9 @@ class _Place:
             self.inside.right = "->"
 
 
-_HEADS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "DEF", "PROGRAM", "EXPECT"})
+_HEADS = frozenset(
+    {"DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "DEF", "PROGRAM", "EXPECT"}
+)
 
 
 def _type_of_name(text: str, following: str, place: _Place) -> Any:
@@ -247,6 +249,13 @@ def _type_in_sbp(text: str, following: str, place: _Place) -> Any:
     return Keyword.Constant if text in ("S", "B", "P", "max", "min", "sum", "prod") else Name
 
 
+def _type_in_weights(text: str, following: str, place: _Place) -> Any:
+    if following == "STRING":
+        return Keyword
+    is_init = text == "init" and following not in ("COLON", "DOT") and place.last != "DOT"
+    return Keyword.Constant if is_init else Name
+
+
 def _type_in_expect(text: str, following: str, place: _Place) -> Any:
     del text, following, place
     return Name
@@ -258,6 +267,7 @@ _DECLARED = {
     "LAYOUT": _type_in_layout,
     "SBP": _type_in_sbp,
     "SCHEDULE": _type_in_schedule,
+    "WEIGHTS": _type_in_weights,
     "EXPECT": _type_in_expect,
 }
 """The types of names inside declarations without statements."""

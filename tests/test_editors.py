@@ -254,6 +254,15 @@ CASES = {
         "@": "keyword.operator.pin",
         "y": "variable.other",
     },
+    'weights hf {\n  (m.w, v): "k.{a}"[b, (c, d) + 1] or init\n  ignore "*.x"\n}\ndim z = 1': {
+        "weights": "keyword.declaration",
+        "hf": "entity.name.type",
+        "w": "variable.other",
+        "c": "variable.other.constant.dim",
+        "init": "constant.language",
+        "ignore": "keyword.other",
+        "z": "variable.other.constant.dim",
+    },
     "expect l with mesh-tf { all_reduce over (x, y): 2, h: [a@x] }": {
         "l": "entity.name.type",
         "mesh-tf": "keyword.other",

@@ -129,6 +129,16 @@ CASES = {
         "1": Number.Integer,
         "3": Number.Integer,
     },
+    'weights hf {\n  (m.w, v): "k.{a}"[b, (c, d) + 1] or e or init\n  ignore "*.x"\n}': {
+        "weights": Keyword.Declaration,
+        "hf": Name.Class,
+        "w": Name,
+        "e": Name,
+        "c": DIM,
+        "or": Operator.Word,
+        "init": Keyword.Constant,
+        "ignore": Keyword,
+    },
     "def f[d](x[..., d], g[d] = 1.0) -> [..., d] {\n  return norm(x) + f[d](g)\n}": {
         "def": Keyword.Declaration,
         "f": FUNCTION,

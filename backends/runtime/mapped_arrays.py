@@ -19,8 +19,8 @@ SUFFIX = ".mapped.json"
 
 
 @dataclass(frozen=True)
-class Elements:
-    """Elements of a file: at byte `offset` plus each index times `strides`, which are in bytes.
+class FileElements:
+    """FileElements of a file: at byte `offset` plus each index times `strides`, which are in bytes.
 
     `dtype` is the language's, `stored` numpy's.
     """
@@ -77,7 +77,7 @@ class MappedArray:
     dtype: str
     shape: tuple[int, ...]
     numbered: tuple[int, ...]
-    tensors: tuple[Elements, ...]
+    tensors: tuple[FileElements, ...]
 
     def __getitem__(self, part: Any) -> Array:
         """The values of a part, which has an entry for each dim: a slice, or sorted indices."""
@@ -106,12 +106,12 @@ def mapped_text(arrays: Mapping[str, MappedArray]) -> str:
 def read_mapped(text: bytes) -> Iterator[tuple[str, MappedArray]]:
     """The arrays of a table that another process of this run has written."""
     for name, array in json.loads(text).items():
-        tensors = (Elements(**{**t, "strides": tuple(t["strides"])}) for t in array["tensors"])
+        tensors = (FileElements(**{**t, "strides": tuple(t["strides"])}) for t in array["tensors"])
         shape, numbered = tuple(array["shape"]), tuple(array["numbered"])
         yield name, MappedArray(array["dtype"], shape, numbered, tuple(tensors))
 
 
-def end_of(elements: Elements, sizes: Sequence[int]) -> int:
+def end_of(elements: FileElements, sizes: Sequence[int]) -> int:
     """The byte behind the last one of the elements."""
     last = sum((n - 1) * stride for n, stride in zip(sizes, elements.strides, strict=True))
     return elements.offset + last + np.dtype(elements.stored).itemsize if math.prod(sizes) else 0

@@ -38,7 +38,7 @@ _TORCH_DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class FileTensor:
+class ModelTensor:
     """A tensor in a file, whose elements begin at byte `offset`; `strides` are in bytes."""
 
     path: str
@@ -58,7 +58,7 @@ def is_model(path: str) -> bool:
     return any(True for _ in _candidates(Path(path)))
 
 
-def tensors_of(path: str) -> dict[str, FileTensor]:
+def tensors_of(path: str) -> dict[str, ModelTensor]:
     """The tensors of a folder or a file by their keys.
 
     Raises Refused for what cannot be read, is damaged, or ends early.
@@ -92,7 +92,7 @@ def _candidates(folder: Path) -> Iterator[str]:
         yield from (name for name in names if name.endswith(".safetensors"))
 
 
-def _indexed(folder: Path, name: str) -> dict[str, FileTensor]:
+def _indexed(folder: Path, name: str) -> dict[str, ModelTensor]:
     """The tensors of the shards that an index lists."""
     where = _index(folder / name)
     shards = {shard: _tensors_in(str(folder / shard)) for shard in dict.fromkeys(where.values())}
@@ -101,7 +101,7 @@ def _indexed(folder: Path, name: str) -> dict[str, FileTensor]:
         key = missing[0]
         more = f", and {len(missing) - 1} more" if missing[1:] else ""
         raise Refused(f"{folder / where[key]} has no {key}, which {name} says is there{more}")
-    tensors: dict[str, FileTensor] = {}
+    tensors: dict[str, ModelTensor] = {}
     for shard, found in shards.items():
         for key, tensor in found.items():
             if where.get(key, shard) == shard:
@@ -127,7 +127,7 @@ def _index(path: Path) -> dict[str, str]:
     return where
 
 
-def _tensors_in(path: str) -> dict[str, FileTensor]:
+def _tensors_in(path: str) -> dict[str, ModelTensor]:
     if path.endswith(TORCH):
         return dict(_of_torch(path))
     if not path.endswith(".safetensors"):
@@ -136,17 +136,17 @@ def _tensors_in(path: str) -> dict[str, FileTensor]:
     return {name: _row_major(array) for name, array in read_arrays(path).items()}
 
 
-def _row_major(array: StoredArray) -> FileTensor:
+def _row_major(array: StoredArray) -> ModelTensor:
     width = np.dtype(array.stored).itemsize
     strides = [width * math.prod(array.shape[i + 1 :]) for i in range(len(array.shape))]
     place = (array.shape, array.offset, tuple(strides))
-    return FileTensor(array.path, array.dtype, array.stored, *place)
+    return ModelTensor(array.path, array.dtype, array.stored, *place)
 
 
 # --- state dicts of torch ------------------------------------------------------------------------
 
 
-def _of_torch(path: str) -> Iterator[tuple[str, FileTensor]]:
+def _of_torch(path: str) -> Iterator[tuple[str, ModelTensor]]:
     """The tensors of a file that `torch.save` has written, none of whose values is read."""
     state = _state_dict(path)
     size = os.stat(path).st_size
@@ -168,7 +168,7 @@ def _of_torch(path: str) -> Iterator[tuple[str, FileTensor]]:
             raise Refused(f"{path} is damaged: it ends before tensor {key} does")
         strides = tuple(width * step for step in tensor.stride())
         offset = begin + width * tensor.storage_offset()
-        yield key, FileTensor(path, language, stored, shape, offset, strides)
+        yield key, ModelTensor(path, language, stored, shape, offset, strides)
 
 
 def _strided() -> Any:

@@ -10,14 +10,14 @@ from dataclasses import field
 
 from meshdsl.backends.runtime.array_files import kind_of, show_table, width_of
 from meshdsl.backends.runtime.lazy_numpy import np
-from meshdsl.backends.runtime.mapped_arrays import Elements, MappedArray, numpy_dtype
-from meshdsl.backends.weights.model_files import FileTensor
+from meshdsl.backends.runtime.mapped_arrays import FileElements, MappedArray, numpy_dtype
+from meshdsl.backends.weights.model_files import ModelTensor
 from meshdsl.diagnostics import Diagnostic, closest, fail, plural
 from meshdsl.ir.types import TensorType
 from meshdsl.named.weights import FilePlace, StoredParam, WeightMap
 from meshdsl.records import dataclass
 
-Tensors = Mapping[str, FileTensor]
+Tensors = Mapping[str, ModelTensor]
 
 MOST_ROWS = 20
 """The most rows of a table of what does not fit."""
@@ -93,7 +93,7 @@ class _Comparison:
                 return place
         return None if param.optional or not param.places else param.places[0]
 
-    def _tensors(self, param: StoredParam, place: FilePlace) -> list[FileTensor] | None:
+    def _tensors(self, param: StoredParam, place: FilePlace) -> list[ModelTensor] | None:
         """The tensors of a place in the order of its keys; None where any does not fit."""
         type_, before = self.types[param.name], len(self.rows)
         expected = f"{type_.dtype}{_sizes(place.shape)}"
@@ -115,7 +115,7 @@ class _Comparison:
             keys = [k for k in self.tensors if k not in self.read]
             near = next((k for k in keys if k.endswith(f".{key}") or key.endswith(f".{k}")), None)
             near = near or closest(key, keys)
-            return f"nearest: {near}" if near else "missing"
+            return f"nearest: {near}" if near else "no key like it"
         if tensor.shape != place.shape:
             return "transposed?" if tensor.shape == place.shape[::-1] else "other sizes"
         if kind_of(tensor.dtype) != type_.dtype.kind:
@@ -139,20 +139,20 @@ def _sizes(shape: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def mapped_array(type_: TensorType, place: FilePlace, tensors: list[FileTensor]) -> MappedArray:
+def mapped_array(type_: TensorType, place: FilePlace, tensors: list[ModelTensor]) -> MappedArray:
     """A parameter in tensors that fit; they are in the order of the keys of its place."""
     names = [number.dim for number in place.numbers]
     numbered = sorted(type_.index(name) for name in names)
     within = [name for axis, name in enumerate(type_.names) if axis not in numbered]
     axes = {axis.dim: axis for axis in place.axes}
-    by_index: dict[tuple[int, ...], Elements] = {}
+    by_index: dict[tuple[int, ...], FileElements] = {}
     for (indices, _), tensor in zip(place.keys(), tensors, strict=True):
         where = dict(zip(names, indices, strict=True))
         starts = zip(place.starts, tensor.strides, strict=True)
         offset = tensor.offset + sum(start * stride for start, stride in starts)
         strides = tuple(axes[dim].step * tensor.strides[axes[dim].at] for dim in within)
         key = tuple(where[type_.names[axis]] for axis in numbered)
-        by_index[key] = Elements(tensor.path, tensor.dtype, tensor.stored, offset, strides)
+        by_index[key] = FileElements(tensor.path, tensor.dtype, tensor.stored, offset, strides)
     dtype = max((t.dtype for t in tensors), key=lambda d: (width_of(d), d))
     in_order = tuple(by_index[key] for key in sorted(by_index))
     return MappedArray(dtype, type_.shape, tuple(numbered), in_order)

@@ -102,7 +102,7 @@ def write_model(
     """
     _check_tied(weights, specs, whole)
     tensors = _tensors(weights, specs)
-    values = _Values(specs, whole)
+    values = _ModelValues(specs, whole)
     if path.endswith(TORCH):
         import torch
 
@@ -114,7 +114,7 @@ def write_model(
         _write_folder(Path(path), tensors, values)
 
 
-def _write_folder(folder: Path, tensors: Mapping[str, _Written], values: _Values) -> None:
+def _write_folder(folder: Path, tensors: Mapping[str, _Written], values: _ModelValues) -> None:
     """Write `model.safetensors`, or shards and then their index; then remove an older model."""
     folder.mkdir(exist_ok=True)
     before = _model_files(folder)
@@ -155,7 +155,7 @@ def _bytes(tensor: _Written) -> int:
     return math.prod(tensor.shape) * DTYPES[tensor.dtype].bytes
 
 
-def _write(path: Path, tensors: Mapping[str, _Written], values: _Values) -> None:
+def _write(path: Path, tensors: Mapping[str, _Written], values: _ModelValues) -> None:
     from meshdsl.backends.train.checkpoint import bytes_of
 
     shapes = {key: (tensor.dtype, list(tensor.shape)) for key, tensor in tensors.items()}
@@ -231,7 +231,7 @@ def copy_description(source: str, folder: str) -> None:
             shutil.copyfile(entry.path, target)
 
 
-class _Values:
+class _ModelValues:
     """The values of tensors of a model, made from whole parameters; the last ones are kept."""
 
     def __init__(self, specs: Mapping[str, Spec], whole: Callable[[str], torch.Tensor]) -> None:

@@ -28,7 +28,7 @@ from meshdsl.schedule.declared import HEAD
 from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import WEIGHTS
 from meshdsl.syntax import ast
-from meshdsl.syntax.symbols import ACTIVATIONS, TENSORS, Kind, Symbol
+from meshdsl.syntax.symbols import ACTIVATIONS, INIT, TENSORS, Kind, Symbol
 from meshdsl.syntax.tokens import CLOSERS, OPENERS, lex
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ WINDOW = 4000
 """Characters before the cursor that are read for the brackets around it."""
 
 _HEAD = re.compile(
-    r"^(dim|mesh|layout|sbp|schedule(?=[ \t]+\w)|def|program|expect)\b", re.MULTILINE
-)  # fmt: skip
+    r"^(dim|mesh|layout|sbp|schedule(?=[ \t]+\w)|weights(?=[ \t]+\w)|def|program|expect)\b",
+    re.MULTILINE,
+)
 
 
 @dataclass(slots=True)
@@ -236,6 +237,25 @@ class _Offer:
         else:
             yield from self.selectors()
 
+    def in_weights(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
+        """Parameters, the dims of their tensors, and the words between."""
+        if any(bracket.kind == "LSQB" for bracket in place.brackets):
+            yield from self.symbols("dim")
+        elif place.inside.kind and place.last in ("COLON", "OR"):
+            yield from _words([INIT], lsp.CompletionItemKind.EnumMember)
+            yield from self._params()
+        elif place.inside.has("COLON"):
+            yield from _words(["or"])
+        elif place.inside.kind:
+            yield from self._params()
+            yield from _words(["ignore"])
+
+    def _params(self) -> Iterator[lsp.CompletionItem]:
+        """The parameters of all programs, by the names that entries call them."""
+        names = (p.value.name for n in self.known.analysis.named.values() if n for p in n.params)
+        for name in dict.fromkeys(map(str, names)):
+            yield lsp.CompletionItem(name, kind=_ITEMS["param"], detail="param")
+
     def in_expect(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.inside.kind == "LSQB" or place.inside.has("COLON"):
             yield from self.symbols("dim")
@@ -333,6 +353,7 @@ _IN = {
     "layout": _Offer.in_layout,
     "sbp": _Offer.in_sbp,
     "schedule": _Offer.in_schedule,
+    "weights": _Offer.in_weights,
     "expect": _Offer.in_expect,
     "def": _Offer.in_body,
     "program": _Offer.in_body,
@@ -345,6 +366,7 @@ _ITEMS = {
     "layout": lsp.CompletionItemKind.Struct,
     "sbp": lsp.CompletionItemKind.Struct,
     "schedule": lsp.CompletionItemKind.Struct,
+    "weights": lsp.CompletionItemKind.Struct,
     "function": lsp.CompletionItemKind.Function,
     "program": lsp.CompletionItemKind.Module,
     "input": lsp.CompletionItemKind.Variable,

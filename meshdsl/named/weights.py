@@ -120,7 +120,7 @@ def weight_map(
 
     Raises MD0101, and MD0146 to MD0148 for entries that do not fit.
     """
-    reader = _Reader(node, program, declarations)
+    reader = _EntryReader(node, program, declarations)
     problems = Diagnostics()
     for entry in node.entries:
         if isinstance(entry, ast.WeightsEntry):
@@ -194,7 +194,7 @@ _Factors: TypeAlias = list[tuple[str, int, int]]
 """The dims of a parameter in one dim of a file: name, size, and step along that."""
 
 
-class _Reader:
+class _EntryReader:
     """Reads the entries of one block for the parameters of one program."""
 
     def __init__(

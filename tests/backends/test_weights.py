@@ -17,8 +17,7 @@ import torch
 
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import load, local_tensors
-from meshdsl.backends.runtime import stored
-from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.runtime.array_files import Refused, read_arrays
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.weights import writing
 from meshdsl.backends.weights.model_files import tensors_of
@@ -144,7 +143,7 @@ def test_a_run_on_a_model_is_that_on_its_values(tmp_path, models, layout, kind):
     np.savez(tmp_path / "ids.npz", ids=ids)
     np.savez(tmp_path / "params.npz", **params)
     names = [str(p.value.name) for p in made.named.params]
-    outputs = []
+    outputs: list[Any] = []
     for path in (str(tmp_path / "params.npz"), str(paths[kind])):
         with params_file(path, made, names, None, Diagnostics()) as file:
             result = run(made, "local", InputSource(str(tmp_path / "ids.npz"), file))
@@ -223,7 +222,7 @@ def test_four_devices_read_each_byte_once_and_hold_their_parts(tmp_path, monkeyp
         assert path is not None
         arrays = read_arrays(path)
         preadv = os.preadv
-        monkeypatch.setattr(stored.os, "preadv", counting)
+        monkeypatch.setattr(os, "preadv", counting)
         peaks = []
         for rank in range(4):
             tracemalloc.start()
@@ -325,18 +324,7 @@ def _shorter(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 40)
 
 
-def _changed(**tensors: Any) -> Any:
-    def change(model: dict[str, Any]) -> None:
-        for key, value in tensors.items():
-            if value is None:
-                model.pop(key)
-            else:
-                model[key] = value
-
-    return lambda model: change(model)
-
-
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "missing": (
         {"h.2.q.weight": None},
         "MD0550",
@@ -424,7 +412,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path, model
     path = write_folder(tmp_path / "m", model) / "model.safetensors"
     arrays = mapped_model(str(path), compiled(), None).arrays
     os.truncate(path, 200)
-    with pytest.raises(stored.Refused, match="has become shorter"):
+    with pytest.raises(Refused, match="has become shorter"):
         _ = arrays["wte.weight" if "wte.weight" in arrays else "embed"][()]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def gpt2(state: State, ids: torch.Tensor) -> torch.Tensor:
         h = f"transformer.h.{layer}"
         q, k, v = linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn").split(MODEL, dim=-1)
         heads = [t.unflatten(-1, (4, 4)).transpose(1, 2) for t in (q, k, v)]
-        o = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = heads
+        o = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + linear(o.transpose(1, 2).flatten(-2), f"{h}.attn.c_proj")
         up = functional.gelu(linear(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc"), approximate="tanh")
         x = x + linear(up, f"{h}.mlp.c_proj")
@@ -133,9 +135,9 @@ def compiled(model: str, layout: str, dtype: str, evaluate: bool = True) -> Comp
     sizes = {"batch": BATCH, "seq": SEQ, "model": MODEL, "vocab": VOCAB, "layers": LAYERS}
     sizes |= MODELS[model][2]
     path = ROOT / "examples" / "models" / f"{model}.mdsl"
-    named = {"mesh": LAYOUTS[layout], "layout": layout, "dtype": dtype, "set_dims": sizes}
     text = Source(str(path), path.read_text(encoding="utf-8"))
-    return Compilation(text, Options(**named, evaluate=evaluate))
+    chosen = Options(mesh=LAYOUTS[layout], layout=layout, dtype=dtype, set_dims=sizes)
+    return Compilation(text, replace(chosen, evaluate=evaluate))
 
 
 @pytest.fixture(scope="module")
