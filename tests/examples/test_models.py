@@ -114,7 +114,7 @@ def llama_shapes() -> dict[str, list[int]]:
 
 MODELS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, list[int]]], dict[str, int]]] = {
     "gpt2": (gpt2, gpt2_shapes, {"context": 9, "heads": 4, "key": 4}),
-    "llama3": (llama, llama_shapes, {"kv": 2, "group": 2, "half": 2, "hidden": 12}),
+    "llama": (llama, llama_shapes, {"kv": 2, "group": 2, "half": 2, "hidden": 12}),
 }
 LAYOUTS = {
     "data_parallel": "data:4", "zero3": "data:4", "megatron": "data:2,tp:2",
@@ -170,7 +170,7 @@ def test_logits_are_those_of_the_publishers_formulas(folder, model, layout):
         assert error < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("model", "layout"), [("gpt2", "megatron"), ("llama3", "zero3")])
+@pytest.mark.parametrize(("model", "layout"), [("gpt2", "megatron"), ("llama", "zero3")])
 def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     """Read, trained by one step of AdamW, and written: the tensors that torch's step has."""
     apply, shapes, _ = MODELS[model]
@@ -190,7 +190,7 @@ def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     logits = apply(state, ids)
     functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     options = goal.optimizer.options
-    rate = {"gpt2": 6e-4, "llama3": 3e-4}[model] / 2000  # the first step of the warm-up
+    rate = {"gpt2": 6e-4, "llama": 3e-4}[model] / 2000  # the first step of the warm-up
     step = torch.optim.AdamW(state.values(), lr=rate, weight_decay=options["weight_decay"])
     torch.nn.utils.clip_grad_norm_(state.values(), 1.0)
     before = {n: t.detach().clone() for n, t in state.items()}

@@ -1,0 +1,71 @@
+# mypy: disable-error-code="type-arg,valid-type"
+"""Llama 3 in Python."""
+
+import meshdsl as md
+
+batch, seq, model, kv, group = md.dims(batch=8, seq=8192, model=4096, kv=8, group=4)
+half, key, hidden = md.dims(half=64, key=128, hidden=14336)
+vocab, layers, two = md.dims(vocab=128256, layers=32, two=2)
+mem = md.dim("mem", like=seq)
+
+
+@md.function
+def turned(x: md.Tensor[..., seq, key]) -> md.Tensor[..., seq, key]:
+    angle = md.cast(md.iota[seq], md.f32) * 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
+    a = x[key >> (two, half)].pick(two, 0)
+    b = x[key >> (two, half)].pick(two, 1)
+    first = a * md.cos(angle) - b * md.sin(angle)
+    second = b * md.cos(angle) + a * md.sin(angle)
+    return md.concat[half >> key](first, second)
+
+
+@md.function
+def norm(x: md.Tensor[..., model], g: md.Tensor[model]) -> md.Tensor[..., model]:
+    return x * md.rsqrt(md.mean[model](md.square(x)) + 1e-5) * g
+
+
+@md.function
+def attention(x: md.Tensor[batch, seq, model]) -> md.Tensor[batch, seq, model]:
+    wq = md.param([model, kv, group, key], init=md.normal(0.02))
+    wk = md.param([model, kv, key], init=md.normal(0.02))
+    wv = md.param([model, kv, key], init=md.normal(0.02))
+    wo = md.param([kv, group, key, model], init=md.normal(0.02))
+    q = turned(md.einsum(x, wq, out=[batch, kv, group, seq, key]))
+    k = turned(md.einsum(x, wk, out=[batch, kv, seq, key]))
+    v = md.einsum(x, wv, out=[batch, kv, seq, key])
+    s = md.einsum(q, k[seq >> mem], out=[batch, kv, group, seq, mem]) / md.sqrt(key)
+    s = md.where(md.iota[seq] >= md.iota[mem], s, -1e9)
+    o = md.einsum(md.softmax[mem](s), v[seq >> mem], out=[batch, kv, group, seq, key])
+    return md.einsum(o, wo, out=[batch, seq, model])
+
+
+@md.function
+def mlp(x: md.Tensor[batch, seq, model]) -> md.Tensor[batch, seq, model]:
+    gate = md.param([model, hidden], init=md.normal(0.02))
+    up = md.param([model, hidden], init=md.normal(0.02))
+    down = md.param([hidden, model], init=md.normal(0.02))
+    h = md.silu(md.einsum(x, gate, out=[batch, seq, hidden])) * md.einsum(
+        x, up, out=[batch, seq, hidden]
+    )
+    return md.einsum(h, down, out=[batch, seq, model])
+
+
+@md.program
+def llama(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
+    embed = md.param([vocab, model], init=md.normal(0.02))
+    x = embed.gather(vocab, tokens)
+
+    def layer(x):
+        g1 = md.param([model], init=md.ones())
+        g2 = md.param([model], init=md.ones())
+        x = x + attention(norm(x, g1))
+        x = x + mlp(norm(x, g2))
+        return x
+
+    x = md.repeat(layers, layer, x)
+    gf = md.param([model], init=md.ones())
+    head = md.param([vocab, model], init=md.normal(0.02))
+    logits = md.einsum(norm(x, gf), head, out=[batch, seq, vocab])
+    loss = md.mean(md.cross_entropy[vocab](logits, targets))
+    md.minimize(loss, md.adamw(lr=md.cosine(3e-4, 100_000, warmup=2000), clip=1.0))
+    return loss, logits
