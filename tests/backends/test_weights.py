@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from typer.testing import CliRunner
 
+import meshdsl as md
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.backends.runtime.array_files import Refused, read_arrays
@@ -24,6 +26,7 @@ from meshdsl.backends.weights.model_files import tensors_of
 from meshdsl.backends.weights.params import chosen_weights, mapped_model, params_file
 from meshdsl.backends.weights.reading import mapped_params
 from meshdsl.backends.weights.writing import write_model
+from meshdsl.cli.app import app
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.pipeline import Compilation
 from tests.compiling import compile_text
@@ -431,3 +434,80 @@ def test_casts_are_told(models):
     assert [n.message for n in mapped.notes] == ["6 parameters of f32 read as bf16, rounded"]
     mapped = mapped_model(str(models[1]["folder"]), compiled(dtype="f64"), None)
     assert [n.message for n in mapped.notes] == ["6 parameters of f32 read as f64, exactly"]
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+TRAINED = """
+dim batch = 4, io = 4, hidden = 6
+weights hf {
+  w: "layer.weight"[hidden, io]
+  v: "head.weight"[io, hidden] or init
+  lora: init
+}
+program p(x[batch, io], target[batch, io]) {
+  param w[io, hidden]
+  param v[hidden, io]
+  param lora[io] = zeros()
+  y = einsum(relu(einsum(x, w -> [batch, hidden])), v -> [batch, io])
+  loss = mean((y + lora - target)^2)
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+def test_a_model_is_trained_from_folder_to_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((6, 4)).astype(np.float32)
+    folder = write_folder(tmp_path / "from", {"layer.weight": weight})
+    (folder / "config.json").write_text("{}")
+    (tmp_path / "p.mdsl").write_text(TRAINED)
+    x = draw.standard_normal((4, 4)).astype(np.float32)
+    np.savez("data.npz", x=x, target=x)
+    command = ["train", "p.mdsl", "--data", "data.npz", "--steps", "1", "--params", "from"]
+
+    def trained(*more: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*command, *more])
+        return done.exit_code, done.output
+
+    code, told = trained("--out", "to", "--as", "hf")
+    assert code == 0, told
+    assert "`lora`: no key, so not in the model" in told
+    assert sorted(path.name for path in Path("to").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    written = theirs(Path("to"))
+    assert {key: tensor.shape for key, tensor in written.items()} == {
+        "layer.weight": (6, 4),
+        "head.weight": (4, 6),
+    }
+    assert 0 < np.abs(written["layer.weight"] - weight).max() < 1
+    code, told = trained("--out", "to", "--as", "hf")
+    assert code != 0
+    assert "MD0554" in told
+    assert "add `--force`" in told
+    assert trained("--out", "to", "--as", "hf", "--force")[0] == 0
+    assert "MD0552" in trained("--out", "other", "--as", "nix")[1]
+
+
+def test_plans_load_and_save(tmp_path, models):
+    params, paths = models
+    (tmp_path / "p.mdsl").write_text(PROGRAM)
+    plan = md.load(tmp_path / "p.mdsl").compile(layout="tensor")
+    plan.load_weights(paths["shards"])
+    assert all(np.array_equal(plan.params[name], value) for name, value in params.items())
+    plan.save_weights(tmp_path / "m.pt")
+    other = md.load(tmp_path / "p.mdsl").compile()
+    other.load_weights(tmp_path / "m.pt", "hf")
+    assert all(np.array_equal(other.params[name], value) for name, value in params.items())
+    entries = {name: f'"{name}"[{", ".join(plan.named.params[n].value.type.names)}]'
+               for n, name in enumerate(str(p.value.name) for p in plan.named.params)}  # fmt: skip
+    plan.save_weights(tmp_path / "plain", entries)
+    assert theirs(tmp_path / "plain").keys() == params.keys()
+    with pytest.raises(md.ProgramError, match="MD0146"):
+        plan.load_weights(paths["folder"], {"embed": '"wte.weight"[vocab]'})
+    with pytest.raises(md.ProgramError, match="MD0554"):
+        plan.save_weights(tmp_path / "plain", entries)

@@ -28,6 +28,18 @@ SIZES: dict[str, dict[str, int]] = {
     "digits": {"batch": 8, "pixels": 16, "hidden": 8},
     "encdec": {**_WIDE, "source": 4, "target": 4, "vocab": 8, "layers": 2},
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
+    "gpt2": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
+    "llama": {
+        "batch": 4,
+        "seq": 4,
+        "model": 8,
+        "kv": 4,
+        "group": 1,
+        "half": 2,
+        "hidden": 8,
+        "vocab": 8,
+        "layers": 2,
+    },
     "llama3": {
         "batch": 4,
         "seq": 4,
