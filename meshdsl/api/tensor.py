@@ -226,7 +226,9 @@ class Tensor(Handle):
         return _view(self, [("pick", dim, index)])
 
     @told
-    def slice(self, dim: Dim, start: int | None, stop: int | None, target: Dim) -> Tensor:
+    def slice(
+        self, dim: Dim, start: int | Dim | None, stop: int | Dim | None, target: Dim
+    ) -> Tensor:
         """Indices `start` to `stop` (exclusive) of `dim`, under the name `target`."""
         return _view(self, [("slice", dim, start, stop, target)])
 
