@@ -199,7 +199,7 @@ def _cast(
     for (stored, dtype), count in casts.items():
         if stored != dtype:
             exact = np.can_cast(numpy_dtype(stored), numpy_dtype(dtype)) and dtype != "bf16"
-            how = "exactly" if exact else "rounded"
+            how = "exactly" if exact else "rounded" if kind_of(stored) == "float" else "if they fit"
             message = f"{count} {plural(count, 'parameter')} of {stored} read as {dtype}, {how}"
             help = f"`--dtype {stored}` computes in the dtype of the model"
             yield Diagnostic("MD0551", message, severity="note", help=help if not exact else None)

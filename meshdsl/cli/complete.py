@@ -18,7 +18,7 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.syntax import ast
 
 Complete = Callable[[typer.Context, str], list[str]]
-Named = ast.DimDecl | ast.MeshDecl | ast.LayoutDecl | ast.Sbp | ast.ScheduleDecl | ast.ProgramDecl
+Named = ast.NamedDeclaration
 NAMES_TENSORS = (ast.TensorParam, ast.Target)
 NOTHING = ast.SourceFile((), Span(Source("", ""), 0, 0))
 

@@ -14,6 +14,7 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
     refuse_unknown,
+    weights,
 )
 from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.pipeline import Compilation
@@ -29,7 +30,7 @@ class Generate(PlacingOptions, AsData):
     """Options of `generate`."""
 
     params: str = opt("--params", "F", "A checkpoint's or a model's folder, or a file.", ...)
-    weights: str | None = opt("--as", "W", "The `weights` that say what a model's tensors are.")
+    weights: str | None = weights("The `weights` that say what a model's tensors are.")
     prompt: str = opt("--prompt", "TEXT", "The beginning of the text.", ...)
     steps: int | None = opt("--steps", "N", "How many tokens (what there is room for).", min=1)
     temperature: float = opt("--temperature", "T", "0: the likeliest token.", 0.0, min=0.0)

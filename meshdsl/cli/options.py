@@ -76,6 +76,11 @@ def flag(name: str, help: str) -> Any:
     return opt(name, None, help, False)
 
 
+def weights(help: str) -> Any:
+    """The option that names a block of weights."""
+    return opt("--as", "W", help, completed=complete.declared(ast.WeightsDecl))
+
+
 @option
 class Which:
     """Options of the program and the mesh."""

@@ -18,6 +18,7 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
     refuse_unknown,
+    weights,
 )
 from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
 from meshdsl.pipeline import Compilation
@@ -34,7 +35,7 @@ class RunOptions(PlacingOptions, Force, AsData):
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     inputs: str | None = opt("--inputs", "F", "Inputs: .npz or .safetensors.")
     params: str | None = opt("--params", "F", "Parameters, a checkpoint's or a model's folder.")
-    weights: str | None = opt("--as", "W", "The `weights` that say what a model's tensors are.")
+    weights: str | None = weights("The `weights` that say what a model's tensors are.")
     seed: int = opt("--seed", "S", "For values that are not given.", 0)
     out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
     step: bool = flag("--step", "Take one training step: gradients and update, too.")

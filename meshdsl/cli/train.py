@@ -20,6 +20,7 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
     refuse_unknown,
+    weights,
 )
 from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
 from meshdsl.pipeline import Options
@@ -54,7 +55,7 @@ class Train(PlacingOptions, Force, AsData):
     resume: bool = flag("--resume", "Go on from the last checkpoint.")
     params: Path | None = opt("--params", "F", "Initial values: a file, or a model's folder.")
     out: Path | None = opt("--out", "F", "Write the parameters, whole.")
-    weights: str | None = opt("--as", "W", "The `weights` by which `--out` writes a model.")
+    weights: str | None = weights("The `weights` by which `--out` writes a model.")
     trace: Path | None = opt(
         "--trace", "F.json", "Write how long each statement of a step took (torchrun)."
     )

@@ -13,6 +13,7 @@ from meshdsl.editor.facts import DocumentFacts, Placing
 from meshdsl.editor.line_costs import explained, tensors
 from meshdsl.ir.program import every
 from meshdsl.named.ir import NamedProgram, Value
+from meshdsl.named.weights import weight_map
 from meshdsl.placed.layout import collect_axes, collect_declared
 from meshdsl.report.document import counted, human, mesh_text
 from meshdsl.report.explanation_document import type_text
@@ -213,6 +214,23 @@ def _schedule(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> 
         yield f"{counted(table.sends, 'message')}; in flight on each device: {peaks}"
 
 
+def _weights(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    """The tensors of a model, with their sizes and the parameters that lie in them."""
+    node = symbol.nodes[0]
+    if not isinstance(node, ast.WeightsDecl):
+        return
+    tensors: dict[str, list[str]] = {}
+    for program in known.analysis.named.values():
+        read = program and Diagnostics().of(partial(weight_map, node, program, known.declarations))
+        for param in read.params if read else ():
+            for place in param.places[:1]:
+                sizes = ", ".join(map(str, place.shape))
+                names = tensors.setdefault(f"{place.pattern}[{sizes}]", [])
+                names += [param.name] if param.name not in names else []
+    lines = [f"{tensor}: {', '.join(names)}" for tensor, names in tensors.items()]
+    yield code("\n".join(lines), "text")
+
+
 def _sbp(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
     yield code(_span(symbol.nodes[0]).text)
     yield from _chosen(placing, symbol.name)
@@ -244,6 +262,7 @@ _OTHERS = {
     "layout": _layout,
     "sbp": _sbp,
     "schedule": _schedule,
+    "weights": _weights,
     "function": _headed,
     "program": _headed,
 }

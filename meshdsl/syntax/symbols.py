@@ -254,6 +254,16 @@ def _weights(node: ast.WeightsDecl, table: _SymbolTable) -> None:
                 _select(part.path, table)
             case ast.FileUnit(dim=ast.Name() as dim):
                 table.use("dim", dim)
+            case ast.FileTensor():
+                for dim in _dims_of_key(part.key.span):
+                    table.use("dim", dim)
+
+
+def _dims_of_key(key: Span) -> Iterator[ast.Name]:
+    """The dims in the braces of a key, at their places in its text."""
+    for match in re.finditer(r"\{[^{}A-Za-z_]*([A-Za-z_]\w*)[^{}]*\}", key.text):
+        start, end = (key.start + offset for offset in match.span(1))
+        yield ast.Name(match[1], Span(key.source, start, end))
 
 
 def _layout(node: ast.LayoutDecl, table: _SymbolTable) -> None:

@@ -47,6 +47,7 @@ COMPLETED = {
     f"render {MLP} --as s": ["sbp", "scaling-book"],
     f"compile {MLP} --dtype b": ["bf16"],
     f"compile {ROOT}/examples/sbp/uvw.mdsl --layout f": ["first"],
+    f"run {ROOT}/examples/models/gpt2.mdsl --as ": ["hf"],
     "explain MD060": ["MD0601", "MD0602", "MD0603", "MD0604", "MD0605", "MD0606", "MD0607"],
     "rows eins": ["einsum"],
 }

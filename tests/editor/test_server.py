@@ -189,6 +189,38 @@ async def test_requests_about_nothing_are_answered(editor: Editor) -> None:
 # --- placements ----------------------------------------------------------------------------------
 
 
+WEIGHTS = """
+dim io = 4, hidden = 6
+weights hf {
+  w: "layer.weight"[hidden, io]
+  v: "head.weight"[(io, hidden)] or w
+}
+program p(x[io]) {
+  param w[io, hidden]
+  param v[io, hidden]
+  return sum(x * w * v)
+}
+"""
+
+
+async def test_a_block_of_weights_is_explained_and_completed(editor: Editor) -> None:
+    uri = "file:///weights.mdsl"
+    assert await editor.open(uri, WEIGHTS) == []
+    where = lsp.HoverParams(document(uri), spot(WEIGHTS, "hf"))
+    told = (await editor.ask(lsp.TEXT_DOCUMENT_HOVER, where)).contents.value
+    assert "layer.weight[6, 4]: w\nhead.weight[24]: v" in told
+
+    async def offered(word: str, nth: int = 0) -> set[str]:
+        place = spot(WEIGHTS, word, nth)
+        params = lsp.CompletionParams(document(uri), place)
+        items = await editor.ask(lsp.TEXT_DOCUMENT_COMPLETION, params)
+        return {item.label for item in getattr(items, "items", items)}
+
+    assert await offered("w: ") == {"w", "v", "ignore"}
+    assert await offered("w\n}") == {"w", "v", "init"}
+    assert await offered("hidden, io]") == {"io", "hidden"}
+
+
 async def test_lenses_hints_and_hovers_follow_the_chosen_layout(editor: Editor) -> None:
     uri = "file:///lens.mdsl"
     await editor.open(uri, MLP)
