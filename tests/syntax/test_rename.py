@@ -171,3 +171,28 @@ def test_a_line_that_cannot_be_read_stops_a_rename_only_of_its_names() -> None:
     changed = rename(damaged, "y = cast", "out")
     assert isinstance(changed, Diagnostic)
     assert "cannot be read" in changed.message
+
+
+WEIGHTS = """dim io = 2, layers = 3
+weights hf { f.w: "h.{2 * layers}.w"[io] }
+def f(x[io]) -> [io] {
+  param w[io]
+  return x * w
+}
+program p(x[io]) {
+  repeat layers {
+    x = f(x)
+  }
+  return x
+}
+"""
+
+
+def test_entries_of_weights_are_renamed_with_what_they_name() -> None:
+    text = WEIGHTS
+    for old, new in (("layers", "blocks"), ("io", "width"), ("w[", "weight"), ("f(", "mix")):
+        changed = rename(text, old, new, text.index(f" {old}") + 1)
+        assert isinstance(changed, str)
+        text = changed
+    assert 'weights hf { mix.weight: "h.{2 * blocks}.w"[width] }' in text
+    assert found(text) == found(WEIGHTS) == []
