@@ -145,7 +145,11 @@ def block_values(name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, pa
     if key not in arrays:
         return draw_part(spec, name, seed, part)
     try:
-        return cast(np.asarray(arrays[key][part]), spec.dtype)
+        values = np.asarray(arrays[key][part])
+        is_same = (
+            arrays[key].dtype == spec.dtype
+        )  # only arrays of files have dtypes of the language
+        return values if is_same else cast(values, spec.dtype)
     except ValueError as error:
         raise RunError("MD0501", f"{name}: {error}") from None
 
