@@ -189,7 +189,7 @@ def theirs(out: Path) -> dict[str, Any]:
 # --- bytes ---------------------------------------------------------------------------------------
 
 LARGE = """
-dim io = 32, hidden = 64, layers = 100
+dim io = 48, hidden = 64, layers = 100
 mesh four = { x: 2, y: 2 }
 layout cut { io -> x, hidden -> y }
 layout deep { layers -> (x, y) }
@@ -208,7 +208,7 @@ program p(a[io]) {
 @pytest.mark.parametrize("layout", ["cut", "deep"])
 def test_four_devices_read_each_byte_once_and_hold_their_parts(tmp_path, monkeypatch, layout):
     """Of 200 tensors; neither a whole parameter nor a whole tensor of the file is in memory."""
-    zeros = np.zeros((2, 32, 64), np.float32)
+    zeros = np.zeros((2, 48, 64), np.float32)
     model = {f"h.{n}.{w}": t for n in range(100) for w, t in (("w", zeros[0].T), ("v", zeros[1]))}
     folder = write_folder(tmp_path / "m", model, 4)
     made = compiled(layout, LARGE)
@@ -235,7 +235,7 @@ def test_four_devices_read_each_byte_once_and_hold_their_parts(tmp_path, monkeyp
             tracemalloc.stop()
     total = sum(tensor.nbytes for tensor in model.values())
     assert counted == total
-    assert max(peaks) < 0.3 * total / 2  # a whole parameter; a quarter of it is the device's
+    assert max(peaks) < 0.4 * total / 2  # a whole parameter; a quarter of it is the device's
 
 
 # --- any map -------------------------------------------------------------------------------------
