@@ -15,7 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdsl.backends.engines.failures import CollectiveError, place_of
 from meshdsl.backends.engines.stack_sampler import is_of_device
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]
+    Signature = tuple[tuple[torch.dtype, torch.Size | None], ...]
 
 
 # --- rendezvous ---------------------------------------------------------------------------------
@@ -46,9 +47,22 @@ class CollectiveCall(NamedTuple):
     leaves: tuple[int, ...] | None = None
 
     @property
-    def memory(self) -> Tensors:
-        """All tensors that are read or written."""
-        return self.tensors if self.outs is self.tensors else (*self.tensors, *self.outs)
+    def is_contiguous(self) -> bool:
+        """Whether all memory that is read or written lies in order."""
+        for tensor in self.tensors:
+            if not tensor.is_contiguous():
+                return False
+        return self.outs is self.tensors or all(out.is_contiguous() for out in self.outs)
+
+    @property
+    def signature(self) -> Signature:
+        """What all members agree on: the dtypes and shapes; of blocks that may differ, the dtypes.
+
+        The sizes of those blocks are `leaves`.
+        """
+        if self.leaves is None:
+            return tuple([(tensor.dtype, tensor.shape) for tensor in self.tensors])
+        return tuple([(tensor.dtype, None) for tensor in self.tensors])
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -69,6 +83,18 @@ class Meeting:
     `to_come` counts the members that have not arrived. `cancelled`: it cannot take place any more.
     `holder` arrived last, and computes for all. `sent` is what each member sends, if all the same.
     """
+
+    __slots__ = (
+        "axes",
+        "calls",
+        "cancelled",
+        "holder",
+        "over",
+        "problem",
+        "ranks",
+        "sent",
+        "to_come",
+    )
 
     def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
         self.axes, self.ranks = axes, ranks
@@ -318,6 +344,9 @@ class LocalDist:
         self._pairs: dict[tuple[int, int, int], Group] = {}
         self._waiting: dict[int, Meeting] = {}
         self._verdicts: dict[int, BaseException] = {}
+        # By code and instruction, 0 outside of `device`: looked up again in every step of training.
+        self._lines: dict[tuple[int, int], int] = {}
+        self._sent_by_all: dict[tuple[Any, ...], SentCollective] = {}
         self._ended: set[int] = set()
         self._failed: set[int] = set()
         self._closed = False
@@ -471,7 +500,8 @@ class LocalDist:
         async_op: bool = False,
     ) -> Work | None:
         _, group, position, rank = member
-        call = CollectiveCall(rank, kind, op, tensors, outs, _line(sys._getframe(2)), leaves)
+        line = self._line(sys._getframe(2))
+        call = CollectiveCall(rank, kind, op, tensors, outs, line, leaves)
         with self._lock:
             if self._closed:
                 raise Released
@@ -516,6 +546,14 @@ class LocalDist:
         about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
         return SentCollective(*about, call.leaves is not None)
 
+    def _sent_by(self, meeting: Meeting, call: CollectiveCall, made: Signature) -> SentCollective:
+        """What each member sends, if it is the same for all."""
+        key = (call.kind, call.op, call.line, meeting.axes, made)
+        sent = self._sent_by_all.get(key)
+        if sent is None:
+            sent = self._sent_by_all[key] = self._sent(meeting, call)
+        return sent
+
     def _fall_asleep(self, rank: int, meeting: Meeting) -> None:
         """Let a device wait; the lock is held."""
         if self._closed or meeting.cancelled:
@@ -530,14 +568,15 @@ class LocalDist:
     def _hold(self, meeting: Meeting) -> None:
         """Compute for all members, which have all arrived, and wake those that wait."""
         calls = [call for call in meeting.calls if call is not None]
-        problem = self._disagreement(meeting, calls)
+        signatures = [call.signature for call in calls]
+        problem = self._disagreement(meeting, calls, signatures)
         try:
             if not problem:
                 perform(calls)
         except Exception as error:  # of shapes that no collective takes: every member fails alike
             problem = f"{self._show(calls[0], meeting)}: {error}"
         if calls[0].leaves is None:
-            meeting.sent = self._sent(meeting, calls[0])
+            meeting.sent = self._sent_by(meeting, calls[0], signatures[0])
         with self._lock:
             meeting.problem, meeting.over = problem, True
             for rank in meeting.ranks:
@@ -593,19 +632,20 @@ class LocalDist:
         assert call is not None, "a device that waits has made a call"
         return call
 
-    def _disagreement(self, meeting: Meeting, calls: list[CollectiveCall]) -> str:
+    def _disagreement(
+        self, meeting: Meeting, calls: list[CollectiveCall], signatures: list[Signature]
+    ) -> str:
         """The problem when the members do not all make the same call; else empty.
 
         Processes send memory as it lies, and so may only be given what lies in order.
         """
         for call in calls:
-            for tensor in call.memory:
-                if not tensor.is_contiguous():
-                    return f"{self._show(call, meeting)}: its memory is not contiguous"
-        first = calls[0]
-        for call in calls[1:]:
-            same = (call[1:3] == first[1:3] and call.line == first.line) or call.kind == "send"
-            if not (same and _alike(first, call)):
+            if not call.is_contiguous:
+                return f"{self._show(call, meeting)}: its memory is not contiguous"
+        first, *others = calls
+        for call, signature in zip(others, signatures[1:], strict=True):
+            is_same = call.line == first.line and call.op == first.op and call.kind == first.kind
+            if not (is_same or call.kind == "send") or signature != signatures[0]:
                 one, other = self._show(first, meeting), self._show(call, meeting)
                 return f"device {first.rank} is in {one} while device {call.rank} is in {other}"
         return ""
@@ -617,26 +657,20 @@ class LocalDist:
         about = f"{kind} of {shapes} over {', '.join(meeting.axes)}"
         return f"{about} at {place_of(self.lines, call.line)}"
 
+    def _line(self, frame: FrameType | None) -> int:
+        """The line of `device`, or of a function inside it, that a collective was called from."""
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename == FILE:
+                at = id(code), frame.f_lasti  # to count lines takes the longer the further down
+                line = self._lines.get(at)
+                if line is None:
+                    line = self._lines[at] = frame.f_lineno if is_of_device(code) else 0
+                if line:
+                    return line
+            frame = frame.f_back
+        return 0
+
     # The names of torch before 2.13.
     all_gather_into_tensor = all_gather_single
     reduce_scatter_tensor = reduce_scatter_single
-
-
-def _alike(one: CollectiveCall, other: CollectiveCall) -> bool:
-    """Whether tensors have the same dtypes and shapes; of blocks that may differ, the dtypes."""
-    if len(one.tensors) != len(other.tensors):
-        return False
-    for a, b in zip(one.tensors, other.tensors, strict=True):
-        if a.dtype != b.dtype or (one.leaves is None and a.shape != b.shape):
-            return False
-    return True
-
-
-def _line(frame: FrameType | None) -> int:
-    """The line of `device`, or of a function inside it, that a collective was called from."""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename == FILE and is_of_device(code):
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0

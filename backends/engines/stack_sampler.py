@@ -45,7 +45,8 @@ def is_of_device(code: CodeType) -> bool:
 
     Its place tells, not its name: a schedule may have further kinds of passes.
     """
-    return code.co_qualname.partition(".<locals>.")[0] == "device"
+    name = code.co_qualname
+    return name == "device" or name.startswith("device.<locals>.")
 
 
 def place_in(stack: Iterable[tuple[FrameType, int]]) -> tuple[int | None, dict[str, int]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.local_dist import FILE, CoalescedOptions, LocalDist
 from meshdsl.backends.runtime.communication import as_received, as_sent
 from meshdsl.backends.runtime.values import group_members
 from tests.covering import covered
+from tests.work import calls
 
 MESHES = [
     ({"r": 2}, ("r",)),
@@ -292,3 +295,34 @@ def test_sums_integers_and_truth_values_are_sent_as_they_are():
     for x, op in [(torch.ones(2), "sum"), (torch.ones(2).int(), "max"), (torch.ones(2) > 0, "max")]:
         assert as_sent(x, op) is x
         assert as_received(x, x.dtype) is x
+
+
+CALLS = 240
+"""The most calls of two steps of three collectives, one of them on ten tensors."""
+
+STEPS = """
+def device(dist, group, xs):
+    def backward():
+        dist.all_reduce(xs[0], group=group)
+        group.allreduce_coalesced(xs, SUM).wait()
+    for _ in range(2):
+        backward()
+        dist.all_reduce(xs[1], group=group)
+"""
+
+
+def test_collectives_are_counted_by_their_lines_in_every_step_with_little_work() -> None:
+    dist = LocalDist({"r": 1}, (("r",),))
+    options = CoalescedOptions()
+    options.reduceOp = "sum"
+    program: dict[str, Any] = {"SUM": options}
+    exec(compile(STEPS, FILE, "exec"), program)
+    xs = [torch.ones(n, 2) for n in range(1, 11)]
+
+    def run() -> None:
+        program["device"](dist, dist.groups(0)["r"], xs)
+
+    run()
+    sent = {(s.line, s.payload): count for s, count in dist.sent[0].items()}
+    assert sent == {(4, 8): 2, (5, 8 * sum(range(1, 11))): 2, (8, 16): 2}
+    assert calls(run) <= CALLS
