@@ -34,6 +34,7 @@ from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.generate.contract import contract_of
 from meshdsl.backends.generate.generation import Speaker
 from meshdsl.backends.generate.task import Task
+from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
@@ -41,6 +42,8 @@ from meshdsl.pipeline import Compilation, Options, compile_source
 PROMPT = tuple(b"A layout")
 CACHES = ("keys", "values")
 Say = Callable[[], list[int]]
+Timed = tuple[list[int], float, float]
+"""The tokens, and the seconds they took, by the clock and of the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,13 @@ class Ours:
         # Else the layers add so little to a token that the likeliest to follow is itself.
         self.arrays["embed"] *= np.float32(0.05)
         file = str(Path(folder) / "params.npz")
-        np.savez(file, **{n: a for n, a in self.arrays.items() if n not in CACHES})
+        write_npz(file, {n: a for n, a in self.arrays.items() if n not in CACHES})
         self.task = Task(contract, PROMPT, case.steps, contract.counted, file)
 
-    def timed(self) -> tuple[list[int], float, float]:
-        """The tokens, and the seconds they took, by the clock and of the processor."""
+    def timed(self) -> Timed:
+        """A run."""
 
-        def device(ranks: Ranks) -> tuple[list[int], float, float]:
+        def device(ranks: Ranks) -> Timed:
             torch.set_num_threads(1)
             speaker = Speaker(ranks, self.program, self.task, lambda token: None)
             return timed(speaker.run)
@@ -115,8 +118,8 @@ class Ours:
         return token
 
 
-def timed(say: Say) -> tuple[list[int], float, float]:
-    """The tokens, and the seconds they took, by the clock and of the processor."""
+def timed(say: Say) -> Timed:
+    """A run of another variant."""
     started, worked = time.perf_counter(), time.process_time()
     tokens = say()
     return tokens, time.perf_counter() - started, time.process_time() - worked
@@ -227,7 +230,10 @@ def measure(case: Case, rounds: int) -> tuple[Times, dict[str, int]]:
         ours = Ours(case, folder)
         given = {n: torch.from_numpy(a.copy()) for n, a in ours.arrays.items()}
         hand = ByHand(case, given)
-        variants = {"ours": ours.timed, "hand": lambda: timed(hand.say)}
+        variants: dict[str, Callable[[], Timed]] = {
+            "ours": ours.timed,
+            "hand": lambda: timed(hand.say),
+        }
         peaks = {
             "explain": memory(ours.made.device)["peak"],
             "ours": peak(ours.step),
