@@ -31,8 +31,9 @@ def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
     of by a layout, and so are zeros left out of a sum. With None, neither is done to what has a
     name.
     """
-    fusing = (fuse_attention, fuse_batch_norms)
-    fuse = () if spoken is None else tuple(partial(f, spoken=spoken) for f in fusing)
+    fuse: tuple[Pass, ...] = ()
+    if spoken is not None:
+        fuse = (partial(fuse_attention, spoken=spoken), partial(fuse_batch_norms, spoken=spoken))
     return (
         partial(fold_identities, spoken=spoken, is_step=is_step),
         contract_products,
