@@ -68,6 +68,7 @@ from meshdsl.placed.strategies import flops
 from meshdsl.schedule.table import Action
 
 
+@functools.lru_cache(maxsize=16)  # a pass asks for it, and then whoever it lowers for
 def memory(program: DeviceProgram) -> dict[str, int]:
     """Bytes of one device: stored tensors by role, the `peak`, its line, and what is there then.
 
@@ -75,12 +76,6 @@ def memory(program: DeviceProgram) -> dict[str, int]:
     those that are not there yet at the peak. The other kinds (`MemoryKind`) are of the peak, so
     the kinds less `grads_later` add up to it.
     """
-    return {**_memory(program)}
-
-
-@functools.lru_cache(maxsize=16)
-def _memory(program: DeviceProgram) -> dict[str, int]:
-    """What `memory` is of a program: passes ask for it, and then whoever they lower it for."""
     each = (
         MemoryWalk(program, first, alike)
         for first, *alike in alike_devices(program, in_memory=True)

@@ -195,12 +195,11 @@ def never_partial(
 @functools.lru_cache(maxsize=65536)
 def _makes_partial(call: Call) -> bool:
     """Whether a row makes a partial result of operands none of which has to be partial."""
-    rows = (r for r in legal_rows(call) if any(isinstance(c, Partial) for c in r.outs))
-    return any(any(isinstance(c, Split) for c in row.ins) or not _of_partial(row) for row in rows)
-
-
-def _of_partial(row: Row) -> bool:
-    return any(isinstance(c, Partial) for c in row.ins)
+    for row in legal_rows(call):
+        ins, outs = {*map(type, row.ins)}, {*map(type, row.outs)}
+        if Partial in outs and (Split in ins or Partial not in ins):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=65536)

@@ -96,7 +96,7 @@ def explain(
         "tensors": _tensors(source, _alone(program)),
         "collectives": collectives,
         "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
-        "memory": memory(program),
+        "memory": {**memory(program)},
         **_away(program),
         **piped(program),
         **timed,
