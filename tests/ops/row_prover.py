@@ -216,8 +216,10 @@ def held(
 ) -> list[list[Component]]:
     """The candidates in `outs` that each output is in every draw. A crash propagates: a failure."""
     rng = np.random.default_rng(7)
-    # A scalar agrees by accident far more often than a tensor.
-    draws = max(24, 320 // max(t.elements for t in (*sig.ins, *sig.outs)))
+    # A scalar agrees by accident far more often than a tensor, and truth values than numbers.
+    draws = max(
+        24 if "bool" in sample.values else 12, 320 // max(t.elements for t in (*sig.ins, *sig.outs))
+    )
     with np.errstate(all="ignore"):
         for _ in range(draws):
             if not all(outs):

@@ -34,13 +34,19 @@ from meshdsl.placed.placements import Placement
 from tests.programs.harness import Case as RandomCase
 from tests.programs.harness import compiled, values_of
 from tests.programs.strategy import cases as random_cases
+from tests.ranks import Forks
 from tests.renderings import gradients, operators
 from tests.renderings.examples import accepted, cases, values
 
 HERE = Path(__file__).parent
+RANKS = HERE / "dtensor_ranks.py"
 TOLERANCE = 1e-5
-RANDOM = 120
+ALL = "MESHDSL_CASES" in os.environ
+RANDOM = 120 if ALL else 30
 """The number of random programs drawn; those on as many devices as a test has are run."""
+
+LONG = 6_000
+"""Characters of a rendering that takes a peer seconds: every third of these is run, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +70,8 @@ class Job:
 
 def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job]:
     """Every example, or every so many-th, and random programs."""
-    found = []
-    for case, made in accepted(list(cases(devices, reduce))[::step]):
-        peer = kind(made.placed)
-        if is_refused(peer):
-            continue
-        text = peer.text()
-        found.append(Job(case.name, peer, text, case.mesh, *values(made.named)))
-    for number, case_ in enumerate(drawn(devices, step)):
+    found = [*example_jobs(kind, devices, reduce, step)]
+    for number, case_ in enumerate(drawn(devices, max(1, step // 4))):
         peer = kind(compiled(case_).placed)
         if is_refused(peer):
             continue
@@ -81,6 +81,18 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
         found.append(Job(name, peer, text, case_.mesh, inputs, params, reference))
     found += gradient_jobs(kind, devices, reduce, step)
     return found + list(operator_jobs(kind, devices, reduce, step))
+
+
+def example_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iterator[Job]:
+    """Examples; of those with a long rendering JAX runs others than DTensor."""
+    long = itertools.count(2 if kind is JaxText else 0)
+    for case, made in accepted(list(cases(devices, reduce))[::step]):
+        peer = kind(made.placed)
+        if is_refused(peer):
+            continue
+        text = peer.text()
+        if ALL or len(text) < LONG or next(long) % 3 == 0:
+            yield Job(case.name, peer, text, case.mesh, *values(made.named))
 
 
 def is_refused(peer: Peer) -> bool:
@@ -137,17 +149,29 @@ def _is_accepted(case: RandomCase) -> bool:
     return True
 
 
-def run(script: str, found: list[Job], folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The results of all jobs, in one start of `script`."""
-    (folder / "cases").write_bytes(pickle.dumps([job.message for job in found]))
-    command = [sys.executable, str(HERE / script), *arguments, "cases", "results"]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: list[dict[str, Any]] = pickle.loads((folder / "results").read_bytes())
+def written(found: list[Job], folder: Path) -> Path:
+    """The file of all jobs, for the process that runs them in one start."""
+    path = folder / "cases"
+    path.write_bytes(pickle.dumps([job.message for job in found]))
+    return path
+
+
+def read(results_path: Path, found: list[Job]) -> list[dict[str, Any]]:
+    """The results of all jobs, from the file that the process has written."""
+    results: list[dict[str, Any]] = pickle.loads(results_path.read_bytes())
     assert len(results) == len(found)
     return results
+
+
+def run_jax(found: list[Job], folder: Path) -> list[dict[str, Any]]:
+    """The results of all jobs on four devices of JAX."""
+    path, results_path = written(found, folder), folder / "results"
+    env = os.environ | {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    command = [sys.executable, str(HERE / "jax_devices.py"), str(path), str(results_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return read(results_path, found)
 
 
 def problems(job: Job, result: dict[str, Any]) -> Iterator[str]:
@@ -231,9 +255,13 @@ SOME = [(2, "immediate", 17), (4, "deferred", 29)]
 
 
 @pytest.mark.parametrize(("ranks", "reduce", "step"), SOME)
-def test_dtensor_on_gloo_ranks(ranks: int, reduce: str, step: int, tmp_path: Path) -> None:
-    found = jobs(DTensorText, ranks, reduce, 1 if "MESHDSL_CASES" in os.environ else step)
-    results = run("dtensor_ranks.py", found, tmp_path, str(ranks))
+def test_dtensor_on_gloo_ranks(
+    ranks: int, reduce: str, step: int, tmp_path: Path, forks: Forks
+) -> None:
+    found = jobs(DTensorText, ranks, reduce, 1 if ALL else step)
+    sent, results_path = written(found, tmp_path), tmp_path / "results"
+    forks.run_script(str(RANKS), ranks, sent, results_path, log=tmp_path / "log")
+    results = read(results_path, found)
     check(found, results)
     as_ours = [(j, r) for j, r in zip(found, results, strict=True) if not marked(j)]
     assert len(as_ours) > len(found) / 2
@@ -242,6 +270,6 @@ def test_dtensor_on_gloo_ranks(ranks: int, reduce: str, step: int, tmp_path: Pat
 
 
 def test_jax_on_four_devices(tmp_path: Path) -> None:
-    found = jobs(JaxText, 4, "deferred", 1 if "MESHDSL_CASES" in os.environ else 29)
-    check(found, run("jax_devices.py", found, tmp_path))
+    found = jobs(JaxText, 4, "deferred", 1 if ALL else 29)
+    check(found, run_jax(found, tmp_path))
     assert sum(not marked(job) for job in found) > len(found) / 2

@@ -51,6 +51,12 @@ def every() -> list[tuple[Case, PlacedProgram]]:
     return [(case, program) for case, program in found if program.pipe is None]
 
 
+@functools.cache
+def rendered(notation: str) -> list[tuple[Case, PlacedProgram, str]]:
+    """All of them in a notation."""
+    return [(case, program, render(program, notation)) for case, program in every()]
+
+
 HOSTILE = '''\
 dim torch = 8, jax = 4, print = 4
 mesh flow = { P: 2, Shard: 2 }
@@ -83,26 +89,30 @@ def computed(program: PlacedProgram) -> list[Var]:
     return [var for node in found for var in node.outs]
 
 
+@functools.cache
+def every_computed() -> list[list[Var]]:
+    """Those of every program."""
+    return [computed(program) for _, program in every()]
+
+
 # --- all notations -----------------------------------------------------------------------------
 
 
 @functools.cache
-def quoted() -> list[tuple[PlacedProgram, set[str]]]:
-    """Every program, and the source lines that stand in its text, but for those of functions."""
+def quoted() -> list[set[str]]:
+    """The source lines that stand in the text of every program, but for those of functions."""
     every_span = (
-        (program, {v.value.span for v in computed(program) if not v.value.functions})
-        for _, program in every()
+        {v.value.span for v in computed(program) if not v.value.functions} for _, program in every()
     )
     return [
-        (program, {f"# {s.file}:{s.line}  {s.source.line(s.line).strip()}" for s in spans})
-        for program, spans in every_span
+        {f"# {s.file}:{s.line}  {s.source.line(s.line).strip()}" for s in spans}
+        for spans in every_span
     ]
 
 
 @pytest.mark.parametrize("notation", RENDERINGS)
 def test_each_source_line_stands_over_its_statements(notation: str) -> None:
-    for program, lines in quoted():
-        text = render(program, notation)
+    for lines, (_, _, text) in zip(quoted(), rendered(notation), strict=True):
         assert not [line for line in lines if line not in text]
         assert text.isprintable() or "\n" in text
         assert text.endswith("\n")
@@ -139,8 +149,8 @@ def test_pipelines_are_refused(notation: str, devices: int) -> None:
 
 @pytest.mark.parametrize("notation", CODE)
 def test_code_is_code(notation: str) -> None:
-    for case, program in every():
-        tree = ast.parse(render(program, notation), case.name)
+    for case, _, text in rendered(notation):
+        tree = ast.parse(text, case.name)
         functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
         assert functions[-1] == "program"
         imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -236,9 +246,8 @@ def test_loops_are_loops() -> None:
 
 
 def test_sbp_is_positional() -> None:
-    for case, program in every():
-        text = render(program, "sbp")
-        for var in computed(program):
+    for found, (case, program, text) in zip(every_computed(), rendered("sbp"), strict=True):
+        for var in found:
             parts = entries(var.value.type, program.mesh, var.placement)
             sbp = ", ".join(map(entry_text, parts))
             dims = ", ".join(map(str, var.value.type.shape))
@@ -256,8 +265,7 @@ def test_another_order_of_axes_is_written_with_ranks() -> None:
 
 
 def test_the_scaling_book_has_a_letter_for_each() -> None:
-    for _, program in every():
-        text = render(program, "scaling-book")
+    for _, _, text in rendered("scaling-book"):
         head = re.findall(r"^# (?:axes|dims): .*(?:\n# \S+=.*)*", text, re.MULTILINE)
         letters = re.findall(r"(\w+)=\w+:\d+", " ".join(head))
         assert len(letters) == len(set(letters))
@@ -273,8 +281,8 @@ def test_the_scaling_book_says_what_is_unreduced() -> None:
 
 
 def test_gshard_tiles_cover_every_device_once() -> None:
-    for _, program in every():
-        for var in computed(program):
+    for found, (_, program) in zip(every_computed(), every(), strict=True):
+        for var in found:
             shape, order, replicated = tiles(var.value.type, var.placement, program.mesh)
             assert sorted(order) == list(range(program.mesh.devices))
             parts = shape[:-1] if replicated else shape
