@@ -19,6 +19,7 @@ from meshdsl.device.ir import Compute, DeviceLoop, Move, written_into
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.program import every
+from meshdsl.ir.types import LARGE
 from meshdsl.ops import update
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explanation import explain
@@ -114,19 +115,30 @@ def test_zero_2_of_separate_parameters_is_below_zero_1() -> None:
         assert formula * psi < peak < formula * psi + 8 * 1024 * 1024
 
 
+@pytest.fixture
+def large_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is large (`ir.types.LARGE`) has a sixteenth of the bytes: the tests are as quick."""
+    for module in ("device.liveness", "device.sums", "device.updates_in_place"):
+        monkeypatch.setattr(f"meshdsl.{module}.LARGE", LARGE // 16)
+    monkeypatch.setattr("meshdsl.device.buckets.SMALL", LARGE // 16)
+    for module in ("update_text", "operator_text"):
+        monkeypatch.setattr(f"meshdsl.backends.torch.{module}.LARGE", LARGE // 16)
+
+
+@pytest.mark.usefixtures("large_is_smaller")
 @covered(layout=TABLE, dtype=("f32", "bf16"), clip=("", ", clip=1.0"))
 def test_numbers_are_those_of_updates_apart(
     layout: str, dtype: str, clip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, but for slices in f32: torch has another kernel for what is contiguous."""
     text = STACKED.replace("lr=1e-4", f"lr=1e-2{clip}")
-    dims = {"batch": 8, "model": 256, "hidden": 1024, "layers": 3}
+    dims = {"batch": 8, "model": 64, "hidden": 256, "layers": 3}
     after = made(text, layout, dtype=dtype, set_dims=dims)
     monkeypatch.setattr("meshdsl.device.passes.updated_in_place", lambda program: program)
     before = made(text, layout, dtype=dtype, set_dims=dims)
     rng = np.random.default_rng(1)
-    inputs = {k: rng.standard_normal((8, 256)).astype("f4") for k in ("x", "target")}
-    shapes = {"up": (3, 256, 1024), "down": (3, 1024, 256)}
+    inputs = {k: rng.standard_normal((8, 64)).astype("f4") for k in ("x", "target")}
+    shapes = {"up": (3, 64, 256), "down": (3, 256, 64)}
     params = {k: (rng.standard_normal(s) / 16).astype("f4") for k, s in shapes.items()}
     runs = [run_local(each.text, inputs, params) for each in (before, after)]
     assert runs[0].outputs["loss"] == runs[1].outputs["loss"]
@@ -145,6 +157,7 @@ STAGES = {
 OPTIMIZERS = ("adamw(lr=1e-3, clip=1.0)", "adafactor()", "momentum(lr=0.1, nesterov=true)")
 
 
+@pytest.mark.usefixtures("large_is_smaller")
 @in_turn(stages=STAGES, optimizer=OPTIMIZERS, dtype=("bf16", "f32", "bf16"))
 def test_with_other_parallelism_too(
     stages: str, optimizer: str, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +166,7 @@ def test_with_other_parallelism_too(
     mesh, rules, schedule = STAGES[stages]
     layout = f"layout l {{ {rules} }}" + (f" with {schedule}[batch](2)" if schedule else "")
     text = STACKED.replace("LAYOUTS", layout).replace("adamw(lr=1e-4)", optimizer)
-    dims = {"batch": 8, "model": 256, "hidden": 1024, "layers": 4}
+    dims = {"batch": 8, "model": 64, "hidden": 256, "layers": 4}
     options = Options(mesh=mesh, layout="l", dtype=dtype, set_dims=dims)
     after = compile_source(Source("case.mdsl", text), options, Diagnostics())
     assert any(written_into(n) for n in every(after.device.body))
@@ -162,8 +175,8 @@ def test_with_other_parallelism_too(
     before = compile_source(Source("case.mdsl", text), options, Diagnostics())
     assert peak <= 1.05 * explain(before.device)["memory"]["peak"]
     rng = np.random.default_rng(1)
-    inputs = {k: rng.standard_normal((8, 256)).astype("f4") for k in ("x", "target")}
-    shapes = {"up": (4, 256, 1024), "down": (4, 1024, 256)}
+    inputs = {k: rng.standard_normal((8, 64)).astype("f4") for k in ("x", "target")}
+    shapes = {"up": (4, 64, 256), "down": (4, 256, 64)}
     params = {k: (rng.standard_normal(s) / 16).astype("f4") for k, s in shapes.items()}
     one, other = (run_local(each, inputs, params) for each in (text_after, before.text))
     assert [*map(one.wire_bytes, range(4))] == [*map(other.wire_bytes, range(4))]
@@ -189,15 +202,16 @@ ONCE = """
 """
 
 
+@pytest.mark.usefixtures("large_is_smaller")
 @pytest.mark.parametrize("layout", ["dp", "z1"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_parameter_that_is_returned_is_the_old_one(layout: str, dtype: str) -> None:
     text = SEPARATE.replace("return loss", "return loss, w0")
-    dims = {"batch": 8, "io": 768}
+    dims = {"batch": 8, "io": 192}
     rng = np.random.default_rng(1)
-    params = {f"w{n}": rng.standard_normal((768, 768)).astype("f4") for n in range(8)}
+    params = {f"w{n}": rng.standard_normal((192, 192)).astype("f4") for n in range(8)}
     params = {k: torch.tensor(v).bfloat16().float().numpy() for k, v in params.items()}
-    inputs = {k: rng.standard_normal((8, 768)).astype("f4") for k in ("x", "target")}
+    inputs = {k: rng.standard_normal((8, 192)).astype("f4") for k in ("x", "target")}
     found = run_local(
         made(text, layout, dtype=dtype, set_dims=dims, split="io").text, inputs, params
     )
