@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,10 +95,16 @@ def _init(cls: type, frozen: bool) -> Callable[..., Any]:
     names = {"_set": object.__setattr__, "_unset": _UNSET}
     names |= {f"_default_{f.name}": f.default for f in every}
     names |= {f"_make_{f.name}": f.default_factory for f in every}
+    slots = {f.name: slot for f in every if (slot := _slot(cls, f.name))} if frozen else {}
+    names |= {f"_set_{name}": slot.__set__ for name, slot in slots.items()}
     by_keyword = [_parameter(f) for f in taken if f.kw_only]
     parameters = ["self", *(_parameter(f) for f in taken if not f.kw_only)]
     parameters += ["*", *by_keyword] if by_keyword else []
-    lines = [line for f in every for line in _assignments(f, frozen)]
+    lines = [
+        _assignment(f.name, value, frozen, f.name in slots)
+        for f in every
+        if (value := _value(f)) is not None
+    ]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     body = "\n    ".join(lines or ["pass"])
@@ -110,16 +117,26 @@ def _parameter(f: dataclasses.Field[Any]) -> str:
     return f.name if f.default_factory is dataclasses.MISSING else f"{f.name}=_unset"
 
 
-def _assignments(f: dataclasses.Field[Any], frozen: bool) -> Iterator[str]:
-    value = f.name
+def _slot(cls: type, name: str) -> MemberDescriptorType | None:
+    """The slot of a field, through which it is set without a look-up of its name."""
+    slot = getattr(cls, name, None)
+    return slot if isinstance(slot, MemberDescriptorType) else None
+
+
+def _value(f: dataclasses.Field[Any]) -> str | None:
+    """The expression whose value a field gets, or None where `__post_init__` sets it."""
     if f.default_factory is not dataclasses.MISSING:
         from_factory = f"_make_{f.name}()"
-        value = f"{from_factory} if {f.name} is _unset else {f.name}" if f.init else from_factory
-    elif not f.init:
-        if f.default is dataclasses.MISSING:
-            return
-        value = f"_default_{f.name}"
-    yield f'_set(self, "{f.name}", {value})' if frozen else f"self.{f.name} = {value}"
+        return f"{from_factory} if {f.name} is _unset else {f.name}" if f.init else from_factory
+    if f.init:
+        return f.name
+    return None if f.default is dataclasses.MISSING else f"_default_{f.name}"
+
+
+def _assignment(name: str, value: str, frozen: bool, slotted: bool) -> str:
+    if not frozen:
+        return f"self.{name} = {value}"
+    return f"_set_{name}(self, {value})" if slotted else f'_set(self, "{name}", {value})'
 
 
 def _eq(cls: type) -> Callable[..., Any]:
