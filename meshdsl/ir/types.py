@@ -62,28 +62,34 @@ class Dim:
 class TensorType:
     """Ordered named dims and a dtype. The order is that of the memory (row-major).
 
-    `names` are those of the dims, in order; `elements` is their number.
+    `names` and `shape` are those and the sizes of the dims, in order; `elements` is their number.
     """
 
     dims: tuple[Dim, ...]
     dtype: DType
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
     elements: int = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # They are read more often than anything else in the compiler.
         object.__setattr__(self, "names", tuple([d.name for d in self.dims]))
-        object.__setattr__(self, "elements", math.prod([d.size for d in self.dims]))
-        object.__setattr__(self, "_hash", hash((self.dims, self.dtype.name)))
+        object.__setattr__(self, "shape", tuple([d.size for d in self.dims]))
+        object.__setattr__(self, "elements", math.prod(self.shape))
+        object.__setattr__(self, "_hash", hash((self.names, self.shape, self.dtype.name)))
+
+    def __eq__(self, other: object) -> bool:
+        # Tables by type compare equal types that are not the same object: dim by dim takes long.
+        if self is other:
+            return True
+        if not isinstance(other, TensorType):
+            return NotImplemented
+        of_dims = self._hash == other._hash and self.names == other.names
+        return of_dims and self.shape == other.shape and self.dtype == other.dtype
 
     def __hash__(self) -> int:
         return self._hash
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dims, in order."""
-        return tuple(d.size for d in self.dims)
 
     @property
     def bytes(self) -> int:

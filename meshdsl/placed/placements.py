@@ -146,6 +146,8 @@ class Partial:
 
 Component = Split | Broadcast | Partial
 B = Broadcast()
+_split, _partial = functools.lru_cache(maxsize=1024)(Split), functools.cache(Partial)
+"""Those of placements: they are asked for more often than anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,16 @@ class Placement:
         made = hash((self.splits, self.partial, self.op, self.windows))
         object.__setattr__(self, "_hash", made)
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Placement):
+            return NotImplemented
+        if self._hash != other._hash or self.splits != other.splits:
+            return False
+        mine, its = (self.partial, self.op, self.windows), (other.partial, other.op, other.windows)
+        return mine == its
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -223,10 +235,10 @@ class Placement:
         """The component of the placement along one mesh axis."""
         for dim, axes in self.splits:
             if axis in axes:
-                return Split(dim)
+                return _split(dim)
         if axis in self.partial:
             assert self.op is not None
-            return Partial(self.op)
+            return _partial(self.op)
         return B
 
     def local(self, type_: TensorType, mesh: Mesh) -> TensorType:
