@@ -14,17 +14,17 @@ def together(**values: Iterable[Any]) -> Callable[[Callable[..., None]], Callabl
         def test() -> None:
             for combination in itertools.product(*values.values()):
                 case = dict(zip(values, combination, strict=True))
-                with_note(lambda case=case: check(**case), str(case))
+                with_note(str(case), check, **case)
 
         return named_as(check, test)
 
     return decorate
 
 
-def with_note(run: Callable[[], None], case: str) -> None:
-    """Run a case; a failure says which it was."""
+def with_note(case: str, check: Callable[..., None], /, *values: Any, **named: Any) -> None:
+    """Check a case; a failure says which it was."""
     try:
-        run()
+        check(*values, **named)
     except Exception as error:
         error.add_note(f"case {case}")
         raise

@@ -18,6 +18,7 @@ from meshdsl.backends.torch import inliner
 from meshdsl.backends.torch.inliner import library, merge_imports, paste
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
+from tests.together import together
 
 STANDARD = [name for name, definition in library().items() if definition.name]
 
@@ -37,7 +38,7 @@ def bound(tree):
             yield node.name
 
 
-@pytest.mark.parametrize("name", STANDARD)
+@together(name=STANDARD)
 def test_every_definition_comes_with_all_it_needs(name):
     pasted = paste({name})
     assert pasted.names[-1] == name or name in pasted.names

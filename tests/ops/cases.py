@@ -9,6 +9,7 @@ import pytest
 
 from meshdsl.ops.opdef import Sample, load_all
 from tests.ops.torch_run import FLOATS, retyped
+from tests.together import named_as, with_note
 
 Check = Callable[..., None]
 
@@ -26,18 +27,9 @@ def of_each_operator(cases: Mapping[str, tuple[Any, ...]]) -> Callable[[Check], 
         @pytest.mark.parametrize("operator", groups)
         def test(operator: str) -> None:
             for label, case in groups[operator].items():
-                try:
-                    check(*case)
-                except Exception as error:
-                    error.add_note(f"case {label}")
-                    raise
+                with_note(label, check, *case)
 
-        test.__name__, test.__doc__, test.__module__ = (
-            check.__name__,
-            check.__doc__,
-            check.__module__,
-        )
-        return test
+        return named_as(check, test)
 
     return decorate
 

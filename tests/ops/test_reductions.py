@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, load_all, lookup
 from tests.ops.row_prover import draw, results, signature
+from tests.together import together
 
 TWICE = {
     "sum": lambda x: x + x,
@@ -48,7 +48,7 @@ def check_twice(opdef: OpDef, sample: Sample, dim: str, way: str) -> None:
     np.testing.assert_allclose(made[1], TWICE[way](np.asarray(made[0])), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", load_all())
+@together(name=load_all())
 def test_a_reduction_of_elements_twice_is_what_its_record_says(name: str) -> None:
     opdef = lookup(name)
     for sample in opdef.samples:
@@ -59,7 +59,7 @@ def test_a_reduction_of_elements_twice_is_what_its_record_says(name: str) -> Non
                 check_twice(opdef, sample, dim, way)
 
 
-@pytest.mark.parametrize("name", load_all())
+@together(name=load_all())
 def test_what_converts_is_its_operand_in_another_dtype(name: str) -> None:
     """And nothing else is: of every other operator some result differs, or has its dtype."""
     opdef, rng = lookup(name), np.random.default_rng(0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Factor, NumpyCall, Signature, load_all, lookup
 from tests.ops.row_prover import draw, results, signature
+from tests.together import together
 
 
 def loops_everywhere(sig: Signature, factors: tuple[Factor, ...]) -> Iterator[str]:
@@ -27,7 +27,7 @@ def permuted(array: np.ndarray, type_: TensorType, dim: str, order: np.ndarray) 
     return array.take(order, type_.index(dim)) if type_.has(dim) else array
 
 
-@pytest.mark.parametrize("name", load_all())
+@together(name=load_all())
 def test_an_index_counts_where_the_record_says_so(name: str) -> None:
     opdef, rng = lookup(name), np.random.default_rng(0)
     counts = set()

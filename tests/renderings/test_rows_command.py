@@ -12,6 +12,7 @@ from meshdsl.named.prelude import form, library
 from meshdsl.ops.opdef import Signature, load_all
 from meshdsl.placed.sharding_rules import rows
 from meshdsl.report.rule_tables import describe, find, rows_text
+from tests.together import together
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -35,7 +36,7 @@ def test_the_matmul_table() -> None:
     assert len(call["rows"]) == 6
 
 
-@pytest.mark.parametrize("name", load_all())
+@together(name=load_all())
 def test_rows_are_those_of_the_compiler(name: str) -> None:
     opdef = load_all()[name]
     found = describe(opdef, every_call=True)

@@ -40,6 +40,7 @@ from meshdsl.placed.ir import PlacedProgram
 from tests.project import ROOT
 from tests.renderings import gradients, operators
 from tests.renderings.examples import Case, accepted, cases
+from tests.together import together
 
 CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow": OneFlowText}
 
@@ -325,8 +326,7 @@ def test_maxima_are_reduced_where_there_is_no_partial_maximum() -> None:
         assert MARK in render(program, notation)
 
 
-@pytest.mark.parametrize("system", ["jax", "oneflow"])
-@pytest.mark.parametrize("name", sorted(TABLE))
+@together(system=("jax", "oneflow"), name=sorted(TABLE))
 def test_every_sample_has_a_text(name: str, system: str) -> None:
     opdef, known = load_all()[name], {*CODE[system].taken, "float"}
     for sample in opdef.samples:

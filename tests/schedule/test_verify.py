@@ -14,6 +14,7 @@ from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import Action, ScheduleTable, of_rows, parsed
 from meshdsl.schedule.times import Times, timed
 from meshdsl.schedule.verification import verify
+from tests.together import together
 
 from .executor import Broken, Machine, Stuck, changed, random_table, right
 
@@ -38,9 +39,7 @@ def made(name: str, devices: int, micro: int) -> ScheduleTable | None:
     return None
 
 
-@pytest.mark.parametrize("name", schedules())
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("micro", [1, 2, 4, 6, 12])
+@together(name=schedules(), devices=(1, 2, 3, 4, 6), micro=(1, 2, 4, 6, 12))
 def test_what_is_known_by_name_can_be_carried_out(name: str, devices: int, micro: int) -> None:
     table = made(name, devices, micro)
     if table is None:

@@ -6,9 +6,8 @@ import importlib
 import re
 from functools import reduce
 
-import pytest
-
 from tests.project import ROOT
+from tests.together import together
 
 TEXT = (ROOT / "meshdsl/search/README.md").read_text(encoding="utf-8")
 NAMES = sorted(set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", TEXT)) - {"tests/search/test_readme.py"})
@@ -23,7 +22,7 @@ def test_it_names_a_function_in_every_row_of_a_table() -> None:
     assert [row for row in bodies if not re.search(r"\| `[a-z_.]+[\w.]+` \|$", row)] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@together(name=NAMES)
 def test_it_exists(name: str) -> None:
     path = name if name.startswith(ELSEWHERE) else f"search.{name}"
     folder, module, *attributes = path.split(".")
