@@ -14,7 +14,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.search import enumeration
 from meshdsl.search.candidate import Rules, SearchRule
-from meshdsl.search.enumeration import LISTED, Layouts
+from meshdsl.search.enumeration import Layouts
 from meshdsl.search.hill_climbing import climbed, varied
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Problem
@@ -61,11 +61,15 @@ def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
         assert space.allows([axes.get(dim.name, ()) for dim in space.dims])
 
 
-@in_turn(name=SMALL, timed=(False, True))
+@in_turn(name=[*SMALL, *(["vgg"] if ALL else [])], timed=(False, True))
 def test_climbing_finds_what_listing_does(
     name: str, timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same problem, if nothing could be listed; then nothing is proven."""
+    """Of the same problem, if nothing could be listed; then nothing is proven.
+
+    It is no worse than elimination's layout, no rules at all, and the batch over any devices. Vgg
+    has millions of layouts: nobody lists them.
+    """
     whole = Layouts().solve(problem(name, timed))
     monkeypatch.setattr(enumeration, "LISTED", 0)
     found = Layouts().solve(problem(name, timed))
@@ -73,26 +77,18 @@ def test_climbing_finds_what_listing_does(
     best = [made.problem.value(made.plans[0]) for made in (found, whole)]
     assert best[0] <= best[1] * 1.02
     assert not found.proven
-
-
-@pytest.mark.parametrize("timed", (False, True) if ALL else (True,))
-def test_millions_of_layouts(timed: bool) -> None:
-    """No worse than elimination's layout, no rules at all, and the batch over any devices."""
-    found = Layouts().solve(problem("vgg", timed))
     asked = found.problem
-    assert asked.space.count > LISTED
-    assert not found.proven
-    best = asked.value(found.plans[0])
     told = METHODS["elimination"].solve(asked).plans[0].rules
-    for plan in (plan for rules in (told, *simple()) for plan in asked.plans(rules)):
+    for plan in (plan for rules in (told, *simple(asked)) for plan in asked.plans(rules)):
         if asked.divides(plan):
-            assert best <= asked.value(plan)
+            assert best[0] <= asked.value(plan)
 
 
-def simple() -> list[Rules]:
+def simple(asked: Problem) -> list[Rules]:
     """Nothing split, and the batch over some axes or all."""
+    (batch,) = {dim.name for dim in asked.space.dims} & {"n", "batch"}
     ways = ((), ("data",), ("model",), ("data", "model"))
-    return [(SearchRule("n", axes),) if axes else () for axes in ways]
+    return [(SearchRule(batch, axes),) if axes else () for axes in ways]
 
 
 def test_few_rules_have_their_turn() -> None:
