@@ -47,9 +47,12 @@ def fuse_attention(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram:
     Scores and probabilities are not stored then: those that are read elsewhere, are pinned or that
     are `spoken` of, by a layout, stay. The mask `iota[seq] >= iota[mem]` becomes an attribute.
     """
-    fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
-    body = in_blocks(program.body, fusing.block)
-    return noted(replace(program, body=body), fusing.unspoken, fusing.kept)
+    for node in every(program.body):
+        if isinstance(node, NamedOp) and node.name in ("softmax", "attention"):
+            fusing = _Fusing(uses_of(program), frozenset(spoken), makers(every(program.body)))
+            body = in_blocks(program.body, fusing.block)
+            return noted(replace(program, body=body), fusing.unspoken, fusing.kept)
+    return program
 
 
 @dataclass(frozen=True, slots=True)

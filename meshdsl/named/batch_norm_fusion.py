@@ -33,12 +33,9 @@ def fuse_batch_norms(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram
     does the norm. The mean and the variance of a batch are results of the operator. The result of
     the pass is the same with more that is spoken of, unless its names are among its `unspoken`.
     """
-    for node in every(program.body):
-        if isinstance(node, NamedOp) and node.name in ROOTS:
-            finder = _NormFinder(uses_of(program), frozenset(spoken), makers(every(program.body)))
-            body = in_blocks(program.body, finder.block)
-            return replace(program, body=body, unspoken=program.unspoken | finder.unspoken)
-    return program
+    finder = _NormFinder(uses_of(program), frozenset(spoken), makers(every(program.body)))
+    body = in_blocks(program.body, finder.block)
+    return replace(program, body=body, unspoken=program.unspoken | finder.unspoken)
 
 
 @dataclass(frozen=True, slots=True)
