@@ -58,7 +58,7 @@ def kept() -> int:
     return sum(found.values())
 
 
-def peak(make: Callable[[], Callable[[], Any]], onednn: bool) -> int:
+def peak(make: Callable[[], Callable[[], Any]], onednn: bool = False) -> int:
     """Bytes at the worst moment of the third step of what `make` makes, what it keeps included."""
     before = kept()
     step = make()

@@ -165,9 +165,9 @@ def full_gradients(
     """Lists of tensors, the first of them `ws`, with those of scale * g + weight_decay * w.
 
     These are `gs` themselves where this is all, unless they are wanted `anew`, to be overwritten;
-    and where they are `spent`. Otherwise there is one list after the other, each of no more elements than there is `room` for,
-    and than `PIECE`: a parameter with more is in pieces. Where one of the `scalars` differs from
-    slice to slice, there is room for all of the largest.
+    and where they are `spent`. Otherwise there is one list after the other, each of no more
+    elements than there is `room` for, and than `PIECE`: a parameter with more is in pieces. Where
+    one of the `scalars` differs from slice to slice, there is room for all of the largest.
     """
     ws = written[0]
     if not anew and not any(copies(w, g, scale, weight_decay) for w, g in zip(ws, gs, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -15,7 +15,7 @@ from meshdsl.backends.torch.text_state import LastAssignment, TextState, typed
 from meshdsl.backends.torch.update_text import UpdateText, operands
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
-from meshdsl.device.ir import Compute, DeviceProgram, Var
+from meshdsl.device.ir import Compute, Var
 from meshdsl.device.liveness import numbers, overwrites, shows_operand
 from meshdsl.device.offloaded_updates import Streamed, streamed
 from meshdsl.ir.program import every
@@ -108,7 +108,7 @@ class OperatorText:
 
     def _update(self, node: Compute) -> None:
         """Write an update, of one or of several parameters, in whose memory the results are."""
-        over, record = overwrites(node), lookup(node.name)
+        over = overwrites(node)
         written = dict(zip(over, node.outs, strict=True))
         ins = list(node.ins)
         for index, new in written.items():

@@ -40,7 +40,8 @@ class TextLine(NamedTuple):
 class TextLines:
     """Lines at `depth` levels of indentation, now of the statement `node` at the `place`.
 
-    `blocks` are the numbers of the blocks around, the innermost last. Names that are mentioned belong to the next statement.
+    `blocks` are the numbers of the blocks around, the innermost last. Names that are mentioned
+    belong to the next statement.
     """
 
     lines: list[TextLine] = field(default_factory=list)

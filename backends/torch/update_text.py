@@ -76,9 +76,7 @@ class UpdateText:
             if count >= MANY or any(key and key[0] == "states" for key in lists.keys):
                 yield node, lists
 
-    def _parts(
-        self, program: DeviceProgram
-    ) -> Iterator[tuple[Compute, tuple[Compute, ...]]]:
+    def _parts(self, program: DeviceProgram) -> Iterator[tuple[Compute, tuple[Compute, ...]]]:
         """The updates in whose lists one stage has more, each with the updates of these.
 
         They follow it, read what is there before it, and differ in nothing but their tensors.
@@ -104,7 +102,8 @@ class UpdateText:
         alike = [v.local.dtype for v in part.ins[:each]] == [v.local.dtype for v in of.ins[:each]]
         by_name = self._list_of(part).keys == self.lists[of].keys
         named = by_name and all(self.lists[of].keys[:1] + self.lists[of].keys[2:])
-        return alike and named and scalars == part_scalars and not (self._copies(part) or self._copies(of))
+        copied = self._copies(part) or self._copies(of)
+        return alike and named and scalars == part_scalars and not copied
 
     def _copies(self, node: Compute) -> bool:
         """Whether an update copies gradients."""
@@ -201,7 +200,8 @@ class UpdateText:
     def _add(self, part: Compute, grads: str) -> None:
         """Write the gradients that one stage has more."""
         assert self.blocks.pipe is not None
-        with self.out.under(f"if {self.blocks.coordinate(self.blocks.pipe.axis)} == {only_on(part)}:"):
+        stage = self.blocks.coordinate(self.blocks.pipe.axis)
+        with self.out.under(f"if {stage} == {only_on(part)}:"):
             for name, row in zip(self.lists[part].names, operands(part), strict=True):
                 self.out.statement(f"{grads}[{quoted(name)}] = {self._text(row[1], row)}")
 

@@ -91,7 +91,7 @@ def run_lines(
     expression: str,
     operands: list[torch.Tensor],
     rank: int = 0,
-    names: Mapping[str, int] | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Any:
     """The value of an expression after the statements that precede it; `names` are further ones."""
     scope = {"torch": torch, "rank": rank} | {name: SUPPORT[name] for name in text.used}

@@ -73,7 +73,8 @@ def batch_normed(sig: Signature, x: Tensor, *channels: Tensor) -> Tensor:
         mean = x.mean(where, keepdim=True)
         scales = [mean, (x - mean).square().mean(where, keepdim=True), *scales]
     mean, variance, scale, shift = scales
-    return (x - mean) / (variance + sig.attrs["eps"]).sqrt() * scale + shift
+    eps: float = sig.attrs["eps"]
+    return (x - mean) / (variance + eps).sqrt() * scale + shift
 
 
 def batch_norm_slope(
@@ -83,7 +84,8 @@ def batch_norm_slope(
     channel = sig.ins[2].names
     where = [sig.ins[0].names.index(d.name) for d in sig.attrs["dims"]]
     scale, mean, variance = (spread(c, channel, sig.ins[0].dims) for c in (scale, mean, variance))
-    inverse = (variance + sig.attrs["eps"]).rsqrt()
+    eps: float = sig.attrs["eps"]
+    inverse = (variance + eps).rsqrt()
     z = (x - mean) * inverse
     means = dy.mean(where, keepdim=True) + z * (dy * z).mean(where, keepdim=True)
     return scale * inverse * (dy - means)
