@@ -27,24 +27,13 @@ def check_index(
 
         bad = (index < 0) | (index >= size)
         torch._assert_async(~bad.any(), f"MD0801 {place}: no index of dim `{dim}` of size {size}")
-    elif not _is_within(index, size):
-        bad = (index < 0) | (index >= size)
-        first = [int(at) for at in np.argwhere(np.asarray(bad))[0]]
+    elif len(flat := index.reshape(-1)) and not 0 <= int(flat.min()) <= int(flat.max()) < size:
+        first = [int(at) for at in np.argwhere(np.asarray((index < 0) | (index >= size)))[0]]
         position = {d: o + at for d, o, at in zip(dims, offsets, first, strict=True)}
         at = f" at [{', '.join(f'{d}={at}' for d, at in position.items())}]" if dims else ""
         wrong = f"index {int(index[(*first,)])}{at} is out of range for dim `{dim}` of size {size}"
         raise IndexOutOfRange(f"MD0801 {place}: {wrong}", place, position)
     return index
-
-
-def _is_within(index: Any, size: int) -> bool:
-    """Whether all of an integer tensor or array lies in 0 … size - 1, in as few calls as can be."""
-    if not hasattr(index, "aminmax"):
-        return bool(((index >= 0) & (index < size)).all())
-    if index.numel() < 2:
-        return not index.numel() or 0 <= int(index) < size
-    low, high = index.aminmax()
-    return int(low) >= 0 and int(high) < size
 
 
 class DividedByZero(ZeroDivisionError):

@@ -104,7 +104,7 @@ class Variables:
         self.shared = frozenset(
             name for name, count in Counter(shared.values()).items() if count > 1
         )
-        # By variable, those that one after the other have its memory; the last names all of them.
+        # By name, those that one after the other have its memory; the last names all of them.
         self._in_turn = _in_turn(program, self.shared, over) if over else {}
         # Before the first statement: what that reads has no identifier to spare yet.
         self.now = self._farthest = -1
@@ -124,7 +124,7 @@ class Variables:
     def of(self, var: Var) -> str:
         """The identifier of a variable, which is taken from here on."""
         if var.name not in self.chosen:
-            in_turn = [v for v in self._in_turn.get(var, (var,)) if v.name not in self.chosen]
+            in_turn = [v for v in self._in_turn.get(var.name, (var,)) if v.name not in self.chosen]
             name = self._chosen(in_turn[-1])
             self.chosen.update((each.name, name) for each in in_turn)
             self._local.add(name)
@@ -240,15 +240,15 @@ class Variables:
 
 def _in_turn(
     program: DeviceProgram, shared: frozenset[str], over: Mapping[Var, Var]
-) -> dict[Var, tuple[Var, ...]]:
-    """By variable, those that one after the other have its memory, in the order of their words.
+) -> dict[str, tuple[Var, ...]]:
+    """By a variable's name, those that have its memory in turn, in the order of their words.
 
-    One that shares a name in the program with earlier ones has their identifier.
+    One that shares a name of the source with earlier ones in the program has their identifier.
     """
     makers = {v: n.name for n in every(program.body) if isinstance(n, Compute) for v in n.makes}
     in_turn: dict[Var, list[Var]] = {}
     for new, old in over.items():
-        if new in makers and old.name not in shared:
+        if new in makers and (old.name not in shared or not old.value.name):
             in_turn[new] = in_turn.setdefault(old, [old])
             in_turn[new].append(new)
     for variables in in_turn.values():
@@ -257,7 +257,7 @@ def _in_turn(
         with_own_hint = [v for v in variables if v.hint.removesuffix("_part") != makers.get(v)]
         last = (named or with_own_hint or variables[:1])[-1]
         variables.sort(key=lambda var: var is last)
-    return {var: tuple(variables) for var, variables in in_turn.items()}
+    return {var.name: tuple(variables) for var, variables in in_turn.items()}
 
 
 class _LastReads:

@@ -1,7 +1,7 @@
 """Batch norms between their statements and one operator: found there, and taken apart again.
 
-`fuse_batch_norms` makes `batch_norm` of a tensor less its mean, over the root of its variance, that
-is scaled and shifted in each channel; with other statistics, `frozen_batch_norm`.
+`fuse_batch_norms` makes `batch_norm_stats` of a tensor less its mean, over the root of its
+variance, that is scaled and shifted in each channel; with other statistics, `frozen_batch_norm`.
 `batch_norm_parts` is the definition in primitives, for a dim of the statistics that is split.
 """
 
@@ -19,7 +19,7 @@ from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.records import dataclass
 
-BATCH_NORMS = ("batch_norm", "batch_norm_grad", "frozen_batch_norm")
+BATCH_NORMS = ("batch_norm_stats", "batch_norm_grad", "frozen_batch_norm")
 ROOTS = ("rsqrt", "sqrt")
 """What a norm multiplies by, or divides by."""
 
@@ -66,7 +66,7 @@ class _Norm:
         outs = (self.end.out, *(op.out for op in self.statistics))
         attrs = (("dims", self.statistics[0].attr("dims")), eps)
         ins = (self.x, self.scale, self.shift)
-        return replace(self.end, name="batch_norm", ins=ins, outs=outs, attrs=attrs)
+        return replace(self.end, name="batch_norm_stats", ins=ins, outs=outs, attrs=attrs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class _NormFinder:
 def batch_norm_parts(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> tuple[Value, ...]:
     """The results of a norm or its gradient on `ins`, emitted in primitives; one norm is frozen."""
     parts = {
-        "batch_norm": _forward,
+        "batch_norm_stats": _forward,
         "batch_norm_grad": _gradient,
         "frozen_batch_norm": _frozen,
     }
@@ -218,7 +218,8 @@ def _forward(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]
     x, scale, shift = ins
     dims, (channel,) = op.attr("dims"), scale.type.dims
     mean = emit("mean", x, dims=dims)
-    variance = emit("mean", emit("square", emit("sub", x, mean)), dims=dims)
+    centred = emit.known_as("centred")("sub", x, mean)
+    variance = emit("mean", emit("square", centred), dims=dims)
     operands = (x, mean, variance, scale, shift)
     yield emit("frozen_batch_norm", *operands, dim=channel, eps=op.attr("eps"))
     yield mean
@@ -231,7 +232,7 @@ def _gradient(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value
     dims: tuple[Dim, ...] = op.attr("dims")
     share = 1 / math.prod(d.size for d in dims)
     dshift = emit("sum", dy, dims=dims)
-    centred = emit("sub", x, mean)
+    centred = emit.known_as("centred")("sub", x, mean)
     inverse = emit("rsqrt", emit("add", variance, op.attr("eps")))
     dscale = emit("mul", emit("einsum", dy, centred, dims=scale.type.dims), inverse)
     pull = emit("mul", emit("mul", dscale, share), inverse)

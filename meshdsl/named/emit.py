@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Span
@@ -66,6 +66,10 @@ class Emit:
             return self.builder.emit(
                 name, ins, attrs, self.span, self.calls, fields=self.fields, origin=self.origin
             )
+
+    def known_as(self, word: str) -> Emit:
+        """The same for results that a reader knows as `word`."""
+        return replace(self, fields={**self.fields, "word": word})
 
     def number(self, number: float, dtype: DType) -> Value:
         """A constant without dims."""

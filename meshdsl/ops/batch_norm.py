@@ -1,8 +1,8 @@
 """Batch normalisation (Ioffe and Szegedy 2015): less the mean, over the deviation, in each channel.
 
-`batch_norm` computes the statistics along its dims, all but the channel; `frozen_batch_norm` is
-given them. No program calls either: `named/batch_norm_fusion.py` finds them. Where a dim of the
-statistics is split, the definitions there are used instead.
+`batch_norm_stats` computes the statistics along its dims, all but the channel, and shows them;
+`frozen_batch_norm` is given them. No program calls either: `named/batch_norm_fusion.py` finds them.
+Where a dim of the statistics is split, the definitions there are used instead.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _check(name: str, tensors: kit.Types, channels: kit.Types, attrs: kit.Attrs)
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     """Of x, scale and shift to the result, its mean and its variance."""
-    _check("batch_norm", ins[:1], ins[1:], attrs)
+    _check("batch_norm_stats", ins[:1], ins[1:], attrs)
     return ins
 
 
@@ -209,7 +209,7 @@ _GRADS = (
 _FROZEN = ("b h s=2; h; h; h; h | dim=h eps=1e-05", "s h; s; s; s; s | dim=s eps=0.001")
 
 kit.operator(
-    "batch_norm",
+    "batch_norm_stats",
     kit.Surface("view", (3, 3)),
     _infer,
     _factors(),
@@ -239,7 +239,7 @@ kit.operator(
     composite=True,
     flops=lambda sig: 14 * sig.ins[0].elements,
     true_rows={"B, B, P, B, B -> P, B, B": "a partial result comes with partial ones alone"},
-    meaning="The gradients of `batch_norm` by the tensor that is normalised, scale and shift.",
+    meaning="The gradients of `batch_norm_stats` by the normalised tensor, scale and shift.",
 )
 kit.operator(
     "frozen_batch_norm",

@@ -79,7 +79,7 @@ def test_gradients_cannot_be_called_by_name() -> None:
     assert {lookup(n).surface.items for n in made} == {"view"}
 
 
-NO_AUTOGRAD = {"silu_grad", "dropout", "batch_norm", "frozen_batch_norm"}
+NO_AUTOGRAD = {"silu_grad", "dropout", "batch_norm_stats", "frozen_batch_norm"}
 """Kernels, or texts, that torch cannot differentiate."""
 
 # --- cases ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ CALLS = {
     # Of those that no program can call, the gradient that is made of them.
     "attention_lse": f"grad(sum(square({ATTENTION})), c)",
     "attention_grad": f"grad(sum(square({ATTENTION})), c)",
-    "batch_norm": BATCH_NORM,
+    "batch_norm_stats": BATCH_NORM,
     "batch_norm_grad": f"grad(sum(({BATCH_NORM}) * c), x)",
     "softmax_grad": "grad(sum(softmax[d](x) * c), x)",
     "log_softmax_grad": "grad(sum(log_softmax[d](x) * c), x)",

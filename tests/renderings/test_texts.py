@@ -362,7 +362,8 @@ SLIDING = "conv_kernel max_pool_at max_pool_grad max_pool_take window_grad"
 """What gradients of windows are made of."""
 
 OTHERS = (
-    "constant attention attention_lse attention_grad batch_norm batch_norm_grad frozen_batch_norm"
+    "constant attention attention_lse attention_grad"
+    " batch_norm_stats batch_norm_grad frozen_batch_norm"
 )
 """Renderings have attention and batch norms in primitives."""
 

@@ -184,7 +184,7 @@ ORACLES: dict[str, Oracle] = {
     "attention": attention,
     "attention_grad": attention_slope,
     "attention_lse": attention,
-    "batch_norm": batch_normed,
+    "batch_norm_stats": batch_normed,
     "batch_norm_grad": batch_norm_slope,
     "cross_entropy_grad": cross_entropy_slope,
     "dropout": dropped,
