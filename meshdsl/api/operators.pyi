@@ -55,6 +55,12 @@ class _AvgPoolApplied(Protocol):
 class _AvgPool(Protocol):
     def __getitem__(self, dims: By | tuple[By, ...], /) -> _AvgPoolApplied: ...
 
+class _BatchNormApplied(Protocol):
+    def __call__(self, x: Operand, g: Operand = ..., b: Operand = ...) -> Tensor: ...
+
+class _BatchNorm(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _BatchNormApplied: ...
+
 class _BroadcastApplied(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -422,6 +428,7 @@ any: _Any
 argmax: _Argmax
 attention: _Attention
 avg_pool: _AvgPool
+batch_norm: _BatchNorm
 broadcast: _Broadcast
 cast: _Cast
 concat: _Concat
@@ -527,6 +534,7 @@ __all__ = [
     "argmax",
     "attention",
     "avg_pool",
+    "batch_norm",
     "broadcast",
     "cast",
     "concat",
