@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from meshdsl.device.aliases import shared
 from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Node, Pipeline, Var
-from meshdsl.device.liveness import is_constant, kept_after, overwrites, shows_operand
+from meshdsl.device.liveness import is_constant, kept_after, shows_operand
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.ops.opdef import lookup
@@ -28,7 +28,6 @@ def spent_gradients(program: DeviceProgram) -> DeviceProgram:
 
 class _Spending:
     def __init__(self, program: DeviceProgram) -> None:
-        self.away = program.away.keys()
         self.owners = shared(program)
         self.groups: dict[Var, set[Var]] = defaultdict(set)
         for var, owner in self.owners.items():
@@ -73,5 +72,4 @@ class _Spending:
         w, grad, *_ = node.ins
         numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
         fits = w.local.dtype == grad.local.dtype
-        fits = fits and self.away.isdisjoint(node.ins[i] for i in overwrites(node))
         return grad if fits and record.scratch(node.local, numbers) else None

@@ -14,7 +14,7 @@ from dataclasses import field, replace
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
 from meshdsl.ir.types import Dim
-from meshdsl.named.attention_fusion import Spoken, is_spoken_of
+from meshdsl.named.attention_fusion import Spoken, is_spoken_of, noted
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.records import dataclass
@@ -33,9 +33,12 @@ def fuse_batch_norms(program: NamedProgram, spoken: Spoken = ()) -> NamedProgram
     does the norm. The mean and the variance of a batch are results of the operator. The result of
     the pass is the same with more that is spoken of, unless its names are among its `unspoken`.
     """
-    finder = _NormFinder(uses_of(program), frozenset(spoken), makers(every(program.body)))
-    body = in_blocks(program.body, finder.block)
-    return replace(program, body=body, unspoken=program.unspoken | finder.unspoken)
+    for node in every(program.body):
+        if isinstance(node, NamedOp) and node.name in ROOTS:
+            finder = _NormFinder(uses_of(program), frozenset(spoken), makers(every(program.body)))
+            body = in_blocks(program.body, finder.block)
+            return noted(replace(program, body=body), finder.unspoken, finder.kept)
+    return program
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,16 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _NormFinder:
-    """`made` has the operator that makes each value; `unspoken` are names of what is replaced."""
+    """`made` has the operator that makes each value.
+
+    `unspoken` are names of what is replaced, `kept` of what is spoken of, so that it stays.
+    """
 
     uses: Mapping[Value, int]
     spoken: frozenset[tuple[str, str]]
     made: Mapping[Value, NamedOp]
     unspoken: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes of a block, with each norm where its mean is computed; frozen, at its end."""
@@ -97,8 +104,9 @@ class _NormFinder:
         """Whether nobody misses what is between, and the operands are there in time."""
         ops = (norm.end, *norm.between, *norm.statistics)
         between = [op.out for op in norm.between]
-        stays = any(v.pins or is_spoken_of(v, self.spoken) for v in between)
-        if stays or len({(op.phase, op.block) for op in ops}) > 1:
+        spoken = [v.label for v in between if is_spoken_of(v, self.spoken)]
+        self.kept.update(spoken)
+        if spoken or any(v.pins for v in between) or len({(op.phase, op.block) for op in ops}) > 1:
             return False
         if not norm.statistics:
             return True

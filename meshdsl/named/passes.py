@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from meshdsl.ir.program import every
 from meshdsl.named.attention_fusion import Spoken, fuse_attention
-from meshdsl.named.batch_norm_fusion import ROOTS, fuse_batch_norms
+from meshdsl.named.batch_norm_fusion import fuse_batch_norms
 from meshdsl.named.identities import fold_identities
-from meshdsl.named.ir import NamedOp, NamedProgram
+from meshdsl.named.ir import NamedProgram
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import (
     contract_products,
@@ -34,7 +33,7 @@ def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
     """
     fuse: tuple[Pass, ...] = ()
     if spoken is not None:
-        fuse = (partial(fuse_attention, spoken=spoken), partial(_with_batch_norms, spoken=spoken))
+        fuse = (partial(fuse_attention, spoken=spoken), partial(fuse_batch_norms, spoken=spoken))
     return (
         partial(fold_identities, spoken=spoken, is_step=is_step),
         contract_products,
@@ -47,14 +46,6 @@ def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
         sum_after_loops,
         eliminate_dead_code,
     )
-
-
-def _with_batch_norms(program: NamedProgram, spoken: Spoken) -> NamedProgram:
-    """The program with its batch norms fused; one without a root has none."""
-    for node in every(program.body):
-        if isinstance(node, NamedOp) and node.name in ROOTS:
-            return fuse_batch_norms(program, spoken)
-    return program
 
 
 def simplify(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.over_iterations import addend_of
@@ -21,7 +22,10 @@ SUMMING = ("einsum", "sum")
 
 def sum_after_loops(program: NamedProgram) -> NamedProgram:
     """The program whose backward loops carry no sums of products of stacks."""
-    return replace(program, body=in_blocks(program.body, _summed))
+    for node in every(program.body):
+        if isinstance(node, NamedLoop) and node.phase == "backward":
+            return replace(program, body=in_blocks(program.body, _summed))
+    return program
 
 
 def _summed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -64,6 +64,28 @@ def test_fewer_that_are_spoken_of_make_the_program_anew() -> None:
     assert made.named.kept_spoken == {"t"}
 
 
+NORM = """
+dim batch = 4, c = 2
+mesh m = { d: 2 }
+layout plain { off: batch -> none }
+program p(x[batch, c], g[c], b[c]) {
+  m = mean[batch](x)
+  off = x - m
+  return off * rsqrt(mean[batch](square(off)) + 1e-5) * g + b
+}
+"""
+
+
+def test_a_norm_whose_parts_are_spoken_of_is_kept() -> None:
+    made = compile_text(NORM, mesh="m", layout="plain")
+    assert made.named.kept_spoken == {"off"}
+    assert "batch_norm_stats" not in {op.name for op in walk(made.named.body)}
+    made = compile_text(NORM.replace("off: batch", "x: batch"), mesh="m", layout="plain")
+    assert made.named.kept_spoken == frozenset()
+    assert "off" in made.named.unspoken
+    assert "batch_norm_stats" in {op.name for op in walk(made.named.body)}
+
+
 CARRIED = {
     "zeros": ("h = t\n  repeat n { h = h * 0.0 }\n  return h", lambda x, y: 0 * x),
     "zeros first": ("h = y\n  repeat n { h = h * 0.0 + x }\n  return h", lambda x, y: x),

@@ -63,10 +63,16 @@ class Engine:
         self.known[value] = to_torch(array, value.type) if self.in_torch else array.copy()
 
     def emit(
-        self, name: str, *ins: Value, of: Value | None, role: str = "state", **attrs: Any
+        self,
+        name: str,
+        *ins: Value,
+        of: Value | None,
+        role: str = "state",
+        word: str = "",
+        **attrs: Any,
     ) -> tuple[Value, ...]:
         types = lookup(name).infer(tuple(v.type for v in ins), attrs)
-        outs = tuple(Value(t, SPAN, role=role, rules_from=of) for t in types)
+        outs = tuple(Value(t, SPAN, role=role, rules_from=of, word=word) for t in types)
         sig = Signature(tuple(v.type for v in ins), types, attrs)
         operands = [self.known[v] for v in ins]
         if self.in_torch:

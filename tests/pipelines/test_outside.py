@@ -94,6 +94,8 @@ OPERATORS = {
     "argmax": "z * cast(argmax[m](z), f32)",
     "attention": "attention[c, d](z * k, w * k, w)",
     "avg_pool": "avg_pool[m by 3 -> m](z, stride=1, pad=1)",
+    "batch_norm": "sum[d](w)\n  a = z - mean[m](z)\n"
+    "  t = a * rsqrt(mean[m](square(a)) + 0.1) * t + t",
     "concat": "concat[(d, one) -> m](w, e)",
     "conv": "z + sum[v](conv[m by c -> v](z, k -> [l, v]))",
     "cross_entropy": "z + cross_entropy[m](z, cast(iota[l], i32) * 0)",

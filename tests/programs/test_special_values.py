@@ -264,7 +264,12 @@ def test_extremes_pass_unreduced_only_where_that_changes_nothing(mesh: str, rule
     assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32")
 
 
-OF_TORCH = {"gelu": "of infinity, torch's f32 kernel for CPUs makes NaN"}
+NORM = "torch's kernel makes x * slope + offset of it, with NaN in both where something is infinite"
+OF_TORCH = {
+    "gelu": "of infinity, torch's f32 kernel for CPUs makes NaN",
+    "batch_norm_stats": NORM,
+    "frozen_batch_norm": NORM,
+}
 """Operators in which the reference differs, and why."""
 
 
