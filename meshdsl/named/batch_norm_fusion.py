@@ -8,7 +8,7 @@ variance, that is scaled and shifted in each channel; with other statistics, `fr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from meshdsl.ir.program import every
@@ -86,22 +86,27 @@ class _NormFinder:
     kept: set[str] = field(default_factory=set)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes of a block, with each norm where its mean is computed; frozen, at its end."""
+        """The nodes of a block, with each norm where its first statistic is; frozen, at its end."""
         fused: dict[Value, tuple[NamedOp, ...]] = {}
+        places = {v: at for at, v in enumerate(v for node in nodes for v in node.makes)}
         for node in nodes:
             norm = self.norm(node) if isinstance(node, NamedOp) else None
-            if norm is None or not self.may_be_fused(norm, nodes):
+            if norm is None or not self.may_be_fused(norm, places):
                 continue
-            computed = [*norm.statistics, norm.end]
-            if any(op.out in fused for op in computed):
+            computed = [op.out for op in (*norm.statistics, norm.end)]
+            computed.sort(key=places.__getitem__)
+            if any(value in fused for value in computed):
                 continue
-            fused |= {op.out: () for op in computed}
-            fused[computed[0].out] = (norm.operator(),)
+            fused |= dict.fromkeys(computed, ())
+            fused[computed[0]] = (norm.operator(),)
             self.unspoken.update(op.out.label for op in norm.between)
         return rewritten_block(nodes, lambda op: fused.get(op.outs[0], (op,)))
 
-    def may_be_fused(self, norm: _Norm, nodes: Sequence[Node]) -> bool:
-        """Whether nobody misses what is between, and the operands are there in time."""
+    def may_be_fused(self, norm: _Norm, places: Mapping[Value, int]) -> bool:
+        """Whether nobody misses what is between, and the operands are there in time.
+
+        `places` has the values that are made in the block of the norm, in order.
+        """
         ops = (norm.end, *norm.between, *norm.statistics)
         between = [op.out for op in norm.between]
         spoken = [v.label for v in between if is_spoken_of(v, self.spoken)]
@@ -110,11 +115,8 @@ class _NormFinder:
             return False
         if not norm.statistics:
             return True
-        made = [v for node in nodes for v in node.makes]
-        if any(op.out not in made for op in norm.statistics):
-            return False
-        late = set(made[made.index(norm.statistics[0].out) :])
-        return late.isdisjoint((norm.scale, norm.shift))
+        computed = [places.get(op.out, -1) for op in norm.statistics]
+        return max(places.get(v, -1) for v in norm.operator().ins) < min(computed)
 
     # --- what a norm is ------------------------------------------------------------------------
 
