@@ -479,6 +479,7 @@ kit.operator(
     scratch=lambda sig, numbers: _scratch(sig.ins, sig.attrs),
     precision="compute",
     ordered="causal",
+    words="`attention`",
     meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
 )
 kit.operator(
@@ -503,5 +504,6 @@ kit.operator(
     ),
     precision="compute",
     ordered="causal",
+    words="the gradient of `attention`",
     meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
 )

@@ -225,6 +225,7 @@ kit.operator(
     },
     gradient=_gradient,
     precision="f32",
+    words="the batch norm",
     meaning="The tensor less its mean along dims, over its deviation; times scale, plus shift.",
 )
 kit.operator(
@@ -239,6 +240,7 @@ kit.operator(
     composite=True,
     flops=lambda sig: 14 * sig.ins[0].elements,
     true_rows={"B, B, P, B, B -> P, B, B": "a partial result comes with partial ones alone"},
+    words="the gradient of the batch norm",
     meaning="The gradients of `batch_norm_stats` by the normalised tensor, scale and shift.",
 )
 kit.operator(
@@ -256,5 +258,6 @@ kit.operator(
     in_place={0: _frozen_in_place},
     fits_in=lambda index, ins, numbers: ins[0].dtype.bytes >= kit.F32.bytes,
     precision="f32",
+    words="the batch norm",
     meaning="The tensor less a mean for each index of a dim, over a deviation; scaled, shifted.",
 )

@@ -431,6 +431,7 @@ class OpDef:
               everywhere, or not of numbers.
     saving:  the operator with the same first result, and others that its gradient reads: it stands
               in the forward pass of what is differentiated. None: the gradient needs no others.
+    words:   what messages call an operator that no program can call. Empty: its name.
     saved:   of such an operator, the words that a reader knows its further results by.
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
@@ -501,6 +502,7 @@ class OpDef:
     gradient: Gradient | None = None
     saving: str | None = None
     saved: tuple[str, ...] = ()
+    words: str = ""
     overwrites: tuple[int, ...] = ()
     number: Callable[[TorchCall], str] | None = None
     each: int = 0
@@ -525,6 +527,11 @@ class OpDef:
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     zeros: ZeroRule | None = None
     meaning: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What a message calls it: its `words`, or else its name."""
+        return self.words or f"`{self.name}`"
 
     def is_alike_along(self, dim: str, sig: Signature) -> bool:
         """Whether the result at an index of `dim` is made of the operands there, at each alike."""

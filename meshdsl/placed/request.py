@@ -22,6 +22,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import NamedOp, Value, loops_of, values_of
 from meshdsl.named.workers import is_per_worker
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed.layout import Binding, Layout, SplitCause, Target, collect_layout, collect_mesh
 from meshdsl.placed.pipelined import Piped, gradient_sums
 from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
@@ -496,9 +497,10 @@ class BlockRequest(Request):
         legal = legal_rows(call_of(op))
         wanted, axis = Partial(want.placement.op), want.placement.partial[0]
         if all(wanted not in row.outs for row in legal):
+            words = lookup(op.name).shown
             fail(
                 "MD0309",
-                f"`{op.name}` cannot yield `{value.label}` as {wanted} over mesh axis `{axis}`",
+                f"{words} cannot yield `{value.label}` as {wanted} over mesh axis `{axis}`",
                 annotation.entry.span,
                 Related(op.span, "it is computed here"),
                 help=f"its legal rows: {'; '.join(map(str, legal))}",
@@ -521,9 +523,10 @@ class BlockRequest(Request):
             if not any(_fits(row, parts) for row in legal):
                 break
         asked = ", ".join("?" if c is None else str(c) for c in parts)
+        words = lookup(op.name).shown
         fail(
             "MD0309",
-            f"`{op.name}` cannot read its operands as ({asked}) over mesh axis `{axis}`",
+            f"{words} cannot read its operands as ({asked}) over mesh axis `{axis}`",
             pin.entry.span,
             Related(op.span, "it is applied here"),
             help=f"its legal rows: {'; '.join(map(str, legal))}",

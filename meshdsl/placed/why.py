@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import NamedOp, Value
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed.layout import SplitCause
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
@@ -41,7 +42,8 @@ class TensorCauses:
 def operator(op: NamedOp) -> str:
     """The designation of an operator in a sentence: with the name it yields, where there is one."""
     name = op.outs[0].label
-    return f"`{op.name}`" if name == "_" else f"`{op.name}` (for `{name}`)"
+    words = lookup(op.name).shown
+    return words if name == "_" else f"{words} (for `{name}`)"
 
 
 def _runner_up(ask: Ask) -> str:
@@ -70,7 +72,7 @@ def summed(op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]) -> tup
     parts = []
     for dim in sorted(gone):
         by = f"which {_rule(causes[dim])} splits" if dim in causes else "which is split"
-        parts.append(f"`{op.name}` reduces `{dim}`, {by}")
+        parts.append(f"{lookup(op.name).shown} reduces `{dim}`, {by}")
     return tuple(parts)
 
 
