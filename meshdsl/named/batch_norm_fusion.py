@@ -229,7 +229,8 @@ def _forward(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]
     dims, (channel,) = op.attr("dims"), scale.type.dims
     mean = emit("mean", x, dims=dims)
     centred = emit.known_as("centred")("sub", x, mean)
-    variance = emit("mean", emit("square", centred), dims=dims)
+    squares = emit.known_as("square")("square", centred)
+    variance = emit("mean", squares, dims=dims)
     operands = (x, mean, variance, scale, shift)
     yield emit("frozen_batch_norm", *operands, dim=channel, eps=op.attr("eps"))
     yield mean
