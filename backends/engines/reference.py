@@ -146,9 +146,8 @@ def block_values(name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, pa
         return draw_part(spec, name, seed, part)
     try:
         values = np.asarray(arrays[key][part])
-        is_same = (
-            arrays[key].dtype == spec.dtype
-        )  # only arrays of files have dtypes of the language
+        # Arrays of files have dtypes of the language; numpy's are no text (its "f16" has 16 bytes).
+        is_same = isinstance(dtype := arrays[key].dtype, str) and dtype == spec.dtype
         return values if is_same else cast(values, spec.dtype)
     except ValueError as error:
         raise RunError("MD0501", f"{name}: {error}") from None

@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.reference import block_values
 from meshdsl.backends.runtime.array_files import (
     ArraysRefused,
     Refused,
@@ -221,6 +222,11 @@ def test_narrower_floats_are_noted_and_other_kinds_refused():
     for name, array in [("x", GOOD["x"].astype(int)), ("ids", np.array([1.0, 2.0]))]:
         with pytest.raises(ArraysRefused, match="convert it first"):
             check_arrays(GOOD | {name: array}, SPECS, "inputs")
+
+
+def test_a_dtype_of_numpy_is_none_of_the_language():
+    given = {"x": np.ones(2, np.longdouble)}  # it is "f16" to numpy, of 16 bytes
+    assert block_values("x", Spec("f16", {"a": 2}, {}), given, 0, (slice(2),)).dtype == np.float16
 
 
 def test_written_files_are_whole_and_always_the_same_bytes(tmp_path):
