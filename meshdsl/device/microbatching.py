@@ -270,7 +270,7 @@ class _Cutting:
         for var, part in zip((*node.ins, *node.outs), (*row.ins, *row.outs), strict=True):
             if isinstance(part, Split) and part.dim in _ordered(node):
                 if self._is_exchanged(var.placement, part.dim):
-                    self._refuse_order(var, part.dim, node.span, lookup(node.name).shown)
+                    self._refuse_order(var, part.dim, node.span, lookup(node.name).words)
         self.made.append(with_flops(replace(node, ins=ins, outs=outs)))
 
     def _row(self, node: Compute) -> tuple[Row, tuple[Var, ...]]:
@@ -328,7 +328,7 @@ class _Cutting:
         part = parts[var]
         name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
         dims = " and ".join(f"`{d}`" for d in self.cut.dims)
-        words = lookup(node.name).shown
+        words = lookup(node.name).words
         what = (
             f"{words} needs the {part.op} of {name} over all of {dims}"
             if isinstance(part, Partial)

@@ -211,7 +211,7 @@ class _Scaling:
 
     def _refuse_use(self, op: NamedOp) -> None:
         message = (
-            f"the loss has {lookup(op.name).shown} of sums over all samples of a step; each of its "
+            f"the loss has {lookup(op.name).words} of sums over all samples of a step; each of its "
             f"{self.dim.size} batches has other sums"
         )
         form = "`mean(l / sum(w))` with `w` made of inputs alone"

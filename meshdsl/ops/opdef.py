@@ -431,7 +431,7 @@ class OpDef:
               everywhere, or not of numbers.
     saving:  the operator with the same first result, and others that its gradient reads: it stands
               in the forward pass of what is differentiated. None: the gradient needs no others.
-    words:   what messages call an operator that no program can call. Empty: its name.
+    words:   what messages call it, where no program can write its name, which is the default.
     saved:   of such an operator, the words that a reader knows its further results by.
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
@@ -528,10 +528,8 @@ class OpDef:
     zeros: ZeroRule | None = None
     meaning: str = ""
 
-    @property
-    def shown(self) -> str:
-        """What a message calls it: its `words`, or else its name."""
-        return self.words or f"`{self.name}`"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", self.words or f"`{self.name}`")
 
     def is_alike_along(self, dim: str, sig: Signature) -> bool:
         """Whether the result at an index of `dim` is made of the operands there, at each alike."""

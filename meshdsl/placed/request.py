@@ -497,7 +497,7 @@ class BlockRequest(Request):
         legal = legal_rows(call_of(op))
         wanted, axis = Partial(want.placement.op), want.placement.partial[0]
         if all(wanted not in row.outs for row in legal):
-            words = lookup(op.name).shown
+            words = lookup(op.name).words
             fail(
                 "MD0309",
                 f"{words} cannot yield `{value.label}` as {wanted} over mesh axis `{axis}`",
@@ -523,7 +523,7 @@ class BlockRequest(Request):
             if not any(_fits(row, parts) for row in legal):
                 break
         asked = ", ".join("?" if c is None else str(c) for c in parts)
-        words = lookup(op.name).shown
+        words = lookup(op.name).words
         fail(
             "MD0309",
             f"{words} cannot read its operands as ({asked}) over mesh axis `{axis}`",

@@ -54,7 +54,7 @@ def _check(op: NamedOp, pipe: Piped) -> None:
     if lookup(op.name).is_alike_along(pipe.dim, call_of(op).signature):
         return
     named = next((v for v in (*op.outs, *having) if v.name), None)
-    what = lookup(op.name).shown + (f" (for `{named.label}`)" if named is not None else "")
+    what = lookup(op.name).words + (f" (for `{named.label}`)" if named is not None else "")
     _refuse(what, op.span, pipe)
 
 

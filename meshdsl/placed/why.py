@@ -42,7 +42,7 @@ class TensorCauses:
 def operator(op: NamedOp) -> str:
     """The designation of an operator in a sentence: with the name it yields, where there is one."""
     name = op.outs[0].label
-    words = lookup(op.name).shown
+    words = lookup(op.name).words
     return words if name == "_" else f"{words} (for `{name}`)"
 
 
@@ -72,7 +72,7 @@ def summed(op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]) -> tup
     parts = []
     for dim in sorted(gone):
         by = f"which {_rule(causes[dim])} splits" if dim in causes else "which is split"
-        parts.append(f"{lookup(op.name).shown} reduces `{dim}`, {by}")
+        parts.append(f"{lookup(op.name).words} reduces `{dim}`, {by}")
     return tuple(parts)
 
 
