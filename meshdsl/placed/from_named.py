@@ -1,8 +1,9 @@
 """From the named program to the placed program, in one walk in program order.
 
 The `Request` has the placements requested of values (`request.py`: a layout, or an `sbp` block). A
-`Decider` decides what it leaves open: a `Walk`, at each operator in turn, or the `PlacementPlan` of
-a search (`optimal.py`). The `Placer` consults both, and emits the reshards that follow.
+`Decider` decides what it leaves open: a `Walk` (`place.py`), at each operator in turn, or the
+`PlacementPlan` of a search (`optimal.py`). The `Placer` consults both, and emits the reshards that
+follow.
 
 A walk gives an operator the placement whose reshards send the fewest bytes (`strategies.py`); on
 axes without a demand, a value is whole, or partial for as long as the policy allows. Once a
@@ -38,17 +39,16 @@ from meshdsl.placed.ir import (
 )
 from meshdsl.placed.layout import SplitCause
 from meshdsl.placed.placements import Mesh, Placement, placement
-from meshdsl.placed.request import Pins, Request
+from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.sharding_rules import Call, added_alone, call_of, needed_whole
+from meshdsl.placed.sharding_rules import added_alone, call_of, needed_whole
 from meshdsl.placed.stage_walk import CarriedInParts, StageWalk
 from meshdsl.placed.strategies import (
     Choice,
     Chooser,
-    OnStages,
     Other,
-    Want,
     cheapest,
+    choosers,
     never_partial,
 )
 from meshdsl.records import dataclass
@@ -79,31 +79,6 @@ class Decider(Protocol):
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
         """The versions of a value that may be sent for; others are made of them locally."""
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Decides operator by operator, in program order; `policy` is one of `place.WALKS`."""
-
-    policy: str
-    foresees: ClassVar[bool] = False
-
-    @property
-    def price(self) -> Price:
-        """Bytes alone; Mesh-TensorFlow has no reduce_scatter."""
-        return Price(scatter=self.policy != "mesh-tf")
-
-    def choice(self, op: named.NamedOp, chooser: Chooser) -> Choice | None:
-        """The cheapest candidate."""
-        return next(iter(chooser.candidates()), None)
-
-    def carries(self, loop: named.NamedLoop) -> Mapping[Value, Placement] | None:
-        """As requested where partial values are reduced at once."""
-        return {} if self.policy == "immediate" else None
-
-    def versions(self, value: Value) -> tuple[Placement, ...]:
-        """None before a reader needs one."""
-        return ()
 
 
 class WalkObserver(Protocol):
@@ -144,32 +119,6 @@ class _State:
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
-    """The choosers on a mesh: one for all operators that are asked for alike.
-
-    `immediate` has those of `deferred`, in which every result is `forced`.
-    """
-
-    @functools.lru_cache(maxsize=1 << 16)
-    def made(
-        call: Call,
-        versions: tuple[tuple[Placement, ...], ...],
-        wants: tuple[Want, ...],
-        pins: Pins,
-        forced: bool,
-        stages: OnStages | None,
-        added_first: frozenset[str],
-    ) -> Chooser:
-        asked = [(t, want.placement) for t, want in zip(call.outs, wants, strict=True)]
-        placed = [(t, p) for t, ps in zip(call.ins, versions, strict=True) for p in ps]
-        uneven = any(p.splits_unevenly(t, mesh) for t, p in (*asked, *placed))
-        how = (mesh, policy, price, forced, uneven, stages, added_first)
-        return Chooser(call, versions, wants, pins, *how)
-
-    return made
-
-
 class Placer:
     """One walk over the program of a request, extending it by rules for dims made up on the way.
 
@@ -195,7 +144,7 @@ class Placer:
         self.price = decider.price
         self.at_once = decider.policy == "immediate"
         policy = "deferred" if self.at_once else decider.policy
-        self.choosers = _choosers(self.mesh, policy, decider.price)
+        self.choosers = choosers(self.mesh, policy, decider.price)
         self.returned = request.returned
         self.added = added_alone(request.program) if decider.policy == "deferred" else frozenset()
         self.state = _State()

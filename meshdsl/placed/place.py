@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.ir import program as ir
@@ -23,7 +24,7 @@ from meshdsl.named.simplify import drop_unused
 from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import CachedProblem
-from meshdsl.placed.from_named import Decider, Placer, Walk, WalkObserver
+from meshdsl.placed.from_named import Decider, Placer, WalkObserver
 from meshdsl.placed.gather_again import with_gathers_again
 from meshdsl.placed.ir import (
     EVERY,
@@ -39,7 +40,7 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.offload import with_states_away
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import Piped, in_each_batch, with_leaving
-from meshdsl.placed.placements import Mesh
+from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.placed.request import BlockRequest, Request, ShardingSpec
 from meshdsl.placed.reshard import (
     MESSAGE_BYTES,
@@ -56,6 +57,7 @@ from meshdsl.placed.stage_rules import pipeline_of, with_homes
 from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stage_walk import NeededWhole
 from meshdsl.placed.storage import with_loads
+from meshdsl.placed.strategies import Choice, Chooser
 from meshdsl.placed.verify import verify
 from meshdsl.placed.whole_batch import after_batch
 from meshdsl.placed.worker_parts import check_parts, with_workers
@@ -78,6 +80,31 @@ POLICIES = (*WALKS, "optimal")
 """Policies for when partial values are reduced."""
 
 WITH_MESSAGES = Price(MESSAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Decides operator by operator, in program order; `policy` is one of `WALKS`."""
+
+    policy: str
+    foresees: ClassVar[bool] = False
+
+    @property
+    def price(self) -> Price:
+        """Bytes alone; Mesh-TensorFlow has no reduce_scatter."""
+        return Price(scatter=self.policy != "mesh-tf")
+
+    def choice(self, op: named.NamedOp, chooser: Chooser) -> Choice | None:
+        """The cheapest candidate."""
+        return next(iter(chooser.candidates()), None)
+
+    def carries(self, loop: named.NamedLoop) -> Mapping[Value, Placement] | None:
+        """As requested where partial values are reduced at once."""
+        return {} if self.policy == "immediate" else None
+
+    def versions(self, value: Value) -> tuple[Placement, ...]:
+        """None before a reader needs one."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import field, replace
 
 from meshdsl.ir.types import TensorType
@@ -549,6 +549,32 @@ class Chooser:
         ins = tuple(p.local(t, self.mesh) for t, p in zip(call.ins, needs, strict=True))
         outs = tuple(p.local(t, self.mesh) for t, p in zip(call.outs, yields, strict=True))
         return Signature(ins, outs, dict(call.attrs))
+
+
+@functools.lru_cache(maxsize=64)
+def choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
+    """The choosers on a mesh: one for all operators that are asked for alike.
+
+    `immediate` has those of `deferred`, in which every result is `forced`.
+    """
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def made(
+        call: Call,
+        versions: tuple[tuple[Placement, ...], ...],
+        wants: tuple[Want, ...],
+        pins: tuple[Placement | None, ...],
+        forced: bool,
+        stages: OnStages | None,
+        added_first: frozenset[str],
+    ) -> Chooser:
+        asked = [(t, want.placement) for t, want in zip(call.outs, wants, strict=True)]
+        placed = [(t, p) for t, ps in zip(call.ins, versions, strict=True) for p in ps]
+        uneven = any(p.splits_unevenly(t, mesh) for t, p in (*asked, *placed))
+        how = (mesh, policy, price, forced, uneven, stages, added_first)
+        return Chooser(call, versions, wants, pins, *how)
+
+    return made
 
 
 def _one_other(ways: Sequence[tuple[Row, ...]]) -> Iterator[tuple[Row, ...]]:

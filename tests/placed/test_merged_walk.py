@@ -19,10 +19,10 @@ from meshdsl.ir.types import Dim
 from meshdsl.named.cse import cse
 from meshdsl.named.ir import NamedProgram, values_of
 from meshdsl.pipeline import Compilation
-from meshdsl.placed.from_named import Placer, Walk
+from meshdsl.placed.from_named import Placer
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import stored
-from meshdsl.placed.place import WALKS, place
+from meshdsl.placed.place import WALKS, Walk, place
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.printer import print_program
 from meshdsl.placed.request import Request
