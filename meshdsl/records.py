@@ -183,12 +183,22 @@ def _refused(cls: type, name: str, what: str) -> Callable[..., None]:
     return refuse
 
 
+def _stated(self: Any) -> list[dataclasses.Field[Any]]:
+    """The fields that `__post_init__` does not set."""
+    return [f for f in dataclasses.fields(self) if _value(f) is not None]
+
+
 def _state(self: Any) -> list[Any]:
     """`__getstate__`: to be pickled, of a class with slots."""
-    return [getattr(self, f.name) for f in dataclasses.fields(self)]
+    return [getattr(self, f.name) for f in _stated(self)]
 
 
 def _set_state(self: Any, state: list[Any]) -> None:
-    """`__setstate__`: fields that are frozen are set all the same."""
-    for f, value in zip(dataclasses.fields(self), state, strict=True):
+    """`__setstate__`: fields that are frozen are set all the same.
+
+    Those of `__post_init__` are made anew: the hash of a text is another one in another process.
+    """
+    for f, value in zip(_stated(self), state, strict=True):
         object.__setattr__(self, f.name, value)
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
