@@ -346,18 +346,24 @@ class Compilation:
             getattr(before, n) == getattr(now, n)
             for n in ("dtype", "evaluate", "measured", "fused")
         )
-        if declarations is not None:
-            same = same and self._is_named_alike(declarations)
-        named = self.named if same else None
-        known_stages = Known(self.tree, declarations or self.declarations, self.written, named)
+        declarations = declarations or self.declarations
+        written = self.written
+        if not self._stays(written, declarations):
+            chosen = choose_program(declarations, now.program)
+            rebuilt = build(declarations, chosen, Diagnostics())
+            assert rebuilt is not None, "it could be built under other layouts"
+            written = rebuilt
+        same = same and self._stays(self.named, declarations)
+        known_stages = Known(self.tree, declarations, written, self.named if same else None)
         return Compilation(self.source, options, diagnostics, known_stages)
 
-    def _is_named_alike(self, declarations: Declarations) -> bool:
-        """Whether the named program stays as it is where other layouts are declared."""
+    def _stays(self, program: NamedProgram, declarations: Declarations) -> bool:
+        """Whether a named program of this file stays as it is where other layouts are declared."""
+        if declarations is self.declarations:
+            return True
         before, now = spoken_of(self.declarations), spoken_of(declarations)
         newly, no_longer = ({name for name, _ in pairs} for pairs in (now - before, before - now))
-        named = self.named
-        return named.unspoken.isdisjoint(newly) and named.kept_spoken.isdisjoint(no_longer)
+        return program.unspoken.isdisjoint(newly) and program.kept_spoken.isdisjoint(no_longer)
 
     def checked(self, until: str = "device") -> Compilation:
         """This one, with all stages up to `until` made. Under `strict`, warnings are errors."""

@@ -15,7 +15,7 @@ from meshdsl.named.attention_fusion import spoken_of
 from meshdsl.named.ir import values_of
 from meshdsl.named.printer import print_program
 from meshdsl.named.program_choice import finish_named
-from meshdsl.pipeline import Compilation, Options, front
+from meshdsl.pipeline import Compilation, Known, Options, front
 from meshdsl.report.explanation_document import explanation
 from meshdsl.report.remedies import MOST_WORK, Trials, sent
 from meshdsl.report.schema import RemedyFacts
@@ -186,6 +186,33 @@ def test_a_name_that_attention_replaces_is_one_that_nobody_speaks_of() -> None:
     }
     assert replaced
     assert made.named.unspoken & replaced
+
+
+GRADIENT = """
+dim batch = 4, seq = 8, mem = 8, heads = 2, key = 4
+mesh m = { tp: 2 }
+program p(q[batch, seq, heads, key], k[batch, mem, heads, key], v[batch, mem, heads, key]) {
+  s = einsum(q, k -> [batch, heads, seq, mem])
+  weights = softmax[mem](s)
+  o = einsum(weights, v -> [batch, seq, heads, key])
+  dq = grad(sum(o * o), q)
+  return o, dq
+}
+layout plain { batch -> tp }
+layout speaking { weights: seq -> tp }
+"""
+
+
+def test_gradients_are_those_of_the_layouts_that_are_declared_now() -> None:
+    """An attention is fused before its gradients are taken, unless a layout speaks of it."""
+    both = compile_text(GRADIENT, layout="plain")
+    plain = replace(both.declarations, layouts={"plain": both.declarations.layouts["plain"]})
+    fused = both.under(both.options, Diagnostics(), plain)
+    made_anew = Compilation(both.source, both.options, Diagnostics(), Known(both.tree, plain))
+    assert "attention" in print_program(made_anew.named)
+    assert print_program(fused.named) == print_program(made_anew.named)
+    back = fused.under(both.options, Diagnostics(), both.declarations)
+    assert print_program(back.named) == print_program(both.named)
 
 
 def test_a_trial_that_sends_more_ends_early() -> None:
