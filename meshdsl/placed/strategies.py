@@ -213,7 +213,7 @@ class Chooser:
 
     `versions` are the placements each operand is available in; `wants` the demands on the outputs;
     `pins` the placements in which single operands must be read; `price` that of a reshard.
-    Under `immediate`, or where it is `forced`, no result stays partial unless that is wanted.
+    Where it is `forced`, no result stays partial unless that is wanted.
     Rows that split a dim into blocks of several sizes are considered where it is `uneven`.
     `stages` are those of a pipeline, for an operator of their passes. Over the axes `added_first`,
     a sum is added up before the operator multiplies it.
@@ -501,7 +501,7 @@ class Chooser:
         splits = dict((yielded if want.kind == "free" else want.placement).splits)
         ruled = {a for axes in splits.values() for a in axes}
         partial = tuple(a for a in yielded.partial if a not in ruled)
-        if self.forced or self.policy == "immediate":
+        if self.forced:
             partial = tuple(a for a in partial if self.stages is not None and self.stages.keeps(a))
         return placement(self.mesh, splits, partial, yielded.op)
 
