@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source
-from meshdsl.named.attention_fusion import spoken_of
+from meshdsl.named.attention_fusion import Spoken, spoken_of
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build_partly, choose_program, finish_named
@@ -93,13 +93,14 @@ def analyse_tree(
     broken = bool(problems) or bool(declarations.unsized)
     written: dict[str, NamedProgram | None] = {}
     named: dict[str, NamedProgram | None] = {}
+    spoken = spoken_of(declarations, options.layout)
     for node in _programs(declarations, options, diagnostics):
         program_problems, name = Diagnostics(), node.name.text
-        written[name] = build_partly(declarations, node, program_problems)
+        written[name] = build_partly(declarations, node, spoken, program_problems)
         named[name] = (
             None
             if program_problems.errors
-            else _finished(written[name], options, declarations, program_problems)
+            else _finished(written[name], options, spoken, program_problems)
         )
         named[name] = None if broken else named[name]
         if _is_in(part, node):
@@ -139,12 +140,11 @@ def _programs(
 def _finished(
     program: NamedProgram | None,
     options: Options,
-    declarations: Declarations,
+    spoken: Spoken,
     diagnostics: Diagnostics,
 ) -> NamedProgram | None:
     if program is None:
         return None
-    spoken = spoken_of(declarations)
     finish = partial(finish_named, program, options.dtype, options.evaluate, spoken=spoken)
     finished = diagnostics.of(finish)
     if finished is not None:

@@ -7,7 +7,7 @@ stages themselves, pure functions of what comes before.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -130,7 +130,8 @@ class Compilation:
             return self.known.written
         problems = Diagnostics()
         chosen = choose_program(self.declarations, self.options.program)
-        program = build(self.declarations, chosen, problems)
+        spoken = spoken_of(self.declarations, self.options.layout)
+        program = build(self.declarations, chosen, spoken, problems)
         self._keep(problems)
         assert program is not None
         return program
@@ -158,7 +159,7 @@ class Compilation:
         if self.known.named is not None:
             return self.known.named
         chosen = self.options
-        spoken = spoken_of(self.declarations) if chosen.fused else None
+        spoken = spoken_of(self.declarations, chosen.layout) if chosen.fused else None
         return finish_named(self.written, chosen.dtype, chosen.evaluate, chosen.measured, spoken)
 
     @cached_property
@@ -251,7 +252,7 @@ class Compilation:
         goal = replace(
             goal, optimizer=replace(goal.optimizer, options=optimizer_options), taken=taken
         )
-        spoken = spoken_of(compilation.declarations) if options.fused else None
+        spoken = spoken_of(compilation.declarations, options.layout) if options.fused else None
         step = finish_named(replace(written, goal=goal), options.dtype, False, spoken=spoken)
         if count == 1:
             async_checks.check_sizes(self.named, step, cut)
@@ -346,23 +347,22 @@ class Compilation:
             getattr(before, n) == getattr(now, n)
             for n in ("dtype", "evaluate", "measured", "fused")
         )
-        declarations = declarations or self.declarations
-        written = self.written
-        if not self._stays(written, declarations):
+        declarations, written = declarations or self.declarations, self.written
+        spoken = spoken_of(declarations, now.layout)
+        if not self._stays(written, spoken):
             chosen = choose_program(declarations, now.program)
-            rebuilt = build(declarations, chosen, Diagnostics())
+            rebuilt = build(declarations, chosen, spoken, Diagnostics())
             assert rebuilt is not None, "it could be built under other layouts"
             written = rebuilt
-        same = same and self._stays(self.named, declarations)
+        same = same and self._stays(self.named, spoken)
         known_stages = Known(self.tree, declarations, written, self.named if same else None)
         return Compilation(self.source, options, diagnostics, known_stages)
 
-    def _stays(self, program: NamedProgram, declarations: Declarations) -> bool:
-        """Whether a named program of this file stays as it is where other layouts are declared."""
-        if declarations is self.declarations:
-            return True
-        before, now = spoken_of(self.declarations), spoken_of(declarations)
-        newly, no_longer = ({name for name, _ in pairs} for pairs in (now - before, before - now))
+    def _stays(self, program: NamedProgram, spoken: Set[tuple[str, str]]) -> bool:
+        """Whether a named program of this file stays as it is where layouts speak of others."""
+        before = spoken_of(self.declarations, self.options.layout)
+        pairs = (spoken - before, before - spoken)
+        newly, no_longer = ({name for name, _ in changed} for changed in pairs)
         return program.unspoken.isdisjoint(newly) and program.kept_spoken.isdisjoint(no_longer)
 
     def checked(self, until: str = "device") -> Compilation:
@@ -423,7 +423,8 @@ def build_named(
 
 def written(declarations: Declarations, name: str | None, diagnostics: Diagnostics) -> NamedProgram:
     """The program called `name` (the only one for None), as built from the tree."""
-    program = build(declarations, choose_program(declarations, name), diagnostics)
+    chosen, spoken = choose_program(declarations, name), spoken_of(declarations)
+    program = build(declarations, chosen, spoken, diagnostics)
     diagnostics.raise_errors()
     assert program is not None
     return program

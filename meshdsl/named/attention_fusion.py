@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import field, replace
 
+from meshdsl.diagnostics import Source
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
 from meshdsl.ir.types import Dim
@@ -20,6 +21,7 @@ from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.ops.attention import MASKED, parts
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.parse import parse_layout
 
 ATTENTION = ("attention", "attention_lse", "attention_grad")
 
@@ -184,12 +186,16 @@ def _keeps_all(out: Value, p: Value, v: Value, mem: Dim) -> bool:
     return {*p.type.names, *v.type.names} - {mem.name} == set(out.type.names)
 
 
-def spoken_of(declared: Declarations) -> frozenset[tuple[str, str]]:
+def spoken_of(declared: Declarations, layout: str | None = None) -> frozenset[tuple[str, str]]:
     """The tensors that a layout, an `sbp` block or an expectation of a file speaks of.
 
+    So does `layout`, where it is not the name of one of the file, but one that is written out.
     A rule speaks of those that have its dim, unless its layout says the same of all tensors.
     """
-    layouts = declared.layouts.values()
+    layouts = [*declared.layouts.values()]
+    if layout is not None and layout not in declared.layouts:
+        node, _ = parse_layout(Source("--layout", layout))  # What is wrong is reported elsewhere.
+        layouts += [node] if node is not None else []
     paths = [s.selector for layout in layouts for s in layout.settings]
     for block in declared.sbps.values():
         paths += [path for entry in block.entries for path in (entry.tensor, entry.at)]

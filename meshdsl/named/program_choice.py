@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.ir.types import DTYPES
-from meshdsl.named.attention_fusion import Spoken, fuse_attention, spoken_of
+from meshdsl.named.attention_fusion import Spoken, fuse_attention
 from meshdsl.named.batch_norm_fusion import fuse_batch_norms
 from meshdsl.named.builder import ProgramTooLarge
 from meshdsl.named.declarations import Declarations, unknown
@@ -17,17 +17,17 @@ from meshdsl.syntax import ast
 
 
 def build(
-    declarations: Declarations, program: ast.ProgramDecl, diagnostics: Diagnostics
+    declarations: Declarations, program: ast.ProgramDecl, spoken: Spoken, diagnostics: Diagnostics
 ) -> NamedProgram | None:
     """The named program, its gradients written out; None when it has errors.
 
-    Those go to `diagnostics`. Beside one that trains, a program that does not has no dropout: it
-    uses what that one has learned.
+    Those go to `diagnostics`. Tensors that are `spoken` of stay. Beside one that trains, a program
+    that does not has no dropout: it uses what that one has learned.
     """
     from meshdsl.named.random_streams import without_dropout
 
     before = len(diagnostics.errors)
-    built = build_partly(declarations, program, diagnostics)
+    built = build_partly(declarations, program, spoken, diagnostics)
     if built is None or len(diagnostics.errors) > before:
         return None
     if is_trained(program) or not any(map(is_trained, declarations.programs.values())):
@@ -36,7 +36,7 @@ def build(
 
 
 def build_partly(
-    declarations: Declarations, program: ast.ProgramDecl, diagnostics: Diagnostics
+    declarations: Declarations, program: ast.ProgramDecl, spoken: Spoken, diagnostics: Diagnostics
 ) -> NamedProgram | None:
     """The named program as far as it could be built; None when it is too large.
 
@@ -48,7 +48,7 @@ def build_partly(
     try:
         built = ProgramBuilder(declarations, diagnostics).build(program)
         if len(diagnostics.errors) == before:
-            built = with_gradients(_fused(built, declarations), diagnostics)
+            built = with_gradients(_fused(built, spoken), diagnostics)
             check_minimised(built, diagnostics)
     except ProgramTooLarge as error:
         diagnostics.add(*error.diagnostics)
@@ -56,11 +56,10 @@ def build_partly(
     return built
 
 
-def _fused(program: NamedProgram, declarations: Declarations) -> NamedProgram:
+def _fused(program: NamedProgram, spoken: Spoken) -> NamedProgram:
     """The program with attentions and batch norms fused, if it takes gradients: they keep less."""
     if not any(op.name == "grad" for op in walk(program.body)):
         return program
-    spoken = spoken_of(declarations)
     return fuse_batch_norms(fuse_attention(program, spoken), spoken)
 
 

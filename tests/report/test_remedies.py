@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from meshdsl.analysis import analyse
+from meshdsl.device.printer import print_program as print_device
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.attention_fusion import spoken_of
 from meshdsl.named.ir import values_of
@@ -220,3 +222,22 @@ def test_a_trial_that_sends_more_ends_early() -> None:
     under = made.under(replace(made.options, reduce="deferred", cache=False), Diagnostics())
     assert under.placed_within(10**9) is not None
     assert under.placed_within(0) is None
+
+
+def test_a_layout_that_is_written_out_speaks_of_tensors_as_a_declared_one() -> None:
+    """Its rule for what an attention has inside is followed, also where another was compiled."""
+    declared = compile_text(GRADIENT, layout="speaking")
+    text = GRADIENT.replace("layout speaking { weights: seq -> tp }", "")
+    options = Options(layout="weights: seq -> tp")
+    written_out = Compilation(Source("p.mdsl", text), options, Diagnostics())
+    plain = compile_text(text, layout="plain")
+    assert "attention" in print_program(plain.named)
+    for made in (written_out, plain.under(options, Diagnostics())):
+        assert print_program(made.named) == print_program(declared.named)
+        assert print_device(made.device) == print_device(declared.device)
+        assert not made.diagnostics
+        again = made.under(plain.options, Diagnostics())
+        assert print_program(again.named) == print_program(plain.named)
+    (written,) = analyse(written_out.source, options).named.values()
+    assert written is not None
+    assert print_program(written) == print_program(declared.named)

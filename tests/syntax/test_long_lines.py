@@ -57,7 +57,7 @@ def mistakes(text: str) -> list[Diagnostic]:
     try:
         declarations = front(source, {}, found)
         if declarations.programs:
-            build(declarations, choose_program(declarations, None), found)
+            build(declarations, choose_program(declarations, None), (), found)
     except DiagnosticError as error:
         found.add(*error.diagnostics)
     return list(found)
