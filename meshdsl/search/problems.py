@@ -46,6 +46,8 @@ def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
     _check_pipeline(request, made, mesh, meshes)
     options = replace(made.options, cluster=request.cluster)
     machines = timed(meshes, lambda mesh: timing_of(made.declarations, options, mesh))
+    if request.fix:  # What is kept speaks of tensors, as it does where the result is compiled.
+        made = made.under(replace(made.options, layout=request.fix), made.diagnostics)
     budget = Budget()
     return tuple(_problem(request, made, mesh, timing, budget) for mesh, timing in machines)
 

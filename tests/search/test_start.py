@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from meshdsl.diagnostics import Source
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
+from meshdsl.report.remedies import sent
 from meshdsl.search.candidate import Rules, SearchRule, StartLayout
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Problem
@@ -59,6 +61,26 @@ def test_never_worse_and_the_changes_add_up(start: str, method: str, objective: 
     saved = sum(change.saved["bytes"] for change in made)
     assert not made or saved == first.sent - best.sent
     assert not made or set(made[-1].plan.rules) == set(best.rules)
+
+
+ATTENTION = """
+dim batch = 4, seq = 8, mem = 8, heads = 2, key = 4
+mesh m = { tp: 2 }
+program p(q[batch, seq, heads, key], k[batch, mem, heads, key], v[batch, mem, heads, key]) {
+  weights = softmax[mem](einsum(q, k -> [batch, heads, seq, mem]))
+  return einsum(weights, v -> [batch, seq, heads, key])
+}
+"""
+
+
+def test_what_is_kept_is_placed_as_it_is_compiled() -> None:
+    """Its rule for the inside of an attention is followed: there is no fused one."""
+    made = Compilation(Source("p.mdsl", ATTENTION), Options())
+    (asked,) = problems(SearchRequest(fix="heads -> tp, weights: seq -> tp"), made)
+    for plan in solve([asked], METHODS["layouts"]).every:
+        layout = ", ".join(map(str, plan.rules))
+        device = made.under(Options(layout=layout, reduce=plan.policy), Diagnostics()).device
+        assert sent(device) == plan.sent > 0
 
 
 def test_one_that_is_better_than_what_is_found_is_kept() -> None:
