@@ -170,6 +170,7 @@ def read_checked(
     A table of parameters in another program's model was compared when it was made.
     Raises MD0504 where they do not fit the program, MD0505 where there is no such file.
     """
+    arrays: dict[str, Any] = {}
     try:
         arrays = dict(read_arrays(path))
         if path.endswith(SUFFIX):
@@ -178,6 +179,8 @@ def read_checked(
         return arrays, check_arrays(arrays, needed, what)
     except ArraysRefused as refused:
         help = "give every array under its name, with these shapes and dtypes"
+        if what == "parameters" and specs.keys().isdisjoint(arrays):
+            help = "to read a model with names of its own, declare a `weights` block"
         fail("MD0504", str(refused), help=help)
     except Refused as refused:
         help = "numpy.savez(path, name=array, …) writes a file that is read"

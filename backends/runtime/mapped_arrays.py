@@ -20,7 +20,7 @@ SUFFIX = ".mapped.json"
 
 @dataclass(frozen=True)
 class FileElements:
-    """FileElements of a file: at byte `offset` plus each index times `strides`, which are in bytes.
+    """Elements of a file: at byte `offset` plus each index times `strides`, which are in bytes.
 
     `dtype` is the language's, `stored` numpy's.
     """
@@ -40,9 +40,9 @@ class FileElements:
         if values.size:
             blocks = FileBlocks(StoredArray(self.path, self.dtype, (), self.stored))
             flat: Any = values.reshape(-1).view(np.uint8)
-            room = memoryview(flat)
+            memory = memoryview(flat)
             for number, start in enumerate(outer.tolist()):
-                blocks.fill(room[number * run : (number + 1) * run], start)
+                blocks.fill(memory[number * run : (number + 1) * run], start)
         return from_stored(values, self.dtype).transpose(np.argsort(order))
 
     def _runs(self, selected: Sequence[Array], order: Sequence[int]) -> tuple[Array, int]:
@@ -93,8 +93,8 @@ class MappedArray:
             number = 0
             for axis, index in where.items():
                 number = number * self.shape[axis] + int(selected[axis][index])
-            room = tuple(where.get(axis, slice(None)) for axis in range(len(self.shape)))
-            values[room] = self.tensors[number].read(of_tensor)
+            part_of_values = tuple(where.get(a, slice(None)) for a in range(len(self.shape)))
+            values[part_of_values] = self.tensors[number].read(of_tensor)
         return values
 
 
@@ -112,7 +112,7 @@ def read_mapped(text: bytes) -> Iterator[tuple[str, MappedArray]]:
 
 
 def end_of(elements: FileElements, sizes: Sequence[int]) -> int:
-    """The byte behind the last one of the elements."""
+    """The byte after the last one of the elements."""
     last = sum((n - 1) * stride for n, stride in zip(sizes, elements.strides, strict=True))
     return elements.offset + last + np.dtype(elements.stored).itemsize if math.prod(sizes) else 0
 

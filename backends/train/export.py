@@ -141,6 +141,6 @@ def checkpoint_at(path: str) -> Checkpoint:
     """
     checkpoint = Checkpoints(path).latest() or one_at(Path(path))
     if checkpoint is None:
-        help = "name the folder that `train --checkpoint` wrote, a step of it, or a file"
-        fail("MD0505", f"there is no checkpoint in {path}", help=help)
+        help = "name a file, or the folder of a checkpoint or of a model (`model.safetensors`)"
+        fail("MD0505", f"there is no checkpoint or model in {path}", help=help)
     return checkpoint

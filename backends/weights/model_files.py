@@ -37,6 +37,17 @@ _TORCH_DTYPES = {
 """The language's and numpy's names for dtypes of torch."""
 
 
+class ModelRefused(Refused):
+    """A model that cannot be read as it is, and what makes it one that can."""
+
+    def __init__(self, message: str, help: str) -> None:
+        super().__init__(message)
+        self.help = help
+
+
+SAVE_STATE = "save the `state_dict()` of the model alone"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
     """A tensor in a file, whose elements begin at byte `offset`; `strides` are in bytes."""
@@ -153,12 +164,11 @@ def _of_torch(path: str) -> Iterator[tuple[str, ModelTensor]]:
     for key, tensor in state.items():
         if not hasattr(tensor, "untyped_storage"):
             kind = type(tensor).__name__
-            help = "save the `state_dict()` of the model alone"
-            raise Refused(f"{path} holds a {kind} under `{key}`, not a tensor; {help}")
+            raise ModelRefused(f"{path} holds a {kind} under `{key}`, not a tensor", SAVE_STATE)
         begin = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
         if begin is None:
             help = "save it again with today's `torch.save`, or as .safetensors"
-            raise Refused(f"{path} does not say where its tensors lie; {help}")
+            raise ModelRefused(f"{path} does not say where its tensors are", help)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in _TORCH_DTYPES or tensor.layout != _strided():
             raise Refused(f"{path}: tensor {key} is {dtype}, {tensor.layout}: not supported")
@@ -186,8 +196,8 @@ def _state_dict(path: str) -> Mapping[str, Any]:
         with open(path, "rb", opener=regular) as file:
             begins_archive = file.read(4) == b"PK\x03\x04"
             if not begins_archive:
-                form = "is no archive as `torch.save` writes it since 2020"
-                raise Refused(f"{path} {form}; save it again, or as .safetensors")
+                form = "is not an archive, the format of `torch.save` since 2020"
+                raise ModelRefused(f"{path} {form}", "save it again, or as .safetensors")
             if not zipfile.is_zipfile(file):
                 raise Refused(f"{path} is damaged: it ends early")
         with FakeTensorMode():
@@ -197,9 +207,11 @@ def _state_dict(path: str) -> Mapping[str, Any]:
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # a damaged archive or pickle: errors of all kinds
+        if "Unsupported global" in str(error):
+            raise ModelRefused(f"{path} holds objects other than tensors", SAVE_STATE) from None
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise Refused(f"{path} is not a sound state dict of torch: {reason}") from None
     if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
         kind = type(state).__name__
-        raise Refused(f"{path} holds a {kind}; save the `state_dict()` of the model alone")
+        raise ModelRefused(f"{path} holds a {kind}, not a table of tensors", SAVE_STATE)
     return state

@@ -11,7 +11,7 @@ from pathlib import Path
 from meshdsl.backends.runtime.array_files import read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX, mapped_text
 from meshdsl.backends.runtime.user_files import Refused
-from meshdsl.backends.weights.model_files import is_model, tensors_of
+from meshdsl.backends.weights.model_files import ModelRefused, is_model, tensors_of
 from meshdsl.backends.weights.reading import Mapped, mapped_params
 from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
 from meshdsl.named.weights import WeightMap, weight_map
@@ -74,6 +74,8 @@ def mapped_model(path: str, made: Compilation, block: str | None) -> Mapped:
         tensors = tensors_of(os.path.abspath(path))
     except Refused as refused:
         help = "name a Hugging Face folder, a .safetensors file or a state dict of torch"
+        if isinstance(refused, ModelRefused):
+            help = refused.help
         fail("MD0553", str(refused), help=help)
     return mapped_params(weights, types, tensors, path)
 
@@ -90,8 +92,8 @@ def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:
         help = did_you_mean(block, list(blocks)) or f"declared: {listed or 'none'}"
         fail("MD0552", f"no `weights {block}` is declared", help=help)
     if not blocks:
-        message = f"{made.source.name} has no `weights` that say where its parameters lie"
-        help = 'declare it: `weights hf { NAME: "KEY"[dims in the order of the file] }`'
+        message = f"{made.source.name} declares no `weights` block to read or write a model by"
+        help = 'declare one: `weights hf { NAME: "KEY"[dims in the order of the file] }`'
         fail("MD0552", message, help=help)
     if block is None and len(blocks) > 1:
         message = f"several blocks of weights are declared: {listed}"

@@ -29,8 +29,10 @@ TOKENS = ("bytes", "chars")
 class Generate(PlacingOptions, AsData):
     """Options of `generate`."""
 
-    params: str = opt("--params", "F", "A checkpoint's or a model's folder, or a file.", ...)
-    weights: str | None = weights("The `weights` that say what a model's tensors are.")
+    params: str = opt(
+        "--params", "F", "Parameters: a file, or a checkpoint's or model's folder.", ...
+    )
+    weights: str | None = weights("The `weights` block by which a model is read.")
     prompt: str = opt("--prompt", "TEXT", "The beginning of the text.", ...)
     steps: int | None = opt("--steps", "N", "How many tokens (what there is room for).", min=1)
     temperature: float = opt("--temperature", "T", "0: the likeliest token.", 0.0, min=0.0)

@@ -34,8 +34,10 @@ class RunOptions(PlacingOptions, Force, AsData):
 
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     inputs: str | None = opt("--inputs", "F", "Inputs: .npz or .safetensors.")
-    params: str | None = opt("--params", "F", "Parameters, a checkpoint's or a model's folder.")
-    weights: str | None = weights("The `weights` that say what a model's tensors are.")
+    params: str | None = opt(
+        "--params", "F", "Parameters: a file, or a checkpoint's or model's folder."
+    )
+    weights: str | None = weights("The `weights` block by which a model is read.")
     seed: int = opt("--seed", "S", "For values that are not given.", 0)
     out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
     step: bool = flag("--step", "Take one training step: gradients and update, too.")
@@ -102,6 +104,9 @@ def run(
     from meshdsl.backends.engines import execution as engines
     from meshdsl.backends.weights.params import params_file
 
+    if given.weights is not None and given.params is None:
+        help = "name the model to read: `--params FOLDER`; or leave `--as` out"
+        fail("MD0601", f"`--as {given.weights}` without `--params`", help=help)
     names = tuple(str(p.value.name) for p in made.named.params)
     with params_file(given.params, made, names, given.weights, diagnostics) as params:
         values = engines.InputSource(given.inputs, params, given.seed, timed)

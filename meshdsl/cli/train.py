@@ -53,9 +53,11 @@ class Train(PlacingOptions, Force, AsData):
         "--checkpoint-every", "K", "After every K steps (the last).", 0, min=0
     )
     resume: bool = flag("--resume", "Go on from the last checkpoint.")
-    params: Path | None = opt("--params", "F", "Initial values: a file, or a model's folder.")
+    params: Path | None = opt(
+        "--params", "F", "Initial values: a file, or a checkpoint's or model's folder."
+    )
     out: Path | None = opt("--out", "F", "Write the parameters, whole.")
-    weights: str | None = weights("The `weights` by which `--out` writes a model.")
+    weights: str | None = weights("The `weights` block by which models are read and written.")
     trace: Path | None = opt(
         "--trace", "F.json", "Write how long each statement of a step took (torchrun)."
     )
@@ -118,6 +120,9 @@ def _check(job: Job, given: Train) -> None:
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
     refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
     _check_together(job)
+    if given.weights is not None and job.out is None and job.params is None:
+        help = "name a model: `--params FOLDER` to read one, `--out FOLDER` to write one"
+        fail("MD0516", f"`--as {given.weights}` without `--params` or `--out`", help=help)
     _check_outputs(job, given)
 
 

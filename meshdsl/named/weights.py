@@ -147,13 +147,16 @@ def check_weights(
         for program in programs:
             found = diagnostics.of(partial(weight_map, node, program, declarations))
             if found is not None and found.params and found.unmapped:
-                diagnostics.add(_unmapped(node, found.unmapped))
+                types = {str(p.value.name): p.value.type for p in program.params}
+                diagnostics.add(_unmapped(node, {name: types[name] for name in found.unmapped}))
 
 
-def _unmapped(node: ast.WeightsDecl, names: Sequence[str]) -> Diagnostic:
+def _unmapped(node: ast.WeightsDecl, types: Mapping[str, TensorType]) -> Diagnostic:
+    names, first = list(types), next(iter(types))
     listed = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if names[5:] else "")
     message = f"`weights {node.name.text}` has no entry for {listed}"
-    help = f'write `{names[0]}: "KEY"[…]`, or `{names[0]}: init` for one that files lack'
+    entry = f'`{first}: "KEY"[{", ".join(types[first].names)}]`'
+    help = f"write {entry}, its key and dims in the file, or `{first}: init` if models lack it"
     return Diagnostic("MD0149", message, node.name.span, "warning", help=help)
 
 
@@ -177,7 +180,8 @@ def _no_param(path: tuple[ast.Name, ...], known: list[str]) -> Diagnostic:
     name, span = _dotted(path), path[0].span.to(path[-1].span)
     within = [k for k in known if k.rpartition(".")[2] == path[-1].text]
     help = f"did you mean `{within[0]}`?" if len(within) == 1 else did_you_mean(name, known)
-    help = help or "parameters are called as `explain` shows them: `attention.wq`"
+    listed = ", ".join(f"`{k}`" for k in known[:5]) + (", …" if known[5:] else "")
+    help = help or f"known: {listed or 'none'}"
     fixes = spelled_right(span, name, within if len(within) == 1 else known)
     return Diagnostic(
         "MD0145", f"no program has a parameter `{name}`", span, help=help, fixes=fixes
@@ -315,14 +319,14 @@ class _EntryReader:
                 owner = owners.setdefault((key, first.starts), stored.name)
                 if owner != stored.name:
                     entry, _ = self.entries[stored.name]
-                    message = f"`{stored.name}` and `{owner}` both lie in `{key}`"
+                    message = f"`{stored.name}` and `{owner}` are both stored in `{key}`"
                     help = f"write `{stored.name}: {owner}` where they have the same values"
                     fail("MD0148", message, entry.span, help=help)
 
 
 def _wrong_parts(place: ast.FileTensor, params: int) -> None:
-    help = "join the parts where they lie one behind the other: `[model, (heads, key) + (kv, key)]`"
-    message = f"{params} parameters lie in this tensor, and its dims do not say where"
+    help = "join the parts along the dim that they share: `[model, (heads, key) + (kv, key)]`"
+    message = f"{params} parameters share this tensor, and its dims do not say where each is"
     if params == 1:
         message = "one parameter has no parts to join"
         help = "name all parameters of the tensor: `(wq, wk): …`"
@@ -358,7 +362,8 @@ def _key(place: ast.FileTensor, type_: TensorType) -> tuple[tuple[str, ...], tup
         match = _NUMBER.fullmatch(inside)
         if not closed or match is None:
             help = "braces hold a dim: `{layers}`, `{layers + 1}` or `{2 * layers + 1}`"
-            fail("MD0147", f"`{{{inside}` is no number of a key", place.key.span, help=help)
+            message = f"`{{{inside}{closed}` is not a number in a key"
+            fail("MD0147", message, place.key.span, help=help)
         factor, dim, sign, offset = match.groups()
         if not type_.has(dim):
             help = did_you_mean(dim, list(type_.names)) or f"its dims are {', '.join(type_.names)}"

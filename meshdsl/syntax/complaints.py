@@ -427,7 +427,8 @@ def _broken_line(at: Situation) -> Diagnostic | None:
     if at.kind == "_NL" and at.before is not None and at.before.type in _ENDS_WRONG:
         message = f"the line ends after `{at.before}`"
         fixes = _joined(at, at.before, at.following[0] if at.following else None)
-        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES, fixes=fixes)
+        help = _PARENTHESES if "LPAR" in at.expected else "write it on one line"
+        return Diagnostic("MD0005", message, at.span, help=help, fixes=fixes)
     if at.begins_line and at.token is not None and at.kind in OPERATORS and "NAME" in at.expected:
         message = f"a line cannot begin with `{at.token}`"
         fixes = () if at.before is None else _joined(at, at.before, at.token)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import meshdsl as md
+from meshdsl.analysis import analyse
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.backends.runtime.array_files import Refused, read_arrays
@@ -27,8 +29,8 @@ from meshdsl.backends.weights.params import chosen_weights, mapped_model, params
 from meshdsl.backends.weights.reading import mapped_params
 from meshdsl.backends.weights.writing import write_model
 from meshdsl.cli.app import app
-from meshdsl.diagnostics import DiagnosticError, Diagnostics
-from meshdsl.pipeline import Compilation
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
 from tests.compiling import compile_text
 
 PROGRAM = """
@@ -402,10 +404,15 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     torch.save({"wte.weight": 3}, state)
     assert "holds a int under `wte.weight`" in refused(state).message
     torch.save(torch.zeros(2), state)
-    assert "save the `state_dict()`" in refused(state).message
+    assert "save the `state_dict()`" in refused(state).help
     torch.save({"a": torch.zeros(2)}, state, _use_new_zipfile_serialization=False)
-    assert "since 2020; save it again" in refused(state).message
+    assert "since 2020" in refused(state).message
+    assert "save it again" in refused(state).help
     torch.save({"a": torch.nn.Linear(2, 2)}, state)
+    assert "holds objects other than tensors" in refused(state).message
+    assert "save the `state_dict()`" in refused(state).help
+    with zipfile.ZipFile(state, "w") as archive:
+        archive.writestr("archive/data.pkl", b"no pickle")
     assert "not a sound state dict" in refused(state).message
     assert {d.code for d in (refused(folder), refused(state))} == {"MD0553"}
 
@@ -424,6 +431,9 @@ def test_which_block_is_meant(tmp_path, models):
     assert "no `weights nix`" in refused(path, block="nix").message
     plain = PROGRAM[: PROGRAM.index("weights")] + PROGRAM[PROGRAM.index("program") :]
     assert refused(path, plain).code == "MD0552"
+    with pytest.raises(DiagnosticError) as error:
+        run(compile_text(plain), "local", InputSource(None, str(models[1]["file"]), 0))
+    assert "declare a `weights` block" in str(error.value.diagnostics[0].help)
     twice = PROGRAM.replace("program p", 'weights other { embed: "e"[vocab, model] }\nprogram p')
     assert refused(path, twice).help == "choose one: `--as hf`"
     assert "no entry in `weights other`" in refused(path, twice, "other").message
@@ -511,3 +521,56 @@ def test_plans_load_and_save(tmp_path, models):
         plan.load_weights(paths["folder"], {"embed": '"wte.weight"[vocab]'})
     with pytest.raises(md.ProgramError, match="MD0554"):
         plan.save_weights(tmp_path / "plain", entries)
+
+
+def test_a_block_is_not_named_in_vain(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.mdsl").write_text(TRAINED)
+    for command, wanted in (
+        ("run p.mdsl --as hf", "MD0601"),
+        ("train p.mdsl --data d.npz --steps 1 --as hf", "MD0516"),
+    ):
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == 2
+        assert wanted in done.output
+        assert "--params FOLDER" in done.output
+
+
+PARAMS = """
+dim io = 4, layers = 3
+weights hf { %s }
+def f(x[io]) -> [io] {
+  param w[io]
+  return x * w
+}
+program p(x[io]) {
+  param v[io]
+  repeat layers {
+    x = f(x)
+  }
+  return x * v
+}
+"""
+
+HELPED = {
+    "MD0145": ('w: "a.{layers}"[io]\nv: init', 'f.w: "a.{layers}"[io]\nv: init'),
+    "MD0146": ('f.w: "a"[io]\nv: init', 'f.w: "a.{layers}"[io]\nv: init'),
+    "MD0147 number": ('v: "a"[io, 2]\nf.w: init', 'v: "a"[io, 1]\nf.w: init'),
+    "MD0147 two": ('v: "a"[io]\nv: "b"[io]\nf.w: init', 'v: "a"[io] or "b"[io]\nf.w: init'),
+    "MD0149": ('f.w: "a.{layers}"[io]', 'f.w: "a.{layers}"[io]\nv: "KEY"[io]'),
+    "MD0149 of layers": ('v: "a"[io]', 'v: "a"[io]\nf.w: "KEY"[layers, io]'),
+    "MD0005": ('v: init\nf.w: "a"[layers, io] or\ninit', 'v: init\nf.w: "a"[layers, io] or init'),
+}
+"""Entries with a mistake, and those that the help leads to."""
+
+
+@pytest.mark.parametrize("case", HELPED)
+def test_the_help_on_an_entry_mends_it(case):
+    wrong, mended = HELPED[case]
+    told = analyse(Source("p.mdsl", PARAMS % wrong), Options()).diagnostics
+    assert case[:6] in [d.code for d in told]
+    help = next(d.help for d in told if d.code == case[:6])
+    assert help is not None
+    if case.startswith("MD0149"):
+        assert help.partition("`")[2].partition("`")[0] == mended.splitlines()[-1]
+    assert not analyse(Source("p.mdsl", PARAMS % mended), Options()).diagnostics
