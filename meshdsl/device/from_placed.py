@@ -65,11 +65,11 @@ class _Lowering:
     def _new(self, tensor: placed.PlacedTensor, op: str = "t", hint: str = "") -> Var:
         """The variable of a tensor: a subexpression is named after `op`, and known by `hint`.
 
-        One that has a word is named after that. The gradient of a subexpression is known by the
-        word for that.
+        One with a name hint is named after that. The gradient of a subexpression is known by the
+        word for the subexpression.
         """
         value = tensor.value
-        op = value.word or op
+        op = value.name_hint or op
         if not value.name and value.is_gradient and (of := self._word_of(value.source)):
             hint = f"d_{of}"
         name, word = self._word(tensor, op), self._word(tensor, hint or op)

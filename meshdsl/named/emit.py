@@ -67,9 +67,9 @@ class Emit:
                 name, ins, attrs, self.span, self.calls, fields=self.fields, origin=self.origin
             )
 
-    def known_as(self, word: str) -> Emit:
-        """The same for results that a reader knows as `word`."""
-        return replace(self, fields={**self.fields, "word": word})
+    def known_as(self, name_hint: str) -> Emit:
+        """The same for results with a name hint."""
+        return replace(self, fields={**self.fields, "name_hint": name_hint})
 
     def number(self, number: float, dtype: DType) -> Value:
         """A constant without dims."""

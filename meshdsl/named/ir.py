@@ -43,7 +43,7 @@ class Value:
     is the gradient of; for a state, its parameter; for a copy, a slice or all slices of a tensor,
     that tensor. Whose state one is says `State`, and what an operator was made for its `Origin`.
     `is_gradient`: whether it is the gradient of `source`, or a part of that.
-    `word`: what a reader calls it where it has no name, if that is not its operator.
+    `name_hint` names it in what is printed if it has no name; empty for that of its operator.
     `declared` are the names of the dims that the program gives it, where it has others: a loop adds
     its dim, or takes it away.
     """
@@ -59,7 +59,7 @@ class Value:
     declared: tuple[str, ...] | None = None
     in_library: bool = False
     is_gradient: bool = False
-    word: str = ""
+    name_hint: str = ""
 
     @property
     def positions(self) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ class _Shared:
     def norm(self) -> Value:
         """The norm of all gradients together, in the widest dtype of an update."""
         widest = max((master_dtype(p) for p, _ in self.pairs), key=lambda d: d.bytes)
-        do = Arithmetic(self.emitter, widest, word="grad_norm")
+        do = Arithmetic(self.emitter, widest, name_hint="grad_norm")
         return do("sqrt", self._square_of_norm(widest))
 
     def _square_of_norm(self, dtype: DType) -> Value:

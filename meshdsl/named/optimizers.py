@@ -77,13 +77,13 @@ class UpdateEmitter(Protocol):
         *ins: Value,
         of: Value | None,
         role: str = "state",
-        word: str = "",
+        name_hint: str = "",
         **attrs: Any,
     ) -> tuple[Value, ...]:
         """Apply operator `name` in phase `update`.
 
-        The results have the `role` and the rules of the parameter `of`; None: no parameter. A
-        reader knows them by `word`, if there is one.
+        The results have the `role`, the `name_hint` and the rules of the parameter `of`; None: no
+        parameter.
         """
 
     def state(
@@ -116,11 +116,11 @@ class Arithmetic:
     dtype: DType
     of: Value | None = None
     role: str = "state"
-    word: str = ""
+    name_hint: str = ""
 
-    def known_as(self, word: str) -> Arithmetic:
-        """The same, whose results a reader knows by `word`."""
-        return replace(self, word=word)
+    def known_as(self, name_hint: str) -> Arithmetic:
+        """The same for results with a name hint."""
+        return replace(self, name_hint=name_hint)
 
     def __call__(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """The result of operator `name`."""
@@ -130,7 +130,7 @@ class Arithmetic:
     def all(self, name: str, *operands: Value | float, **attrs: Any) -> tuple[Value, ...]:
         """All results of operator `name`."""
         ins = (x if isinstance(x, Value) else self.number(x) for x in operands)
-        about: Mapping[str, Any] = {"of": self.of, "role": self.role, "word": self.word}
+        about: Mapping[str, Any] = {"of": self.of, "role": self.role, "name_hint": self.name_hint}
         return self.emitter.emit(name, *ins, **about, **attrs)
 
     def number(self, number: float) -> Value:

@@ -30,8 +30,8 @@ def label(value: Value) -> str:
 
 
 def called(value: Value) -> str:
-    """The word for a subexpression that has one; empty for any other value."""
-    return f" called {value.word}" if value.word and not value.name else ""
+    """The name hint of a subexpression that has one; empty for any other value."""
+    return f" called {value.name_hint}" if value.name_hint and not value.name else ""
 
 
 class _NamedPrinter(Printer[Value]):
@@ -74,7 +74,7 @@ class _NamedPrinter(Printer[Value]):
         return f"{self.numbers[value]}{label(value)}"
 
     def type(self, value: Value) -> str:
-        """The type, pins, the dims by which rules know it, its role, whose rules, its word."""
+        """The type, pins, the dims by which rules know it, its role, whose rules, its name hint."""
         pins = "".join(f" @{p.dim}:{'+'.join(p.axes) or 'none'}" for p in value.pins)
         dims = value.declared
         known_by = "" if dims in (None, value.type.names) else f" as [{', '.join(dims or ())}]"

@@ -117,5 +117,5 @@ def _saving(op: NamedOp, name: str) -> NamedOp:
     (_, *types) = lookup(name).infer(tuple(v.type for v in op.ins), dict(op.attrs))
     plain: dict[str, Any] = {"name": None, "pins": (), "rules_from": None, "declared": None}
     saved = zip(types, lookup(name).saved, strict=True)
-    values = (replace(op.out, type=type_, word=word, **plain) for type_, word in saved)
+    values = (replace(op.out, type=type_, name_hint=hint, **plain) for type_, hint in saved)
     return replace(op, name=name, outs=(op.out, *values))

@@ -138,10 +138,10 @@ class _Emitter:
         *ins: Value,
         of: Value | None,
         role: str = "state",
-        word: str = "",
+        name_hint: str = "",
         **attrs: Any,
     ) -> tuple[Value, ...]:
-        fields = {"role": role, "rules_from": of, "word": word}
+        fields = {"role": role, "rules_from": of, "name_hint": name_hint}
         return Emit(self.builder, self.span, of, fields).apply(name, ins, attrs)
 
     def state(

@@ -432,7 +432,7 @@ class OpDef:
     saving:  the operator with the same first result, and others that its gradient reads: it stands
               in the forward pass of what is differentiated. None: the gradient needs no others.
     words:   what messages call it, where no program can write its name, which is the default.
-    saved:   of such an operator, the words that a reader knows its further results by.
+    saved:   of such an operator, the name hints of its further results.
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.

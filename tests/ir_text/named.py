@@ -110,7 +110,7 @@ class _NamedParser(ir.Parser[Value]):
         if scan.accept("of"):
             fields["rules_from"] = self.known[scan.next()]
         if scan.accept("called"):
-            fields["word"] = scan.next()
+            fields["name_hint"] = scan.next()
         return fields
 
     def type_of(self, value: Value) -> Fields:

@@ -230,8 +230,8 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
             assert number not in self.scope, f"{number} is made twice"
             path = tuple(name.split(".")[:-1]) if name else ()
             about = (fields["type"], line.span, name, path, path, ())
-            more = {"role": fields.get("role", "activation"), "word": fields.get("word", "")}
-            value = named.Value(*about, **more)
+            role, hint = fields.get("role", "activation"), fields.get("name_hint", "")
+            value = named.Value(*about, role=role, name_hint=hint)
             if fields.get("loaded"):
                 value = replace(value, role="param", rules_from=value)
             self.made.append(PlacedTensor(fields.get("value", value), fields["placement"]))
@@ -243,7 +243,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
     def type(self, scan: Scanner) -> Fields:
         type_, where = parse_placed_type(self, scan, self.mesh)
         fields: Fields = {"type": type_, "placement": where, "loaded": scan.accept("param")}
-        return fields | ({"word": scan.next()} if scan.accept("called") else {})
+        return fields | ({"name_hint": scan.next()} if scan.accept("called") else {})
 
     def type_of(self, value: PlacedTensor) -> Fields:
         return {"type": value.type, "placement": value.placement}

@@ -68,11 +68,11 @@ class Engine:
         *ins: Value,
         of: Value | None,
         role: str = "state",
-        word: str = "",
+        name_hint: str = "",
         **attrs: Any,
     ) -> tuple[Value, ...]:
         types = lookup(name).infer(tuple(v.type for v in ins), attrs)
-        outs = tuple(Value(t, SPAN, role=role, rules_from=of, word=word) for t in types)
+        outs = tuple(Value(t, SPAN, role=role, rules_from=of, name_hint=name_hint) for t in types)
         sig = Signature(tuple(v.type for v in ins), types, attrs)
         operands = [self.known[v] for v in ins]
         if self.in_torch:
