@@ -5,8 +5,8 @@ of the gradients) are numbers or tensors, whose values nothing here waits for. `
 number, or a tensor on the host.
 
 Gradients that have to be widened, scaled or decayed are copied for that: all at once where they are
-few, otherwise piece by piece, into the same memory. Those that are `spent` are overwritten: nothing
-reads them any more, and they have the dtype of their parameters.
+few, otherwise piece by piece, into the same memory. Those that are `donated` are overwritten:
+nothing reads them any more, and they have the dtype of their parameters.
 """
 
 import math
@@ -36,10 +36,10 @@ def sgd_(
     scale: Any,
     weight_decay: float,
     room: int = PIECE,
-    spent: bool = False,
+    donated: bool = False,
 ) -> None:
     """Gradient descent: w -= lr * (scale * g + weight_decay * w)."""
-    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale), room, spent):
+    for ws_, full in full_gradients([ws], gs, scale, weight_decay, (lr, scale), room, donated):
         step_along_(ws_, full, lr)
 
 
@@ -53,10 +53,12 @@ def momentum_(
     nesterov: bool,
     weight_decay: float,
     room: int = PIECE,
-    spent: bool = False,
+    donated: bool = False,
 ) -> None:
     """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
-    batches = full_gradients([ws, vs], gs, scale, weight_decay, (lr, scale), room, spent, nesterov)
+    batches = full_gradients(
+        [ws, vs], gs, scale, weight_decay, (lr, scale), room, donated, nesterov
+    )
     for ws_, vs_, full in batches:
         torch._foreach_mul_(vs_, beta)
         torch._foreach_add_(vs_, full)
@@ -80,13 +82,13 @@ def adam_(
     decoupled: bool,
     room: int = PIECE,
     fused: bool = True,
-    spent: bool = False,
+    donated: bool = False,
 ) -> None:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
     It needs contiguous tensors, and its name is private: a torch may lack it. Chunks of one that
     is not contiguous are not to be `fused`, for its rounding is another. It scales gradients that
-    are `spent`, in f32, by itself.
+    are `donated`, in f32, by itself.
     """
     step = int(step)  # it is counted on the host: nothing is waited for
     update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
@@ -99,19 +101,19 @@ def adam_(
         fits = update and fused and all(x.is_contiguous() for x in (w, m, v))
         (together if fits else alone).append(tensors)
     for w, g, m, v in alone:
-        by_operators_(w, g, m, v, lr, scale, step, decoupled=decoupled, spent=spent, **options)
+        by_operators_(w, g, m, v, lr, scale, step, decoupled=decoupled, donated=donated, **options)
     if not together:
         return
     number = torch.full((), step, dtype=torch.float32, device=together[0][0].device)
     options |= {"lr": lr, "amsgrad": False, "maximize": False}
-    if spent and isinstance(scale, torch.Tensor) and scale.dtype == torch.float32:
+    if donated and isinstance(scale, torch.Tensor) and scale.dtype == torch.float32:
         options["grad_scale"], scale = scale.reciprocal(), 1.0  # the kernel divides by it
     # A gradient that lies otherwise is copied: one at a time.
     calls = [[t for t in together if t[1].is_contiguous()]]
     calls += [[t] for t in together if not t[1].is_contiguous()]
     for call in filter(None, calls):
         ws, gs, ms, vs = map(list, zip(*call, strict=True))
-        batches = full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale), room, spent)
+        batches = full_gradients([ws, ms, vs], gs, scale, 0.0, (lr, scale), room, donated)
         for ws_, ms_, vs_, full in batches:
             full = [g.contiguous() for g in full]
             update(ws_, full, ms_, vs_, [], [number] * len(ws_), **options)  # type: ignore[misc]
@@ -130,7 +132,7 @@ def by_operators_(
     eps: float,
     weight_decay: float,
     decoupled: bool,
-    spent: bool = False,
+    donated: bool = False,
 ) -> None:
     """Adam without its kernel.
 
@@ -138,10 +140,10 @@ def by_operators_(
     r = sqrt(c2), which saves a pass.
     """
     decay = 0.0 if decoupled else weight_decay
-    may_overwrite = spent or copies(w, g, scale, decay)
+    may_overwrite = donated or copies(w, g, scale, decay)
     root = one_less_power(beta2, step) ** 0.5
     size = lr * root / one_less_power(beta1, step)
-    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale), PIECE, spent)
+    batches = full_gradients([[w], [m], [v]], [g], scale, decay, (lr, scale), PIECE, donated)
     for (w_,), (m_,), (v_,), (full,) in batches:
         if decoupled and weight_decay:
             w_.mul_(1 - lr * weight_decay)
@@ -159,13 +161,13 @@ def full_gradients(
     weight_decay: float,
     scalars: tuple[Any, ...],
     room: int,
-    spent: bool,
+    donated: bool,
     anew: bool = False,
 ) -> Iterator[list[TensorList]]:
     """Lists of tensors, the first of them `ws`, with those of scale * g + weight_decay * w.
 
     These are `gs` themselves where this is all, unless they are wanted `anew`, to be overwritten;
-    and where they are `spent`. Otherwise there is one list after the other, each of no more
+    and where they are `donated`. Otherwise there is one list after the other, each of no more
     elements than there is `room` for, and than `PIECE`: a parameter with more is in pieces. Where
     one of the `scalars` differs from slice to slice, there is room for all of the largest.
     """
@@ -173,7 +175,7 @@ def full_gradients(
     if not anew and not any(copies(w, g, scale, weight_decay) for w, g in zip(ws, gs, strict=True)):
         yield [*written, gs]
         return
-    if spent:
+    if donated:
         add_decay_(ws, gs, scale, weight_decay)
         yield [*written, gs]
         return

@@ -38,7 +38,7 @@ class Streamed:
         chunk = _of_a_chunk(sig)
         buffers = sum(chunk.ins[i].bytes for i in self.states)
         # A kernel wants it in order; where it is not overwritten, its copies are.
-        in_chunks = chunk.ins[0].elements < sig.ins[0].elements or sig.attrs.get("spent")
+        in_chunks = chunk.ins[0].elements < sig.ins[0].elements or sig.attrs.get("donated")
         copied = chunk.ins[1].bytes if self.turned and in_chunks else 0
         count = lookup(self.update.name).scratch
         return buffers + copied + (count(chunk, numbers) if count else 0)

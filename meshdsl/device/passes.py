@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.device.buckets import in_buckets
+from meshdsl.device.donated_gradients import donated_gradients
 from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
-from meshdsl.device.spent_gradients import spent_gradients
 from meshdsl.device.sums import added_directly, summed_in_place
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.placed.ir import PlacedProgram
@@ -28,7 +28,7 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     `stored` says which parameters single devices have, where another program decides that.
     """
-    grouped = (grouped_norms, spent_gradients, grouped_updates) if program.updates else ()
+    grouped = (grouped_norms, donated_gradients, grouped_updates) if program.updates else ()
     last = (updated_in_place, in_buckets, overlapped, *grouped)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)

@@ -9,7 +9,7 @@ torch text works in place.
 
 An update of a device may be that of several parameters (`device/grouped_updates.py`): the operands
 of one after the other, then the scalars. The torch text has a list of each. There the attribute
-`room` is the most elements of gradients that are copied at once. One with the attribute `spent`
+`room` is the most elements of gradients that are copied at once. One with the attribute `donated`
 copies none: nothing reads its gradients any more, and it overwrites them.
 """
 
@@ -106,7 +106,7 @@ def _scratch(operands: tuple[str, ...]) -> kit.Scratch:
         w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
         decays = attrs.get("weight_decay") and "decoupled" not in attrs
         copied = decays or attrs.get("nesterov") or g.dtype != w.dtype or scale != 1
-        if not copied or attrs.get("spent"):
+        if not copied or attrs.get("donated"):
             return 0
         scalars = sig.ins[operands.index("lr") :]
         differ = any(0 < len(type_.dims) < len(w.dims) for type_ in scalars)

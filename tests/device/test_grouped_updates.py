@@ -138,9 +138,17 @@ def test_a_call_on_lists_is_a_call_for_each(
         assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
     assert not torch.equal(together[0][0], operands()[0][0])
     if not narrow:
-        spent = operands()
-        kernel(spent[0], tensors(1, False), *spent[1:], lr=0.1, scale=scale, spent=True, **options)
-        for found, wanted in zip(spent, together, strict=True):
+        donated = operands()
+        kernel(
+            donated[0],
+            tensors(1, False),
+            *donated[1:],
+            lr=0.1,
+            scale=scale,
+            donated=True,
+            **options,
+        )
+        for found, wanted in zip(donated, together, strict=True):
             torch.testing.assert_close(found, wanted)
 
 
@@ -158,7 +166,7 @@ program p(x[b, i], y[i]) {{
   minimize loss with OPT
 }}
 """
-SPENT: dict[str, tuple[str, str, str, int]] = {
+DONATED: dict[str, tuple[str, str, str, int]] = {
     "all": ("adamw(0.1, clip=1.0)", "sum(tanh(v) * y)", "", 2),
     "with a decay": ("sgd(0.1, weight_decay=0.1)", "sum(tanh(v) * y)", "", 2),
     "looked ahead of": ("momentum(0.1, nesterov=true)", "sum(tanh(v) * y)", "", 2),
@@ -170,13 +178,13 @@ SPENT: dict[str, tuple[str, str, str, int]] = {
 """By name: the optimizer, a term of the loss, what else is returned, how many are overwritten."""
 
 
-@pytest.mark.parametrize("name", SPENT)
+@pytest.mark.parametrize("name", DONATED)
 def test_gradients_are_overwritten_where_nobody_reads_them_again(name: str) -> None:
-    optimizer, term, more, count = SPENT[name]
+    optimizer, term, more, count = DONATED[name]
     text = STEP.format(term=term, more=more)
     program = compiled(optimizer, text).device
-    spent = [node for node in updates(program) if dict(node.attrs).get("spent")]
-    assert sum(len(node.outs) // len(lookup(node.name).overwrites) for node in spent) == count
+    donated = [node for node in updates(program) if dict(node.attrs).get("donated")]
+    assert sum(len(node.outs) // len(lookup(node.name).overwrites) for node in donated) == count
     check_step(StepCase(text.replace("OPT", optimizer), "two", "split"))
 
 

@@ -1,6 +1,6 @@
-"""Gradients that an update may overwrite: nothing reads them after it.
+"""Gradients that are donated to their update, which overwrites them: nothing reads them after it.
 
-So a gradient is scaled and decayed where it is, and no copy of it is made.
+So a gradient is scaled and decayed in place, and no copy of it is made.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.ops.opdef import lookup
 
-SPENT = ("spent", True)
+DONATED = ("donated", True)
 """The attribute of an update whose gradient nothing reads after it."""
 
 
-def spent_gradients(program: DeviceProgram) -> DeviceProgram:
+def donated_gradients(program: DeviceProgram) -> DeviceProgram:
     """The program with updates that overwrite their gradients, where they copied them before."""
-    spending = _Spending(program)
-    return replace(program, body=spending.block(program.body, kept_after(program)))
+    finder = _DonationFinder(program)
+    return replace(program, body=finder.block(program.body, kept_after(program)))
 
 
-class _Spending:
+class _DonationFinder:
     def __init__(self, program: DeviceProgram) -> None:
         self.owners = shared(program)
         self.groups: dict[Var, set[Var]] = defaultdict(set)
@@ -42,7 +42,7 @@ class _Spending:
     def block(
         self, nodes: tuple[Node, ...], ends: Collection[Var], is_loop: bool = False
     ) -> tuple[Node, ...]:
-        """The statements of a program or a loop; `ends` are read behind them.
+        """The statements of a program or a loop; `ends` are read after them.
 
         In a loop, a gradient is made in the same iteration, in memory of its own.
         """
@@ -55,9 +55,9 @@ class _Spending:
                 grad = self._copied(node)
                 group = self.groups.get(self.owners.get(grad, grad), {grad}) if grad else set()
                 alone = bool(group) and all(last_read.get(v, -1) <= at for v in group)
-                spent = alone and self.others.isdisjoint(group)
-                spent = spent and (not is_loop or grad in makes)
-                new.append(replace(node, attrs=(*node.attrs, SPENT)) if spent else node)
+                is_donated = alone and self.others.isdisjoint(group)
+                is_donated = is_donated and (not is_loop or grad in makes)
+                new.append(replace(node, attrs=(*node.attrs, DONATED)) if is_donated else node)
             elif isinstance(node, DeviceLoop) and not isinstance(node, Pipeline):
                 new.append(replace(node, body=self.block(node.body, node.ends, is_loop=True)))
             else:
