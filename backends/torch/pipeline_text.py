@@ -48,7 +48,7 @@ VERSIONS = {
 
 def write_pipeline(writer: StatementWriter, node: Pipeline) -> None:
     """Write a pipeline, by the means of a writer of statements."""
-    if node.homes:
+    if node.node_stages:
         one_each = tuple((stage,) for stage in range(len(node.rows)))
         CutNetworkText(PassText(writer, node, node.known.held != one_each)).write()
         return

@@ -14,10 +14,10 @@ from meshdsl.backends.torch.state_table import StateRow, state_table
 from meshdsl.device.ir import (
     Bucket,
     DeviceProgram,
-    Ends,
     Move,
     Pipeline,
     StagePhase,
+    Stages,
     Var,
     walk,
 )
@@ -145,12 +145,12 @@ def _groups(program: DeviceProgram) -> list[tuple[str, ...]]:
     """The sets of mesh axes that collectives run over."""
     steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
     pipes = [node for node in program.body if isinstance(node, Pipeline)]
-    ways = (groups for node in pipes if node.homes for *_, groups in messages(node))
+    ways = (groups for node in pipes if node.node_stages for *_, groups in messages(node))
     cut = dict.fromkeys(itertools.chain.from_iterable(ways))
     lines = [
         (line_group(node.axis, part, number, back),)
         for node in pipes
-        if not node.homes
+        if not node.node_stages
         for part in node.staged
         for number in range(len(node.loop(part).carries))
         for back in ((False, True) if goes_back(node) else (False,))
@@ -159,7 +159,7 @@ def _groups(program: DeviceProgram) -> list[tuple[str, ...]]:
     return [*axes, *lines, *((group,) for group in cut)]
 
 
-def messages(node: Pipeline) -> Iterator[tuple[Move, Ends, tuple[str, ...]]]:
+def messages(node: Pipeline) -> Iterator[tuple[Move, Stages, tuple[str, ...]]]:
     """The messages of a network that is cut: their stages, and the groups of the line of each.
 
     Between two devices each has a group of its own; other devices may use it as well. Where

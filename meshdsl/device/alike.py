@@ -24,7 +24,7 @@ def alike_devices(program: DeviceProgram, in_memory: bool = False) -> tuple[tupl
     if pipe is None:
         return ((0,),)
     table = pipe.known
-    differ: object = pipe.homes
+    differ: object = pipe.node_stages
     if in_memory:
         # Blocks of sizes of their own, and versions by the order of passes.
         differ = differ or program.mesh.given or pipe.versioned or table.schedule.updates

@@ -431,7 +431,7 @@ WEIGHTS = tuple(part for part in StagePhase if StagePhase.WEIGHTS <= part < Stag
 UPDATE = tuple(part for part in StagePhase if part >= StagePhase.UPDATE)
 """The update of a stage, on the way."""
 
-Ends = tuple[int, ...]
+Stages = tuple[int, ...]
 """The stage of a statement, or the two of a message; empty where the part says which."""
 
 STAGED = frozenset(
@@ -462,15 +462,15 @@ class Pipeline(DeviceLoop):
     stages device `axis=k` has, and in which order it does forward and backward passes. `stages`
     are those that are looked at, of a `device` or of all that have them; empty: of any device.
     `sizes` are the iterations of each stage, where these are not as many as its loops say: then
-    that is the largest of them. Where rules cut a network, `homes` has the stages of each
-    statement, which then stand stage by stage.
+    that is the largest of them. Where rules cut a network, `node_stages` has the stages of each
+    statement, and the statements are ordered by stage.
     """
 
     axis: str = ""
     parts: tuple[StagePhase, ...] = ()
     table: Verified | None = None
     stages: tuple[int, ...] = ()
-    homes: tuple[Ends, ...] = ()
+    node_stages: tuple[Stages, ...] = ()
     sizes: tuple[int, ...] = ()
     device: int | None = None
 
@@ -483,10 +483,10 @@ class Pipeline(DeviceLoop):
         )
 
     @property
-    def places(self) -> Iterator[tuple[Node, StagePhase, Ends]]:
+    def places(self) -> Iterator[tuple[Node, StagePhase, Stages]]:
         """Every statement, with its part, and of a network that is cut its stages."""
-        homes = self.homes or ((),) * len(self.body)
-        yield from zip(self.body, self.parts, homes, strict=True)
+        node_stages = self.node_stages or ((),) * len(self.body)
+        yield from zip(self.body, self.parts, node_stages, strict=True)
 
     @property
     def known(self) -> Verified:
@@ -499,7 +499,7 @@ class Pipeline(DeviceLoop):
         """The last stage."""
         return self.known.schedule.stages - 1
 
-    def does(self, part: StagePhase, stage: int, ends: Ends = ()) -> bool:
+    def does(self, part: StagePhase, stage: int, ends: Stages = ()) -> bool:
         """Whether a stage does a part: what all do, what its end does, what leaves its device.
 
         Of a network that is cut, `ends` are the stages of a statement.
@@ -514,7 +514,7 @@ class Pipeline(DeviceLoop):
             return 0 <= behind <= self.last and device_of[0, stage] != device_of[0, behind]
         return bool(ends) or stage == {"first": 0, "last": self.last}.get(part.stages, stage)
 
-    def times(self, part: StagePhase, ends: Ends = ()) -> int:
+    def times(self, part: StagePhase, ends: Stages = ()) -> int:
         """How often a part is done in a step; of all devices, as often as one does."""
         return self._most(part, lambda stage: 1, ends)
 
@@ -526,7 +526,7 @@ class Pipeline(DeviceLoop):
         """How many iterations of a loop of a part a stage has."""
         return self.sizes[stage] if self.sizes and part in STAGED else node.repeats
 
-    def _most(self, part: StagePhase, count: Callable[[int], int], ends: Ends = ()) -> int:
+    def _most(self, part: StagePhase, count: Callable[[int], int], ends: Stages = ()) -> int:
         """The most that is counted of a device, for the micro-batches that it does a part of.
 
         Or for its updates, which belong to the stages of one device.
@@ -548,9 +548,9 @@ class Pipeline(DeviceLoop):
         restricted = replace(self, stages=stages, device=device)
         times = {at: restricted.times(*at) for at in {(p, e) for _, p, e in self.places}}
         places = [(n, p, e) for n, p, e in self.places if times[p, e]]
-        homes = tuple(ends for *_, ends in places) if self.homes else ()
+        node_stages = tuple(ends for *_, ends in places) if self.node_stages else ()
         body, parts = tuple(n for n, *_ in places), tuple(p for _, p, _ in places)
-        return replace(restricted, body=body, parts=parts, homes=homes)
+        return replace(restricted, body=body, parts=parts, node_stages=node_stages)
 
     def arriving(self, stage: int, forward: bool) -> tuple[Move, ...]:
         """The messages to a stage of a network that is cut, which its pass begins with."""
@@ -610,7 +610,7 @@ class Pipeline(DeviceLoop):
     @property
     def received(self) -> frozenset[Var]:
         """What a stage keeps of a micro-batch, where it computes the rest again."""
-        if not self.recomputes or self.homes:
+        if not self.recomputes or self.node_stages:
             return frozenset()
         return frozenset(c.init for c in self.loop(StagePhase.LOOP).carries)
 
@@ -635,7 +635,7 @@ class Pipeline(DeviceLoop):
 
         None where nothing is computed after it: then the stage sends behind its loop.
         """
-        if self.homes or StagePhase.SENT_BACKWARD not in self.parts:
+        if self.node_stages or StagePhase.SENT_BACKWARD not in self.parts:
             return None
         loop = self.loop(StagePhase.LOOP_BACKWARD)
         ends = {c.next for c in loop.carries}
@@ -653,7 +653,7 @@ class Pipeline(DeviceLoop):
         for (part, ends), group in groupby(self.places, lambda place: place[1:]):
             places += [(node, part, ends) for node in block(tuple(node for node, *_ in group))]
         body, parts, stages = zip(*places, strict=True)
-        return replace(self, body=body, parts=parts, homes=stages if self.homes else ())
+        return replace(self, body=body, parts=parts, node_stages=stages if self.node_stages else ())
 
 
 Node = Compute | Move | Bucket | Start | Wait | DeviceLoop

@@ -487,12 +487,12 @@ class MemoryWalk:
     def _part(self, node: Pipeline, part: StagePhase) -> None:
         """Walk a part of a pass; what a loop carries is received where it does not begin."""
         begins = {StagePhase.LOOP: 0, StagePhase.LOOP_BACKWARD: node.last}
-        if not node.homes and begins.get(part, self.stage) != self.stage:
+        if not node.node_stages and begins.get(part, self.stage) != self.stage:
             loop = node.loop(part)
             for carry in loop.carries:
                 received = self._take(carry.inside, loop.span.line)
                 self.held.bind(carry.init.name, received)
-        if node.homes and part in (StagePhase.LOOP, StagePhase.LOOP_BACKWARD):
+        if node.node_stages and part in (StagePhase.LOOP, StagePhase.LOOP_BACKWARD):
             self._arrived(node, part is StagePhase.LOOP)
         nodes = node.of(part, stage=self.stage)
         self._nodes(nodes, tuple(self.dead[n] for n in nodes))

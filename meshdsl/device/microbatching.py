@@ -56,7 +56,7 @@ def in_micro_batches(program: DeviceProgram) -> DeviceProgram:
     pipe = program.placed.pipe
     if pipe is None or pipe.cut is None:
         return program
-    return _Cutting(program, pipe.cut, pipe.homes).program()
+    return _Cutting(program, pipe.cut, pipe.stage_of).program()
 
 
 def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -> NoReturn:
@@ -65,9 +65,9 @@ def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -
 
 class _Cutting:
     def __init__(
-        self, program: DeviceProgram, cut: Microbatching, homes: Mapping[Value, int]
+        self, program: DeviceProgram, cut: Microbatching, stage_of: Mapping[Value, int]
     ) -> None:
-        self.source, self.cut, self.homes = program, cut, homes
+        self.source, self.cut, self.stage_of = program, cut, stage_of
         self.mesh: Mesh = replace(program.mesh, moments=((cut.axis, cut.micro),))
         self.parts = counted(cut.micro, "micro-batch")
         self.names = Names(names_of(program))
@@ -293,7 +293,7 @@ class _Cutting:
         """A value of the whole batch, made before the loop; None of what stages make."""
         if var in self.source.inputs or var not in self.inside:
             return var
-        if var.value in self.homes:
+        if var.value in self.stage_of:
             return None
         if var not in self.of_batch:
             self.of_batch[var] = self._made_whole(var)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from meshdsl.device.ir import (
     Compute,
     DeviceLoop,
-    Ends,
     Move,
     Node,
     StagePhase,
+    Stages,
     Var,
     known_words,
     renamed,
@@ -30,9 +30,9 @@ from meshdsl.placed.collectives import send
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Mesh
 
-Placed = tuple[Node, StagePhase, Ends]
+Placed = tuple[Node, StagePhase, Stages]
 
-Message = tuple[Move, int, Ends]
+Message = tuple[Move, int, Stages]
 """What is sent, the position at which it is, and the two stages."""
 
 FREE = -1
@@ -86,10 +86,10 @@ class Positions:
         if is_constant(node):
             return FREE
         before = [p for v in reads_of(node) if (p := self.made.get(v)) is not None]
-        homes = self.pipe.homes
+        stage_of = self.pipe.stage_of
         # Of a sum of the step each stage has its own.
         results = [v for v in node.makes if v.name not in self.totals]
-        stages = [homes[v.value] for v in results if v.value in homes]
+        stages = [stage_of[v.value] for v in results if v.value in stage_of]
         earliest = max(before, default=FREE)
         if node.phase != "backward":
             return max(stages[0] if stages else FREE, earliest)

@@ -16,11 +16,11 @@ from meshdsl.device.ir import (
     Compute,
     DeviceLoop,
     DeviceProgram,
-    Ends,
     Move,
     Node,
     Pipeline,
     StagePhase,
+    Stages,
     Var,
     known_words,
 )
@@ -143,7 +143,7 @@ def read_in_passes(pipe: Pipeline) -> Iterator[tuple[Var, set[int]]]:
             yield var, _devices(pipe, node, part, ends, var)
 
 
-def _devices(pipe: Pipeline, node: Node, part: StagePhase, ends: Ends, var: Var) -> set[int]:
+def _devices(pipe: Pipeline, node: Node, part: StagePhase, ends: Stages, var: Var) -> set[int]:
     end_devices = {"first": {0}, "last": {pipe.last}}
     stages = {ends[0]} if ends else end_devices.get(read_in(node, part, var).stages)
     # By device and stage: there are fewer of these than of micro-batches on them.

@@ -135,9 +135,13 @@ def _pipeline(
     fields = {name: getattr(node, name) for name in DeviceLoop.__dataclass_fields__}
     if pipe.count:
         cuts = Cuts(replace(node, body=body), pipe, program.mesh, names, lists)
-        nodes, parts, homes = zip(*cuts.placed(), strict=True)
+        nodes, parts, stages = zip(*cuts.placed(), strict=True)
         return Pipeline(
-            **{**fields, "body": nodes}, axis=pipe.axis, parts=parts, table=table, homes=homes
+            **{**fields, "body": nodes},
+            axis=pipe.axis,
+            parts=parts,
+            table=table,
+            node_stages=stages,
         )
     pairs = _of_loop(replace(node, body=body), pipe, program, table, names, lists)
     fields["body"] = tuple(n for _, n in pairs)

@@ -61,7 +61,7 @@ class Piped:
     stage that it has beside its own, where devices have each other's in pairs.
 
     Where `rules` cut a network into `count` stages (`stage_rules.py`) there is no loop, and `dim`
-    is empty; `homes` are then the stages of the values of a placed program.
+    is empty; `stage_of` has then the stages of the values of a placed program.
     """
 
     dim: str
@@ -75,7 +75,7 @@ class Piped:
     others: tuple[int, ...] = ()
     count: int = 0
     rules: tuple[StageRule, ...] = ()
-    homes: Mapping[Value, int] = field(default_factory=dict, compare=False)
+    stage_of: Mapping[Value, int] = field(default_factory=dict, compare=False)
 
     def stages(self, mesh: Mesh) -> int:
         """The number of stages; a device may have several."""

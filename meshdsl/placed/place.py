@@ -53,7 +53,7 @@ from meshdsl.placed.reshard import (
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stage_plans import StagePlan, without_stages
-from meshdsl.placed.stage_rules import pipeline_of, with_homes
+from meshdsl.placed.stage_rules import pipeline_of, with_stages
 from meshdsl.placed.stage_sums import terms_apart
 from meshdsl.placed.stage_walk import NeededWhole
 from meshdsl.placed.storage import with_loads
@@ -170,7 +170,7 @@ def place(
     if isinstance(spec, Layout):
         placed = with_gathers_again(placed, spec, search.price)
     if placed.pipe is not None:
-        placed = replace(placed, pipe=with_homes(placed.rewritten, placed.pipe))
+        placed = replace(placed, pipe=with_stages(placed.rewritten, placed.pipe))
     # The search counts every tensor in its own dtype.
     if placed.plan is not None and reduced_in(placed):
         placed = replace(placed, plan=replace(placed.plan, least=False))

@@ -131,16 +131,16 @@ class _PlacedPrinter(Printer[PlacedTensor]):
             yield f"{INDENT}return {name} = {self.numbers[tensor]}"
         for old, new in program.updates:
             yield f"{INDENT}update {self.numbers[old]} = {self.numbers[new]}"
-        yield from self._homes(program)
+        yield from self._stages(program)
 
-    def _homes(self, program: PlacedProgram) -> Iterator[str]:
+    def _stages(self, program: PlacedProgram) -> Iterator[str]:
         """`on stage 1: %5 %6`, of a network that rules cut into stages."""
-        homes = {} if program.pipe is None else program.pipe.homes
+        stage_of = {} if program.pipe is None else program.pipe.stage_of
         tensors = (t for n in every(program.body) if not isinstance(n, Reshard) for t in n.makes)
         by_stage: dict[int, list[str]] = {}
         for tensor in dict.fromkeys(tensors):
-            if tensor.value in homes:
-                by_stage.setdefault(homes[tensor.value], []).append(self.numbers[tensor])
+            if tensor.value in stage_of:
+                by_stage.setdefault(stage_of[tensor.value], []).append(self.numbers[tensor])
         for stage, numbers in sorted(by_stage.items()):
             yield f"{INDENT}on stage {stage}: {' '.join(numbers)}"
 

@@ -70,11 +70,11 @@ def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Pi
     return pipe
 
 
-def with_homes(program: NamedProgram, pipe: Piped) -> Piped:
+def with_stages(program: NamedProgram, pipe: Piped) -> Piped:
     """The pipeline with the stages of all values of its passes, where rules cut the network."""
     if not pipe.count:
         return pipe
-    return replace(pipe, homes=_Stages(program, pipe).of_all())
+    return replace(pipe, stage_of=_Stages(program, pipe).of_all())
 
 
 def _pipe(

@@ -78,7 +78,7 @@ def in_time(pipe: Pipeline, program: DeviceProgram, timing: Timing) -> TimedSche
     passes: dict[tuple[int, ...], Mapping[str, Pass]] = {}
     each = []
     for stage in range(last + 1):
-        alone = (stage,) if pipe.homes else (stage == 0, stage == last)
+        alone = (stage,) if pipe.node_stages else (stage == 0, stage == last)
         kind = (*alone, *pipe.sizes[stage : stage + 1])
         if kind not in passes:
             run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
@@ -187,7 +187,7 @@ class _Stage(DeviceRun):
         for slot in found.row(self.device):
             forward, stage = slot.action.kind == "F", slot.action.stage
             messages = node.leaving(stage, forward)
-            leaves = bool(node.homes) or node.does(
+            leaves = bool(node.node_stages) or node.does(
                 StagePhase.SENT if forward else StagePhase.SENT_BACKWARD, stage
             )
             passes_on = slot.action.kind in "FBI"
@@ -210,7 +210,7 @@ class _Stage(DeviceRun):
 
     def _awaited(self, node: Pipeline, forward: bool, stage: int) -> tuple[Move, ...]:
         """The messages that a pass of a stage waits for, if it begins with some."""
-        return node.arriving(stage, forward) if node.homes else node.leaving(stage, forward)
+        return node.arriving(stage, forward) if node.node_stages else node.leaving(stage, forward)
 
     def _put(self, done: Pass, at: int, held: int) -> None:
         """A pass that begins at a time, when so much memory is held."""

@@ -258,8 +258,8 @@ def _pipeline(loop: DeviceLoop, axis: str, line: IRLine) -> Pipeline:
     parts_ = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
     each = [part for part, size in parts_ if part for _ in range(size)]
     parts = tuple(StagePhase[part[1]] for part in each)
-    homes = tuple(tuple(map(int, part[2].split(" to "))) if part[2] else () for part in each)
+    stages = tuple(tuple(map(int, part[2].split(" to "))) if part[2] else () for part in each)
     sizes = next((tuple(map(int, words[1:])) for words in said if words[0] == "iterations"), ())
     about = {name: getattr(loop, name) for name in DeviceLoop.__dataclass_fields__}
     about |= {"axis": axis, "parts": parts, "table": table, "sizes": sizes}
-    return Pipeline(**about, homes=homes if any(homes) else ())
+    return Pipeline(**about, node_stages=stages if any(stages) else ())

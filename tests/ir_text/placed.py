@@ -157,7 +157,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
         placed = PlacedProgram(
             before, self.mesh, self.layout, self.policy, inputs,
             tuple(map(Parameter, learned, params)), body, outputs, tuple(self.made), {},
-            states, updates, pipe=pipe and replace(pipe, homes=self._homes(on_stages)),
+            states, updates, pipe=pipe and replace(pipe, stage_of=self._stages(on_stages)),
         )  # fmt: skip
         return replace(placed, named=placed.rewritten)
 
@@ -191,7 +191,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
         each = (line.text.removeprefix("on stage ").split(": ") for line in lines)
         return [(int(stage), numbers.split(" ")) for stage, numbers in each]
 
-    def _homes(self, found: list[tuple[int, list[str]]]) -> dict[named.Value, int]:
+    def _stages(self, found: list[tuple[int, list[str]]]) -> dict[named.Value, int]:
         return {self.numbered[n].value: stage for stage, numbers in found for n in numbers}
 
     def _use(self, line: IRLine) -> ScheduleUse:
