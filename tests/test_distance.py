@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import CodeType
 
 from benchmarks.distance import EXAMPLE, ROOT, WAYS, distance, entered, file_of
+from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 
@@ -47,6 +49,52 @@ def test_a_compile_enters_the_functions_of_the_walk_in_their_order() -> None:
     codes = cold(batch=56, io=88)
     places = [position(codes, name, file) for file, name in names]
     assert places == sorted(places), names
+
+
+MAPPED = """
+dim batch = 8, model = 8, hidden = 8, classes = 4, layers = 2
+mesh two = { rows: 2 }
+layout sharded { batch -> rows, params: model -> rows, grads: model -> rows }
+layout cut { h: rows = 1 } with one_f_one_b[batch](2)
+layout looped { layers -> rows } with one_f_one_b[batch](2)
+program net(x[batch, model]) {
+  param up[model, hidden]
+  g = cumsum[hidden](einsum(x, up -> [batch, hidden]), reverse=1)
+  repeat layers {
+    param bias[hidden]
+    g = g + bias
+  }
+  param down[hidden, classes]
+  h = einsum(g, down -> [batch, classes])
+  loss = mean(h * h)
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+"""A program and layouts that enter every function of the map in docs/system.md."""
+
+
+def test_the_map_of_decisions_names_functions_that_compiles_enter() -> None:
+    text = (ROOT / "docs" / "system.md").read_text(encoding="utf-8")
+    rows = text.partition("## Where it is decided")[2].partition("\n## ")[0]
+    pairs = re.findall(r"`((?:meshdsl|backends)/[\w/]+\.py)`(?:, `([\w.]+)`)?", rows)
+    assert all((ROOT / file).is_file() for file, _ in pairs)
+    functions = [(file, name) for file, name in pairs if name]
+    assert len(functions) > 10
+    codes = {
+        (file_of(code), code.co_qualname)
+        for layout in ("sharded", "cut", "looped")
+        for code in entered(partial(_lowered, layout))
+    }
+    for file, name in functions:
+        assert (str(ROOT / file), name) in codes, f"no compile enters `{name}` of {file}"
+
+
+def _lowered(layout: str) -> None:
+    options = Options(layout=layout, cache=False)
+    compilation = Compilation(Source("net.mdsl", MAPPED), options, Diagnostics())
+    memory(compilation.device)
+    assert compilation.text
 
 
 def test_six_functions_lead_from_the_policy_to_the_placed_program() -> None:
