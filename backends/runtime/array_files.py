@@ -112,9 +112,14 @@ def read_member(
     array = StoredArray(path, npy_dtype(dtype), shape, dtype.str, order="F" if fortran else "C")
     if info.compress_type != zipfile.ZIP_STORED:
         return replace(array, member=info.filename)
+    return replace(array, offset=member_start(file, info) + header)
+
+
+def member_start(file: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """The byte of an open archive at which a member begins that is not compressed."""
     file.seek(info.header_offset + 26)  # lengths of the name and of the extra field before the data
     lengths = np.frombuffer(file.read(4), "<u2")
-    return replace(array, offset=info.header_offset + 30 + int(lengths.sum()) + header)
+    return info.header_offset + 30 + int(lengths.sum())
 
 
 def read_npy_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

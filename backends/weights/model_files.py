@@ -11,10 +11,11 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.runtime.array_files import member_start, read_arrays
 from meshdsl.backends.runtime.lazy_numpy import np
+from meshdsl.backends.runtime.mapped_arrays import FileElements, end_of
 from meshdsl.backends.runtime.stored import StoredArray
 from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
 from meshdsl.records import dataclass
@@ -159,36 +160,40 @@ def _row_major(array: StoredArray) -> ModelTensor:
 
 def _of_torch(path: str) -> Iterator[tuple[str, ModelTensor]]:
     """The tensors of a file that `torch.save` has written, none of whose values is read."""
-    state = _state_dict(path)
-    size = os.stat(path).st_size
+    state, records = _state_dict(path)
     for key, tensor in state.items():
         if not hasattr(tensor, "untyped_storage"):
             kind = type(tensor).__name__
             raise ModelRefused(f"{path} holds a {kind} under `{key}`, not a tensor", SAVE_STATE)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in _TORCH_DTYPES or not _is_plain(tensor):
+            raise Refused(f"{path}: tensor {key} is {dtype}, {tensor.layout}: not supported")
         begin = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
         if begin is None:
             help = "save it again with today's `torch.save`, or as .safetensors"
             raise ModelRefused(f"{path} does not say where its tensors are", help)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in _TORCH_DTYPES or tensor.layout != _strided():
-            raise Refused(f"{path}: tensor {key} is {dtype}, {tensor.layout}: not supported")
         language, stored = _TORCH_DTYPES[dtype]
         width, shape = tensor.element_size(), tuple(tensor.shape)
-        if begin + tensor.untyped_storage().nbytes() > size:
-            raise Refused(f"{path} is damaged: it ends before tensor {key} does")
         strides = tuple(width * step for step in tensor.stride())
         offset = begin + width * tensor.storage_offset()
+        end = end_of(FileElements(path, language, stored, offset, strides), shape)
+        if any(step < 0 for step in strides) or end > begin + records.get(begin, 0):
+            raise Refused(f"{path} is damaged: tensor {key} lies outside of its bytes")
         yield key, ModelTensor(path, language, stored, shape, offset, strides)
 
 
-def _strided() -> Any:
+def _is_plain(tensor: Any) -> bool:
+    """Whether the bytes in the file are the values: strided, and not of the opposite sign."""
     import torch
 
-    return torch.strided
+    return tensor.layout == torch.strided and not tensor.is_neg()
 
 
-def _state_dict(path: str) -> Mapping[str, Any]:
-    """The table of tensors in a file of torch, with the places of their values alone."""
+def _state_dict(path: str) -> tuple[Mapping[str, Any], Mapping[int, int]]:
+    """The table of tensors in a file of torch, with the places of their values alone.
+
+    Beside it: how many bytes begin at each of these places.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -200,6 +205,7 @@ def _state_dict(path: str) -> Mapping[str, Any]:
                 raise ModelRefused(f"{path} {form}", "save it again, or as .safetensors")
             if not zipfile.is_zipfile(file):
                 raise Refused(f"{path} is damaged: it ends early")
+            records = _records(file, path)
         with FakeTensorMode():
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Refused:
@@ -214,4 +220,19 @@ def _state_dict(path: str) -> Mapping[str, Any]:
     if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
         kind = type(state).__name__
         raise ModelRefused(f"{path} holds a {kind}, not a table of tensors", SAVE_STATE)
-    return state
+    return state, records
+
+
+def _records(file: IO[bytes], path: str) -> dict[int, int]:
+    """The bytes of each record of an archive of torch, by the byte at which they begin.
+
+    Refuses numbers in big-endian order: without values, torch would swap bytes that are not there.
+    """
+    records = {}
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            if info.filename.endswith("/byteorder") and archive.read(info) != b"little":
+                raise ModelRefused(f"{path} is big-endian", "save it again as .safetensors")
+            if info.compress_type == zipfile.ZIP_STORED:
+                records[member_start(file, info)] = info.file_size
+    return records

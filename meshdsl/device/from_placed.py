@@ -120,7 +120,7 @@ class _Lowering:
 
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
-        results = [t.value.word or self.results.get(t.value, "") for t in node.outs]
+        results = [t.value.name_hint or self.results.get(t.value, "") for t in node.outs]
         if lookup(node.name).view and _is_relabelled(node):
             results = [results[0] or self._word_of(node.ins[0].value)]
         onto = 0 if node.outs[0] in self.written_into else None

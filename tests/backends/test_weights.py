@@ -417,6 +417,31 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     assert {d.code for d in (refused(folder), refused(state))} == {"MD0553"}
 
 
+def rewritten(path: Path, **records: Any) -> None:
+    """Write a file of torch again: each record by what makes its new content of the old one."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            change = records.get(Path(name).stem, bytes)
+            archive.writestr(name, change(data))
+
+
+def test_state_dicts_whose_bytes_are_not_the_values_are_refused(tmp_path):
+    """Another order of bytes, signs kept apart, sparse tensors, and places of other tensors."""
+    path, values = tmp_path / "s.bin", torch.ones(2, 3)
+    torch.save({"a": torch.complex(values, values).conj().imag}, path)
+    assert "tensor a is float32, torch.strided: not supported" in refused(path).message
+    torch.save({"a": values.to_sparse()}, path)
+    assert "tensor a is float32, torch.sparse_coo: not supported" in refused(path).message
+    torch.save({"a": values, "b": values + 1}, path)
+    rewritten(path, byteorder=lambda data: b"big")
+    assert "is big-endian" in refused(path).message
+    torch.save({"a": torch.ones(7)[4:], "b": values}, path)
+    rewritten(path, data=lambda data: data.replace(b"K\x04K\x03", b"K\x05K\x03"))
+    assert "tensor a lies outside of its bytes" in refused(path).message
+
+
 def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path, models):
     _, model = params_and_model()
     path = write_folder(tmp_path / "m", model) / "model.safetensors"
