@@ -76,6 +76,8 @@ def tensors_of(path: str) -> dict[str, ModelTensor]:
     Raises Refused for what cannot be read, is damaged, or ends early.
     """
     if not os.path.isdir(path):
+        if not os.path.lexists(path):
+            raise Refused(f"there is no {path}")
         return _tensors_in(path)
     try:
         names = list(_candidates(Path(path)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -124,11 +123,16 @@ class _Comparison:
 
     def surplus(self) -> Iterator[_Row]:
         """Tensors that no entry reads, and no `ignore`."""
+        ignored = [_any_text(pattern) for pattern in self.weights.ignored]
         for key, tensor in self.tensors.items():
-            ignored = any(fnmatch.fnmatchcase(key, p) for p in self.weights.ignored)
-            if key not in self.read and not ignored:
+            if key not in self.read and not any(pattern.fullmatch(key) for pattern in ignored):
                 found = f"{tensor.dtype}{_sizes(tensor.shape)}"
                 yield _Row(key, "-", "-", found, "no entry reads it")
+
+
+def _any_text(pattern: str) -> re.Pattern[str]:
+    """The expression of a pattern in which `*` is any text, and all else stands for itself."""
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
 def _described(type_: TensorType) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshdsl.backends.runtime.array_files import safetensors_parts
 from meshdsl.backends.runtime.user_files import replacing_for_good, sync_folder, write_file
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.weights.model_files import INDEX, TORCH
+from meshdsl.backends.weights.model_files import CHECKPOINT, INDEX, TORCH
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.weights import FilePlace, StoredParam, WeightMap
@@ -66,12 +66,14 @@ def check_model(path: str, force: bool) -> None:
     if out.suffix == ".npz":
         help = "name a folder, a .safetensors file or a .bin file"
         fail("MD0554", f"{path}: models are no .npz files", help=help)
-    if out.exists() and not is_folder(path) and not force:
+    if out.is_file() and not is_folder(path) and not force:
         fail("MD0554", f"{path} exists", help="name another file, or add `--force`")
     if not out.absolute().parent.is_dir():
         fail("MD0554", f"there is no folder {out.parent}", help="make it first")
-    if is_folder(path) and out.exists() and not out.is_dir():
-        fail("MD0554", f"{path} is no folder", help="name another")
+    if out.exists() and out.is_dir() != is_folder(path):
+        fail("MD0554", f"{path} is {'no' if is_folder(path) else 'a'} folder", help="name another")
+    if any((out / name).exists() for name in CHECKPOINT):
+        fail("MD0554", f"{path} holds a checkpoint", help="name another folder for the model")
     held = [name for name in _model_files(out)] if out.is_dir() else []
     if held and not force:
         help = "name another folder, or add `--force` to replace it"

@@ -231,6 +231,10 @@ class _EntryReader:
                 self.stored[name] = self._param(name, entry, at)
 
     def _param(self, name: str, entry: ast.WeightsEntry, at: int) -> StoredParam:
+        for place in entry.places[:-1]:
+            if isinstance(place, ast.StoredPath) and _dotted(place.path) == INIT:
+                message = f"what stands behind `{INIT}` is never read"
+                fail("MD0147", message, place.span, help=f"write `{INIT}` as the last one")
         places, optional = self._places(name, entry, at, (name,))
         first = entry.places[0]
         is_tied = isinstance(first, ast.StoredPath) and _dotted(first.path) != INIT
@@ -370,6 +374,10 @@ def _key(place: ast.FileTensor, type_: TensorType) -> tuple[tuple[str, ...], tup
             message = f"the parameter has no dim `{dim}`"
             fail("MD0146", message, place.key.span, help=help)
         shift = int(f"{sign or '+'}{offset or 0}")
+        if factor == "0" or shift < 0:
+            first = f"begins at {shift}" if shift < 0 else "is one number for all indices"
+            help = "keys are numbered from 0 or above, with another number for each index"
+            fail("MD0147", f"`{{{inside}}}` {first}", place.key.span, help=help)
         numbers.append(KeyNumber(dim, type_.size(dim), int(factor or 1), shift))
         texts.append(text)
     if math.prod(number.size for number in numbers) > MOST_KEYS:

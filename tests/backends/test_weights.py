@@ -48,6 +48,7 @@ weights hf {
   head: "lm_head.weight"[vocab, model] or embed
   extra: init
   ignore "*.bias"
+  ignore "sizes[*]"
 }
 program p(ids[batch]: i32) {
   param embed[vocab, model]
@@ -88,6 +89,7 @@ def params_and_model() -> tuple[dict[str, Any], dict[str, Any]]:
         model[f"h.{layer}.kv.weight"] = np.concatenate(both, axis=1)
         model[f"h.{2 * layer + 1}.up"] = params["up"][layer].T[:, :, None]
         model[f"h.{layer}.q.bias"] = np.zeros(3, np.float32)
+    model["sizes[0]"] = np.zeros(3, np.float32)
     params |= {"head": params["embed"], "extra": np.ones(8, np.float32)}
     return params, model
 
@@ -172,9 +174,9 @@ def test_what_is_written_is_what_was_read(tmp_path, models, kind, monkeypatch):
     export_params({0: tensors}, str(out), program.PARAMS, {}, chosen_weights(made, None))
     written = theirs(out)
     assert (out / "model.safetensors.index.json").exists() == (kind == "shards")
-    wanted = {k: v for k, v in model.items() if "bias" not in k} | {
-        "lm_head.weight": params["head"]
-    }
+    ignored = ("bias", "sizes")
+    wanted = {k: v for k, v in model.items() if not any(word in k for word in ignored)}
+    wanted["lm_head.weight"] = params["head"]
     assert written.keys() == wanted.keys()
     for key, tensor in wanted.items():
         np.testing.assert_array_equal(written[key], tensor, err_msg=key)
@@ -460,8 +462,22 @@ def test_which_block_is_meant(tmp_path, models):
         run(compile_text(plain), "local", InputSource(None, str(models[1]["file"]), 0))
     assert "declare a `weights` block" in str(error.value.diagnostics[0].help)
     twice = PROGRAM.replace("program p", 'weights other { embed: "e"[vocab, model] }\nprogram p')
-    assert refused(path, twice).help == "choose one: `--as hf`"
+    assert "choose one: `--as hf`" in refused(path, twice).help
     assert "no entry in `weights other`" in refused(path, twice, "other").message
+
+
+ENTRIES = {
+    'wq: init or "h.{layers}.q.weight"[(kv, group, key), model]': "behind `init` is never read",
+    'wq: "h.{layers - 1}.q.weight"[(kv, group, key), model]': "`{layers - 1}` begins at -1",
+    'wq: "h.{0 * layers}.q"[(kv, group, key), model]': "is one number for all indices",
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_entries_that_say_nothing_are_refused(models, entry):
+    (line,) = (line for line in PROGRAM.splitlines() if line.startswith("  wq:"))
+    told = refused(models[1]["folder"], PROGRAM.replace(line, f"  {entry}"))
+    assert (told.code, ENTRIES[entry] in told.message) == ("MD0147", True)
 
 
 def test_casts_are_told(models):
@@ -526,6 +542,10 @@ def test_a_model_is_trained_from_folder_to_folder(tmp_path, monkeypatch):
     assert "add `--force`" in told
     assert trained("--out", "to", "--as", "hf", "--force")[0] == 0
     assert "MD0552" in trained("--out", "other", "--as", "nix")[1]
+    Path("to.bin").mkdir()
+    assert "to.bin is a folder" in trained("--out", "to.bin", "--as", "hf", "--force")[1]
+    (Path("to") / "latest").write_text("step-1")
+    assert "to holds a checkpoint" in trained("--out", "to", "--as", "hf", "--force")[1]
 
 
 def test_plans_load_and_save(tmp_path, models):
