@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,26 +118,39 @@ def write_model(
 
 
 def _write_folder(folder: Path, tensors: Mapping[str, _Written], values: _ModelValues) -> None:
-    """Write `model.safetensors`, or shards and then their index; then remove an older model."""
+    """Write a model beside an older one, then replace that. A failure leaves it as it was."""
     folder.mkdir(exist_ok=True)
     before = _model_files(folder)
-    shards = list(_shards(tensors))
-    names = [SINGLE]
-    if len(shards) > 1:
-        total = len(shards)
-        names = [f"model-{n + 1:05}-of-{total:05}.safetensors" for n in range(total)]
-    for name, keys in zip(names, shards, strict=True):
-        _write(folder / name, {key: tensors[key] for key in keys}, values)
-    if len(shards) > 1:
-        where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
-        size = sum(_bytes(tensor) for tensor in tensors.values())
-        index = {"metadata": {"total_size": size}, "weight_map": where}
-        names.append(f"{SINGLE}{INDEX}")
-        write_file(folder / names[-1], json.dumps(index, indent=2) + "\n")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
+        names = _write_files(Path(unfinished), tensors, values)
+        for name in before:
+            if name.endswith(INDEX):  # it would list old shards beside new ones
+                os.unlink(folder / name)
+        for name in names:
+            os.replace(os.path.join(unfinished, name), folder / name)
     for name in before:
-        if name not in names:
+        if name not in names and not name.endswith(INDEX):
             os.unlink(folder / name)
     sync_folder(folder)
+
+
+def _write_files(
+    folder: Path, tensors: Mapping[str, _Written], values: _ModelValues
+) -> Sequence[str]:
+    """Write `model.safetensors`, or shards and their index; yields the names, the index last."""
+    shards = list(_shards(tensors))
+    if len(shards) == 1:
+        _write(folder / SINGLE, tensors, values)
+        return [SINGLE]
+    total = len(shards)
+    names = [f"model-{n + 1:05}-of-{total:05}.safetensors" for n in range(total)]
+    for name, keys in zip(names, shards, strict=True):
+        _write(folder / name, {key: tensors[key] for key in keys}, values)
+    where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+    size = sum(_bytes(tensor) for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    write_file(folder / f"{SINGLE}{INDEX}", json.dumps(index, indent=2) + "\n")
+    return [*names, f"{SINGLE}{INDEX}"]
 
 
 def _shards(tensors: Mapping[str, _Written]) -> Iterator[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -180,6 +181,36 @@ def test_what_is_written_is_what_was_read(tmp_path, models, kind, monkeypatch):
     assert written.keys() == wanted.keys()
     for key, tensor in wanted.items():
         np.testing.assert_array_equal(written[key], tensor, err_msg=key)
+
+
+def test_a_failure_to_write_leaves_the_older_model(tmp_path, monkeypatch):
+    """The disk is full at the second shard of the new model."""
+    params, model = params_and_model()
+    monkeypatch.setattr(writing, "SHARD_BYTES", 1000)
+    made = compiled()
+    specs, weights = load(made.emitted.text).PARAMS, chosen_weights(made, None)
+    out = tmp_path / "m"
+
+    def write(values: dict[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(values[name]) for name in specs}
+        export_params({0: tensors}, str(out), specs, {}, weights)
+
+    write(params)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert len(before) > 3
+    written: list[Path] = []
+
+    def full(path: Path, *rest: Any) -> None:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        write_shard(path, *rest)
+
+    write_shard = writing._write
+    monkeypatch.setattr(writing, "_write", full)
+    with pytest.raises(DiagnosticError, match="No space left"):
+        write({name: value + 1 for name, value in params.items()})
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def theirs(out: Path) -> dict[str, Any]:
