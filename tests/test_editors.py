@@ -254,11 +254,13 @@ CASES = {
         "@": "keyword.operator.pin",
         "y": "variable.other",
     },
-    'weights hf {\n  (m.w, v): "k.{a}"[b, (c, d) + 1] or init\n  ignore "*.x"\n}\ndim z = 1': {
+    'weights hf {\n  under "h." or "" {\n  (m.w, v): "k.{a}"[b = 4, (c, d) + 1] or init\n  }\n  '
+    'ignore "*.x"\n}\ndim z = 1': {
         "weights": "keyword.declaration",
         "hf": "entity.name.type",
         "w": "variable.other",
         "c": "variable.other.constant.dim",
+        "under": "keyword.other",
         "init": "constant.language",
         "ignore": "keyword.other",
         "z": "variable.other.constant.dim",

@@ -71,12 +71,14 @@ class MappedArray:
     """A parameter in tensors of files: `array[part]` reads only the bytes of that part.
 
     Each combination of indices of the `numbered` dims has one of the `tensors`, in row-major order,
-    whose `strides` are those of the other dims.
+    whose `strides` are those of the other dims. Of these the files have the first `extents`
+    indices; values at others are 0.
     """
 
     dtype: str
     shape: tuple[int, ...]
     numbered: tuple[int, ...]
+    extents: tuple[int, ...]
     tensors: tuple[FileElements, ...]
 
     def __getitem__(self, part: Any) -> Array:
@@ -85,15 +87,21 @@ class MappedArray:
         assert len(entries) in (0, len(self.shape)), "an entry for each dim"
         entries = entries or (slice(None),) * len(self.shape)
         selected = [np.arange(n)[e] for e, n in zip(entries, self.shape, strict=True)]
-        values = np.empty([len(s) for s in selected], numpy_dtype(self.dtype))
         within = [axis for axis in range(len(self.shape)) if axis not in self.numbered]
-        of_tensor = [selected[axis] for axis in within]
+        of_tensor = [
+            selected[axis][selected[axis] < extent]
+            for axis, extent in zip(within, self.extents, strict=True)
+        ]
+        is_whole = all(len(o) == len(selected[a]) for a, o in zip(within, of_tensor, strict=True))
+        make = np.empty if is_whole else np.zeros
+        values = make([len(s) for s in selected], numpy_dtype(self.dtype))
+        held = dict(zip(within, (slice(len(o)) for o in of_tensor), strict=True))
         for at in np.ndindex(*(len(selected[axis]) for axis in self.numbered)):
             where = dict(zip(self.numbered, at, strict=True))
             number = 0
             for axis, index in where.items():
                 number = number * self.shape[axis] + int(selected[axis][index])
-            part_of_values = tuple(where.get(a, slice(None)) for a in range(len(self.shape)))
+            part_of_values = tuple({**held, **where}[axis] for axis in range(len(self.shape)))
             values[part_of_values] = self.tensors[number].read(of_tensor)
         return values
 
@@ -107,8 +115,8 @@ def read_mapped(text: bytes) -> Iterator[tuple[str, MappedArray]]:
     """The arrays of a table that another process of this run has written."""
     for name, array in json.loads(text).items():
         tensors = (FileElements(**{**t, "strides": tuple(t["strides"])}) for t in array["tensors"])
-        shape, numbered = tuple(array["shape"]), tuple(array["numbered"])
-        yield name, MappedArray(array["dtype"], shape, numbered, tuple(tensors))
+        shape, numbered, extents = (tuple(array[k]) for k in ("shape", "numbered", "extents"))
+        yield name, MappedArray(array["dtype"], shape, numbered, extents, tuple(tensors))
 
 
 def end_of(elements: FileElements, sizes: Sequence[int]) -> int:

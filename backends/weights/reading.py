@@ -11,9 +11,9 @@ from meshdsl.backends.runtime.array_files import kind_of, show_table, width_of
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.mapped_arrays import FileElements, MappedArray, numpy_dtype
 from meshdsl.backends.weights.model_files import ModelTensor
-from meshdsl.diagnostics import Diagnostic, closest, fail, plural
+from meshdsl.diagnostics import Diagnostic, Diagnostics, closest, fail, plural
 from meshdsl.ir.types import TensorType
-from meshdsl.named.weights import FilePlace, StoredParam, WeightMap
+from meshdsl.named.weights import FilePlace, StoredParam, WeightMap, padding
 from meshdsl.records import dataclass
 
 Tensors = Mapping[str, ModelTensor]
@@ -58,7 +58,10 @@ def mapped_params(
     if rows:
         _refuse(rows, weights, path)
     initial = tuple(p.name for p in weights.params if p.name not in arrays)
-    return Mapped(arrays, initial, tuple(_cast(arrays, types)))
+    padded = Diagnostics()
+    for name, place in comparison.places.items():
+        padded.add(*padding(name, types[name], place, "are 0", "are not read"))
+    return Mapped(arrays, initial, (*_cast(arrays, types), *padded))
 
 
 @dataclass(slots=True)
@@ -70,13 +73,19 @@ class _Comparison:
     tensors: Tensors
     rows: list[_Row] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
+    places: dict[str, FilePlace] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, MappedArray]:
         """The parameters that have a place in the model; what does not fit is in `rows`."""
         found: dict[str, MappedArray] = {}
+        present = {param.name: self._present(param) for param in self.weights.params}
+        prefixes = Counter(place.prefix for place in present.values() if place is not None)
         for param in self.weights.params:
-            place = self._place(param)
+            place = present[param.name]
+            if place is None and param.places and not param.optional:
+                place = max(param.places, key=lambda p: prefixes[p.prefix])
             if place is not None:
+                self.places[param.name] = place
                 tensors = self._tensors(param, place)
                 if tensors is not None:
                     found[param.name] = mapped_array(self.types[param.name], place, tensors)
@@ -85,12 +94,12 @@ class _Comparison:
             self.rows.append(_Row("-", name, _described(self.types[name]), "-", problem))
         return found
 
-    def _place(self, param: StoredParam) -> FilePlace | None:
-        """The first of the places that the model has a tensor of; None where it keeps its init."""
+    def _present(self, param: StoredParam) -> FilePlace | None:
+        """The first of the places of a parameter that the model has a tensor of."""
         for place in param.places:
             if any(key in self.tensors for _, key in place.keys()):
                 return place
-        return None if param.optional or not param.places else param.places[0]
+        return None
 
     def _tensors(self, param: StoredParam, place: FilePlace) -> list[ModelTensor] | None:
         """The tensors of a place in the order of its keys; None where any does not fit."""
@@ -116,7 +125,8 @@ class _Comparison:
             near = near or closest(key, keys)
             return f"nearest: {near}" if near else "no key like it"
         if tensor.shape != place.shape:
-            return "transposed?" if tensor.shape == place.shape[::-1] else "other sizes"
+            is_turned = tensor.shape == place.shape[::-1]
+            return "transposed?" if is_turned else _if_padded(tensor.shape, place)
         if kind_of(tensor.dtype) != type_.dtype.kind:
             return f"is {kind_of(tensor.dtype)}, not {type_.dtype.kind}"
         return ""
@@ -128,6 +138,16 @@ class _Comparison:
             if key not in self.read and not any(pattern.fullmatch(key) for pattern in ignored):
                 found = f"{tensor.dtype}{_sizes(tensor.shape)}"
                 yield _Row(key, "-", "-", found, "no entry reads it")
+
+
+def _if_padded(shape: tuple[int, ...], place: FilePlace) -> str:
+    """What is wrong with other sizes; where one dim alone differs, how the block says so."""
+    if len(shape) == len(place.shape):
+        other = [at for at, (n, m) in enumerate(zip(shape, place.shape, strict=True)) if n != m]
+        axes = [axis for axis in place.axes if axis.at in other]
+        if len(axes) == len(other) == 1 and axes[0].room == place.shape[other[0]]:
+            return f"other sizes; if padded: `{axes[0].dim} = {shape[other[0]]}`"
+    return "other sizes"
 
 
 def _any_text(pattern: str) -> re.Pattern[str]:
@@ -159,7 +179,8 @@ def mapped_array(type_: TensorType, place: FilePlace, tensors: list[ModelTensor]
         by_index[key] = FileElements(tensor.path, tensor.dtype, tensor.stored, offset, strides)
     dtype = max((t.dtype for t in tensors), key=lambda d: (width_of(d), d))
     in_order = tuple(by_index[key] for key in sorted(by_index))
-    return MappedArray(dtype, type_.shape, tuple(numbered), in_order)
+    extents = tuple(axes[dim].size for dim in within)
+    return MappedArray(dtype, type_.shape, tuple(numbered), extents, in_order)
 
 
 # --- what is told --------------------------------------------------------------------------------

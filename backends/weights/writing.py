@@ -16,7 +16,7 @@ from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.weights.model_files import CHECKPOINT, INDEX, TORCH
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.named.ir import NamedProgram
-from meshdsl.named.weights import FilePlace, StoredParam, WeightMap
+from meshdsl.named.weights import FilePlace, StoredParam, WeightMap, padding
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ def check_writable(weights: WeightMap, program: NamedProgram) -> Iterator[Diagno
         message = f"{', '.join(f'`{name}`' for name in left)}: no key, so not in the model"
         help = "`--out FILE.safetensors` without `--as` writes all parameters"
         yield Diagnostic("MD0554", message, severity="note", help=help)
+    types = {str(p.value.name): p.value.type for p in program.params}
+    for param in weights.params:
+        if param.places and not param.tied:
+            place = param.places[0]
+            yield from padding(param.name, types[param.name], place, "are not written", "are 0")
 
 
 def check_model(path: str, force: bool) -> None:
@@ -205,7 +210,7 @@ def _tensors(weights: WeightMap, specs: Mapping[str, Spec]) -> dict[str, _Writte
 
 
 def _check_full(key: str, tensor: _Written, specs: Mapping[str, Spec]) -> None:
-    sizes = (math.prod(a.size for a in p.places[0].axes) for p, _ in tensor.parts)
+    sizes = (math.prod(a.room for a in p.places[0].axes) for p, _ in tensor.parts)
     if sum(sizes) != math.prod(tensor.shape):
         listed = ", ".join(f"`{name}`" for name in tensor.params)
         message = f"{listed} fill `{key}` only in part: the program lacks the other parameters"
@@ -260,7 +265,7 @@ class _ModelValues:
             self.held = {}
             self.held = {name: self.whole(name).detach().cpu() for name in written.params}
         first = self.held[written.params[0]]
-        tensor = first.new_empty(written.shape)
+        tensor = first.new_zeros(written.shape)
         for param, indices in written.parts:
             dims = list(self.specs[param.name].dims)
             _put(tensor, param.places[0], self.held[param.name], dims, indices)
@@ -276,9 +281,9 @@ def _put(
 ) -> None:
     """Copy the values of a parameter at some indices of its numbered dims to their place."""
     where = {number.dim: index for number, index in zip(place.numbers, indices, strict=True)}
-    block = values[tuple(where.get(dim, slice(None)) for dim in dims)]
-    within = [dim for dim in dims if dim not in where]
     axes = {axis.dim: axis for axis in place.axes}
+    block = values[tuple(where[d] if d in where else slice(axes[d].size) for d in dims)]
+    within = [dim for dim in dims if dim not in where]
     strides = [axes[dim].step * tensor.stride(axes[dim].at) for dim in within]
     start = sum(n * step for n, step in zip(place.starts, tensor.stride(), strict=True))
     tensor.as_strided(block.shape, strides, start).copy_(block)

@@ -248,7 +248,7 @@ class _Offer:
             yield from _words(["or"])
         elif place.inside.kind:
             yield from self._params()
-            yield from _words(["ignore"])
+            yield from _words(["ignore", "under"])
 
     def _params(self) -> Iterator[lsp.CompletionItem]:
         """The parameters of all programs, by the names that entries call them."""

@@ -23,7 +23,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.ir.types import TensorType
-from meshdsl.named.declarations import Declarations, unknown
+from meshdsl.named.declarations import MAX_DIM, Declarations, unknown
 from meshdsl.named.ir import NamedProgram
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
@@ -49,10 +49,14 @@ class KeyNumber:
 
 @dataclass(frozen=True, slots=True)
 class FileAxis:
-    """A dim of a parameter in a tensor of a file: one index further is `step` along dim `at`."""
+    """A dim of a parameter in a tensor of a file: one index further is `step` along dim `at`.
+
+    Its first `size` indices lie there. The file has `room` for as many or for more.
+    """
 
     dim: str
     size: int
+    room: int
     at: int
     step: int
 
@@ -62,7 +66,8 @@ class FilePlace:
     """The place of a parameter in the tensors of a file, which have the sizes `shape`.
 
     A key is the `texts`, with a number between each two of them: each combination of indices has a
-    tensor. In it the parameter begins at `starts`, and the `axes` are its other dims.
+    tensor. In it the parameter begins at `starts`, and the `axes` are its other dims. A model has
+    the keys of one `prefix` of a group.
     """
 
     texts: tuple[str, ...]
@@ -70,6 +75,7 @@ class FilePlace:
     shape: tuple[int, ...]
     starts: tuple[int, ...]
     axes: tuple[FileAxis, ...]
+    prefix: str
 
     def keys(self) -> Iterator[tuple[tuple[int, ...], str]]:
         """The indices of the numbered dims, and the key of their tensor, in row-major order."""
@@ -122,17 +128,58 @@ def weight_map(
     """
     reader = _EntryReader(node, program, declarations)
     problems = Diagnostics()
-    for entry in node.entries:
-        if isinstance(entry, ast.WeightsEntry):
-            problems.of(partial(reader.read, entry))
+    for entry in reader.prefixes:
+        problems.of(partial(reader.read, entry))
     problems.of(reader.check_apart)
     problems.raise_errors()
     assigned = {str(update.old.name) for update in program.updates if update.old.role == "param"}
     learned = {str(value.name) for value in program.learned}
-    ignored = tuple(e.pattern.value for e in node.entries if isinstance(e, ast.IgnoredKeys))
+    ignored = tuple(
+        re.sub(r"\{[^{}]*\}", "*", prefix) + entry.pattern.value
+        for entry, prefixes in _entries(node.entries, ("",))
+        if isinstance(entry, ast.IgnoredKeys)
+        for prefix in prefixes
+    )
     unmapped = (n for n in reader.types if n not in reader.stored)
     needed = tuple(n for n in unmapped if n in learned or n not in assigned)
     return WeightMap(node.name.text, tuple(reader.stored.values()), ignored, needed)
+
+
+def padding(
+    name: str, type_: TensorType, place: FilePlace, lacking: str, further: str
+) -> Iterator[Diagnostic]:
+    """MD0555: the indices of a parameter that a file lacks, and those that it has further ones of.
+
+    `lacking` and `further` say what happens to them.
+    """
+    for axis in place.axes:
+        size = type_.size(axis.dim)
+        if axis.size < size:
+            told = f"of `{name}` are not in the model: they {lacking}"
+            yield _last(size - axis.size, size, axis.dim, told)
+        if axis.size < axis.room:
+            told = f"in the model are not in `{name}`: they {further}"
+            yield _last(axis.room - axis.size, axis.room, axis.dim, told)
+
+
+def _last(count: int, of: int, dim: str, told: str) -> Diagnostic:
+    message = f"the last {count:,} of {of:,} along `{dim}` {told}"
+    return Diagnostic("MD0555", message, severity="note")
+
+
+_Entry: TypeAlias = ast.WeightsEntry | ast.IgnoredKeys
+
+
+def _entries(
+    entries: Sequence[_Entry | ast.WeightsGroup], prefixes: tuple[str, ...]
+) -> Iterator[tuple[_Entry, tuple[str, ...]]]:
+    """All entries, also those in groups, and what their keys may begin with."""
+    for entry in entries:
+        if isinstance(entry, ast.WeightsGroup):
+            longer = tuple(p + more.value for p in prefixes for more in entry.prefixes)
+            yield from _entries(entry.entries, longer)
+        else:
+            yield entry, prefixes
 
 
 def check_weights(
@@ -195,7 +242,7 @@ def _dotted(path: tuple[ast.Name, ...]) -> str:
 # --- entries -------------------------------------------------------------------------------------
 
 _Factors: TypeAlias = list[tuple[str, int, int]]
-"""The dims of a parameter in one dim of a file: name, size, and step along that."""
+"""The dims of a parameter in one dim of a file: name, size in the file, and step along that."""
 
 
 class _EntryReader:
@@ -207,10 +254,14 @@ class _EntryReader:
         self.types: Mapping[str, TensorType] = {
             str(p.value.name): p.value.type for p in program.params
         }
+        self.prefixes = {
+            entry: prefixes
+            for entry, prefixes in _entries(node.entries, ("",))
+            if isinstance(entry, ast.WeightsEntry)
+        }
         self.entries = {
             _dotted(path): (entry, at)
-            for entry in reversed(node.entries)
-            if isinstance(entry, ast.WeightsEntry)
+            for entry in reversed(self.prefixes)
             for at, path in enumerate(entry.params)
         }
         self.sizes = {name: dim.size for name, dim in declarations.dims.items()}
@@ -248,7 +299,8 @@ class _EntryReader:
         places: list[FilePlace] = []
         for place in entry.places:
             if isinstance(place, ast.FileTensor):
-                places.append(self._place(name, place, len(entry.params), at))
+                for prefix in self.prefixes[entry]:
+                    places.append(self._place(name, place, prefix, len(entry.params), at))
                 continue
             other = _dotted(place.path)
             if other == INIT:
@@ -262,8 +314,10 @@ class _EntryReader:
                 return places, True
         return places, False
 
-    def _place(self, name: str, place: ast.FileTensor, params: int, at: int) -> FilePlace:
-        texts, numbers = _key(place, self.types[name])
+    def _place(
+        self, name: str, place: ast.FileTensor, prefix: str, params: int, at: int
+    ) -> FilePlace:
+        texts, numbers = _key(place, prefix, self.types[name])
         axes: list[FileAxis] = []
         shape, starts = [], []
         joined = 0
@@ -272,13 +326,17 @@ class _EntryReader:
             joined += sum(isinstance(n, ast.FileJoined) for n in ast.walk(dim))
             shape.append(size)
             starts.append(start)
-            axes += [FileAxis(f, n, position, step) for f, n, step in factors]
+            for factor, room, step in factors:
+                size = room
+                if self.types[name].has(factor):
+                    size = min(room, self.types[name].size(factor))
+                axes.append(FileAxis(factor, size, room, position, step))
         if (joined != 1) if params > 1 else joined:
             _wrong_parts(place, params)
         _check_dims(
             name, self.types[name], place, [*(n.dim for n in numbers), *(a.dim for a in axes)]
         )
-        return FilePlace(texts, numbers, tuple(shape), tuple(starts), tuple(axes))
+        return FilePlace(texts, numbers, tuple(shape), tuple(starts), tuple(axes), prefix)
 
     def _dim(self, dim: ast.FileDim, params: int, at: int) -> tuple[int, int, _Factors]:
         """The size of a dim of a file, the start of a parameter, and its dims with their steps."""
@@ -307,10 +365,18 @@ class _EntryReader:
                 help = "declare a dim of this size; `1` alone is a dim that the parameter lacks"
                 fail("MD0147", f"`{unit.span.text}` is no dim", unit.span, help=help)
             return 1, 0, []
-        if unit.dim.text not in self.sizes:
-            raise DiagnosticError(unknown("MD0101", "dim", unit.dim, list(self.sizes)))
-        size = self.sizes[unit.dim.text]
+        size = self._size(unit.dim if unit.size is None else unit.size)
         return size, 0, [(unit.dim.text, size, 1)]
+
+    def _size(self, size: ast.Name | ast.Number) -> int:
+        if isinstance(size, ast.Name):
+            if size.text not in self.sizes:
+                raise DiagnosticError(unknown("MD0101", "dim", size, list(self.sizes)))
+            return self.sizes[size.text]
+        if not isinstance(size.value, int) or not 0 < size.value <= MAX_DIM:
+            help = "sizes in files are whole numbers: `vocab = 50304`"
+            fail("MD0147", f"`{size.span.text}` is no size", size.span, help=help)
+        return size.value
 
     def check_apart(self) -> None:
         """Refuse two parameters in the same elements of a tensor that is written (MD0148)."""
@@ -356,10 +422,12 @@ def _check_dims(name: str, type_: TensorType, place: ast.FileTensor, dims: list[
         fail("MD0146", message, place.span, help=help)
 
 
-def _key(place: ast.FileTensor, type_: TensorType) -> tuple[tuple[str, ...], tuple[KeyNumber, ...]]:
+def _key(
+    place: ast.FileTensor, prefix: str, type_: TensorType
+) -> tuple[tuple[str, ...], tuple[KeyNumber, ...]]:
     """The texts of a key, and the numbers between them."""
     texts, numbers = [], []
-    rest = place.key.value
+    rest = prefix + place.key.value
     while "{" in rest:
         text, _, rest = rest.partition("{")
         inside, closed, rest = rest.partition("}")

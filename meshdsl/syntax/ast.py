@@ -405,9 +405,13 @@ class Sbp:
 
 @dataclass(frozen=True, slots=True)
 class FileUnit:
-    """A dim of a tensor in a file: one of the program, or `1` for a dim that the program lacks."""
+    """A dim of a tensor in a file: one of the program, or `1` for a dim that the program lacks.
+
+    `vocab = 50304` has another size in the file.
+    """
 
     dim: Name | Number
+    size: Name | Number | None
     span: Span
 
 
@@ -471,11 +475,20 @@ class IgnoredKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsGroup:
+    """`under "transformer." or "" { … }`: entries whose keys begin with one of the prefixes."""
+
+    prefixes: tuple[String, ...]
+    entries: tuple[WeightsEntry | IgnoredKeys | WeightsGroup, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsDecl:
     """`weights hf { … }`: the names and dims of parameters in the files of another program."""
 
     name: Name
-    entries: tuple[WeightsEntry | IgnoredKeys, ...]
+    entries: tuple[WeightsEntry | IgnoredKeys | WeightsGroup, ...]
     span: Span
 
 

@@ -194,11 +194,23 @@ def _ignored(b: TreeBuilder, tree: Any) -> ast.IgnoredKeys:
     return ast.IgnoredKeys(b.string(pattern), b.span(tree))
 
 
+def _weights_group(b: TreeBuilder, tree: Any) -> ast.WeightsGroup:
+    word, *prefixes, entries = tree.children
+    if word != "under":
+        help = 'entries whose keys begin alike are written `under "model." { … }`'
+        fail("MD0001", f"expected `under`, found `{word}`", b.name(word).span, help=help)
+    texts = tuple([b.string(text) for text in prefixes if text.type == "STRING"])
+    return ast.WeightsGroup(texts, _weights_entries(b, entries), b.span(tree))
+
+
 def _file_dim(b: TreeBuilder, tree: Any) -> ast.FileDim:
     if tree.data == "file_unit":
-        (word,) = tree.children
-        unit = b.number(word) if word.type == "NUMBER" else b.name(word)
-        return ast.FileUnit(unit, b.span(tree))
+        unit, *size = (
+            b.number(word) if word.type == "NUMBER" else b.name(word)
+            for word in tree.children
+            if word is not None
+        )
+        return ast.FileUnit(unit, size[0] if size else None, b.span(tree))
     dims = tuple([_file_dim(b, child) for child in tree.children])
     if tree.data == "file_merged":
         return ast.FileMerged(dims, b.span(tree))
@@ -220,6 +232,10 @@ def _weights_entry(b: TreeBuilder, tree: Any) -> ast.WeightsEntry:
     stored = tuple([_stored(b, place) for place in places if hasattr(place, "data")])
     return ast.WeightsEntry(paths, stored, b.span(tree))
 
+
+_weights_entries = _entries(
+    {"weights_entry": _weights_entry, "ignored": _ignored, "weights_group": _weights_group}
+)
 
 _tensors = tuple_maker(
     node_maker(
@@ -267,7 +283,7 @@ _DECLARATIONS: Makers = {
         ast.WeightsDecl,
         None,
         _NAME,
-        _entries({"weights_entry": _weights_entry, "ignored": _ignored}),
+        _weights_entries,
     ),
     "function_decl": node_maker(
         ast.FunctionDecl,

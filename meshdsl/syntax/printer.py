@@ -115,8 +115,11 @@ def _sbp_entry(entry: ast.SbpEntry) -> str:
     return f"{_path(entry.tensor)}{use}: ({_listed(entry.components)})"
 
 
-def weights_entry(entry: ast.WeightsEntry | ast.IgnoredKeys) -> str:
+def weights_entry(entry: ast.WeightsEntry | ast.IgnoredKeys | ast.WeightsGroup) -> str:
     """An entry of a block of weights: `head: "lm_head.weight"[vocab, model] or embed`."""
+    if isinstance(entry, ast.WeightsGroup):
+        head = f"under {' or '.join(map(expression, entry.prefixes))}"
+        return _braces(head, [weights_entry(inner) for inner in entry.entries])
     if isinstance(entry, ast.IgnoredKeys):
         return f"ignore {expression(entry.pattern)}"
     params = ", ".join(map(_path, entry.params))
@@ -138,7 +141,12 @@ def file_dim(dim: ast.FileDim) -> str:
         case ast.FileJoined():
             return " + ".join(map(file_dim, dim.parts))
         case ast.FileUnit():
-            return dim.dim.text if isinstance(dim.dim, ast.Name) else expression(dim.dim)
+            size = "" if dim.size is None else f" = {_word(dim.size)}"
+            return f"{_word(dim.dim)}{size}"
+
+
+def _word(word: ast.Name | ast.Number) -> str:
+    return word.text if isinstance(word, ast.Name) else expression(word)
 
 
 def _expect(node: ast.Expect) -> str:
@@ -172,9 +180,10 @@ def _tensor(node: ast.TensorParam, scalar: str = "") -> str:
 def _braces(head: str, entries: Sequence[str], tail: str = "") -> str:
     """A block on one line, or one entry per line where that is too long."""
     line = f"{head} {{ {', '.join(entries)} }}{tail}" if entries else f"{head} {{}}{tail}"
-    if len(line) <= WIDTH:
+    if len(line) <= WIDTH and "\n" not in line:
         return line
-    return "\n".join([f"{head} {{", *(INDENT + entry for entry in entries), f"}}{tail}"])
+    inside = (textwrap.indent(entry, INDENT) for entry in entries)
+    return "\n".join([f"{head} {{", *inside, f"}}{tail}"])
 
 
 # --- statements ------------------------------------------------------------------------------

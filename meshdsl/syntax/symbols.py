@@ -252,10 +252,12 @@ def _weights(node: ast.WeightsDecl, table: _SymbolTable) -> None:
                     _select(path, table)
             case ast.StoredPath() if [name.text for name in part.path] != [INIT]:
                 _select(part.path, table)
-            case ast.FileUnit(dim=ast.Name() as dim):
-                table.use("dim", dim)
-            case ast.FileTensor():
-                for dim in _dims_of_key(part.key.span):
+            case ast.FileUnit():
+                for word in (part.dim, part.size):
+                    table.use("dim", word if isinstance(word, ast.Name) else None)
+            case ast.FileTensor() | ast.WeightsGroup():
+                keys = part.prefixes if isinstance(part, ast.WeightsGroup) else (part.key,)
+                for dim in (dim for key in keys for dim in _dims_of_key(key.span)):
                     table.use("dim", dim)
 
 

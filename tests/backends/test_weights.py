@@ -28,7 +28,7 @@ from meshdsl.backends.weights import writing
 from meshdsl.backends.weights.model_files import tensors_of
 from meshdsl.backends.weights.params import chosen_weights, mapped_model, params_file
 from meshdsl.backends.weights.reading import mapped_params
-from meshdsl.backends.weights.writing import write_model
+from meshdsl.backends.weights.writing import check_writable, write_model
 from meshdsl.cli.app import app
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
@@ -185,7 +185,7 @@ def test_what_is_written_is_what_was_read(tmp_path, models, kind, monkeypatch):
 
 def test_a_failure_to_write_leaves_the_older_model(tmp_path, monkeypatch):
     """The disk is full at the second shard of the new model."""
-    params, model = params_and_model()
+    params, _ = params_and_model()
     monkeypatch.setattr(writing, "SHARD_BYTES", 1000)
     made = compiled()
     specs, weights = load(made.emitted.text).PARAMS, chosen_weights(made, None)
@@ -293,11 +293,17 @@ def random_entry(draw: random.Random) -> tuple[str, dict[str, Any], dict[str, An
     cuts = sorted(draw.sample(range(1, len(rest)), draw.randint(0, len(rest) - 1)))
     groups = [factors[i:j] for i, j in itertools.pairwise([0, *cuts, len(rest)])]
 
+    stored = sizes | ({draw.choice(list(sizes)): draw.randint(1, 4)} if count == 1 else {})
+
     def text_of(dim: str) -> str:
-        return " + ".join(terms) if count > 1 and dim == rest[joined] else dim
+        size = f" = {stored[dim]}" if stored[dim] != sizes[dim] else ""
+        return " + ".join(terms) if count > 1 and dim == rest[joined] else f"{dim}{size}"
 
     merged = [f"({', '.join(map(text_of, g))})" if len(g) > 1 else text_of(g[0]) for g in groups]
     key = "t" + "".join(f".{{{dim} + 1}}" for dim in numbered)
+    in_group = draw.randrange(len(key) + 1)
+    while key[:in_group].count("{") != key[:in_group].count("}"):
+        in_group -= 1
     own = [[terms[n] if dim == rest[joined] else dim for dim in dims] for n in range(count)]
     own = own if count > 1 else [dims]
     orders = [draw.sample(each, len(each)) for each in own]
@@ -306,7 +312,8 @@ def random_entry(draw: random.Random) -> tuple[str, dict[str, Any], dict[str, An
     total = " + ".join(f"sum(p{n})" for n in range(count))
     text = (
         f"dim {', '.join(f'{d} = {n}' for d, n in sizes.items())}\n"
-        f'weights w {{\n  ({names}): "{key}"[{", ".join(merged)}]\n}}\n'
+        f'weights w {{ under "{key[:in_group]}" or "other.{key[:in_group]}" {{\n'
+        f'  ({names}): "{key[in_group:]}"[{", ".join(merged)}]\n}} }}\n'
         f"program p(x[]) {{\n{declared}\n  return x + {total}\n}}\n"
     )
     values = {
@@ -315,6 +322,10 @@ def random_entry(draw: random.Random) -> tuple[str, dict[str, Any], dict[str, An
         )
         for n, o in enumerate(orders)
     }
+    for name, order in zip(values, orders, strict=True):
+        for axis, dim in enumerate(order):
+            if dim not in numbered:  # what the file lacks is 0
+                values[name][(slice(None),) * axis + (slice(stored[dim], None),)] = 0
     model = {}
     for at in np.ndindex(*(sizes[dim] for dim in numbered)):
         parts = []
@@ -323,6 +334,10 @@ def random_entry(draw: random.Random) -> tuple[str, dict[str, Any], dict[str, An
             part = values[f"p{n}"].transpose([order.index(d) for d in (*numbered, *wanted)])
             parts.append(part[at])
         tensor = parts[0] if count == 1 else np.concatenate(parts, axis=joined)
+        for axis, dim in enumerate(rest if count == 1 else ()):
+            size = stored[dim] - tensor.shape[axis]
+            ends = [(0, max(size, 0)) if a == axis else (0, 0) for a in range(len(rest))]
+            tensor = np.pad(tensor, ends)[(slice(None),) * axis + (slice(stored[dim]),)]
         widths = iter(tensor.shape)
         shape = [int(np.prod([next(widths) for _ in group])) for group in groups]
         model["t" + "".join(f".{index + 1}" for index in at)] = tensor.reshape(shape)
@@ -484,6 +499,66 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path, model
         _ = arrays["wte.weight" if "wte.weight" in arrays else "embed"][()]
 
 
+GROUPED = """
+dim io = 4, vocab = 6, layers = 2, more = 8
+weights hf {
+  under "model." or "" {
+    embed: "embed"[vocab = more, io]
+    under "h.{layers}." {
+      w: "w"[io]
+      ignore "bias"
+    }
+  }
+  head: "head"[vocab = 5, io] or embed
+}
+program p(x[io]) {
+  param embed[vocab, io]
+  param head[vocab, io]
+  repeat layers {
+    param w[io]
+    x = x * w
+  }
+  return sum(x * embed * head)
+}
+"""
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_groups_of_keys_and_dims_of_other_sizes(tmp_path, prefix):
+    """Either prefix is read, the first is written; what has no counterpart is told, and 0."""
+    draw = np.random.default_rng(0)
+    model = {f"{prefix}embed": draw.random((8, 4), np.float32), "head": draw.random((5, 4))}
+    for layer in range(2):
+        model[f"{prefix}h.{layer}.w"] = draw.random(4, np.float32)
+        model[f"{prefix}h.{layer}.bias"] = np.zeros(1, np.float32)
+    made = compiled(text=GROUPED)
+    folder = write_folder(tmp_path / "m", model)
+    mapped = mapped_model(str(folder), made, None)
+    assert [note.message for note in mapped.notes if note.code == "MD0555"] == [
+        "the last 2 of 8 along `vocab` in the model are not in `embed`: they are not read",
+        "the last 1 of 6 along `vocab` of `head` are not in the model: they are 0",
+    ]
+    params = {name: array[()].astype(np.float32) for name, array in mapped.arrays.items()}
+    np.testing.assert_array_equal(params["embed"], model[f"{prefix}embed"][:6])
+    np.testing.assert_array_equal(
+        params["head"], np.pad(model["head"], ((0, 1), (0, 0))).astype(np.float32)
+    )
+    specs, weights = load(made.emitted.text).PARAMS, chosen_weights(made, None)
+    write_model(str(tmp_path / "o"), weights, specs, lambda name: torch.from_numpy(params[name]))
+    written = theirs(tmp_path / "o")
+    assert written.keys() == {"model.embed", "head", "model.h.0.w", "model.h.1.w"}
+    assert (written["model.embed"].shape, written["head"].shape) == ((8, 4), (5, 4))
+    assert not written["model.embed"][6:].any()
+    told = [note.message for note in check_writable(weights, made.named)]
+    assert told[0].endswith("in the model are not in `embed`: they are 0")
+    assert told[1].endswith("of `head` are not in the model: they are not written")
+    del model[f"{prefix}h.1.w"]
+    model["head"] = draw.random((7, 4))
+    message = refused(write_folder(tmp_path / "n", model), GROUPED).message
+    assert f"\n  {prefix}h.1.w " in message
+    assert "other sizes; if padded: `vocab = 7`" in message
+
+
 def test_which_block_is_meant(tmp_path, models):
     path = models[1]["folder"]
     assert "no `weights nix`" in refused(path, block="nix").message
@@ -498,6 +573,7 @@ def test_which_block_is_meant(tmp_path, models):
 
 
 ENTRIES = {
+    'wq: "h.{layers}.q"[(kv = 2.5, group, key), model]': "`2.5` is no size",
     'wq: init or "h.{layers}.q.weight"[(kv, group, key), model]': "behind `init` is never read",
     'wq: "h.{layers - 1}.q.weight"[(kv, group, key), model]': "`{layers - 1}` begins at -1",
     'wq: "h.{0 * layers}.q"[(kv, group, key), model]': "is one number for all indices",

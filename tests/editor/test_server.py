@@ -216,7 +216,7 @@ async def test_a_block_of_weights_is_explained_and_completed(editor: Editor) -> 
         items = await editor.ask(lsp.TEXT_DOCUMENT_COMPLETION, params)
         return {item.label for item in getattr(items, "items", items)}
 
-    assert await offered("w: ") == {"w", "v", "ignore"}
+    assert await offered("w: ") == {"w", "v", "ignore", "under"}
     assert await offered("w\n}") == {"w", "v", "init"}
     assert await offered("hidden, io]") == {"io", "hidden"}
 

@@ -164,7 +164,7 @@ _SHOW: dict[type, Any] = {
     ast.ScheduleDecl: lambda n: (
         f"schedule {show(n.name)}({_list(n.options)}): {_list(n.rows, '; ')}"
     ),
-    ast.FileUnit: lambda n: show(n.dim),
+    ast.FileUnit: lambda n: show(n.dim) + _maybe("=", n.size),
     ast.FileMerged: lambda n: f"({_list(n.dims)})",
     ast.FileJoined: lambda n: _list(n.parts, " + "),
     ast.FileTensor: lambda n: f"{show(n.key)}[{_list(n.dims)}]",
@@ -173,6 +173,7 @@ _SHOW: dict[type, Any] = {
         f"({', '.join(_list(p, '.') for p in n.params)}): {_list(n.places, ' or ')}"
     ),
     ast.IgnoredKeys: lambda n: f"ignore {show(n.pattern)}",
+    ast.WeightsGroup: lambda n: f"under {_list(n.prefixes, ' or ')}: {_list(n.entries)}",
     ast.WeightsDecl: lambda n: f"weights {show(n.name)}: {_list(n.entries)}",
     ast.TensorParam: _tensor,
     ast.FunctionDecl: _function,

@@ -89,6 +89,7 @@ x : - 2
 y : a
 }
 layout l extends k { a -> x , mlp . w : b -> ( x , y ) , params : c -> none keep }
+weights hf { under "h." or "" { ( f . w , g ) : "k" [ a = 4 , ( b , c ) + 1 ] , ignore "*.x" } }
 sbp s { x : ( S ( 0 ) , B , ) , w : ( P ( max ) , B ) }
 layout pp extends l { a -> x , } with f [ batch ] ( 2 * 4 , layers = "3" , recompute = stage )
 layout other { a -> x } with mine

@@ -174,7 +174,7 @@ def test_a_line_that_cannot_be_read_stops_a_rename_only_of_its_names() -> None:
 
 
 WEIGHTS = """dim io = 2, layers = 3
-weights hf { f.w: "h.{2 * layers}.w"[io] }
+weights hf { under "h.{2 * layers}." { f.w: "w"[io = io] } }
 def f(x[io]) -> [io] {
   param w[io]
   return x * w
@@ -194,5 +194,5 @@ def test_entries_of_weights_are_renamed_with_what_they_name() -> None:
         changed = rename(text, old, new, text.index(f" {old}") + 1)
         assert isinstance(changed, str)
         text = changed
-    assert 'weights hf { mix.weight: "h.{2 * blocks}.w"[width] }' in text
+    assert 'weights hf { under "h.{2 * blocks}." { mix.weight: "w"[width = width] } }' in text
     assert found(text) == found(WEIGHTS) == []
