@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from meshdsl.backends.runtime.array_files import read_arrays
@@ -17,6 +18,9 @@ from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
 from meshdsl.named.weights import WeightMap, weight_map
 from meshdsl.pipeline import Compilation
 from meshdsl.syntax import ast
+
+WRITTEN_DTYPES = ("f64", "f32", "bf16")
+"""What the floats of a model can be written as: dtypes of the range of f32 at least."""
 
 
 def is_of_others(path: str, made: Compilation, names: Collection[str]) -> bool:
@@ -83,6 +87,18 @@ def mapped_model(path: str, made: Compilation, block: str | None) -> Mapped:
 def chosen_weights(made: Compilation, block: str | None) -> WeightMap:
     """The block of weights of a name, or the only one. Raises MD0552, MD0145 to MD0148."""
     return weight_map(_chosen(made, block), made.named, made.declarations)
+
+
+def in_dtype(weights: WeightMap, dtype: str | None) -> WeightMap:
+    """The block for models in which floats have the `dtype`; None: that of each parameter.
+
+    Raises MD0554.
+    """
+    if dtype is not None and dtype not in WRITTEN_DTYPES:
+        help = f"models are written in {', '.join(WRITTEN_DTYPES)}"
+        help += "; f16 has a smaller range than parameters may have" if dtype == "f16" else ""
+        fail("MD0554", f"no model is written in `{dtype}`", help=help)
+    return replace(weights, dtype=dtype or "")
 
 
 def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from meshdsl.backends.runtime.array_files import kind_of, show_table, width_of
 from meshdsl.backends.runtime.lazy_numpy import np
@@ -61,7 +61,8 @@ def mapped_params(
     padded = Diagnostics()
     for name, place in comparison.places.items():
         padded.add(*padding(name, types[name], place, "are 0", "are not read"))
-    return Mapped(arrays, initial, (*_cast(arrays, types), *padded))
+    casts = Counter((array.dtype, str(types[name].dtype)) for name, array in arrays.items())
+    return Mapped(arrays, initial, (*cast_notes(casts, "read"), *padded))
 
 
 @dataclass(slots=True)
@@ -216,15 +217,13 @@ def _help(rows: list[_Row], weights: WeightMap) -> str:
     )
 
 
-def _cast(
-    arrays: Mapping[str, MappedArray], types: Mapping[str, TensorType]
-) -> Iterator[Diagnostic]:
-    """MD0551: how many parameters have another dtype in the model, by dtypes."""
-    casts = Counter((a.dtype, str(types[n].dtype)) for n, a in arrays.items())
+def cast_notes(casts: Mapping[tuple[str, str], int], done: str) -> Iterator[Diagnostic]:
+    """MD0551: how many parameters are `done` (`read`, `written`) in another dtype, by dtypes."""
     for (stored, dtype), count in casts.items():
         if stored != dtype:
             exact = np.can_cast(numpy_dtype(stored), numpy_dtype(dtype)) and dtype != "bf16"
             how = "exactly" if exact else "rounded" if kind_of(stored) == "float" else "if they fit"
-            message = f"{count} {plural(count, 'parameter')} of {stored} read as {dtype}, {how}"
+            message = f"{count} {plural(count, 'parameter')} of {stored} {done} as {dtype}, {how}"
+            told = Diagnostic("MD0551", message, severity="note")
             help = f"`--dtype {stored}` computes in the dtype of the model"
-            yield Diagnostic("MD0551", message, severity="note", help=help if not exact else None)
+            yield told if exact or done != "read" else replace(told, help=help)

@@ -6,14 +6,21 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.backends.runtime.array_files import safetensors_parts
-from meshdsl.backends.runtime.user_files import replacing_for_good, sync_folder, write_file
+from meshdsl.backends.runtime.array_files import kind_of, safetensors_parts
+from meshdsl.backends.runtime.user_files import (
+    read_regular,
+    replacing_for_good,
+    sync_folder,
+    write_file,
+)
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.weights.model_files import CHECKPOINT, INDEX, TORCH
+from meshdsl.backends.weights.reading import cast_notes
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.weights import FilePlace, StoredParam, WeightMap, padding
@@ -60,10 +67,25 @@ def check_writable(weights: WeightMap, program: NamedProgram) -> Iterator[Diagno
         help = "`--out FILE.safetensors` without `--as` writes all parameters"
         yield Diagnostic("MD0554", message, severity="note", help=help)
     types = {str(p.value.name): p.value.type for p in program.params}
-    for param in weights.params:
-        if param.places and not param.tied:
-            place = param.places[0]
-            yield from padding(param.name, types[param.name], place, "are not written", "are 0")
+    places = {p.name: p.places[0] for p in weights.params if p.places and not p.tied}
+    for name, place in places.items():
+        yield from padding(name, types[name], place, "are not written", "are 0")
+    dtypes = [str(types[name].dtype) for name in places]
+    casts = Counter((dtype, written_dtype(dtype, weights)) for dtype in dtypes)
+    yield from cast_notes(casts, "written")
+
+
+def written_dtype(dtype: str, weights: WeightMap) -> str:
+    """What a parameter of a dtype is written as."""
+    return weights.dtype if weights.dtype and kind_of(dtype) == "float" else dtype
+
+
+def model_dtype(weights: WeightMap, program: NamedProgram) -> str | None:
+    """The dtype of all floats of a model, None where they have several."""
+    types = {str(p.value.name): p.value.type for p in program.params}
+    dtypes = {types[param.name].dtype for param in weights.params if param.places}
+    written = {written_dtype(str(d), weights) for d in dtypes if d.kind == "float"}
+    return written.pop() if len(written) == 1 else None
 
 
 def check_model(path: str, force: bool) -> None:
@@ -197,25 +219,25 @@ def _tensors(weights: WeightMap, specs: Mapping[str, Spec]) -> dict[str, _Writte
     for param in weights.params:
         if param.tied or not param.places:
             continue
-        place, dtype = param.places[0], specs[param.name].dtype
+        place, dtype = param.places[0], written_dtype(specs[param.name].dtype, weights)
         for indices, key in place.keys():
             before = tensors.get(key)
             parts = before.parts if before else ()
             tensors[key] = _Written(dtype, place.shape, (*parts, (param, indices)))
     for key, tensor in tensors.items():
-        _check_full(key, tensor, specs)
+        _check_full(key, tensor, specs, weights)
     order = {name: number for number, name in enumerate(specs)}
     by_params = sorted(tensors.items(), key=lambda item: order[item[1].params[0]])
     return dict(by_params)
 
 
-def _check_full(key: str, tensor: _Written, specs: Mapping[str, Spec]) -> None:
+def _check_full(key: str, tensor: _Written, specs: Mapping[str, Spec], weights: WeightMap) -> None:
     sizes = (math.prod(a.room for a in p.places[0].axes) for p, _ in tensor.parts)
     if sum(sizes) != math.prod(tensor.shape):
         listed = ", ".join(f"`{name}`" for name in tensor.params)
         message = f"{listed} fill `{key}` only in part: the program lacks the other parameters"
         fail("MD0554", message, help="write the model from the program that has all of them")
-    dtypes = {specs[name].dtype for name in tensor.params}
+    dtypes = {written_dtype(specs[name].dtype, weights) for name in tensor.params}
     if len(dtypes) > 1:
         message = f"the parameters in `{key}` have the dtypes {' and '.join(sorted(dtypes))}"
         fail("MD0554", message, help="declare them in one dtype")
@@ -239,8 +261,11 @@ COPIED = (".json", ".txt", ".model", ".jinja")
 """The suffixes of files of a folder that describe its model: configuration and tokenizer."""
 
 
-def copy_description(source: str, folder: str) -> None:
-    """Copy the files beside the tensors of a model to the folder of the one made of it."""
+def copy_description(source: str, folder: str, dtype: str | None) -> None:
+    """Copy the files beside the tensors of a model to the folder of the one made of it.
+
+    Where they say in which dtype the tensors are, it is the `dtype` of those that were written.
+    """
     import shutil
 
     if not os.path.isdir(source) or not os.path.isdir(folder):
@@ -250,6 +275,23 @@ def copy_description(source: str, folder: str) -> None:
         wanted = entry.name.endswith(COPIED) and not entry.name.endswith(INDEX)
         if wanted and entry.is_file() and not os.path.exists(target):
             shutil.copyfile(entry.path, target)
+            if entry.name == "config.json" and dtype is not None:
+                _correct_dtype(target, dtype)
+
+
+def _correct_dtype(path: str, dtype: str) -> None:
+    """Write the dtype of the tensors into a configuration that names another one."""
+    from meshdsl.backends.engines.in_process import torch_dtype
+
+    try:
+        about = json.loads(read_regular(path))
+    except (ValueError, RecursionError):
+        return  # no JSON: copied as it is
+    name = str(torch_dtype(dtype)).removeprefix("torch.")
+    said = [k for k in ("dtype", "torch_dtype") if isinstance(about, dict) and k in about]
+    if any(about[key] != name for key in said):
+        about |= dict.fromkeys(said, name)
+        write_file(path, json.dumps(about, indent=2) + "\n")
 
 
 class _ModelValues:
@@ -264,8 +306,10 @@ class _ModelValues:
         if set(self.held) != set(written.params):
             self.held = {}
             self.held = {name: self.whole(name).detach().cpu() for name in written.params}
+        from meshdsl.backends.engines.in_process import torch_dtype
+
         first = self.held[written.params[0]]
-        tensor = first.new_zeros(written.shape)
+        tensor = first.new_zeros(written.shape, dtype=torch_dtype(written.dtype))
         for param, indices in written.parts:
             dims = list(self.specs[param.name].dims)
             _put(tensor, param.places[0], self.held[param.name], dims, indices)

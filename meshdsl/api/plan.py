@@ -255,8 +255,12 @@ class Plan(Looks):
         self._set_params(loaded(self._made.forward, path, weights, here().span), 0)
 
     @told
-    def save_weights(self, path: Any, weights: Weights = None, *, force: bool = False) -> None:
+    def save_weights(
+        self, path: Any, weights: Weights = None, *, dtype: str | None = None, force: bool = False
+    ) -> None:
         """Write the parameters as a model: a folder, a .safetensors file or a .bin file of torch.
+
+        Floats are written as `dtype` (f64, f32, bf16), or as they are.
 
         Raises:
             ProgramError: there is a model already and no `force`, or the parameters do not fill its
@@ -265,7 +269,7 @@ class Plan(Looks):
         from meshdsl.api.weights import save
 
         made, specs = self._made.forward, self._specs()[1]
-        save(made, self._parameters(), specs, path, weights, force, here().span)
+        save(made, self._parameters(), specs, path, weights, dtype, force, here().span)
 
     @told
     def _set_params(self, arrays: Mapping[str, Array], seed: int) -> None:

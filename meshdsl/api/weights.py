@@ -34,6 +34,7 @@ def save(
     specs: Mapping[str, Spec],
     path: Any,
     weights: Weights,
+    dtype: str | None,
     force: bool,
     span: Span,
 ) -> None:
@@ -42,13 +43,13 @@ def save(
 
     from meshdsl.backends.engines.in_process import torch_dtype
     from meshdsl.backends.train.export import export_params
-    from meshdsl.backends.weights.params import chosen_weights
+    from meshdsl.backends.weights.params import chosen_weights, in_dtype
     from meshdsl.backends.weights.writing import check_model
 
     made, block = _with_weights(made, weights, span)
     target = os.fspath(path)
     check_model(target, force)
-    chosen = chosen_weights(made, block)
+    chosen = in_dtype(chosen_weights(made, block), dtype)
     if chosen.unmapped:
         help = "write an entry for it, or `init` to leave it out of models"
         fail("MD0554", f"there is no entry for `{chosen.unmapped[0]}`", span, help=help)

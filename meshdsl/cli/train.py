@@ -57,7 +57,7 @@ class Train(PlacingOptions, Force, AsData):
         "--params", "F", "Initial values: a file, or a checkpoint's or model's folder."
     )
     out: Path | None = opt("--out", "F", "Write the parameters, whole.")
-    weights: str | None = weights("The `weights` block by which models are read and written.")
+    weights: str | None = weights("The `weights` block of models; `hf:bf16` writes bf16.")
     trace: Path | None = opt(
         "--trace", "F.json", "Write how long each statement of a step took (torchrun)."
     )
@@ -160,8 +160,12 @@ def _check_outputs(job: Job, given: Train) -> None:
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
     """Compile, train, and show the ending."""
     from meshdsl.backends.train import training_run as train_run
-    from meshdsl.backends.weights.params import chosen_weights, params_file
-    from meshdsl.backends.weights.writing import check_writable, copy_description
+    from meshdsl.backends.weights.params import chosen_weights, in_dtype, params_file
+    from meshdsl.backends.weights.writing import (
+        check_writable,
+        copy_description,
+        model_dtype,
+    )
     from meshdsl.report import running, training_progress
 
     until = "placed" if given.engine == "reference" else "device"
@@ -172,13 +176,16 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     data = replace(job.data, accumulate=train_run.accumulate_dim(compilation))
     job = train_run.prepared(plan, replace(job, data=data), given.seed)
     names = [str(p.value.name) for p in compilation.named.params]
-    if given.weights is not None:
-        job = replace(job, weights=chosen_weights(compilation, given.weights))
-        if job.out is not None and job.weights is not None:
-            diagnostics.add(*check_writable(job.weights, compilation.named))
+    block = given.weights
+    if block is not None:
+        block, _, dtype = block.replace(" ", "").partition(":")
+        weights = in_dtype(chosen_weights(compilation, block), dtype or None)
+        job = replace(job, weights=weights)
+        if job.out is not None:
+            diagnostics.add(*check_writable(weights, compilation.named))
     title = running.headline(compilation, given.engine)
     with (
-        params_file(job.params, compilation, names, given.weights, diagnostics) as params,
+        params_file(job.params, compilation, names, block, diagnostics) as params,
         training_progress.progress(title, quiet=given.json) as show,
     ):
 
@@ -192,7 +199,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
     if job.out is not None and job.weights is not None and given.params is not None:
-        copy_description(str(given.params), job.out)
+        copy_description(str(given.params), job.out, model_dtype(job.weights, compilation.named))
     written = given.trace is not None and traces.write_measured(given.trace, compilation, job.timed)
     if given.json:
         files = {"log": job.log, "out": job.out}

@@ -110,13 +110,15 @@ class StoredParam:
 class WeightMap:
     """A block of weights for one program. Its keys match `ignored` patterns, or name a parameter.
 
-    `unmapped` are the parameters that have no entry.
+    `unmapped` are the parameters that have no entry. Floats are written as `dtype`, empty for that
+    of each parameter.
     """
 
     name: str
     params: tuple[StoredParam, ...]
     ignored: tuple[str, ...]
     unmapped: tuple[str, ...]
+    dtype: str = ""
 
 
 def weight_map(

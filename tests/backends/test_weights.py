@@ -620,7 +620,7 @@ def test_a_model_is_trained_from_folder_to_folder(tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     weight = draw.standard_normal((6, 4)).astype(np.float32)
     folder = write_folder(tmp_path / "from", {"layer.weight": weight})
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"torch_dtype": "float16"}')
     (tmp_path / "p.mdsl").write_text(TRAINED)
     x = draw.standard_normal((4, 4)).astype(np.float32)
     np.savez("data.npz", x=x, target=x)
@@ -643,6 +643,14 @@ def test_a_model_is_trained_from_folder_to_folder(tmp_path, monkeypatch):
         "head.weight": (4, 6),
     }
     assert 0 < np.abs(written["layer.weight"] - weight).max() < 1
+    assert json.loads(Path("to/config.json").read_text()) == {"torch_dtype": "float32"}
+    code, told = trained("--out", "narrow.bin", "--as", "hf:bf16")
+    assert code == 0, told
+    assert "2 parameters of f32 written as bf16, rounded" in told
+    narrow = torch.load("narrow.bin", weights_only=True)
+    for key, tensor in narrow.items():
+        assert tensor.equal(torch.from_numpy(written[key]).bfloat16())
+    assert "f16 has a smaller range" in trained("--out", "half.bin", "--as", "hf:f16")[1]
     code, told = trained("--out", "to", "--as", "hf")
     assert code != 0
     assert "MD0554" in told
@@ -667,8 +675,11 @@ def test_plans_load_and_save(tmp_path, models):
     assert all(np.array_equal(other.params[name], value) for name, value in params.items())
     entries = {name: f'"{name}"[{", ".join(plan.named.params[n].value.type.names)}]'
                for n, name in enumerate(str(p.value.name) for p in plan.named.params)}  # fmt: skip
-    plan.save_weights(tmp_path / "plain", entries)
-    assert theirs(tmp_path / "plain").keys() == params.keys()
+    plan.save_weights(tmp_path / "plain", entries, dtype="f64")
+    plain = theirs(tmp_path / "plain")
+    assert plain.keys() == params.keys()
+    assert all(np.array_equal(plain[n].astype(np.float32), params[n]) for n in params)
+    assert {tensor.dtype for tensor in plain.values()} == {np.dtype(np.float64)}
     with pytest.raises(md.ProgramError, match="MD0146"):
         plan.load_weights(paths["folder"], {"embed": '"wte.weight"[vocab]'})
     with pytest.raises(md.ProgramError, match="MD0554"):
