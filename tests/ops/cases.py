@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from meshdsl.ops.opdef import Sample, load_all
 from tests.ops.torch_run import FLOATS, retyped
-from tests.together import named_as, with_note
-
-Check = Callable[..., None]
+from tests.together import Check, named_as, run_all
 
 
 def of_each_operator(cases: Mapping[str, tuple[Any, ...]]) -> Callable[[Check], Check]:
@@ -26,8 +25,7 @@ def of_each_operator(cases: Mapping[str, tuple[Any, ...]]) -> Callable[[Check], 
     def decorate(check: Check) -> Check:
         @pytest.mark.parametrize("operator", groups)
         def test(operator: str) -> None:
-            for label, case in groups[operator].items():
-                with_note(label, check, *case)
+            run_all({label: partial(check, *case) for label, case in groups[operator].items()})
 
         return named_as(check, test)
 

@@ -270,7 +270,7 @@ OF_TORCH = {
     "batch_norm_stats": NORM,
     "frozen_batch_norm": NORM,
 }
-"""Operators in which the reference differs, and why."""
+"""Operators in which the reference differs where there are infinities, and why."""
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -284,7 +284,7 @@ def test_the_reference_yields_what_one_device_does(dtype: str) -> None:
         return {name: rounded(array, types[name]) for name, array in found.items()}
 
     bad = wrong(made, lambda x: run(alone, x), reference, dtype, turn=FLOATS.index(dtype))
-    assert not [b for b in bad if b[1].partition(".")[0] not in OF_TORCH]
+    assert not [b for b in bad if b[1].partition(".")[0] not in OF_TORCH or b[0] not in ENDLESS]
 
 
 # --- dtypes of gradients ------------------------------------------------------------------------
