@@ -266,11 +266,12 @@ def test_extremes_pass_unreduced_only_where_that_changes_nothing(mesh: str, rule
 
 NORM = "torch's kernel makes x * slope + offset of it, with NaN in both where something is infinite"
 OF_TORCH = {
-    "gelu": "of infinity, torch's f32 kernel for CPUs makes NaN",
-    "batch_norm_stats": NORM,
-    "frozen_batch_norm": NORM,
+    "gelu": (ENDLESS, "of infinity, torch's f32 kernel for CPUs makes NaN"),
+    "batch_norm_stats": (ENDLESS, NORM),
+    "frozen_batch_norm": (ENDLESS, NORM),
+    "batch_norm_grad": (("hundreds",), "torch sums in f16 if a tensor is strided: too large a sum"),
 }
-"""Operators in which the reference differs where there are infinities, and why."""
+"""Operators in which the reference differs, of which kinds of values, and why."""
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -284,7 +285,7 @@ def test_the_reference_yields_what_one_device_does(dtype: str) -> None:
         return {name: rounded(array, types[name]) for name, array in found.items()}
 
     bad = wrong(made, lambda x: run(alone, x), reference, dtype, turn=FLOATS.index(dtype))
-    assert not [b for b in bad if b[1].partition(".")[0] not in OF_TORCH or b[0] not in ENDLESS]
+    assert not [b for b in bad if b[0] not in OF_TORCH.get(b[1].partition(".")[0], ((), ""))[0]]
 
 
 # --- dtypes of gradients ------------------------------------------------------------------------
