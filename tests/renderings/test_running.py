@@ -80,6 +80,7 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
         name = f"random program {number}\n{case_.source_text}"
         found.append(Job(name, peer, text, case_.mesh, inputs, params, reference))
     found += gradient_jobs(kind, devices, reduce, step)
+    found.append(operators_of_long(kind, devices, reduce))
     return found + list(operator_jobs(kind, devices, reduce, step))
 
 
@@ -117,6 +118,31 @@ def gradient_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Ite
         peer = kind(made.placed)
         rendered = peer.text()
         yield Job(f"{name}, {layout}", peer, rendered, mesh, *values(made.named))
+
+
+OF_LONG = """
+dim a = 4, d = 8, two = 2 * d, half = d / 2
+layout rows { a -> p }
+program test(x[a, d], y[a, d], z[a, d], ids[a]: i32) {
+  angles = sin(x) + cos(-y)
+  powers = square(x)^1.5 + rsqrt(mean[d](square(y)) + 0.1)
+  bounds = minimum(maximum(x, y), z) + silu(z)
+  chosen = where(x > y and x != z, x, cumsum[d](y))
+  joined = concat[(d, d) -> two](x, y)
+  part = z[d = :half -> half]
+  losses = cross_entropy[d](x, ids)
+  return angles, powers, bounds, chosen, joined, part, losses
+}
+"""
+"""The operators that of all examples only some with a long rendering have."""
+
+
+def operators_of_long(kind: type[Peer], devices: int, reduce: str) -> Job:
+    """A short program of them."""
+    mesh = f"p:2,q:{devices // 2}"
+    made = gradients.compiled(OF_LONG, "rows", mesh, reduce)
+    peer = kind(made.placed)
+    return Job("operators of long renderings", peer, peer.text(), mesh, *values(made.named))
 
 
 def operator_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iterator[Job]:

@@ -118,7 +118,12 @@ def test_zero_2_of_separate_parameters_is_below_zero_1() -> None:
 @pytest.fixture
 def large_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is large (`ir.types.LARGE`) has a sixteenth of the bytes: the tests are as quick."""
-    for module in ("device.liveness", "device.sums", "device.updates_in_place"):
+    for module in (
+        "placed.gather_again",
+        "device.liveness",
+        "device.sums",
+        "device.updates_in_place",
+    ):
         monkeypatch.setattr(f"meshdsl.{module}.LARGE", LARGE // 16)
     monkeypatch.setattr("meshdsl.device.buckets.SMALL", LARGE // 16)
     for module in ("update_text", "operator_text"):
