@@ -238,13 +238,13 @@ class _Scaling:
         read_inside = {v for n in of_samples for v in n.ins}
         numeric = all(n.out.type.dtype.kind != "bool" for n in ends)
         is_known = numeric and all(way in COMBINED for way in ends.values())
-        is_known &= read_inside.isdisjoint(v for n in ends for v in n.outs)
+        is_known &= not any(map(samples.is_reduced, read_inside))
         is_known &= all(n in ends or self._is_of_each(n) for n in of_samples)
         # What a batch has of an input without samples is no number of the step.
         if not is_known or any(v in self.inputs for n in others for v in n.ins):
             return None
-        constants = [n for n in ops if not n.ins]
-        nodes, totals = self._totals([*constants, *of_samples], ends)
+        of_no_batch = [n for n in others if samples.of_samples.isdisjoint(n.outs)]
+        nodes, totals = self._totals([*of_no_batch, *of_samples], ends)
         for n in others:
             totals.update((out, replace(out)) for out in n.outs)
             ins, outs = (tuple(totals.get(v, v) for v in vs) for vs in (n.ins, n.outs))

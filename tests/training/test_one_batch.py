@@ -59,6 +59,8 @@ EXACT = {
     "a root of a sum": "loss = sum(l) / sqrt(sum(w))",
     "squares of quotients": "loss = sum(square(l / sum(w)))",
     "a mean over squares": "loss = mean(l) / mean(square(w))",
+    "a sum with weights of positions": "k = cast(iota[m] + 1, f32)\n  "
+    "loss = sum(l) / sum(square(t) * k)",
     "a product of means": "loss = mean(l) + sum(mean[b](s) * mean[b](t))",
 }
 REFUSED = {
@@ -69,6 +71,7 @@ REFUSED = {
     "a sum and a mean": "loss = (sum(l) + mean(l)) / sum(w)",
     "a product of quotients": "loss = sum(l * w) / sum(w) * mean(l)",
     "the largest quotient": "loss = max(l / sum(w))",
+    "a sum of what is divided by a sum": "loss = mean(l) / mean(square(w / (sum(w) + 1.0)))",
     "shares of a batch": "loss = sum(l) / sum(softmax[b](w))",
     "integers": "loss = mean(l)\n  n := n + cast(sum(cast(s > 0.2, i32)), f32)",
 }
@@ -195,6 +198,17 @@ def test_a_mean_of_integers_is_cast_and_cast_back() -> None:
     assert "to f32, and cast the result back to i32" in str(found.help)
     text = INTEGERS.replace("MORE", "sum(cast(x > 0, f32))").replace("NEXT", "n + cast(more, i32)")
     Compilation(Source("p.mdsl", text), Options()).checked()  # as the help says
+
+
+def test_what_a_batch_is_normalised_by_is_its_own_in_any_form() -> None:
+    """The sum over samples, divided by their number, is as little of the step as their mean is."""
+    body = "z = s - MEAN\n  d = t - MEAN\n  loss = mean(z / sqrt(mean[b](square(d)) + 0.1))"
+    found = []
+    for mean in ("mean[b](t)", "sum[b](t) / 4.0"):
+        made = compiled(body.replace("MEAN", mean), ", accumulate=2", "d:1")
+        batches = {n: a.reshape(2, 4, *a.shape[1:]) for n, a in inputs(8).items()}
+        found.append(results(run_local(made.text, batches, seed=3)))
+    hold_to(found[1], found[0], 1e-11)
 
 
 def test_each_batch_on_its_own() -> None:
