@@ -28,6 +28,7 @@ LAYERS = (
     ("search",),
     (
         "report",
+        "backends.data",
         "backends.engines",
         "backends.train",
         "backends.generate",

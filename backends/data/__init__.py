@@ -1,0 +1,1 @@
+"""Samples as people have them: flat files of tokens, folders of shards, texts with a tokenizer."""
