@@ -116,6 +116,21 @@ class Ranks:
                 raise failure if failure and rank == self.rank else hindrance
         return [result for result, _ in every]
 
+    def agreed(self, work: Callable[[], T]) -> T:
+        """Do `work` on every device; returns its result here. An error of one is raised on all.
+
+        Where none fails, one number is exchanged.
+        """
+        result: Any = None
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        if self.total(failure is not None):
+            self.all_do(lambda: _raise(failure))
+        return result  # type: ignore[no-any-return]
+
     def first_does(self, work: Callable[[], T]) -> T:
         """Do `work` on the first device; returns its result, or raises its error, on all.
 
@@ -208,6 +223,11 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.view(-1).view(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
+
+
+def _raise(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure
 
 
 def _sendable(error: Exception | None) -> Exception | None:

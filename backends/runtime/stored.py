@@ -94,6 +94,12 @@ class FileBlocks:
             raise Refused(f"cannot read {self.path}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
 
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """What tells the file from others, and from itself once it has changed."""
+        found = os.fstat(self._file)
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -198,36 +204,3 @@ def _runs(sels: Sequence[Indices], steps: Sequence[int], width: int) -> Iterator
     for starts in itertools.product(*outer):
         base = sum(starts)
         yield from ((base + start, size) for start, size in pieces)
-
-
-class FileBytes:
-    """The bytes of a file, or a range of them, as numbers: what a text of bytes is read by."""
-
-    def __init__(self, path: str) -> None:
-        try:
-            size = os.stat(path).st_size
-        except OSError as error:
-            raise Refused(f"cannot read {path}: {error.strerror}") from None
-        self._blocks = FileBlocks(StoredArray(path, "u8", (size,), "|u1"))
-        self._range = range(size)
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    def __getitem__(self, part: slice) -> Array:
-        selected = self._range[part]
-        assert selected.step == 1, "a range of bytes"
-        data = np.empty(len(selected), np.uint8)
-        self._blocks.fill(memoryview(data), selected.start)  # type: ignore[arg-type]
-        return data
-
-    def part(self, start: int, stop: int) -> "FileBytes":
-        """The bytes from `start` to `stop`."""
-        view = FileBytes.__new__(FileBytes)
-        view._blocks, view._range = self._blocks, self._range[start:stop]
-        return view
-
-    def max(self) -> int:
-        """The largest of them; 0 of none."""
-        starts = range(0, len(self), 1 << 24)
-        return max((int(self[i : i + (1 << 24)].max()) for i in starts), default=0)

@@ -10,7 +10,8 @@ from meshdsl.backends.engines.execution import read_checked
 from meshdsl.backends.engines.in_process import Emitted, LoadedProgram, LocalSession
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
-from meshdsl.backends.train.data import Data, open_data
+from meshdsl.backends.train.batches import Data
+from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.events import heard
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Ending, Job, Tell

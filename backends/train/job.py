@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+from meshdsl.backends.data.token_files import TokenFile
 from meshdsl.named.optimizers import LearningRate
 from meshdsl.named.weights import WeightMap
 from meshdsl.records import dataclass
+
+ORDERS = ("random", "shuffled", "sequential")
+"""The orders of samples: drawn anew for each step, each once in every pass, or as they lie."""
 
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 
@@ -18,20 +22,28 @@ class DataFiles:
     """The source of samples.
 
     `held_out` is a file of samples to evaluate on; without one, the last `fraction` of `path` is
-    kept for that. `batch` names the dim that samples are drawn along; `tokens` (`chars` or `bytes`)
-    and `text_inputs` are how a text is read; None: as the program suggests. `vocabulary` has the
-    characters of a run that is resumed. `accumulate` is the dim that inputs gain where a step takes
-    several batches.
+    kept for that. `batch` names the dim that samples are drawn along; `tokens` says how a text is
+    read (`chars`, the default, or `bytes`), or the dtype of a raw file of tokens; `text_inputs` are
+    the inputs for them; None: as the program suggests. `order` is one of `ORDERS`; None: `random`
+    for tokens, `shuffled` for arrays. `vocabulary` has the characters of a run that is resumed.
+    `accumulate` is the dim that inputs gain where a step takes several batches.
+
+    What a tokenizer has made of texts is in the files `stored` and `stored_held_out`; `sources`
+    are the files that it read.
     """
 
     path: str
     held_out: str | None = None
     fraction: float = 0.0
     batch: str | None = None
-    tokens: str = "chars"
+    tokens: str | None = None
     text_inputs: tuple[str, ...] | None = None
     vocabulary: str | None = None
     accumulate: str | None = None
+    order: str | None = None
+    stored: tuple[TokenFile, ...] = ()
+    stored_held_out: tuple[TokenFile, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +99,9 @@ class Ending:
     """The outcome of a run: the step it began and ended at, its last numbers, its last checkpoint.
 
     `evaluated` are the last averages over the held-out batches, `amount` the samples or tokens
-    (`unit`) that were trained on, in `seconds`. `how` is `finished`, `interrupted` or `not finite`.
-    `measured` is what the last `step` event has of it.
+    (`unit`) that were trained on, in `seconds`. `how` is `finished`, `interrupted`, `not finite`
+    or `data refused`: a batch has values that the program does not take, of which `refused` is the
+    event. `measured` is what the last `step` event has of it.
     """
 
     start: int
@@ -102,6 +115,7 @@ class Ending:
     checkpoint: str | None = None
     trouble: Trouble | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, Any] = field(default_factory=dict)
 
 
 Event = Mapping[str, Any]

@@ -59,7 +59,8 @@ class About(Struct):
 
     seed: int = 0
     size: Size | None = None
-    data: str | None = None
+    data: str | dict[str, str | None] | None = None
+    order: str | None = None
     vocabulary: str | None = None
     program: str = ""
     layout: str = ""

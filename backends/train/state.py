@@ -9,15 +9,15 @@ from meshdsl.backends.engines.failures import HELP
 from meshdsl.backends.engines.in_process import full_disk, store_of
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.checkpoint import Checkpoint, Checkpoints
-from meshdsl.backends.train.data import fingerprint
-from meshdsl.diagnostics import Diagnostic, fail
+from meshdsl.backends.train.data import fingerprints
+from meshdsl.diagnostics import Diagnostic, counted, fail
 
 if TYPE_CHECKING:
     import torch
 
     from meshdsl.backends.engines.in_process import LoadedProgram
     from meshdsl.backends.engines.ranks import Ranks
-    from meshdsl.backends.train.data import Data
+    from meshdsl.backends.train.batches import Data
     from meshdsl.backends.train.job import Job
 
 Tensors = dict[str, "torch.Tensor"]
@@ -37,9 +37,13 @@ class ShardedState:
         # A parameter of a narrow dtype has a wider copy among the states: that one is its value.
         self.finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
         self.value_specs = {n: self.specs[self.finest.get(n, n)] for n in program.PARAMS}
-        self.meta = {"seed": job.seed, "size": data.size, "vocabulary": data.vocabulary}
+        self.meta: dict[str, Any] = {"seed": job.seed, "size": data.size}
+        self.meta["vocabulary"] = data.vocabulary
         if job.checkpoint is not None:
-            self.meta["data"] = fingerprint(job.data.path)
+            hashes = fingerprints(job.data)
+            one = next(iter(hashes.values()))
+            self.meta["data"] = one if len(hashes) == 1 else hashes
+            self.meta["order"] = job.data.order
         self.meta |= job.about
         self.params: Tensors = {}
         self.states: Tensors = {}
@@ -64,16 +68,27 @@ class ShardedState:
         return (
             *checkpoint.warnings,
             *self._other_data(checkpoint.meta.get("size"), checkpoint.meta.get("data")),
+            *self._other_order(checkpoint.meta),
             *self._other_plan(checkpoint),
         )
 
-    def _other_data(self, size: int | None, data: str | None) -> Iterator[Diagnostic]:
+    def _other_order(self, before: Mapping[str, Any]) -> Iterator[Diagnostic]:
+        """A note where the samples come in another order than before the interruption."""
+        old, new = before.get("order"), self.meta["order"]
+        if "order" in before and old != new:
+            names = (f"`--order {name}`" if name else "no `--order`" for name in (old, new))
+            message = "the run was begun with {}, and goes on with {}".format(*names)
+            help = "the batches to come are others than without the interruption"
+            yield Diagnostic("MD0517", message, severity="note", help=help)
+
+    def _other_data(self, size: int | None, data: Any) -> Iterator[Diagnostic]:
         """A note where the run was begun on other data than it resumes with.
 
         Of a checkpoint that has no fingerprint of the data only their number is known.
         """
         if size in (None, self.meta["size"]) and data not in (None, self.meta["data"]):
-            message = f"{self.job.data.path} has other content than when the run was saved"
+            changed = _changed(data, self.meta["data"]) or f"{self.job.data.path} has"
+            message = f"{changed} other content than when the run was saved"
             help = "name the file it began with, if the run is to go on as without the interruption"
             yield Diagnostic("MD0517", message, severity="note", help=help)
         if size not in (None, self.meta["size"]):
@@ -154,6 +169,15 @@ class ShardedState:
             for tensor in self.params.values()
             if tensor.is_floating_point()
         )
+
+
+def _changed(before: Any, now: Any) -> str:
+    """The first file of several that has changed, and how many others: the head of a sentence."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return ""
+    paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    others = len(paths) - 1
+    return f"{paths[0]} and {counted(others, 'other file')} have" if others else f"{paths[0]} has"
 
 
 class _Values(Mapping[str, "torch.Tensor"]):

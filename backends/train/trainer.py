@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.values import draw_part, step_seed
-from meshdsl.backends.train.data import Batches, Data
+from meshdsl.backends.train.batches import Batches, Data
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
 from meshdsl.backends.train.nan_search import search
 from meshdsl.backends.train.peak_memory import PeakMemory
 from meshdsl.backends.train.state import ShardedState
-from meshdsl.diagnostics import Diagnostic
+from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class Control:
     begun: Callable[[], None] = lambda: None
 
 
+class DataRefused(DiagnosticError):
+    """A batch has values that the program does not take. No device has begun its step."""
+
+
 class Feed:
     """The local blocks of every batch on one device, as tensors.
 
@@ -51,11 +55,19 @@ class Feed:
 
     def __init__(self, program: LoadedProgram, batches: Batches, ranks: Ranks, seed: int) -> None:
         self.specs, self.batches, self.where = program.INPUTS, batches, ranks.where
-        self.seed = seed
+        self.ranks, self.seed = ranks, seed
         self.parts = {n: ranks.part(s) for n, s in self.specs.items()}
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
-        """The inputs of step `step` (from 0)."""
+        """The inputs of step `step` (from 0). Raises DataRefused, on all devices."""
+        if not self.batches.may_refuse:
+            return self._read(step)
+        try:
+            return self.ranks.agreed(lambda: self._read(step))
+        except DiagnosticError as error:
+            raise DataRefused(*error.diagnostics) from None
+
+    def _read(self, step: int) -> dict[str, torch.Tensor]:
         from meshdsl.backends.engines.in_process import as_tensor
 
         inputs = {}
@@ -94,6 +106,7 @@ class Trainer:
         self.evaluated: dict[str, float] = {}
         self.seconds = 0.0
         self.trouble: Trouble | None = None
+        self.refused: DataRefused | None = None
         self.is_zero_known = False
         self._asked = 0
         self._log: MetricsLog | None = None
@@ -108,15 +121,19 @@ class Trainer:
         measure |= {"predicted": self.job.predicted, "memory_of": self.memory.of}
         self._tell(kind="begin", start=self.start, steps=self.job.steps, **measure)
         how = "finished"
-        while self.step < self.job.steps and self.trouble is None:
+        while self.step < self.job.steps and self.trouble is None and self.refused is None:
             if self._is_asked_to_stop():
                 how = "interrupted"
                 break
-            self._train_one()
+            try:
+                self._train_one()
+            except DataRefused as error:
+                self.refused = error
         if self.trouble is None:
             self._save()
         if self._log is not None:
             self._log.close()
+        how = "data refused" if self.refused else how
         return self._ending("not finite" if self.trouble else how)
 
     def _ending(self, how: str) -> Ending:
@@ -132,6 +149,7 @@ class Trainer:
             self.checkpoint,
             self.trouble,
             self.measured,
+            _note(self.refused.diagnostics[0]) if self.refused else {},
         )
 
     # --- a step --------------------------------------------------------------------------------
@@ -234,7 +252,11 @@ class Trainer:
         every = self.job.eval_every
         if not self._due(every) and not (every and self.step == self.job.steps):
             return False
-        self.evaluated = self._averages()
+        try:
+            self.evaluated = self._averages()
+        except DataRefused as error:  # the step itself is done
+            self.refused = error
+            return False
         self._tell(kind="eval", step=self.step, values=self.evaluated)
         return True
 

@@ -200,7 +200,17 @@ def train(
         ending = on_devices(emitted, job, tell, stopping)
     if ending.trouble is not None:
         raise DiagnosticError(troubled(ending, ending.trouble, emitted.places, source))
+    if ending.refused:
+        raise DiagnosticError(refused(ending, job))
     return ending
+
+
+def refused(ending: Ending, job: Job) -> Diagnostic:
+    """The diagnostic of data that a run came upon, with what is kept of it."""
+    kept = " and ".join(path for path in (ending.checkpoint, job.out) if path)
+    where = f"{kept} has" if kept else "nothing has"
+    help = f"{ending.refused['help']}. {where} the parameters of step {ending.step}"
+    return Diagnostic(ending.refused["code"], ending.refused["text"], help=help)
 
 
 @contextmanager

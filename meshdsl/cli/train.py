@@ -35,15 +35,20 @@ WRITTEN = (".npz", ".safetensors")
 class Train(PlacingOptions, Force, AsData):
     """Options of `train`."""
 
-    data: Path = opt("--data", "F", "Samples: .npz, .safetensors, or a text.", ...)
+    data: Path = opt("--data", "F", "Samples: .npz, .safetensors, tokens, or a text.", ...)
     steps: int = opt("--steps", "N", "Train up to this step.", ..., min=1)
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     seed: int | None = opt("--seed", "S", "For initial values and the order (0).")
     batch: str | None = opt("--batch", "DIM", "The dim of samples (first of the first input).")
-    tokens: str = opt("--tokens", "T", "A text is read as chars or bytes.", "chars")
+    tokens: str | None = opt(
+        "--tokens", "T", "A text: chars or bytes (chars); a raw file: its dtype, uint16 or another."
+    )
     text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
+    order: str | None = opt(
+        "--order", "O", "random (tokens), shuffled (arrays: each once a pass) or sequential."
+    )
     eval_every: int = opt("--eval-every", "K", "Evaluate after every K steps.", 0, min=0)
-    eval_data: Path | None = opt("--eval-data", "F", "Samples that are held out.")
+    eval_data: Path | None = opt("--val --eval-data", "F", "Samples that are held out.")
     eval_fraction: float = opt(
         "--eval-fraction", "P", "Without it, this last part.", 0.1, min=0.0, max=1.0
     )
@@ -88,7 +93,8 @@ def _files(given: Train) -> DataFiles:
     fraction = given.eval_fraction if given.eval_every and not given.eval_data else 0.0
     names = tuple(given.text_inputs.split(",")) if given.text_inputs else None
     held_out = _text(given.eval_data)
-    return DataFiles(str(given.data), held_out, fraction, given.batch, given.tokens, names)
+    files = DataFiles(str(given.data), held_out, fraction, given.batch, given.tokens, names)
+    return replace(files, order=given.order)
 
 
 def _text(path: Path | None) -> str | None:
@@ -114,11 +120,15 @@ def _job(given: Train) -> Job:
 
 def _check(job: Job, given: Train) -> None:
     """Refuse options that contradict each other, and outputs that cannot be written."""
-    from meshdsl.backends.train.data import TOKENS
+    from meshdsl.backends.train.job import ORDERS
+    from meshdsl.backends.train.token_data import TOKENS
     from meshdsl.backends.train.training_run import ENGINES
 
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
-    refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
+    if given.tokens is not None:
+        refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
+    if given.order is not None:
+        refuse_unknown("order", given.order, ORDERS, "not one of those there are")
     _check_together(job)
     if given.weights is not None and job.out is None and job.params is None:
         help = "name a model: `--params FOLDER` to read one, `--out FOLDER` to write one"

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.runtime.values import Spec, local_part
-from meshdsl.backends.train.data import Anywhere, InOrder, Shuffled, open_data
+from meshdsl.backends.train.batches import Anywhere, InOrder, Shuffled
+from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.diagnostics import DiagnosticError
 
@@ -322,7 +323,7 @@ TEXTS_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "bytes": (
         {"bound": 100, "tokens": "bytes"},
         "MD0513",
-        "has bytes up to 117, and the program has room",
+        "t.txt, token 0 is 116, and the program has room for 100 tokens",
     ),
     "short": ({"text": "to be"}, "MD0511", "has 5 tokens to train on, and a window takes 7"),
     "empty": ({"text": "", "tokens": "bytes"}, "MD0511", "has no tokens to train on"),

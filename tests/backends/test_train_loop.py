@@ -15,7 +15,7 @@ from meshdsl.backends.engines.in_process import Emitted, load
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import draw_part
 from meshdsl.backends.train import log as loop_log
-from meshdsl.backends.train.data import Shuffled
+from meshdsl.backends.train.batches import Shuffled
 from meshdsl.backends.train.devices import train_local
 from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
 from meshdsl.backends.train.training_run import train, troubled

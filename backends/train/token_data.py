@@ -1,0 +1,334 @@
+"""Texts and files of tokens, as windows: what they are read as, and which inputs they fill."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from meshdsl.backends.data.token_files import (
+    DTYPES,
+    NPY,
+    FlatTokens,
+    TokenFile,
+    Tokens,
+    first_beyond,
+    has_validation,
+    holds_tokens,
+    token_files,
+)
+from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Part, Spec
+from meshdsl.backends.train.batches import (
+    Anywhere,
+    Batches,
+    Data,
+    InOrder,
+    Order,
+    Shuffled,
+    Spaced,
+)
+from meshdsl.backends.train.job import DataFiles
+from meshdsl.diagnostics import counted, did_you_mean, fail
+from meshdsl.records import dataclass
+
+ARCHIVES = (b"PK\x03\x04", NPY, b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""The first bytes of files of arrays and of pickles."""
+
+CODES = 0x110000
+"""The number of code points of Unicode."""
+
+TOKENS = ("chars", "bytes", *DTYPES)
+"""What `--tokens` may say: how a text is read, or the dtype of a raw file."""
+
+
+def is_tokens(files: DataFiles) -> bool:
+    """Whether the data are tokens, or a text to be read as such. Raises Refused and MD0582."""
+    path = files.path
+    if files.stored or holds_tokens(path, files.tokens):
+        return True
+    if path.endswith((".npz", ".safetensors")):
+        return False
+    try:
+        with open(path, "rb", opener=regular) as file:
+            start = file.read(8)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    if start.startswith(ARCHIVES):
+        read_arrays(path)  # raises what is wrong with it
+    if path.endswith(".jsonl") and files.tokens is None:
+        help = (
+            "`--tokenizer tokenizer.json` makes tokens of its texts, `--tokens bytes` of its bytes"
+        )
+        fail("MD0582", f"{path} has texts, and nothing says what their tokens are", help=help)
+    return True
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+class Windows:
+    """Windows of tokens: row r of the first input begins at token `rows[r]`.
+
+    The second input, where there is one, is the first shifted by a token: the next tokens. Each
+    token is below `bound`.
+    """
+
+    def __init__(self, tokens: Tokens, names: tuple[str, ...], batch: str, bound: int) -> None:
+        self.tokens, self.names, self.batch, self.bound = tokens, names, batch, bound
+        self.may_refuse = isinstance(tokens, FlatTokens) and tokens.may_exceed(bound)
+
+    def read(self, name: str, spec: Spec, rows: Array, part: Part) -> Array:
+        """The block `part` of input `name`, of the windows that begin at `rows`.
+
+        Raises MD0513 for a number that is no token of the program.
+        """
+        columns = np.arange([*spec.dims.values()][1])[part[1]] + self.names.index(name)
+        tokens = np.empty((len(rows), len(columns)), NUMPY_DTYPES[spec.dtype])
+        if tokens.size:
+            first, end = int(columns.min()), int(columns.max()) + 1
+            for number, row in enumerate(rows.tolist()):
+                window = self.tokens[row + first : row + end]
+                if self.may_refuse:
+                    check_tokens(self.tokens, row + first, window, self.bound)
+                tokens[number] = window[columns - first]
+        return tokens
+
+
+def check_tokens(tokens: Tokens, start: int, window: Array, bound: int) -> None:
+    """Refuse numbers that are no tokens below `bound`. Raises MD0513 with the place of the first.
+
+    `window` are the tokens from `start` on.
+    """
+    at = first_beyond(window, bound)
+    if at is None:
+        return
+    assert isinstance(tokens, FlatTokens)
+    message = f"{tokens.place(start + at)} is {int(window[at])}, and the program has room for"
+    help = "make the dim that tokens index larger with `--set`, by whatever name it has"
+    if len(tokens.files) and tokens.files[0].dtype != "uint8":
+        help += "; or the file is of another dtype: `--tokens` states it"
+    fail("MD0513", f"{message} {counted(bound, 'token')}", help=help)
+
+
+def _check_all(tokens: FlatTokens, bound: int) -> None:
+    """Refuse a small source with numbers that are no tokens, before anything runs."""
+    step = 1 << 22
+    for start in range(0, len(tokens), step):
+        check_tokens(tokens, start, tokens[start : start + step], bound)
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tokens to train on and those that are held out (None: not wanted).
+
+    `vocabulary` are the characters of a text, `held_out_of` says where held-out tokens are from.
+    """
+
+    training: Tokens
+    held_out: Tokens | None
+    held_out_of: str
+    vocabulary: str | None = None
+
+
+def open_tokens(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: int) -> Data:
+    """The data of a text, or of flat tokens; a step takes `times` batches. Raises Refused too."""
+    names = text_inputs(files, inputs)
+    spec = inputs[names[0]]
+    (batch, rows), (_, length) = spec.dims.items()
+    bound = min(_bound(inputs[name]) for name in names)
+    source = _source(files, bound)
+    window = length + len(names) - 1
+    _long_enough(source.training, window, files.path)
+    order = _order(files, seed, len(source.training), (length, window), rows * times)
+    amount, reader = rows * length, Windows(source.training, names, batch, bound)
+    batches = Batches(reader, order, amount * times, "tokens", files.accumulate, reader.may_refuse)
+    evaluated = None
+    if source.held_out is not None:
+        windows = max(len(source.held_out) - len(names) + 1, 0) // length
+        _enough_windows(windows, rows, length, source.held_out_of)
+        reader = Windows(source.held_out, names, batch, bound)
+        in_order = InOrder(0, windows, rows, length)
+        evaluated = Batches(reader, in_order, amount, "tokens", may_refuse=reader.may_refuse)
+    return Data(batches, evaluated, len(source.training), (), source.vocabulary)
+
+
+def _order(files: DataFiles, seed: int, tokens: int, window: tuple[int, int], batch: int) -> Order:
+    """The places of the windows of each step. A window is `length` tokens apart from the next.
+
+    `window` is that and the tokens that are read, with the one that follows.
+    """
+    length, read = window
+    if files.order in (None, "random"):
+        return Anywhere(seed, tokens - read + 1, batch)
+    windows = (tokens - read) // length + 1
+    if windows < batch:
+        message = f"{files.path} has {counted(windows, 'window')} of {length} tokens"
+        help = "give more tokens, a smaller batch or shorter windows with `--set`"
+        fail("MD0511", f"{message} one after the other, and a step takes {batch}", help=help)
+    if files.order == "sequential":
+        return InOrder(0, windows, batch, length)
+    return Spaced(Shuffled(seed, windows, batch), length)
+
+
+def _source(files: DataFiles, bound: int) -> Source:
+    """The tokens of a run. Raises MD0513, MD0580, MD0581 and Refused."""
+    if files.stored or holds_tokens(files.path, files.tokens):
+        return _flat_source(files, bound)
+    tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
+    if files.held_out is not None:
+        other = _held_out(files, vocabulary, bound)
+        return Source(tokens, other, files.held_out, vocabulary)
+    return _cut(files, tokens, vocabulary)
+
+
+def _flat_source(files: DataFiles, bound: int) -> Source:
+    """The tokens of flat files."""
+    training = _flat(files.stored or token_files(files.path, files.tokens), bound)
+    held, where = files.stored_held_out, files.held_out or files.path
+    wanted = files.held_out is not None or files.fraction > 0
+    if not held and files.held_out is not None:
+        if not holds_tokens(files.held_out, files.tokens):
+            help = "give a file of tokens to evaluate on, as to train on"
+            message = f"{files.held_out} is not a file of tokens, and {files.path} is"
+            fail("MD0512", message, help=help)
+        held = token_files(files.held_out, files.tokens, held_out=True)
+    elif not held and wanted and has_validation(files.path):
+        held = token_files(files.path, files.tokens, held_out=True)
+    if held:
+        return Source(training, _flat(held, bound), where)
+    return _cut(files, training)
+
+
+def _flat(files: tuple[TokenFile, ...], bound: int) -> FlatTokens:
+    tokens = FlatTokens(files)
+    if tokens.is_small and tokens.may_exceed(bound):
+        _check_all(tokens, bound)
+    return tokens
+
+
+def _cut(files: DataFiles, tokens: Tokens, vocabulary: str | None = None) -> Source:
+    """The tokens with the last `fraction` of them held out, where that is wanted."""
+    cut = len(tokens) - math.floor(len(tokens) * files.fraction)
+    training, rest = _part(tokens, 0, cut), _part(tokens, cut, len(tokens))
+    where = f"the last {files.fraction:g} of {files.path}"
+    return Source(training, rest if files.fraction else None, where, vocabulary)
+
+
+def _enough_windows(windows: int, rows: int, length: int, where: str) -> None:
+    """Refuse a text to evaluate on that is too short for a batch."""
+    if windows >= rows:
+        return
+    message = f"{where} has {counted(windows, 'window')} of {length} tokens, and a batch {rows}"
+    help = "give a longer text, hold out more of it, or make the batch smaller"
+    fail("MD0511", message, help=help)
+
+
+def text_inputs(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[str, ...]:
+    """The inputs that a text fills: tokens, and next tokens. Raises DiagnosticError."""
+    named = files.text_inputs
+    for name in named or ():
+        if name not in inputs:
+            help = did_you_mean(name, list(inputs)) or f"there are {', '.join(inputs) or 'none'}"
+            fail("MD0602", f"`--text-inputs`: the program has no input `{name}`", help=help)
+    wanted = named or tuple(n for n, spec in inputs.items() if spec.dtype in ("i32", "i64"))
+    shapes = {tuple(inputs[name].dims.items()) for name in wanted}
+    fits = len(shapes) == 1 and len(next(iter(shapes))) == 2 and len(wanted) in (1, 2)
+    others = [name for name in inputs if name not in wanted]
+    if fits and not others and all(inputs[n].dtype in ("i32", "i64") for n in wanted):
+        return wanted
+    declared = ", ".join(_shown(name, spec) for name, spec in inputs.items()) or "no inputs"
+    help = "declare `tokens[batch, seq]: i32, targets[batch, seq]: i32`, or give the data as .npz"
+    kind = "has tokens" if files.stored or holds_tokens(files.path, files.tokens) else "is a text"
+    message = f"{files.path} {kind}, and the program takes {declared}"
+    fail("MD0512", message, help=help)
+
+
+def _shown(name: str, spec: Spec) -> str:
+    return f"{name}[{', '.join(spec.dims)}]: {spec.dtype}"
+
+
+def _bound(spec: Spec) -> int:
+    """The size of the smallest dim that an input indexes."""
+    how = spec.draw
+    return int(how[1]) if how and how[0] == "below" else np.iinfo(np.int32).max
+
+
+# --- texts as characters or bytes ----------------------------------------------------------------
+
+
+def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
+    return tokens.part(start, stop) if isinstance(tokens, FlatTokens) else tokens[start:stop]
+
+
+def tokens_of(
+    path: str, kind: str | None, known: str | None, bound: int
+) -> tuple[Tokens, str | None]:
+    """The tokens of a text, all below `bound`, and the vocabulary if they are characters."""
+    if kind == "bytes":
+        try:
+            file = TokenFile(path, "uint8", os.stat(path).st_size)
+        except OSError as error:
+            raise Refused(f"cannot read {path}: {error.strerror}") from None
+        return _flat((file,), bound), None
+    numbers, vocabulary = _characters(path, known)
+    if len(vocabulary) > bound:
+        has = f"{path} has {len(vocabulary)} different characters"
+        message = f"{has}, and the program has room for {bound} tokens"
+        larger = f"`--set vocab={len(vocabulary)}`, by whatever name it has"
+        fail("MD0513", message, help=f"make the dim that tokens index larger: {larger}")
+    return numbers, vocabulary
+
+
+def _characters(path: str, known: str | None) -> tuple[Array, str]:
+    """Every character as its number in the vocabulary: `known`, or the text's own, sorted."""
+    codes = np.frombuffer(_decoded(path).encode("utf-32-le", "surrogatepass"), "<u4")
+    if known is None:
+        present = np.zeros(CODES, bool)
+        present[codes] = True
+        known = "".join(map(chr, np.flatnonzero(present)))
+    numbers = np.full(CODES, -1, np.int32)
+    numbers[[ord(c) for c in known]] = np.arange(len(known))
+    ids = numbers[codes]
+    if len(ids) and ids.min() < 0:
+        at = int(np.argmax(ids < 0))
+        message = f"{path}: {chr(codes[at])!r}, character {at}, is not among those trained on"
+        help = "`--tokens bytes` reads any text; or train on a text that has all characters"
+        fail("MD0513", message, help=help)
+    return ids, known
+
+
+def _decoded(path: str) -> str:
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        fail("MD0513", message, help="`--tokens bytes` reads any file")
+
+
+def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> Tokens:
+    """The tokens of the text to evaluate on."""
+    assert files.held_out is not None
+    if not is_tokens(replace(files, path=files.held_out)) or holds_tokens(files.held_out, None):
+        help = "give a text to evaluate on, as to train on"
+        fail("MD0512", f"{files.held_out} is not a text, and {files.path} is", help=help)
+    return tokens_of(files.held_out, files.tokens, vocabulary, bound)[0]
+
+
+def _long_enough(tokens: Tokens, window: int, path: str) -> None:
+    if len(tokens) < window:
+        message = (
+            f"{path} has {counted(len(tokens), 'token')} to train on, and a window takes {window}"
+        )
+        fail("MD0511", message, help="give a longer text, or make the windows shorter with `--set`")
