@@ -50,6 +50,7 @@ from meshdsl.backends.runtime.communication import make_groups
 from meshdsl.backends.runtime.main import on_device, start
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.data import open_data
+from meshdsl.backends.train.evaluation import EvaluationJob, evaluate_on, write_result
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Job
 from meshdsl.backends.train.trainer import Control, Trainer
@@ -130,6 +131,13 @@ def train(folder: Path, ranks: Ranks, programs: Programs) -> None:
         (folder / "ending.json").write_text(json.dumps(asdict(ending)), encoding="utf-8")
 
 
+def evaluate(folder: Path, ranks: Ranks, programs: Programs) -> None:
+    """Evaluate on all samples, and write the averages."""
+    result = evaluate_on(ranks, programs, _job(folder, EvaluationJob))
+    if ranks.rank == 0:
+        write_result(folder, result)
+
+
 def generate(folder: Path, ranks: Ranks, programs: Programs) -> None:
     """Generate, and tell every token."""
     task = _job(folder, Task)
@@ -139,6 +147,7 @@ def generate(folder: Path, ranks: Ranks, programs: Programs) -> None:
 WORK: Mapping[str, Callable[[Path, Ranks, Programs], None]] = {
     "run": run,
     "train": train,
+    "evaluate": evaluate,
     "generate": generate,
 }
 """The kinds of work that processes do on one device."""

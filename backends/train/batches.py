@@ -166,6 +166,36 @@ class Data:
     vocabulary: str | None = None
 
 
+@dataclass(frozen=True)
+class Everything:
+    """All `count` samples of some data, in order: `size` in a batch, the rest in a last one.
+
+    The samples are `stride` apart for their reader, and `amount` (`unit`) each.
+    """
+
+    reader: Reader
+    count: int
+    size: int
+    stride: int = 1
+    amount: int = 1
+    unit: str = "samples"
+    may_refuse: bool = False
+    vocabulary: str | None = None
+    notes: tuple[Diagnostic, ...] = ()
+
+    @property
+    def rest(self) -> int:
+        """The samples of the last batch, where it is short; else 0."""
+        return self.count % self.size
+
+    def batches(self, short: bool = False) -> Batches:
+        """The whole batches, or the short one."""
+        size, first = (self.rest, self.count - self.rest) if short else (self.size, 0)
+        order = InOrder(self.stride * first, self.count - first, size, self.stride)
+        amount = size * self.amount
+        return Batches(self.reader, order, amount, self.unit, may_refuse=self.may_refuse)
+
+
 def enough(count: int, batch: int, what: str, dim: str, times: int = 1) -> None:
     """Refuse data of fewer samples than a step takes."""
     if count < batch:

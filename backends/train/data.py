@@ -6,7 +6,8 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from meshdsl.backends.train.batches import (
     Anywhere,
     Batches,
     Data,
+    Everything,
     InOrder,
     Order,
     Shuffled,
@@ -32,7 +34,7 @@ from meshdsl.backends.train.batches import (
     one_batch,
 )
 from meshdsl.backends.train.job import DataFiles
-from meshdsl.backends.train.token_data import is_tokens, open_tokens
+from meshdsl.backends.train.token_data import every_window, is_tokens, open_tokens
 from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
 
 NAMED = "arrays are named like the inputs, with any number of samples along the batch"
@@ -49,10 +51,33 @@ def open_data(
     inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
     times = max((spec.dims.get(files.accumulate or "", 1) for spec in inputs.values()), default=1)
     declared = {name: one_batch(spec, files.accumulate) for name, spec in inputs.items()}
-    try:
+    with _refusals():
         if is_tokens(files):
             return open_tokens(files, declared, seed, times)
         return open_arrays(files, declared, seed, times, proven)
+
+
+def open_everything(files: DataFiles, inputs: Mapping[str, Spec], proven: bool) -> Everything:
+    """All samples of a run's files, each once and in order. Raises DiagnosticError.
+
+    Of a folder with files for validation these are taken. `proven` is as of `read_arrays`.
+    """
+    inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
+    with _refusals():
+        if is_tokens(files):
+            return every_window(files, inputs)
+        batch = batch_dim(files, inputs)
+        size = next(spec.dims[batch] for spec in inputs.values() if batch in spec.dims)
+        arrays, notes = fitting_arrays(files.path, inputs, batch, proven)
+        count = sample_count(arrays, inputs, batch)
+        return Everything(Arrays(arrays, batch), count, size, notes=tuple(notes))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise what is refused as a diagnostic."""
+    try:
+        yield
     except ArraysRefused as refused:
         fail("MD0504", str(refused), help=NAMED)
     except Refused as refused:

@@ -70,6 +70,13 @@ def referred(made: Compilation, one: Compilation, evaluated: bool) -> Referred:
     return Referred(one.emitted, emitted, _trained(step), evaluate)
 
 
+def evaluated(made: Compilation, short: Compilation | None) -> Referred:
+    """The texts of forward passes on one device, computed by the reference engine."""
+    if short is None:
+        return Referred(made.emitted, train=_evaluated(made))
+    return Referred(made.emitted, short.emitted, _evaluated(made), _evaluated(short))
+
+
 def _trained(step: Step) -> Device:
     """What stands for the function `device` of a training step: it overwrites what is stored."""
 

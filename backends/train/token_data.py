@@ -27,6 +27,7 @@ from meshdsl.backends.train.batches import (
     Anywhere,
     Batches,
     Data,
+    Everything,
     InOrder,
     Order,
     Shuffled,
@@ -158,6 +159,29 @@ def open_tokens(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: 
         in_order = InOrder(0, windows, rows, length)
         evaluated = Batches(reader, in_order, amount, "tokens", may_refuse=reader.may_refuse)
     return Data(batches, evaluated, len(source.training), (), source.vocabulary)
+
+
+def every_window(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
+    """Windows that lie end to end in all tokens. Raises DiagnosticError and Refused."""
+    names = text_inputs(files, inputs)
+    spec = inputs[names[0]]
+    (batch, rows), (_, length) = spec.dims.items()
+    bound = min(_bound(inputs[name]) for name in names)
+    tokens: Tokens
+    vocabulary = None
+    if files.stored or holds_tokens(files.path, files.tokens):
+        stored = files.stored or token_files(files.path, files.tokens, held_out=True)
+        tokens = _flat(stored, bound)
+    else:
+        tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
+    windows = max(len(tokens) - len(names) + 1, 0) // length
+    if not windows:
+        message = f"{files.path} has {counted(len(tokens), 'token')}, and a window takes"
+        help = "give more tokens, or make the windows shorter with `--set`"
+        fail("MD0511", f"{message} {length + len(names) - 1}", help=help)
+    reader = Windows(tokens, names, batch, bound)
+    unit, refuses = "tokens", reader.may_refuse
+    return Everything(reader, windows, rows, length, length, unit, refuses, vocabulary)
 
 
 def _order(files: DataFiles, seed: int, tokens: int, window: tuple[int, int], batch: int) -> Order:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.runtime.values import draw_part, step_seed
-from meshdsl.backends.train.batches import Batches, Data
+from meshdsl.backends.train.batches import Data
+from meshdsl.backends.train.evaluation import averages_over
+from meshdsl.backends.train.feed import DataRefused, Feed
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
 from meshdsl.backends.train.nan_search import search
 from meshdsl.backends.train.peak_memory import PeakMemory
 from meshdsl.backends.train.state import ShardedState
-from meshdsl.diagnostics import Diagnostic, DiagnosticError
+from meshdsl.diagnostics import Diagnostic
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
@@ -41,44 +41,6 @@ class Control:
     tell: Tell
     stopping: Callable[[], bool]
     begun: Callable[[], None] = lambda: None
-
-
-class DataRefused(DiagnosticError):
-    """A batch has values that the program does not take. No device has begun its step."""
-
-
-class Feed:
-    """The local blocks of every batch on one device, as tensors.
-
-    The seed of a step is that of the run, hashed with the step.
-    """
-
-    def __init__(self, program: LoadedProgram, batches: Batches, ranks: Ranks, seed: int) -> None:
-        self.specs, self.batches, self.where = program.INPUTS, batches, ranks.where
-        self.ranks, self.seed = ranks, seed
-        self.parts = {n: ranks.part(s) for n, s in self.specs.items()}
-
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
-        """The inputs of step `step` (from 0). Raises DataRefused, on all devices."""
-        if not self.batches.may_refuse:
-            return self._read(step)
-        try:
-            return self.ranks.agreed(lambda: self._read(step))
-        except DiagnosticError as error:
-            raise DataRefused(*error.diagnostics) from None
-
-    def _read(self, step: int) -> dict[str, torch.Tensor]:
-        from meshdsl.backends.engines.in_process import as_tensor
-
-        inputs = {}
-        for name, spec in self.specs.items():
-            part = self.parts[name]
-            if spec.draw == ("seed",):
-                block = draw_part(spec, name, step_seed(self.seed, step), part)
-            else:
-                block = self.batches.block(name, spec, step, part)
-            inputs[name] = as_tensor(block, spec).to(self.where)
-        return inputs
 
 
 class Trainer:
@@ -264,15 +226,9 @@ class Trainer:
         program = self.programs.evaluation
         assert program is not None
         assert self.held_out is not None
-        scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
-        feed = Feed(program, self.held_out, self.ranks, self.job.seed)
-        params, groups = self._params_of(program), self.ranks.groups(program.GROUPS)
-        sums: Counter[str] = Counter()
-        for batch in range(self.held_out.order.passes):
-            inputs = feed.batch(batch)
-            outputs = program.device(self.ranks.rank, groups, inputs, params)
-            sums.update({name: float(outputs[name].item()) for name in scalars})
-        return {name: sums[name] / self.held_out.order.passes for name in scalars}
+        params = self._params_of(program)
+        sums = averages_over(program, params, self.held_out, self.ranks, self.job.seed)
+        return {name: value / self.held_out.order.passes for name, value in sums.items()}
 
     def _params_of(self, program: LoadedProgram) -> Tensors:
         """The parameters, resharded to the layout of the evaluating `program`."""

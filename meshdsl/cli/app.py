@@ -17,6 +17,7 @@ NAMES = (
     "compile",
     "run",
     "train",
+    "evaluate",
     "generate",
     "compare",
     "cluster",

@@ -6,6 +6,7 @@ it to typer as single options: those of the class itself, then those of its base
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer import Argument
@@ -28,6 +29,10 @@ from meshdsl.pipeline import DEFAULT_POLICY, OBJECTIVES, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.backends.train.job import DataFiles
+    from meshdsl.backends.train.tokenized import Texts
 
 File = Annotated[
     Path, Argument(metavar="FILE", help="A .mdsl file; -: standard input.", show_default=False)
@@ -170,6 +175,42 @@ class Sizes:
         "--set", "DIM=N …", "Other sizes for dims.", completed=complete.sizes, show_default=False
     )
     dtype: str | None = opt("--dtype", "T", "Another type of float.", completed=complete.floats)
+
+
+@option
+class DataOptions:
+    """Options of the samples of a run."""
+
+    data: Path = opt("--data", "F", "Samples: .npz, .safetensors, tokens, or a text.", ...)
+    batch: str | None = opt("--batch", "DIM", "The dim of samples (first of the first input).")
+    tokens: str | None = opt(
+        "--tokens", "T", "A text: chars or bytes (chars); a raw file: its dtype, uint16 or another."
+    )
+    tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json, by which texts are tokens.")
+    end_token: str | None = opt("--end-token", "T", "What ends a document (as its folder says).")
+    text_field: str = opt("--text-field", "K", "Where a line of .jsonl has its text.", "text")
+    text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
+
+    def files(self) -> DataFiles:
+        """The files of samples. Raises MD0601 and MD0602 for options that say no such."""
+        from meshdsl.backends.train.job import DataFiles
+        from meshdsl.backends.train.token_data import TOKENS
+
+        if self.tokens is not None:
+            refuse_unknown("tokens", self.tokens, TOKENS, "not one of those there are")
+        if self.tokenizer is not None and self.tokens is not None:
+            help = "choose one: a tokenizer is for texts, a dtype for files of tokens"
+            fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
+        names = tuple(self.text_inputs.split(",")) if self.text_inputs else None
+        files = DataFiles(str(self.data), batch=self.batch, tokens=self.tokens)
+        return dataclasses.replace(files, text_inputs=names)
+
+    @property
+    def texts(self) -> Texts:
+        """How texts become tokens."""
+        from meshdsl.backends.train.tokenized import Texts
+
+        return Texts(self.tokenizer, self.end_token, self.text_field)
 
 
 @option

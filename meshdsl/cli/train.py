@@ -12,6 +12,7 @@ import typer
 from meshdsl.cli import common, traces
 from meshdsl.cli.options import (
     AsData,
+    DataOptions,
     File,
     Force,
     PlacingOptions,
@@ -32,18 +33,12 @@ WRITTEN = (".npz", ".safetensors")
 
 
 @option
-class Train(PlacingOptions, Force, AsData):
+class Train(DataOptions, PlacingOptions, Force, AsData):
     """Options of `train`."""
 
-    data: Path = opt("--data", "F", "Samples: .npz, .safetensors, tokens, or a text.", ...)
     steps: int = opt("--steps", "N", "Train up to this step.", ..., min=1)
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     seed: int | None = opt("--seed", "S", "For initial values and the order (0).")
-    batch: str | None = opt("--batch", "DIM", "The dim of samples (first of the first input).")
-    tokens: str | None = opt(
-        "--tokens", "T", "A text: chars or bytes (chars); a raw file: its dtype, uint16 or another."
-    )
-    text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
     order: str | None = opt(
         "--order", "O", "random (tokens), shuffled (arrays: each once a pass) or sequential."
     )
@@ -88,13 +83,9 @@ def command(file: File, given: Train) -> None:
 
 def _files(given: Train) -> DataFiles:
     """The files of samples."""
-    from meshdsl.backends.train.job import DataFiles
-
     fraction = given.eval_fraction if given.eval_every and not given.eval_data else 0.0
-    names = tuple(given.text_inputs.split(",")) if given.text_inputs else None
     held_out = _text(given.eval_data)
-    files = DataFiles(str(given.data), held_out, fraction, given.batch, given.tokens, names)
-    return replace(files, order=given.order)
+    return replace(given.files(), held_out=held_out, fraction=fraction, order=given.order)
 
 
 def _text(path: Path | None) -> str | None:
@@ -121,12 +112,9 @@ def _job(given: Train) -> Job:
 def _check(job: Job, given: Train) -> None:
     """Refuse options that contradict each other, and outputs that cannot be written."""
     from meshdsl.backends.train.job import ORDERS
-    from meshdsl.backends.train.token_data import TOKENS
     from meshdsl.backends.train.training_run import ENGINES
 
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
-    if given.tokens is not None:
-        refuse_unknown("tokens", given.tokens, TOKENS, "not one of those there are")
     if given.order is not None:
         refuse_unknown("order", given.order, ORDERS, "not one of those there are")
     _check_together(job)
@@ -170,6 +158,7 @@ def _check_outputs(job: Job, given: Train) -> None:
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
     """Compile, train, and show the ending."""
     from meshdsl.backends.train import training_run as train_run
+    from meshdsl.backends.train.tokenized import tokenized
     from meshdsl.backends.weights.params import chosen_weights, in_dtype, params_file
     from meshdsl.backends.weights.writing import (
         check_writable,
@@ -195,6 +184,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
             diagnostics.add(*check_writable(weights, compilation.named))
     title = running.headline(compilation, given.engine)
     with (
+        tokenized(job.data, given.texts) as tokens,
         params_file(job.params, compilation, names, block, diagnostics) as params,
         training_progress.progress(title, quiet=given.json) as show,
     ):
@@ -204,7 +194,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
                 diagnostics.add(_note(event))
             show(event)
 
-        job = replace(job, params=params)
+        job = replace(job, params=params, data=tokens)
         ending = train_run.train(plan.emitted, given.engine, job, tell, compilation.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))

@@ -14,6 +14,7 @@ from meshdsl.report.document import human
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from meshdsl.backends.train.evaluation import Evaluation
     from meshdsl.backends.train.job import Ending, Event
     from meshdsl.pipeline import Compilation
 
@@ -200,6 +201,31 @@ def _lines(ending: Ending, out: str | None) -> Iterator[str]:
         yield f"held out: {numbers(ending.evaluated)}"
     if out is not None:
         yield f"wrote {out}"
+
+
+def evaluation_lines(result: Evaluation) -> Iterator[str]:
+    """What an evaluation has found, for people."""
+    yield numbers(result.values)
+    batches = counted(result.batches, "batch")
+    last = f", the last of {counted(result.rest, 'sample')}" if result.rest else ""
+    yield f"averages over {result.amount:,} {result.unit} in {batches}{last}"
+
+
+def evaluation_as_json(made: Compilation, engine: str, result: Evaluation) -> dict[str, object]:
+    """An evaluation, as data."""
+    program = made.device
+    return {
+        "version": 1,
+        "program": program.placed.named.name,
+        "mesh": dict(program.mesh.axes),
+        "layout": program.placed.layout,
+        "engine": engine,
+        "values": dict(result.values),
+        "batches": result.batches,
+        "samples": result.samples,
+        result.unit: result.amount,
+        "seconds": result.seconds,
+    }
 
 
 def ending_as_json(

@@ -246,7 +246,7 @@ def _written(folder) -> str:
 def test_steps_and_batches_draw_other_numbers() -> None:
     from meshdsl.backends.engines.ranks import Ranks
     from meshdsl.backends.runtime.values import Spec
-    from meshdsl.backends.train.trainer import Feed
+    from meshdsl.backends.train.feed import Feed
 
     class Program:
         INPUTS = {"seed": Spec("i64", {"accumulate": 3}, {}, ("seed",))}  # noqa: RUF012

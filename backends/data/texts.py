@@ -1,0 +1,100 @@
+"""Texts as flat files of tokens: `.txt` and `.jsonl` files, by a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+
+from meshdsl.backends.data.token_files import TokenFile, shards
+from meshdsl.backends.data.tokenizer import Tokenizer, batched
+from meshdsl.backends.runtime.lazy_numpy import np
+from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
+from meshdsl.diagnostics import fail
+
+SUFFIXES = (".jsonl", ".txt")
+"""Files of texts in a folder, by their names."""
+
+AT_ONCE = 1 << 22
+"""The characters that are made tokens of at once."""
+
+UTF8 = "texts are UTF-8: `iconv -t utf-8` makes them so"
+
+
+def text_files(path: str, held_out: bool = False) -> list[str]:
+    """The files of texts that a file or a folder stands for: see `shards`. Raises MD0580."""
+    return shards(path, SUFFIXES, held_out) if os.path.isdir(path) else [path]
+
+
+def documents(path: str, field: str) -> Iterator[str]:
+    """The documents of a file: all of a text, the `field` of each line of a `.jsonl`.
+
+    Raises MD0582, and Refused where the file cannot be read.
+    """
+    if not path.endswith(".jsonl"):
+        yield _text(path)
+        return
+    try:
+        with open(path, "rb", opener=regular) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _document(line, field, f"{path}, line {number}")
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+
+
+def _text(path: str) -> str:
+    try:
+        return read_regular(path).decode("utf-8")
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        fail("MD0582", f"{path} is not UTF-8: byte {error.start}", help=UTF8)
+
+
+def _document(line: bytes, field: str, place: str) -> str:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        help = 'each line is a document: `{"text": "…"}`'
+        fail("MD0582", f"{place} is no JSON", help=help)
+    if isinstance(found, dict) and isinstance(found.get(field), str):
+        return _whole(found[field], place)
+    others = [key for key, value in found.items() if isinstance(value, str)] if _has(found) else []
+    help = f"`--text-field {others[0]}`" if others else 'each line is: `{"text": "…"}`'
+    fail("MD0582", f"{place} has no text `{field}`", help=help)
+
+
+def _has(found: object) -> bool:
+    return isinstance(found, dict)
+
+
+def _whole(text: str, place: str) -> str:
+    """The text, if it is one: JSON can write halves of characters."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        help = "a pair of `\\\\u` escapes is one character; this one has only its half"
+        fail("MD0582", f"{place} has half a character", help=help)
+    return text
+
+
+def write_tokens(
+    paths: Iterable[str], tokenizer: Tokenizer, end: int | None, field: str, out: str
+) -> TokenFile:
+    """Write the tokens of all documents of the files into the raw file `out`.
+
+    Each document ends with the token `end`, where there is one and the tokenizer has not put it
+    there. About `AT_ONCE` characters are in memory, or one document.
+    """
+    dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+    count = 0
+    texts = (text for path in paths for text in documents(path, field))
+    with open(out, "wb") as file:
+        for batch in batched(texts, AT_ONCE):
+            for tokens in tokenizer.encode_many(batch):
+                if end is not None and tokens[-1:] != [end]:
+                    tokens.append(end)
+                np.array(tokens, np.dtype(dtype).newbyteorder("<")).tofile(file)
+                count += len(tokens)
+    return TokenFile(out, dtype, count)

@@ -1,0 +1,243 @@
+"""A program evaluated on all samples of some data: averages of its outputs over the batches.
+
+The last batch may be short. It has a program of its own size, and weighs as many samples as it has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshdsl.backends.engines.execution import errors_at, read_checked, refuse_too_large
+from meshdsl.backends.engines.in_process import Emitted, LoadedProgram, LocalSession, local_tensors
+from meshdsl.backends.engines.ranks import Ranks
+from meshdsl.backends.engines.torchrun import Launcher
+from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.train.batches import Batches, Everything
+from meshdsl.backends.train.data import open_everything
+from meshdsl.backends.train.export import checkpoint_at
+from meshdsl.backends.train.feed import Feed
+from meshdsl.backends.train.job import DataFiles
+from meshdsl.backends.weights.model_files import is_model
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted
+from meshdsl.disk_cache import from_json
+from meshdsl.named.measures import CROSS_ENTROPY, with_measures
+from meshdsl.pipeline import Compilation, Known
+from meshdsl.records import dataclass
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshdsl.backends.engines.in_process import Programs
+
+Sums = dict[str, float]
+"""Sums of outputs over samples, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJob:
+    """What is evaluated: samples, by parameters in a file.
+
+    At most so many `batches`, where there is a limit. `dim` is the one that tells samples apart.
+    """
+
+    data: DataFiles
+    params: str | None
+    batches: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The averages of all outputs that are single numbers, over `samples` in `batches`.
+
+    `amount` counts samples or tokens (`unit`), and `rest` the samples of a short last batch.
+    """
+
+    values: Mapping[str, float]
+    samples: int
+    batches: int
+    rest: int
+    amount: int
+    unit: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """The programs of whole batches and of the short one (None: there is none), and their texts."""
+
+    made: Compilation
+    short: Compilation | None
+    emitted: Emitted
+
+
+def measured(made: Compilation) -> Compilation:
+    """The forward pass of a program, with what is measured of a classification."""
+    written = with_measures(made.written)
+    known = Known(made.known.tree, made.declarations, written)
+    options = replace(made.options, evaluate=True, measured=False)
+    return Compilation(made.source, options, made.diagnostics, known)
+
+
+def evaluate(
+    made: Compilation, engine: str, job: EvaluationJob, diagnostics: Diagnostics
+) -> Evaluation:
+    """Evaluate the forward pass of `made` on an engine. Raises DiagnosticError.
+
+    Notes about the data and the short batch go to `diagnostics`.
+    """
+    whole = on_engine(measured(made), engine)
+    refuse_too_large(whole, "local" if engine == "reference" else engine, None)
+    program = Emitted(whole.emitted).load().program
+    if job.params is not None:
+        notes = read_checked(job.params, program.PARAMS, "parameters")[1]
+        diagnostics.add(*(Diagnostic("MD0506", note, severity="note") for note in notes))
+    everything = open_everything(job.data, program.INPUTS, proven=False)
+    diagnostics.add(*everything.notes)
+    limited = job.batches is not None and job.batches * everything.size < everything.count
+    short = None
+    if everything.rest and not limited:
+        short = of_size(made, engine, everything)
+    with errors_at(made.source):
+        return _ENGINES[engine](plan_of(whole, short, engine), job)
+
+
+def known_vocabulary(params: str | None) -> str | None:
+    """The characters that a checkpoint was trained on, where `params` is one and they are known."""
+    if params is None or not os.path.isdir(params) or is_model(params):
+        return None
+    vocabulary: str | None = checkpoint_at(params).meta.get("vocabulary")
+    return vocabulary
+
+
+def on_engine(made: Compilation, engine: str) -> Compilation:
+    """The program that an engine runs: the reference has one device."""
+    if engine != "reference":
+        return made
+    options = replace(made.options, mesh="one:1", layout="", sbp=None, schedule=None)
+    options = replace(options, cluster=None, objective=None)
+    return made.under(options, Diagnostics())
+
+
+def of_size(made: Compilation, engine: str, data: Everything) -> Compilation:
+    """The program of the short last batch. Raises DiagnosticError where there is none."""
+    dim = data.reader.batch
+    sizes = {**made.options.set_dims, dim: data.rest}
+    known = Known(tree=made.known.tree)
+    other = Compilation(made.source, replace(made.options, set_dims=sizes), Diagnostics(), known)
+    try:
+        short = on_engine(measured(other), engine)
+        _ = short.emitted
+    except DiagnosticError as error:
+        fitting = max(n for n in range(1, data.size + 1) if data.count % n == 0)
+        message = f"the last batch has {counted(data.rest, 'sample')}, of {data.size}: "
+        help = f"`--set {dim}={fitting}` divides the {data.count} samples evenly"
+        first = error.diagnostics[0]
+        raise DiagnosticError(replace(first, message=message + first.message, help=help)) from None
+    return short
+
+
+def plan_of(made: Compilation, short: Compilation | None, engine: str) -> EvaluationPlan:
+    """The plan of an engine."""
+    if engine == "reference":
+        from meshdsl.backends.train.reference_run import evaluated
+
+        return EvaluationPlan(made, short, evaluated(made, short))
+    emitted = Emitted(made.emitted, None if short is None else short.emitted)
+    return EvaluationPlan(made, short, emitted)
+
+
+# --- one device ----------------------------------------------------------------------------------
+
+
+def averages_over(
+    program: LoadedProgram,
+    params: Mapping[str, torch.Tensor],
+    batches: Batches,
+    ranks: Ranks,
+    seed: int,
+    limit: int | None = None,
+) -> Sums:
+    """The sums of the scalar outputs over batches, or over so many of them.
+
+    All devices make this call. Raises DataRefused.
+    """
+    scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
+    sums = dict.fromkeys(scalars, 0.0)
+    feed, groups = Feed(program, batches, ranks, seed), ranks.groups(program.GROUPS)
+    count = batches.order.passes if limit is None else min(batches.order.passes, limit)
+    for batch in range(count):
+        outputs = program.device(ranks.rank, groups, feed.batch(batch), params)
+        for name in scalars:
+            sums[name] += float(outputs[name].item())
+    return sums
+
+
+def evaluate_on(ranks: Ranks, programs: Programs, job: EvaluationJob) -> Evaluation:
+    """One device's part of an evaluation; all return the same."""
+    began = time.perf_counter()
+    everything = open_everything(job.data, programs.program.INPUTS, proven=True)
+    sums, samples, count = dict[str, float](), 0, 0
+    for program in programs.every:
+        is_short = program is programs.evaluation
+        batches = everything.batches(is_short)
+        params = _params(program.PARAMS, job, ranks)
+        found = averages_over(program, params, batches, ranks, job.seed, job.batches)
+        done = min(
+            batches.order.passes, batches.order.passes if job.batches is None else job.batches
+        )
+        size = everything.rest if is_short else everything.size
+        sums = {name: sums.get(name, 0.0) + size * value for name, value in found.items()}
+        samples, count = samples + size * done, count + done
+    values = {name: value / samples for name, value in sums.items()}
+    if CROSS_ENTROPY in values and "perplexity" not in values:
+        values["perplexity"] = _exp(values[CROSS_ENTROPY])
+    rest = everything.rest if programs.evaluation is not None else 0
+    seconds = time.perf_counter() - began
+    amount = samples * everything.amount
+    return Evaluation(values, samples, count, rest, amount, everything.unit, seconds)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _params(specs: Mapping[str, Spec], job: EvaluationJob, ranks: Ranks) -> dict[str, torch.Tensor]:
+    arrays = {} if job.params is None else read_arrays(job.params, proven=True)
+    blocks = local_tensors(ranks.mesh, specs, arrays, job.seed, [ranks.rank])[0]
+    return {name: block.to(ranks.where) for name, block in blocks.items()}
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+def _local(plan: EvaluationPlan, job: EvaluationJob) -> Evaluation:
+    programs = plan.emitted.load()
+    return LocalSession(programs).run(lambda ranks: evaluate_on(ranks, programs, job))[0]
+
+
+RESULT = "evaluation.json"
+"""The file that device 0 writes the result to."""
+
+
+def _torchrun(plan: EvaluationPlan, job: EvaluationJob) -> Evaluation:
+    with Launcher("evaluate", plan.emitted) as launcher:
+        if launcher.run(job) != 0:
+            raise launcher.error
+        return from_json((launcher.folder / RESULT).read_text("utf-8"), Evaluation)
+
+
+def write_result(folder: Path, result: Evaluation) -> None:
+    """Write the result for the process that began the work."""
+    (folder / RESULT).write_text(json.dumps(asdict(result)), encoding="utf-8")
+
+
+_ENGINES = {"local": _local, "torchrun": _torchrun, "reference": _local}

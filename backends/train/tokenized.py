@@ -1,0 +1,73 @@
+"""Texts that a run trains on, as tokens: made once, before the engines read any of them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from meshdsl.backends.data.texts import SUFFIXES, text_files, write_tokens
+from meshdsl.backends.data.token_files import TokenFile, has_validation
+from meshdsl.backends.data.tokenizer import Tokenizer, load_tokenizer
+from meshdsl.backends.runtime.user_files import Refused
+from meshdsl.backends.train.job import DataFiles
+from meshdsl.diagnostics import fail
+from meshdsl.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """How texts become tokens: a `tokenizer.json`, the token that ends a document, the JSON field.
+
+    Without `end` the folder of the tokenizer says which it is; `none`: documents have no end.
+    """
+
+    tokenizer: str | None = None
+    end: str | None = None
+    field: str = "text"
+
+
+@contextmanager
+def tokenized(files: DataFiles, texts: Texts, all_of_it: bool = False) -> Iterator[DataFiles]:
+    """The files with the tokens of their texts, where a tokenizer is named; else as they are.
+
+    The tokens lie in a folder for temporary files until the block ends. Of a folder with files for
+    validation, these are held out if samples are wanted for that, and alone read by an evaluation:
+    `all_of_it`. Raises MD0580, MD0582 and MD0583.
+    """
+    if texts.tokenizer is None:
+        yield files
+        return
+    tokenizer = load_tokenizer(texts.tokenizer)
+    end = _end(tokenizer, texts)
+    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
+
+        def stored(path: str, name: str, held_out: bool) -> tuple[Sequence[str], TokenFile]:
+            paths = text_files(path, held_out)
+            if end is None and texts.end is None and any(p.endswith(".jsonl") for p in paths):
+                help = "name it: `--end-token '<|endoftext|>'`, or `--end-token none`"
+                message = f"nothing says which token of {tokenizer.path} ends a document"
+                fail("MD0583", message, help=help)
+            out = os.path.join(folder, name)
+            return paths, replace(write_tokens(paths, tokenizer, end, texts.field, out), name=path)
+
+        try:
+            paths, training = stored(files.path, "train.bin", all_of_it)
+            held = None
+            if files.held_out is not None:
+                held = stored(files.held_out, "val.bin", True)[1]
+            elif files.fraction and has_validation(files.path, SUFFIXES):
+                held = stored(files.path, "val.bin", True)[1]
+        except Refused as refused:
+            fail("MD0505", str(refused), help="name a text, a .jsonl file or a folder of them")
+        sources = (*paths, tokenizer.path)
+        kept = () if held is None else (held,)
+        yield replace(files, stored=(training,), stored_held_out=kept, sources=sources)
+
+
+def _end(tokenizer: Tokenizer, texts: Texts) -> int | None:
+    if texts.end is None:
+        return tokenizer.end
+    return None if texts.end == "none" else tokenizer.number(texts.end)
