@@ -22,9 +22,9 @@ def mixed(program: NamedProgram, compute: DType) -> NamedProgram:
     Inputs, losses, the states that the program assigns and parameters whose declarations state a
     dtype keep theirs.
     """
-    rebuild, learned = _Mixed(compute), {*program.learned}
+    rebuild, trainable = _Mixed(compute), {*program.trainable}
     for param in program.params:
-        if param.value in learned and not param.typed:
+        if param.value in trainable and not param.typed:
             rebuild.typed(param.value, compute)
     body = rebuild.nodes(program.body)
     updates = tuple(rebuild.update(u) for u in program.updates)

@@ -34,9 +34,9 @@ from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
 from meshdsl.named.fan_in import finish_params
+from meshdsl.named.goals import Goals
 from meshdsl.named.ir import Init, NamedProgram, Output, Pin, Value
 from meshdsl.named.loops import LoopBuilder, assigned, targets
-from meshdsl.named.optimizers import Goals
 from meshdsl.named.random_streams import Streams
 from meshdsl.named.refused import Refusals
 from meshdsl.named.size_formulas import as_float
@@ -90,7 +90,8 @@ class ProgramBuilder:
         finished = finish_params(params, body)
         inputs = (*self.inputs, *self.streams.seeds)
         parts = (inputs, finished, body, outputs, node.name.span)
-        return NamedProgram(node.name.text, *parts, updates=updates, goal=self.goals.goal)
+        goal = self.goals.finish(finished, updates)
+        return NamedProgram(node.name.text, *parts, updates=updates, goal=goal)
 
     # --- inputs and outputs ------------------------------------------------------------------
 

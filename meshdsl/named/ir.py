@@ -201,9 +201,21 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ParamGroup:
+    """Parameters with an `Optimizer` of their own, of which `lr` and the like count.
+
+    None: they are frozen, so they have no gradient, no state and no update.
+    """
+
+    params: tuple[Value, ...]
+    optimizer: Any | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Goal:
     """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`.
 
+    `groups` are the parameters that it does not update as all others, each in one of them.
     `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
     An update takes the mean gradient of all batches that are accumulated, or of so many of them as
     are `taken` where it is made on the way (`placed/async_checks.py`).
@@ -214,6 +226,22 @@ class Goal:
     span: Span
     norm: str | None = None
     taken: int | None = None
+    groups: tuple[ParamGroup, ...] = ()
+
+    @property
+    def frozen(self) -> frozenset[Value]:
+        """The parameters that have no gradient."""
+        return frozenset(p for g in self.groups if g.optimizer is None for p in g.params)
+
+    def optimizer_of(self, param: Value) -> Any:
+        """The optimizer with the options for one parameter, which is not frozen."""
+        found = (g.optimizer for g in self.groups if param in g.params)
+        return next(found, self.optimizer)
+
+    def on(self, of: Callable[[Value], Value]) -> Goal:
+        """The goal on the values in place of those that it names."""
+        groups = tuple(replace(g, params=tuple(map(of, g.params))) for g in self.groups)
+        return replace(self, loss=of(self.loss), groups=groups)
 
     def without_mixed(self) -> Goal:
         """The same goal in one precision, for `--dtype`."""
@@ -246,10 +274,14 @@ class NamedProgram:
 
     @property
     def learned(self) -> tuple[Value, ...]:
-        """The parameters that are minimised by: floats that the program does not assign."""
-        assigned = {update.old for update in self.updates}
-        values = (p.value for p in self.params)
-        return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
+        """The parameters that are minimised by: those that can be trained and are not frozen."""
+        frozen = self.goal.frozen if self.goal else ()
+        return tuple(v for v in self.trainable if v not in frozen)
+
+    @property
+    def trainable(self) -> tuple[Value, ...]:
+        """The parameters that could be minimised by: floats that the program does not assign."""
+        return trainable(self.params, self.updates)
 
     def rebuilt(self, body: Iterable[Node], of: Callable[[Value], Value]) -> NamedProgram:
         """The program with another body; `of` gives the values in place of those that it names."""
@@ -261,13 +293,20 @@ class NamedProgram:
             outputs=tuple(replace(o, value=of(o.value)) for o in self.outputs),
             states=tuple(replace(s, value=of(s.value), of=s.of and of(s.of)) for s in self.states),
             updates=tuple(Update(of(u.old), of(u.new)) for u in self.updates),
-            goal=self.goal and replace(self.goal, loss=of(self.goal.loss)),
+            goal=self.goal and self.goal.on(of),
         )
 
     @property
     def counter(self) -> Value | None:
         """The state that counts steps, where the optimizer keeps one."""
         return next((s.value for s in self.states if s.of is None), None)
+
+
+def trainable(params: Iterable[Param], updates: Iterable[Update]) -> tuple[Value, ...]:
+    """The parameters that could be minimised by, among `params`."""
+    assigned = {update.old for update in updates}
+    values = (p.value for p in params)
+    return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
 
 
 def kept(program: NamedProgram) -> list[Value]:

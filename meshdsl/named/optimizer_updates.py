@@ -13,10 +13,11 @@ from typing import Any
 
 from meshdsl.ir.types import I32, DType, TensorType
 from meshdsl.named.compress import approximated
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Goal, Value
 from meshdsl.named.optimizers import (
     Arithmetic,
     Compression,
+    LearningRate,
     Optimizer,
     UpdateEmitter,
     emit_rate,
@@ -32,13 +33,15 @@ CLIP_EPS = 1e-6
 
 def emit_update(
     emitter: UpdateEmitter,
-    optimizer: Optimizer,
+    goal: Goal,
     params: Sequence[Value],
     grads: Sequence[Value],
     stacked: Mapping[Value, tuple[str, ...]] | None = None,
     measured: bool = False,
 ) -> Value | None:
-    """Write one step of `optimizer` for all `params`; each gradient has the dims of its parameter.
+    """Write one step of the optimizer for all `params`, each with the options of its group.
+
+    Each gradient has the dims of its parameter.
 
     States are named after their parameter (`w.m`, `w.v`), and `step` counts the steps done. A
     parameter narrower than f32 is a rounded copy of its state `w.master` in f32. `stacked` gives
@@ -48,13 +51,14 @@ def emit_update(
     Where `measured`, returns the norm of all gradients together, before any clipping; `clip` and
     it share the norm.
     """
-    shared = _Shared(emitter, optimizer, tuple(zip(params, grads, strict=True)))
-    if optimizer.compress is not None:
-        shared.pairs = _compressed(shared, optimizer.compress, stacked or {})
+    shared = _Shared(emitter, goal.optimizer, tuple(zip(params, grads, strict=True)))
+    if shared.optimizer.compress is not None:
+        shared.pairs = _compressed(shared, shared.optimizer.compress, stacked or {})
     # Before the updates: they may overwrite the gradients.
     norm = shared.norm if measured else None
     for param, grad in shared.pairs:
-        _update_parameter(shared, param, grad, _own_dims(param, stacked or {}))
+        optimizer = goal.optimizer_of(param)
+        _update_parameter(shared, optimizer, param, grad, _own_dims(param, stacked or {}))
     return norm
 
 
@@ -97,14 +101,14 @@ class _Shared:
         self.done = emitter.state("step", TensorType((), I32), None)
         (self.count,) = emitter.emit("step_update", self.done, of=None)
         emitter.update(self.done, self.count)
-        self._made: dict[tuple[str, DType], Value] = {}
+        self._made: dict[tuple[str | LearningRate, DType], Value] = {}
 
-    def lr(self, dtype: DType) -> Value:
-        """The learning rate of this step."""
-        if ("lr", dtype) not in self._made:
+    def lr(self, rate: LearningRate, dtype: DType) -> Value:
+        """The learning rate of this step, of the parameters that have this one."""
+        if (rate, dtype) not in self._made:
             do = Arithmetic(self.emitter, dtype)
-            self._made["lr", dtype] = emit_rate(self.optimizer.lr, do, self.count)
-        return self._made["lr", dtype]
+            self._made[rate, dtype] = emit_rate(rate, do, self.count)
+        return self._made[rate, dtype]
 
     def number(self, dtype: DType) -> Value:
         """The number of this step, from 1, for arithmetic."""
@@ -161,6 +165,7 @@ class _Parameter:
     """A parameter `w` (its master copy, where it has one) and its gradient, during its update."""
 
     shared: _Shared
+    optimizer: Optimizer
     param: Value
     w: Value
     grad: Value
@@ -180,11 +185,11 @@ class _Parameter:
     @property
     def scalars(self) -> tuple[Value, Value]:
         """The learning rate and the factor of the gradient."""
-        return self.shared.lr(self.dtype), self.shared.scale(self.dtype)
+        return self.shared.lr(self.optimizer.lr, self.dtype), self.shared.scale(self.dtype)
 
     def option(self, name: str) -> float:
         """An option of the optimizer."""
-        found: float = self.shared.optimizer.option(name)
+        found: float = self.optimizer.option(name)
         return found
 
     def state(self, name: str, *without: str) -> Value:
@@ -206,16 +211,18 @@ def _state(
     return shared.emitter.state(f"{param.name}.{name}", type_, param, is_copy)
 
 
-def _update_parameter(shared: _Shared, param: Value, grad: Value, dims: tuple[str, ...]) -> None:
+def _update_parameter(
+    shared: _Shared, optimizer: Optimizer, param: Value, grad: Value, dims: tuple[str, ...]
+) -> None:
     """Emit the update of one parameter: of itself, or of its master copy and then a cast."""
-    dtype, rule = master_dtype(param), _RULES[shared.optimizer.name]
+    dtype, rule = master_dtype(param), _RULES[optimizer.name]
     if dtype == param.type.dtype:
-        new = rule(_Parameter(shared, param, param, grad, dims))
+        new = rule(_Parameter(shared, optimizer, param, param, grad, dims))
         shared.emitter.update(param, new)
         return
     type_ = dataclasses.replace(param.type, dtype=dtype)
     master = _state(shared, param, "master", type_, is_copy=True)
-    this = _Parameter(shared, param, master, grad, dims)
+    this = _Parameter(shared, optimizer, param, master, grad, dims)
     new = rule(this)
     shared.emitter.update(master, new)
     shared.emitter.update(param, this.do("cast", new, dtype=param.type.dtype))
@@ -239,7 +246,7 @@ def _adam(p: _Parameter) -> Value:
     m, v = p.state("m"), p.state("v")
     options = {n: p.option(n) for n in ("beta1", "beta2", "eps", "weight_decay")}
     operands = (p.w, p.grad, m, v, *p.scalars, p.shared.count)
-    decoupled = p.shared.optimizer.name == "adamw"
+    decoupled = p.optimizer.name == "adamw"
     return p.fused("adam_update", *operands, states=(m, v), **options, decoupled=decoupled)
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -16,24 +15,18 @@ from meshdsl.diagnostics import (
     Diagnostics,
     Fix,
     Poisoned,
-    Related,
-    Span,
-    all_of,
-    both,
     closest,
     did_you_mean,
     fail,
     spelled_right,
 )
 from meshdsl.ir.types import DTYPES, F32, DType, TensorType
-from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
-from meshdsl.named.ir import Goal, NamedOp, Value
-from meshdsl.named.loops import without_returns
+from meshdsl.named.builder import kind_of
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.ops.steps import RATES
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import around
 
 # --- schedules ----------------------------------------------------------------------------------
 
@@ -172,12 +165,6 @@ class Compression:
 
 # --- optimizers ------------------------------------------------------------
 
-if TYPE_CHECKING:
-    from meshdsl.named.builder import Scope
-    from meshdsl.named.expressions import Expressions
-    from meshdsl.named.from_syntax import ProgramBuilder
-
-
 Evaluate = Callable[[ast.Expr], Any]
 """The value of an expression: a number, a string, a dtype, or anything illegal for an option."""
 
@@ -221,17 +208,23 @@ def _count(default: Any, least: int, example: str = "") -> Option:
     return Option(default, "integer", f"{least} or more", lambda x: x >= least, example)
 
 
+COMMON: Mapping[str, Option] = {
+    "clip": _positive(None, "1.0"),
+    "accumulate": _count(1, 1),
+    "each": Option(False, "flag"),
+    "compute": Option(None, "dtype", example='"bf16"'),
+    "compress": Option(None, "compression", example="powersgd(2)"),
+    "seed": _count(0, 0),
+}
+"""The options of every optimizer that are of all parameters together."""
+
+
 def _optimizer(lr: float, **own: Option) -> Mapping[str, Option]:
     """The options of an optimizer: the common ones and its own."""
     return {
         "lr": Option(LearningRate("constant", lr), "rate", "above 0", lambda x: x > 0, repr(lr)),
         **own,
-        "clip": _positive(None, "1.0"),
-        "accumulate": _count(1, 1),
-        "each": Option(False, "flag"),
-        "compute": Option(None, "dtype", example='"bf16"'),
-        "compress": Option(None, "compression", example="powersgd(2)"),
-        "seed": _count(0, 0),
+        **COMMON,
     }
 
 
@@ -338,11 +331,6 @@ def literal(node: ast.Expr) -> Any:
     return node.value if isinstance(node, ast.Number | ast.String) else node
 
 
-def optimizer_of(call: ast.CallExpr, expressions: Expressions, scope: Scope) -> Optimizer:
-    """`resolve`, with constants computed as anywhere in the program."""
-    return resolve(call, lambda node: expressions.evaluate(node, scope))
-
-
 def resolve(call: ast.CallExpr, evaluate: Evaluate = literal) -> Optimizer:
     """The optimizer that `minimize … with CALL` names; `evaluate` computes constant expressions.
 
@@ -366,6 +354,26 @@ def resolve(call: ast.CallExpr, evaluate: Evaluate = literal) -> Optimizer:
     return Optimizer(name, options)
 
 
+def resolve_option(
+    call: ast.CallExpr, name: ast.Name, node: ast.Expr, legal: list[str], evaluate: Evaluate
+) -> Any:
+    """The value of one of the `legal` options of an optimizer that `call` names.
+
+    Raises:
+        DiagnosticError: there is no such option (MD0272), or its value is wrong (MD0271 to MD0276).
+    """
+    if name.text not in legal:
+        help = did_you_mean(name.text, legal) or f"there are {_listed(dict.fromkeys(legal))}"
+        fixes = spelled_right(name.span, name.text, legal)
+        message = f"`{call.function.text}` has no option `{name.text}`"
+        fail("MD0272", message, name.span, help=help, fixes=fixes)
+    reader = _OptionReader(evaluate)
+    value = reader.value(call, name.text, OPTIMIZERS[call.function.text][name.text], node)
+    if reader.failed:
+        raise DiagnosticError(*reader.found) if reader.found else Poisoned
+    return value
+
+
 class _OptionReader:
     """Reads the arguments of optimizers and schedules, and collects their errors."""
 
@@ -382,7 +390,7 @@ class _OptionReader:
         values = {}
         for name, option in known.items():
             if name in expressions:
-                values[name] = self._value(call, name, option, expressions[name])
+                values[name] = self.value(call, name, option, expressions[name])
             elif option.default is ...:
                 message = f"`{call.function.text}` needs `{name}`"
                 self.report("MD0274", message, call, f"write `{_form(call)}`")
@@ -418,7 +426,7 @@ class _OptionReader:
                 expressions[word] = keyword.value
         return expressions
 
-    def _value(self, call: ast.CallExpr, name: str, option: Option, node: ast.Expr) -> Any:
+    def value(self, call: ast.CallExpr, name: str, option: Option, node: ast.Expr) -> Any:
         """The value of one option; after an error, which is reported, perhaps of any type."""
         if option.kind == "compression":
             return self._compression(node)
@@ -542,112 +550,6 @@ def _form(call: ast.CallExpr) -> str:
 
 def _listed(names: Mapping[str, object]) -> str:
     return ", ".join(f"`{n}`" for n in names)
-
-
-# --- goals -------------------------------------------------------------------------------------
-
-
-FORM = "`grad(loss, x, …)`"
-
-
-class Goals:
-    """The statements of a program about its loss: `grad`, `minimize` and `recompute`."""
-
-    def __init__(self, program: ProgramBuilder) -> None:
-        self.program = program
-        self.builder = program.builder
-        self.goal: Goal | None = None
-        self.blocks = 0
-
-    # --- grad ----------------------------------------------------------------------------------
-
-    def grad(self, node: ast.CallExpr, scope: Scope) -> tuple[Value, ...]:
-        """The values of a call `grad(loss, x, …)`: one gradient per tensor after the loss."""
-        if node.items is not None or node.keywords or node.out or len(node.args) < 2:
-            fail("MD0252", "`grad` takes a loss and tensors", node.span, help=f"write {FORM}")
-        evaluate = self.program.expressions.evaluate
-        operands = all_of(partial(evaluate, arg, scope) for arg in node.args)
-        spans = [arg.span for arg in node.args]
-        return self.gradients(operands, spans, node.span)
-
-    def gradients(
-        self, operands: list[Operand], spans: list[Span], span: Span
-    ) -> tuple[Value, ...]:
-        """The gradients of the first operand by the others; `spans` are their places."""
-        loss = need_loss("grad", operands[0], spans[0])
-        wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
-        outs = tuple(map(self._gradient, wrt))
-        places = (("places", tuple(spans)),)
-        node = NamedOp("grad", (loss, *wrt), outs, places, span, block=self.builder.block)
-        self.builder.append(node)
-        self.builder.nameless.update(outs)
-        return outs
-
-    def _gradient(self, value: Value) -> Value:
-        """The gradient by `value`, written out later by `grad_operators.py`."""
-        target = value.source
-        role = "grad" if value.role == "param" else "activation"
-        return Value(value.type, value.span, role=role, **target.as_gradient)
-
-    def _variable(self, operand: Operand, span: Span) -> Value:
-        if not isinstance(operand, Value):
-            need_tensor(operand, span)
-        if operand.type.dtype.kind != "float":
-            message = f"there is no gradient with respect to {operand.type}"
-            fail("MD0291", message, span, help="gradients are of floats: `cast(x, f32)` first")
-        return operand
-
-    # --- minimize ------------------------------------------------------------------------------
-
-    def minimize(self, node: ast.Minimize, scope: Scope) -> None:
-        """Record the loss and the optimizer; `training_step.py` makes the training step."""
-        if self.goal is not None:
-            where = Related(self.goal.span, "the first one")
-            message = "a program minimises one loss"
-            help = "add the losses up, or make it another program"
-            fail("MD0295", message, node.span, where, help=help)
-        if scope.path or len(self.builder.frames) > 1:
-            help = "write it at the end of the program"
-            fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
-        loss, optimizer = both(
-            partial(self._loss, node.value, scope),
-            partial(optimizer_of, node.optimizer, self.program.expressions, scope),
-        )
-        self.goal = Goal(loss, optimizer, node.span)
-
-    def _loss(self, node: ast.Expr, scope: Scope) -> Value:
-        return need_loss("minimize", self.program.expressions.evaluate(node, scope), node.span)
-
-    # --- recompute -----------------------------------------------------------------------------
-
-    def recompute(self, node: ast.Recompute, scope: Scope) -> None:
-        """Build a block with numbered operators; one inside another belongs to the outer one."""
-        body = without_returns(node.body, "block", self.builder.diagnostics)
-        if self.builder.block is not None:
-            self.program.body(body, scope)
-            return
-        self.blocks += 1
-        self.builder.block = self.blocks
-        try:
-            self.program.body(body, scope)
-        finally:
-            self.builder.block = None
-
-
-def need_loss(said: str, operand: Operand, span: Span) -> Value:
-    """The loss; anything but one float is refused."""
-    if not isinstance(operand, Value):
-        need_tensor(operand, span)
-    type_ = operand.type
-    if type_.dims:
-        help = f"reduce it first: `mean(…)`, or `sum(…)` over {', '.join(type_.names)}"
-        message = f"`{said}` needs a single number, and this is {type_}"
-        fixes = (around(span, "mean(", ")", "take its mean", safe=False),)
-        fail("MD0290", message, span, help=help, fixes=fixes)
-    if type_.dtype.kind != "float":
-        help = "gradients are of floats: `cast(x, f32)` before it is reduced"
-        fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)
-    return operand
 
 
 def _is_folded(node: ast.CallExpr) -> bool:

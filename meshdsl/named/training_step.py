@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
 from meshdsl.ir.program import loops
@@ -19,7 +19,7 @@ from meshdsl.named.autocast import mixed
 from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder
 from meshdsl.named.emit import Emit
-from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, State, Update, Value
+from meshdsl.named.ir import Goal, NamedLoop, NamedProgram, Node, Output, State, Update, Value
 from meshdsl.named.optimizer_updates import emit_update
 from meshdsl.records import dataclass
 
@@ -29,7 +29,7 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
 
     Where `measured`, it returns the norm of the whole gradient, too: `goal.norm` is the output.
 
-    Raises MD0294 when the loss depends on no parameter.
+    Raises MD0294 when the loss depends on no parameter that is trained.
     """
     assert program.goal is not None
     optimizer = program.goal.optimizer
@@ -47,13 +47,12 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
         grad_of = dict(zip(params, gradients(builder, goal.loss, params), strict=True))
     pairs = [(p, g) for p, g in grad_of.items() if g is not None]
     if not pairs:
-        help = "declare what is to be learned with `param`, and use it on the way to the loss"
-        fail("MD0294", "the loss depends on no parameter", goal.span, help=help)
+        _refuse_constant(goal)
     emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
     with builder.in_phase("update"):
         trained, grads = zip(*pairs, strict=True)
-        norm = emit_update(emitter, optimizer, trained, grads, stacked, measured)
+        norm = emit_update(emitter, goal, trained, grads, stacked, measured)
     if norm is not None:
         program = _with_norm(program, norm)
     return replace(
@@ -62,6 +61,15 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
         states=tuple(emitter.states),
         updates=(*program.updates, *emitter.updates),
     )
+
+
+def _refuse_constant(goal: Goal) -> NoReturn:
+    """MD0294: nothing that is trained has a gradient."""
+    if goal.frozen:
+        help = "say which parameters are `trained`, or leave out what freezes all of them"
+        fail("MD0294", "every parameter that the loss depends on is frozen", goal.span, help=help)
+    help = "declare what is to be learned with `param`, and use it on the way to the loss"
+    fail("MD0294", "the loss depends on no parameter", goal.span, help=help)
 
 
 def check_minimised(program: NamedProgram, diagnostics: Diagnostics) -> None:

@@ -10,8 +10,9 @@ from functools import partial
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail, spelled_right
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import NamedProgram, values_of
+from meshdsl.named.selectors import TENSOR, selects
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.layout import TENSOR, collect_mesh, selects
+from meshdsl.placed.layout import collect_mesh
 from meshdsl.placed.lint import declared_names
 from meshdsl.placed.place import check_policy
 from meshdsl.syntax import ast

@@ -20,9 +20,10 @@ from meshdsl.diagnostics import Diagnostic, Span
 from meshdsl.ir.program import Collected, Leaf, Stacked, every, uses
 from meshdsl.ir.rewrite import Visitor, free, in_blocks
 from meshdsl.ir.types import LARGE
+from meshdsl.named.selectors import selected
 from meshdsl.placed import why
 from meshdsl.placed.ir import Apply, Node, PlacedLoop, PlacedProgram, PlacedTensor, Reshard
-from meshdsl.placed.layout import Layout, selected
+from meshdsl.placed.layout import Layout
 from meshdsl.placed.placements import placement
 from meshdsl.placed.reshard import Price, Route, route
 from meshdsl.placed.settings import Setting

@@ -29,7 +29,8 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.expand import may_be_expanded
 from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude import prelude
-from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
+from meshdsl.named.selectors import TENSOR, selects
+from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.pipelined import check_layers, is_forward
 from meshdsl.placed.request import Request, ShardingSpec
 from meshdsl.placed.sbp_block import Annotations, check_component, means

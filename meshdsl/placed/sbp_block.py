@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from meshdsl.diagnostics import DiagnosticError, Related, Source, Span, counted, fail
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Value
+from meshdsl.named.selectors import TENSOR, selects
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.layout import TENSOR, selects, uneven
+from meshdsl.placed.layout import uneven
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast

@@ -16,7 +16,8 @@ from meshdsl.diagnostics import Related, counted, fail
 from meshdsl.ir.program import OpKind, block_loops, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
-from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
+from meshdsl.named.selectors import FUNCTION, TENSOR, selects
+from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import (
     Piped,
     check_axis,

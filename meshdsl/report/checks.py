@@ -24,6 +24,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.selectors import TENSOR, selects
 from meshdsl.pipeline import (
     DEFAULT_POLICY,
     Compilation,
@@ -34,7 +35,6 @@ from meshdsl.pipeline import (
 )
 from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
-from meshdsl.placed.layout import TENSOR, selects
 from meshdsl.report.explanation import explain
 from meshdsl.report.schema import CollectiveFacts, ReportFacts
 from meshdsl.search.fingerprint import outdated

@@ -15,7 +15,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named import ir as named
 from meshdsl.named.ir import values_of
 from meshdsl.named.prelude import prelude
-from meshdsl.placed.layout import selects
+from meshdsl.named.selectors import selects
 from meshdsl.records import dataclass
 from meshdsl.search.candidate import Asked, Candidate, Rules, SearchRule, first_of_each
 from meshdsl.search.per_tensor import chosen, named_tensors

@@ -269,11 +269,26 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSetting:
+    """`embed: lr = 1e-4` or `base: frozen`: an option of the optimizer for some parameters.
+
+    Behind the first setting of a group others may follow without selectors: they have those of the
+    first one. `value` is None where the name is a word of its own.
+    """
+
+    selectors: tuple[tuple[Name, ...], ...]
+    name: Name
+    value: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Minimize:
-    """`minimize loss with adam(lr=1e-3)`."""
+    """`minimize loss with adam(lr=1e-3) { embed: lr = 1e-4 }`."""
 
     value: Expr
     optimizer: CallExpr
+    groups: tuple[GroupSetting, ...]
     span: Span
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Diagnostic, Poisoned, Source, Span, fail
@@ -87,6 +88,45 @@ def _maybe_call(b: TreeBuilder, tree: Any) -> ast.CallExpr | None:
     return None if tree is None else make_call(b, tree)
 
 
+def _minimize(b: TreeBuilder, tree: Any) -> ast.Minimize:
+    value, optimizer, groups = tree.children
+    settings = () if groups is None else tuple(_group_settings(b, groups.children))
+    return ast.Minimize(b.expr(value), make_call(b, optimizer), settings, b.span(tree))
+
+
+def _group_settings(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.GroupSetting]:
+    """The settings of all groups; one without selectors has those of the setting before it."""
+    makers: Makers = {"group_setting": _group_setting, "more_setting": _more_setting}
+    selectors: tuple[tuple[ast.Name, ...], ...] = ()
+    for setting in b.all_of(trees, makers):
+        selectors = setting.selectors or selectors
+        if selectors:
+            yield replace(setting, selectors=selectors)
+            continue
+        if any(tree.data == "broken" for tree in trees):
+            continue  # its group may be the broken one
+        example = f"NAME: {setting.span.text}"
+        b.errors.append(
+            Diagnostic(
+                "MD0001",
+                f"expected what `{setting.name.text}` is for",
+                setting.name.span,
+                help=f"write `{example}`; options of all parameters are arguments of the optimizer",
+            )
+        )
+
+
+def _group_setting(b: TreeBuilder, tree: Any) -> ast.GroupSetting:
+    paths, name, value = tree.children
+    selectors = tuple([b.names(path) for path in paths.children])
+    return ast.GroupSetting(selectors, b.name(name), b.maybe_expr(value), b.span(tree))
+
+
+def _more_setting(b: TreeBuilder, tree: Any) -> ast.GroupSetting:
+    name, value = tree.children
+    return ast.GroupSetting((), b.name(name), b.expr(value), b.span(tree))
+
+
 def _body(b: TreeBuilder, tree: Any) -> tuple[ast.Statement, ...]:
     return b.all_of(tree.children, _STATEMENTS)
 
@@ -99,7 +139,7 @@ _STATEMENTS: Makers = {
     "repeat": node_maker(ast.Repeat, _NAME, _body),
     "recompute": node_maker(ast.Recompute, _body),
     "return_": lambda b, tree: ast.Return(tuple_maker(_EXPR)(b, tree), b.span(tree)),
-    "minimize": node_maker(ast.Minimize, _EXPR, make_call),
+    "minimize": _minimize,
 }
 
 

@@ -115,6 +115,12 @@ def _sbp_entry(entry: ast.SbpEntry) -> str:
     return f"{_path(entry.tensor)}{use}: ({_listed(entry.components)})"
 
 
+def group_setting(setting: ast.GroupSetting) -> str:
+    """A setting of some parameters: `embed: lr = 1e-4`, `(a, b): frozen`."""
+    value = "" if setting.value is None else f" = {expression(setting.value)}"
+    return f"{_paths(setting.selectors)}: {setting.name.text}{value}"
+
+
 def weights_entry(entry: ast.WeightsEntry | ast.IgnoredKeys | ast.WeightsGroup) -> str:
     """An entry of a block of weights: `head: "lm_head.weight"[vocab, model] or embed`."""
     if isinstance(entry, ast.WeightsGroup):
@@ -122,9 +128,12 @@ def weights_entry(entry: ast.WeightsEntry | ast.IgnoredKeys | ast.WeightsGroup) 
         return _braces(head, [weights_entry(inner) for inner in entry.entries])
     if isinstance(entry, ast.IgnoredKeys):
         return f"ignore {expression(entry.pattern)}"
-    params = ", ".join(map(_path, entry.params))
-    params = f"({params})" if len(entry.params) > 1 else params
-    return f"{params}: {' or '.join(map(_stored, entry.places))}"
+    return f"{_paths(entry.params)}: {' or '.join(map(_stored, entry.places))}"
+
+
+def _paths(paths: Sequence[tuple[ast.Name, ...]]) -> str:
+    listed = ", ".join(map(_path, paths))
+    return f"({listed})" if len(paths) > 1 else listed
 
 
 def _stored(place: ast.FileTensor | ast.StoredPath) -> str:
@@ -216,7 +225,9 @@ def _statement(node: ast.Statement) -> Iterator[str]:
         case ast.Return():
             yield f"return {_listed(node.values)}"
         case ast.Minimize():
-            yield f"minimize {expression(node.value)} with {expression(node.optimizer)}"
+            head = f"minimize {expression(node.value)} with {expression(node.optimizer)}"
+            settings = [group_setting(setting) for setting in node.groups]
+            yield from _braces(head, settings).splitlines() if settings else (head,)
 
 
 def _target(node: ast.Target) -> str:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from lark import Token, Tree
 
 _OPENS_BLOCK = frozenset({"DEF", "PROGRAM", "REPEAT", "RECOMPUTE"})
-_OPENS_ENTRIES = frozenset({"MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "EXPECT", "DIM"})
+_OPENS_ENTRIES = frozenset(
+    {"MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "EXPECT", "DIM", "MINIMIZE"}
+)
 
 
 def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[Diagnostic]]:

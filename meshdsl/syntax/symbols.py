@@ -37,6 +37,9 @@ Kind = Literal[
 TENSORS: frozenset[Kind] = frozenset({"input", "argument", "param", "tensor"})
 """The kinds that are names of tensors."""
 
+PARAMS: frozenset[Kind] = frozenset({"param"})
+"""The kind that `minimize` selects."""
+
 ROLES = ("params", "grads", "state")
 """Selectors of layouts that name no tensor."""
 
@@ -120,6 +123,8 @@ def symbols(file: ast.SourceFile) -> Symbols:
         _Body(body, table).read()
     for call, name in table.keywords:
         _keyword(call, name, table)
+    for path in table.groups:
+        _select(path, table, PARAMS)
     for node in file.declarations:
         _read(node, table)
     every = tuple(entry.symbol() for entry in table.entries)
@@ -170,6 +175,7 @@ class _SymbolTable:
         self.entries: list[_Entry] = []
         self.known: dict[tuple[Kind, str], _Entry] = {}
         self.keywords: list[tuple[ast.CallExpr, ast.Name]] = []
+        self.groups: list[tuple[ast.Name, ...]] = []  # what `minimize` selects
 
     def new(
         self,
@@ -334,8 +340,10 @@ def _keyword(call: ast.CallExpr, name: ast.Name, table: _SymbolTable) -> None:
 # --- selectors -------------------------------------------------------------------------------
 
 
-def _select(path: tuple[ast.Name, ...], table: _SymbolTable) -> None:
-    """Record what the dotted path of a rule or an entry names, as `placed/layout.py` reads it."""
+def _select(
+    path: tuple[ast.Name, ...], table: _SymbolTable, kinds: frozenset[Kind] = TENSORS
+) -> None:
+    """Record what the dotted path of a rule or an entry names, as `named/selectors.py` reads it."""
     if not path:
         return
     if len(path) > 1 and _function(path[-2], table) is None:
@@ -346,7 +354,7 @@ def _select(path: tuple[ast.Name, ...], table: _SymbolTable) -> None:
             start = name.span.start  # of `f_2`, the name of the function
             function.references.append(Span(name.span.source, start, start + len(function.name)))
     owner = _function(outer[-1], table) if outer else None
-    for tensor in _selected(last.text, owner, table):
+    for tensor in _selected(last.text, owner, table, kinds):
         tensor.references.append(last.span)
     if last.text.startswith("d_") and not any(_selected(last.text, owner, table)):
         span = Span(last.span.source, last.span.start + 2, last.span.end)
@@ -354,13 +362,15 @@ def _select(path: tuple[ast.Name, ...], table: _SymbolTable) -> None:
             tensor.references.append(span)
 
 
-def _selected(name: str, owner: _Entry | None, table: _SymbolTable) -> Iterator[_Entry]:
+def _selected(
+    name: str, owner: _Entry | None, table: _SymbolTable, kinds: frozenset[Kind] = TENSORS
+) -> Iterator[_Entry]:
     """The tensors of a name, of any `def` or of the `owner`.
 
     An argument that is not assigned has the name that its caller gives it.
     """
     for entry in table.entries:
-        if entry.name != name or entry.kind not in TENSORS or not entry.definitions:
+        if entry.name != name or entry.kind not in kinds or not entry.definitions:
             continue
         is_own = owner is None or any(entry.inside is node for node in owner.nodes)
         if is_own and (entry.kind != "argument" or len(entry.definitions) > 1):
@@ -452,14 +462,27 @@ class _Body:
             self.reference(node.name)
         if isinstance(node, ast.Minimize):
             self.options(node.optimizer)
+            for setting in node.groups:
+                self.group(setting)
+
+    def group(self, setting: ast.GroupSetting) -> None:
+        """Read a setting of some parameters; what it selects may be declared further on."""
+        paths = (path for path in setting.selectors if path[0].text not in ROLES)
+        self.table.groups += (path for path in paths if path not in self.table.groups)
+        if setting.value is not None:
+            self.option(setting.value)
 
     def options(self, call: ast.CallExpr) -> None:
         """Read the options of an optimizer or a schedule: its words are names of nothing here."""
         for value in (*call.args, *(keyword.value for keyword in call.keywords)):
-            if isinstance(value, ast.CallExpr) and not self.is_function(value):
-                self.options(value)
-            elif not isinstance(value, ast.Ref) or self.is_known(value.name):
-                self.expression(value)
+            self.option(value)
+
+    def option(self, value: ast.Expr) -> None:
+        """Read the value of an option."""
+        if isinstance(value, ast.CallExpr) and not self.is_function(value):
+            self.options(value)
+        elif not isinstance(value, ast.Ref) or self.is_known(value.name):
+            self.expression(value)
 
     def is_function(self, call: ast.CallExpr) -> bool:
         return self.table.has("function", call.function.text)

@@ -55,6 +55,8 @@ def _selectors(file: ast.SourceFile) -> set[int]:
                 paths.append(node.tensor)
             case ast.WeightsEntry():
                 paths += node.params
+            case ast.GroupSetting():
+                paths += node.selectors
             case ast.StoredPath():
                 paths.append(node.path)
     starts = {name.span.start for path in paths for name in path}

@@ -1,0 +1,136 @@
+"""The statements of a program about its loss: `grad`, `minimize` and `recompute`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshdsl.diagnostics import Related, Span, all_of, both, fail
+from meshdsl.named.builder import Operand, Scope, need_tensor
+from meshdsl.named.ir import Goal, NamedOp, Param, Update, Value, trainable
+from meshdsl.named.loops import without_returns
+from meshdsl.named.optimizers import resolve
+from meshdsl.named.param_groups import GroupRule, group_rules, param_groups
+from meshdsl.syntax import ast
+from meshdsl.syntax.edits import around
+
+if TYPE_CHECKING:
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+FORM = "`grad(loss, x, …)`"
+
+
+class Goals:
+    """The statements of a program about its loss: `grad`, `minimize` and `recompute`."""
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self.program = program
+        self.builder = program.builder
+        self.goal: Goal | None = None
+        self.rules: tuple[GroupRule, ...] = ()
+        self.blocks = 0
+
+    # --- grad ----------------------------------------------------------------------------------
+
+    def grad(self, node: ast.CallExpr, scope: Scope) -> tuple[Value, ...]:
+        """The values of a call `grad(loss, x, …)`: one gradient per tensor after the loss."""
+        if node.items is not None or node.keywords or node.out or len(node.args) < 2:
+            fail("MD0252", "`grad` takes a loss and tensors", node.span, help=f"write {FORM}")
+        evaluate = self.program.expressions.evaluate
+        operands = all_of(partial(evaluate, arg, scope) for arg in node.args)
+        spans = [arg.span for arg in node.args]
+        return self.gradients(operands, spans, node.span)
+
+    def gradients(
+        self, operands: list[Operand], spans: list[Span], span: Span
+    ) -> tuple[Value, ...]:
+        """The gradients of the first operand by the others; `spans` are their places."""
+        loss = need_loss("grad", operands[0], spans[0])
+        wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
+        outs = tuple(map(self._gradient, wrt))
+        places = (("places", tuple(spans)),)
+        node = NamedOp("grad", (loss, *wrt), outs, places, span, block=self.builder.block)
+        self.builder.append(node)
+        self.builder.nameless.update(outs)
+        return outs
+
+    def _gradient(self, value: Value) -> Value:
+        """The gradient by `value`, written out later by `grad_operators.py`."""
+        target = value.source
+        role = "grad" if value.role == "param" else "activation"
+        return Value(value.type, value.span, role=role, **target.as_gradient)
+
+    def _variable(self, operand: Operand, span: Span) -> Value:
+        if not isinstance(operand, Value):
+            need_tensor(operand, span)
+        if operand.type.dtype.kind != "float":
+            message = f"there is no gradient with respect to {operand.type}"
+            fail("MD0291", message, span, help="gradients are of floats: `cast(x, f32)` first")
+        return operand
+
+    # --- minimize ------------------------------------------------------------------------------
+
+    def minimize(self, node: ast.Minimize, scope: Scope) -> None:
+        """Record the loss and the optimizer; `training_step.py` makes the training step of it."""
+        if self.goal is not None:
+            where = Related(self.goal.span, "the first one")
+            message = "a program minimises one loss"
+            help = "add the losses up, or make it another program"
+            fail("MD0295", message, node.span, where, help=help)
+        if scope.path or len(self.builder.frames) > 1:
+            help = "write it at the end of the program"
+            fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
+        evaluate = partial(self._constant, scope)
+        loss, optimizer = both(
+            partial(self._loss, node.value, scope), partial(resolve, node.optimizer, evaluate)
+        )
+        self.goal = Goal(loss, optimizer, node.span)
+        self.rules = group_rules(node, optimizer, evaluate, self.builder.diagnostics)
+
+    def finish(self, params: Sequence[Param], updates: Sequence[Update]) -> Goal | None:
+        """The goal of a whole program, whose parameters and states are known by now."""
+        if self.goal is None or not self.rules:
+            return self.goal
+        learned = trainable(params, updates)
+        groups = param_groups(self.goal.optimizer, self.rules, learned, self.builder.diagnostics)
+        return replace(self.goal, groups=groups)
+
+    def _constant(self, scope: Scope, node: ast.Expr) -> Operand:
+        """The value of an option, computed as anywhere in the program."""
+        return self.program.expressions.evaluate(node, scope)
+
+    def _loss(self, node: ast.Expr, scope: Scope) -> Value:
+        return need_loss("minimize", self.program.expressions.evaluate(node, scope), node.span)
+
+    # --- recompute -----------------------------------------------------------------------------
+
+    def recompute(self, node: ast.Recompute, scope: Scope) -> None:
+        """Build a block with numbered operators; one inside another belongs to the outer one."""
+        body = without_returns(node.body, "block", self.builder.diagnostics)
+        if self.builder.block is not None:
+            self.program.body(body, scope)
+            return
+        self.blocks += 1
+        self.builder.block = self.blocks
+        try:
+            self.program.body(body, scope)
+        finally:
+            self.builder.block = None
+
+
+def need_loss(said: str, operand: Operand, span: Span) -> Value:
+    """The loss; anything but one float is refused."""
+    if not isinstance(operand, Value):
+        need_tensor(operand, span)
+    type_ = operand.type
+    if type_.dims:
+        help = f"reduce it first: `mean(…)`, or `sum(…)` over {', '.join(type_.names)}"
+        message = f"`{said}` needs a single number, and this is {type_}"
+        fixes = (around(span, "mean(", ")", "take its mean", safe=False),)
+        fail("MD0290", message, span, help=help, fixes=fixes)
+    if type_.dtype.kind != "float":
+        help = "gradients are of floats: `cast(x, f32)` before it is reduced"
+        fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)
+    return operand
