@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from meshdsl.api.dims import Dim, DType, Pinned, check_name, kind_of
 from meshdsl.api.errors import told
+from meshdsl.api.layouts import ArgumentPlace
 from meshdsl.api.recorded import (
     Block,
     Carried,
@@ -283,12 +284,25 @@ def update(state: Tensor, value: Operand) -> None:
     tracer.block.append(Updated(read, new_value, site.span))
 
 
+Group = Mapping[str, Any] | Literal["frozen", "trained"]
+"""The options of some parameters, or a word."""
+
+
 @told
-def minimize(loss: Tensor, optimizer: Form) -> None:
+def minimize(
+    loss: Tensor,
+    optimizer: Form,
+    groups: Mapping[str | tuple[str, ...], Group] | None = None,
+) -> None:
     """Make the program trainable: `md.minimize(loss, md.adamw(lr=3e-4))`.
 
+    `groups` has options of some parameters, by selectors as in a layout: `{"norm":
+    {"weight_decay": 0}, ("head", "mlp.w"): {"lr": 1e-4}, "base": "frozen"}`. `params` are all; the
+    narrowest selector wins.
+
     Raises:
-        ProgramError: the loss is no single float, or this is the second goal.
+        ProgramError: the loss is no single float, or this is the second goal; a group has no such
+            option (MD0272), or selects no parameter (MD0277).
     """
     site = here()
     tracer = tracing(site)
@@ -297,9 +311,40 @@ def minimize(loss: Tensor, optimizer: Form) -> None:
         message = f"{kind_of(optimizer)} is no optimizer"
         fail("MD0815", message, site.argument("optimizer", 1), help=help)
     recorded = tracer.given(loss, site.operand(0))
-    node = ast.Minimize(recorded, tracer.form(optimizer), site.span)
+    place = ArgumentPlace(site, "groups", 2)
+    settings = tuple(_group_settings(tracer, optimizer, groups or {}, place))
+    node = ast.Minimize(recorded, tracer.form(optimizer), settings, site.span)
     tracer.goals.minimize(node, tracer.scope)
     tracer.block.append(Minimized(node))
+
+
+def _group_settings(
+    tracer: Tracer,
+    optimizer: Form,
+    groups: Mapping[str | tuple[str, ...], Group],
+    place: ArgumentPlace,
+) -> Iterator[ast.GroupSetting]:
+    """The settings of all groups, as the parser would read them."""
+    if not isinstance(groups, Mapping):
+        help = 'write `{"norm": {"weight_decay": 0}, "base": "frozen"}`'
+        fail("MD0815", f"groups are a dict, not {kind_of(groups)}", place.span, help=help)
+    for key, options in groups.items():
+        names = key if isinstance(key, tuple) else (key,)
+        span = place.entry(key) if isinstance(key, str) else place.span
+        for name in names:
+            for part in str(name).split("."):
+                check_name("parameter", part, span)
+        selectors = tuple(tuple(ast.Name(p, span) for p in n.split(".")) for n in names)
+        if isinstance(options, str):
+            yield ast.GroupSetting(selectors, ast.Name(options, span), None, span)
+            continue
+        if not isinstance(options, Mapping):
+            help = 'write `{"weight_decay": 0}`, or "frozen"'
+            fail("MD0815", f"options are a dict, not {kind_of(options)}", span, help=help)
+        given = tracer.form(Form(optimizer.name, (), tuple(options.items()), span))
+        for keyword in given.keywords:
+            assert not isinstance(keyword.value, tuple), "an option is one value"
+            yield ast.GroupSetting(selectors, keyword.name, keyword.value, span)
 
 
 __all__ = ["grad", "minimize", "name", "param", "recompute", "repeat", "update"]

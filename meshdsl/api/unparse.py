@@ -343,7 +343,8 @@ class _BodyWriter:
                     (loss,) = self._filled(item.reads())
                     self._flush()
                     optimizer = self._closed(item.node.optimizer, flags=True)
-                    self.out.append(ast.Minimize(loss, optimizer, item.node.span))
+                    groups = self._closed(item.node.groups, flags=True)
+                    self.out.append(ast.Minimize(loss, optimizer, groups, item.node.span))
 
     def _inside(self, block: Block, then: Any = None) -> tuple[ast.Statement, ...]:
         """The statements of a block inside this one; `then` runs at its end."""

@@ -17,7 +17,8 @@ from meshdsl.ir.types import DTYPES
 from meshdsl.lexer import vocabulary
 from meshdsl.named.declarations import RESERVED_TENSORS
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import COMMON, COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.param_groups import ALL, WORDS
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.layout_schedules import VALUES
@@ -74,6 +75,15 @@ class Cursor:
     def inside(self) -> OpenBracket:
         """The innermost bracket; one of no kind outside."""
         return self.brackets[-1] if self.brackets else OpenBracket("", "")
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer in whose groups the cursor is, directly in their braces; empty elsewhere."""
+        around = self.brackets[-2].words if len(self.brackets) > 1 else []
+        kinds = [word.type for word in around]
+        if self.inside.kind != "LBRACE" or "MINIMIZE" not in kinds or "WITH" not in kinds[:-1]:
+            return ""
+        return str(around[kinds.index("WITH") + 1])
 
     @property
     def pinned(self) -> bool:
@@ -278,7 +288,9 @@ class _Offer:
     def in_body(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """In the head or the body of a `def` or a program."""
         inside = place.inside
-        if place.last == "COLON" and not any(b.kind == "LSQB" for b in place.brackets):
+        if place.optimizer:
+            yield from self._groups(place)
+        elif place.last == "COLON" and not any(b.kind == "LSQB" for b in place.brackets):
             yield from _words(DTYPES, lsp.CompletionItemKind.TypeParameter)
         elif inside.kind == "LSQB" or (inside.kind == "LPAR" and self._of_dims(place)):
             yield from self.symbols("dim")
@@ -299,6 +311,18 @@ class _Offer:
         """Whether a `(` stands among dims, as in `[model -> (heads, key)]`."""
         outer = place.brackets[-2] if len(place.brackets) > 1 else place.inside
         return outer.kind == "LSQB" and not outer.has("EQUAL")
+
+    def _groups(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
+        """In the braces of `minimize`: parameters, or what is said of them."""
+        own = (o for o in OPTIMIZERS.get(place.optimizer, {}) if o not in COMMON)
+        if place.last == "EQUAL":
+            yield from _calls(SCHEDULES, lsp.CompletionItemKind.Function)
+        elif place.last == "COLON":
+            yield from _words(WORDS, lsp.CompletionItemKind.EnumMember)
+            yield from _words(own, lsp.CompletionItemKind.Property)
+        else:
+            yield from _words([ALL], lsp.CompletionItemKind.Property)
+            yield from self.selectors("param", "function")
 
     def _options(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         name = place.inside.before
@@ -324,11 +348,12 @@ class _Offer:
             if symbol.kind in kinds:
                 yield self._item(symbol)
 
-    def selectors(self) -> Iterator[lsp.CompletionItem]:
-        """Whatever a rule may select: tensors, and functions with all their tensors."""
+    def selectors(self, *kinds: Kind) -> Iterator[lsp.CompletionItem]:
+        """Whatever a rule may select, of these kinds: tensors, functions with all their tensors."""
+        kinds = kinds or (*TENSORS, "function")
         offered: dict[str, lsp.CompletionItem] = {}
         for symbol in self.known.symbols.every:
-            if symbol.definitions and symbol.kind in (*TENSORS, "function"):
+            if symbol.definitions and symbol.kind in kinds:
                 offered.setdefault(symbol.name, self._item(symbol))
         yield from offered.values()
 

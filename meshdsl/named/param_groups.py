@@ -7,6 +7,7 @@ setting wins: that of a parameter before that of a function, and `params`, all o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from meshdsl.named.optimizers import COMMON, OPTIMIZERS, Evaluate, Optimizer, re
 from meshdsl.named.selectors import GENERAL, selects
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.printer import group_setting
 
 FROZEN, TRAINED = "frozen", "trained"
 WORDS = {FROZEN: True, TRAINED: False}
@@ -51,8 +53,8 @@ class GroupRule:
         return GENERAL if self.selector == (ALL,) else selects(self.selector, param)
 
     def __str__(self) -> str:
-        text = " ".join(self.node.span.text.partition(":")[2].split())
-        return f"{'.'.join(self.selector)}: {text or self.node.span.text}"
+        path = tuple(ast.Name(part, self.place) for part in self.selector)
+        return group_setting(replace(self.node, selectors=(path,)))
 
 
 def group_rules(

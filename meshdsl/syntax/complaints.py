@@ -522,7 +522,7 @@ def _declaration_wanted(at: Situation) -> str:
 def _bare_expression(at: Situation) -> Diagnostic | None:
     """`relu(x)` alone on a line."""
     wants = {"EQUAL", "COMMA"} <= at.expected and "PLUS" not in at.expected
-    if not wants or not at.opened or at.opened[-1].type != "LBRACE":
+    if not wants or not at.opened or at.opened[-1].type != "LBRACE" or at.block == "MINIMIZE":
         return None
     meant: str | None = None
     fixes: tuple[Fix, ...] = ()

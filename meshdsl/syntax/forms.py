@@ -16,7 +16,8 @@ FORMS = {
     "REPEAT": "a loop is written `repeat layers { … }`",
     "RECOMPUTE": "a block is written `recompute { … }`",
     "RETURN": "results are written `return loss, y`",
-    "MINIMIZE": "training is written `minimize loss with adam(lr=1e-3)`",
+    "MINIMIZE": "training is written `minimize loss with adam(lr=1e-3)`, or with groups behind it: "
+    "`{ norm: weight_decay = 0, base: frozen }`",
     "NAME": "a statement is written `y = relu(x)`",
 }
 ENTRIES = {
@@ -25,6 +26,7 @@ ENTRIES = {
     "SBP": "a tensor is written `x: (S(0), B)`",
     "SCHEDULE": "a row is written `0: F0 F1 B0 B1`, the actions of device 0 with blanks between",
     "WEIGHTS": 'a parameter is written `w: "layer.weight"[hidden, io]`, with the dims of the file',
+    "MINIMIZE": "a group is written `norm: weight_decay = 0`, or `base: frozen`",
     "EXPECT": "an entry is written `h: [batch@data]`, or `all_reduce over data: 1`",
 }
 

@@ -156,13 +156,20 @@ class _Recovery:
         )
 
     def block(self) -> str | None:
-        """The kind of the declaration whose braces are open."""
+        """The kind of the declaration whose braces are open, or `MINIMIZE` for those of groups."""
         if not self.opened or self.opened[0].type != "LBRACE":
             return None
-        start = self.opened[0].start_pos or 0
+        braces = [word for word in self.opened if word.type == "LBRACE"]
+        if len(braces) > 1 and self.before(braces[-1], STATEMENTS) == "MINIMIZE":
+            return "MINIMIZE"
+        return self.before(braces[0], DECLARATIONS)
+
+    def before(self, token: Token, kinds: frozenset[str]) -> str | None:
+        """The last of some kinds of words before one."""
+        start = token.start_pos or 0
         end = bisect.bisect_left(self.tokens, start, key=lambda word: word.start_pos or 0)
         words = reversed(self.tokens[:end])
-        return next((word.type for word in words if word.type in DECLARATIONS), None)
+        return next((word.type for word in words if word.type in kinds), None)
 
     # --- the parser's stack ------------------------------------------------------------------
 

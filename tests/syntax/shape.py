@@ -118,6 +118,15 @@ def _layout(n: ast.LayoutDecl) -> str:
     return f"layout {show(n.name)} extends {base}: {inside}{_maybe(' with ', n.schedule)}"
 
 
+def _minimize(n: ast.Minimize) -> str:
+    groups = f" {{ {_list(n.groups)} }}" if n.groups else ""
+    return f"minimize {show(n.value)} with {show(n.optimizer)}{groups}"
+
+
+def _paths(paths: tuple[tuple[ast.Name, ...], ...]) -> str:
+    return f"({', '.join(_list(path, '.') for path in paths)})"
+
+
 def _row(n: ast.ScheduleRow) -> str:
     return f"{show(n.device)}: {_list(n.actions, ' ')}"
 
@@ -150,7 +159,8 @@ _SHOW: dict[type, Any] = {
     ast.Repeat: lambda n: f"repeat {show(n.dim)} {{ {_list(n.body, '; ')} }}",
     ast.Recompute: lambda n: f"recompute {{ {_list(n.body, '; ')} }}",
     ast.Return: lambda n: f"return {_list(n.values)}",
-    ast.Minimize: lambda n: f"minimize {show(n.value)} with {show(n.optimizer)}",
+    ast.GroupSetting: lambda n: f"{_paths(n.selectors)}: {show(n.name)}{_maybe(' = ', n.value)}",
+    ast.Minimize: _minimize,
     ast.DimDecl: lambda n: f"dim {show(n.name)} = {show(n.value)}",
     ast.MeshAxis: lambda n: f"{show(n.name)}: {show(n.size)}",
     ast.MeshDecl: _mesh,
@@ -169,9 +179,7 @@ _SHOW: dict[type, Any] = {
     ast.FileJoined: lambda n: _list(n.parts, " + "),
     ast.FileTensor: lambda n: f"{show(n.key)}[{_list(n.dims)}]",
     ast.StoredPath: lambda n: _list(n.path, "."),
-    ast.WeightsEntry: lambda n: (
-        f"({', '.join(_list(p, '.') for p in n.params)}): {_list(n.places, ' or ')}"
-    ),
+    ast.WeightsEntry: lambda n: f"{_paths(n.params)}: {_list(n.places, ' or ')}",
     ast.IgnoredKeys: lambda n: f"ignore {show(n.pattern)}",
     ast.WeightsGroup: lambda n: f"under {_list(n.prefixes, ' or ')}: {_list(n.entries)}",
     ast.WeightsDecl: lambda n: f"weights {show(n.name)}: {_list(n.entries)}",

@@ -53,6 +53,8 @@ IN_PROGRAM = {
     "param = 3": ("MD0004", (2, 3), "param_"),
     "param w[a] = 0.5": ("MD0001", (2, 16), "zeros()"),
     "minimize loss": ("MD0001", (2, 16), "adam"),
+    "minimize loss with adam() { lr = 1, w: frozen }": ("MD0001", (2, 31), "NAME: lr = 1"),
+    "minimize loss with adam() { w: lr 1, v: frozen }": ("MD0001", (2, 37), "base: frozen"),
     "repeatt layers { y = x }": ("MD0001", (2, 11), "`repeat`"),
     "dim b = 3": ("MD0014", (2, 3), "out of the braces"),
     "y = relu(x": ("MD0003", (2, 11), "missing `)`"),

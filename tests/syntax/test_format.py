@@ -109,7 +109,9 @@ x , y = top_k [ e -> s ] ( x , k = 2 , pad = "same" , )
 recompute { z = conv [ h by kh -> ho , w by 3 ] ( not x and y <= - 1 or z ) }
 }
 return loss , y ,
-minimize loss with adam ( lr = cosine ( 1e-3 , 10 ) )
+minimize loss with adam ( lr = cosine ( 1e-3 , 10 ) ) {
+( w , f.s ) : lr = 1e-3 , eps = - 1 , g : frozen
+}
 }
 expect l on pod with immediate { h : [ a @ data , b ] , all_reduce over ( x , y ) : 1 }
 """
