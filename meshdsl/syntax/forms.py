@@ -16,7 +16,7 @@ FORMS = {
     "REPEAT": "a loop is written `repeat layers { … }`",
     "RECOMPUTE": "a block is written `recompute { … }`",
     "RETURN": "results are written `return loss, y`",
-    "MINIMIZE": "training is written `minimize loss with adam(lr=1e-3)`, or with groups behind it: "
+    "MINIMIZE": "training is written `minimize loss with adam(lr=1e-3)`, or with groups after it: "
     "`{ norm: weight_decay = 0, base: frozen }`",
     "NAME": "a statement is written `y = relu(x)`",
 }

@@ -233,6 +233,27 @@ def an_optimizer_that_is_a_number(x: T[batch, io]):
     return loss
 
 
+@wrong("MD0277", '"q": "frozen"')
+def a_group_of_no_parameter(x: T[batch, io]):
+    w = md.param([io])
+    md.minimize(md.mean(x * w), md.sgd(lr=0.1), groups={"q": "frozen"})
+    return x
+
+
+@wrong("MD0272", '"w": {"clip": 1.0}')
+def a_group_with_an_option_of_all(x: T[batch, io]):
+    w = md.param([io])
+    md.minimize(md.mean(x * w), md.sgd(lr=0.1), {"w": {"clip": 1.0}})
+    return x
+
+
+@wrong("MD0815", "3")
+def groups_that_are_a_number(x: T[batch, io]):
+    w = md.param([io])
+    md.minimize(md.mean(x * w), md.sgd(lr=0.1), 3)
+    return x
+
+
 @wrong("MD0137", "x")
 def an_input_assigned(x: T[batch, io]):
     md.update(x, x + 1)

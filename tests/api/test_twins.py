@@ -115,7 +115,11 @@ program goals(x[batch, io], target[batch, wide]) {
   dy, dout = grad(loss, y, out)
   size = sum(abs(dy))
   return loss, size, dout
-  minimize loss with adamw(lr=cosine(3e-4, 1000), clip=1.0)
+  minimize loss with adamw(lr=cosine(3e-4, 1000), clip=1.0) {
+    params: weight_decay = 0.1
+    (w, out): lr = linear(1e-3, 10), eps = 1e-6
+    v: frozen
+  }
 }
 """
 
@@ -146,7 +150,12 @@ def goals() -> md.Program:
         loss = md.mean((y - target) ** 2)
         dy, dout = md.grad(loss, y, out)
         size = md.sum(abs(dy))
-        md.minimize(loss, md.adamw(lr=md.cosine(3e-4, 1000), clip=1.0))
+        groups = {
+            "params": {"weight_decay": 0.1},
+            ("w", "out"): {"lr": md.linear(1e-3, 10), "eps": 1e-6},
+            "v": "frozen",
+        }
+        md.minimize(loss, md.adamw(lr=md.cosine(3e-4, 1000), clip=1.0), groups)
         return loss, size, dout
 
     return goals

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.programs.harness import Case
+from meshdsl.device.memory import memory
+from meshdsl.named.ir import values_of
+from tests.programs.harness import Case, compiled
 from tests.training.stepping import Arrays, compiled_step, hold_to, values
 
 PROGRAM = """
@@ -53,6 +55,7 @@ LAYOUTS = {
     "pipeline": "pipe:2 { layers -> pipe } with one_f_one_b[batch](4)",
     "pipeline and data": "data:2,pipe:2 { layers -> pipe, batch -> data } with gpipe[batch](2)",
 }
+LAYER = ("norm.scale", "mlp.w", "mlp.b", "mlp.v")
 STEPS = 20
 MOST = 1e-10
 
@@ -103,3 +106,64 @@ def test_groups_are_those_of_torch(layout: str) -> None:
         step = made.step(inputs, kept)
         kept = step.run.updated
     hold_to(step, {}, expected, MOST)
+
+
+# --- frozen parameters ----------------------------------------------------------------------------
+
+LORA = """
+dim batch = 8, model = 16, hidden = 32, rank = 2, layers = 2
+
+def adapted(x[batch, model]) -> [batch, hidden] {{
+  param w[model, hidden]
+  return einsum(x, w -> [batch, hidden]) + lora(x)
+}}
+
+def lora(x[batch, model]) -> [batch, hidden] {{
+  param a[model, rank]
+  param b[rank, hidden] = normal(0.1)
+  return einsum(einsum(x, a -> [batch, rank]), b -> [batch, hidden])
+}}
+
+program net(x[batch, model], target[batch, model]) {{
+  param base[model] = ones()
+  x = x * base
+  repeat layers {{
+    param down[hidden, model]
+    x = x + einsum(gelu(adapted(x)), down -> [batch, model])
+  }}
+  loss = mean((x - target)^2)
+  return loss
+  minimize loss with adamw(lr=0.01{options}) {{ params: frozen, lora: trained }}
+}}
+"""
+ADAPTERS = 2 * (16 * 2 + 2 * 32)
+"""Elements of the adapters of both layers."""
+
+FROZEN = {
+    "data:2 { batch -> data }": 2 * ADAPTERS,
+    "data:2 { batch -> data, state: hidden -> data }": 2 * (64 + 64),
+    "data:2 { batch -> data, params: hidden -> data, state: hidden -> data }": 2 * (64 + 64),
+    "tp:2 { hidden -> tp }": 2 * (64 + 64),
+    "pipe:2 { layers -> pipe } with one_f_one_b": ADAPTERS,
+}
+"""Elements of the states of Adam on a device."""
+
+
+@pytest.mark.parametrize("options", [", accumulate=2", ', accumulate=2, compute="bf16"'])
+@pytest.mark.parametrize("layout", FROZEN)
+def test_frozen_parameters_have_no_gradient_and_no_state(layout: str, options: str) -> None:
+    mesh, _, rules = layout.partition(" ")
+    made = compiled(Case(LORA.format(options=options), mesh, rules, "optimal"))
+    kinds = ("m", "v", "master") if "bf16" in options else ("m", "v")
+    names = {f"{adapter}.{kind}" for adapter in ADAPTED for kind in kinds}
+    assert {state.value.name for state in made.named.states} == {"step", *names}
+    assert {u.old.name for u in made.named.updates} == {*names, "step", *ADAPTED}
+    assert {v.source.name for v in values_of(made.named) if v.role == "grad"} == ADAPTED
+    held = memory(made.device)
+    assert held["state"] == 4 * len(kinds) * FROZEN[layout] // 2 + 4
+    assert 0 < held["grads"] <= 4 * ADAPTERS
+    narrow = {p.value.type.dtype.name for p in made.named.params}
+    assert narrow == ({"bf16"} if "bf16" in options else {"f32"})
+
+
+ADAPTED = {"adapted.lora.a", "adapted.lora.b"}
