@@ -52,7 +52,10 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
         return _chain(target, value, links, pad)
     if equals and len(list(_operands(value))) > 1 and value[-1] not in _CLOSING:
         return [f"{pad}{target} = (", *_split(value, pad + INDENT), f"{pad}){tail}"]
+    several = bool(equals) and len(list(_items(target))) > 1
     for start, end in _groups(text):
+        if several and start < len(target):
+            break  # no line ends in a subscript of one of several targets
         head, body, after = text[: start + 1], text[start + 1 : end], text[end:]
         if body and len(pad + head) <= WIDTH and len(pad + after + tail) <= WIDTH:
             display = _is_display(text, start)
@@ -63,7 +66,7 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
             return [pad + head, *inner, f"{pad}{after}{tail}"]
     if equals and len(list(_items(value))) > 1:
         return _broken(f"{target} = ({value})", pad, tail)
-    if equals and len(list(_items(target))) > 1:
+    if several:
         return _targets(target, value, pad)
     return unbroken
 

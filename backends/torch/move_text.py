@@ -29,6 +29,8 @@ class MoveText:
         # By bucket, the variable of the list of stacks that it reads slices of; that of each stack.
         self.stacks: dict[Collective, str] = {}
         self.stack = ""
+        # The stack that collects what arrives an iteration later.
+        self.stack_of: dict[Var, Var] = {}
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -52,6 +54,14 @@ class MoveText:
         with self._at(node.span):
             work = self.state.variables.word(node.work)
             self._assign_targets(node.collective, f"{work}.wait()")
+
+    def collect(self, node: Wait, index: str) -> None:
+        """Write `dw[index] = dw_work.wait()`, of what arrives an iteration later."""
+        with self._at(node.span):
+            work = self.state.variables.word(node.work)
+            stacks = (self.state.name(self.stack_of[var]) for var in node.collective.makes)
+            places = ", ".join(f"{stack}[{index}]" for stack in stacks)
+            self.out.statement(f"{places} = {work}.wait()")
 
     def _list_stacks(self, node: Collective) -> None:
         """Write the list of the stacks of parameters that a bucket reads slices of, if it is long.
@@ -85,7 +95,8 @@ class MoveText:
         for move in node.moves:
             whys.setdefault(_cause_of_each(move), []).append(move)
         for why, moves in whys.items():
-            names = ", ".join(self.state.variables.of(move.target) for move in moves)
+            targets = (self.stack_of.get(move.target, move.target) for move in moves)
+            names = ", ".join(map(self.state.variables.of, targets))
             self.out.comment(f"{names}: {why if len(moves) > 1 else _cause(moves[0])}")
 
     def _assign_targets(self, node: Collective, text: str) -> None:

@@ -173,7 +173,13 @@ class StatementWriter(NotationWriter):
 
     def wait(self, node: Wait) -> None:
         """Write the end of a collective issued before."""
-        self.moves.wait(node)
+        if node.late:
+            loop = self.loops[-1]
+            before = f"{self.state.variables.word(loop.index)} {'+' if loop.reverse else '-'} 1"
+            with self.out.under(f"if {self.state.variables.word(node.work)}:"):
+                self.moves.collect(node, before)
+        else:
+            self.moves.wait(node)
 
     def name(self, var: Var) -> str:
         """The identifier of a variable, or the text of a prefetched slice."""
@@ -189,8 +195,12 @@ class StatementWriter(NotationWriter):
         """Write a loop, or a pipeline."""
         if isinstance(node, Pipeline):
             self.write_pipeline(self, node)
-        else:
-            super().loop(node)
+            return
+        super().loop(node)
+        for wait in node.late:
+            self.out.node = wait
+            self.moves.collect(wait, "0" if node.reverse else self.blocks.last(node))
+        self.out.node = None
 
     def enter(self, node: DeviceLoop) -> None:
         """Write the initial values, and delete those of their operands that the loop takes over."""
@@ -206,6 +216,9 @@ class StatementWriter(NotationWriter):
         for ahead in node.ahead:
             with self._reading_ahead(ahead.slices, node, first):
                 self.start(Start(ahead.collective, ahead.work))
+        self.moves.stack_of |= {c.inside: c.outer for c in node.collected if node.late}
+        for wait in node.late:
+            self.out.assign((self.state.variables.word(wait.work),), "None")
         return super().header(node)
 
     def count(self, node: DeviceLoop) -> str:
@@ -326,8 +339,8 @@ class StatementWriter(NotationWriter):
         self.state.let(made.outer, text)
 
     def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
-        """Write the collected slice, unless it is written over its place already."""
-        if made.stack is not None:
+        """Write the collected slice, unless it is written over its place already, or comes late."""
+        if made.stack is not None or made.inside not in node.ends:
             return
         record = self.records.get(made.outer, (made.outer,))
         if record[0] is not made.outer:

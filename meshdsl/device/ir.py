@@ -213,12 +213,14 @@ Collective = Move | Bucket
 class Start(Statement):
     """Issues a collective; `work` is the variable that names it while it is in flight.
 
-    One issued `ahead` is that of the loop's next iteration, and does nothing in the last one.
+    One issued `ahead` is that of the loop's next iteration, and does nothing in the last one. One
+    that is `late` is waited for in the next iteration, or after the loop (`Wait`).
     """
 
     collective: Collective
     work: str
     ahead: bool = False
+    late: bool = False
 
     @property
     def span(self) -> Span:
@@ -242,8 +244,8 @@ class Start(Statement):
 
     @property
     def makes(self) -> tuple[Var, ...]:
-        """The targets, allocated at the start; for the next iteration the loop makes them."""
-        return () if self.ahead else self.collective.makes
+        """The targets, allocated at the start; the loop makes those of another iteration."""
+        return () if self.ahead or self.late else self.collective.makes
 
     def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Start:
         """The start of the collective on the variables that `of` gives."""
@@ -252,10 +254,16 @@ class Start(Statement):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait(Statement):
-    """Waits for a collective issued before; its targets are available from here on."""
+    """Waits for a collective issued before; its targets are available from here on.
+
+    One that is `late` waits for the collective of the iteration before, and does nothing in the
+    first one; that of the last iteration is waited for after the loop. Its targets are collected by
+    the loop, and by nothing else.
+    """
 
     collective: Collective
     work: str
+    late: bool = False
 
     @property
     def span(self) -> Span:
@@ -271,15 +279,18 @@ class Wait(Statement):
     def reads(self) -> tuple[Var, ...]:
         """The targets, and the sources that are live until the collective is over.
 
-        An all_reduce works in the memory of its target.
+        An all_reduce works in the memory of its target. Of the iteration before, the collective
+        itself keeps them.
         """
+        if self.late:
+            return ()
         in_place = self.collective.step.kind == "all_reduce"
         return (*self.makes, *(() if in_place else self.collective.reads))
 
     @property
     def makes(self) -> tuple[Var, ...]:
-        """The targets."""
-        return self.collective.makes
+        """The targets; the loop makes those of the iteration before."""
+        return () if self.late else self.collective.makes
 
     def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Wait:
         """The wait for the collective on the variables that `of` gives."""
@@ -356,6 +367,18 @@ class DeviceLoop(ir.Loop[Var, "Node"]):
     def with_body(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> DeviceLoop:
         """The loop with another block for its body."""
         return replace(self, body=block(self.body))
+
+    @property
+    def late(self) -> tuple[Wait, ...]:
+        """The collectives that are waited for an iteration later, the last ones after the loop."""
+        return tuple(node for node in self.body if isinstance(node, Wait) and node.late)
+
+    @property
+    def ends(self) -> tuple[Var, ...]:
+        """The values for the next iteration, and those to be collected, unless they come late."""
+        late = {var for wait in self.late for var in wait.collective.makes}
+        collected = (c.inside for c in self.collected if c.inside not in late)
+        return (*(c.next for c in self.carries), *collected)
 
     @property
     def other_names(self) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def records(program: DeviceProgram) -> Iterator[tuple[Var, ...]]:
 def uses(program: DeviceProgram) -> Counter[Var]:
     """The number of reads of each variable, those at the end of a step included.
 
-    The sources of a collective count once, at its `Wait`.
+    The sources of a collective count once, at its `Wait`; targets that are collected late, too.
     """
     counts: Counter[Var] = Counter(kept_after(program))
     for node in every(program.body):
@@ -190,7 +190,8 @@ def uses(program: DeviceProgram) -> Counter[Var]:
             case DeviceLoop():
                 counts.update((*node.reads, *node.ends))
             case Wait():
-                counts.update(node.collective.reads)
+                targets = node.collective.makes if node.late else ()
+                counts.update((*node.collective.reads, *targets))
             case Compute() | Move() | Bucket():
                 counts.update(node.reads)
     return counts

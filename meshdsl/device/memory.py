@@ -240,13 +240,30 @@ class MemoryWalk:
                 self._arrive(node, self._room(node))
             case Start() if not (node.ahead and self.is_last):
                 self.issue(node.collective, node.work)
+                if node.late:
+                    self._keep_sources(node)
             case Wait():
-                self._arrive(node.collective, self.held.lists.take_out(node.work) or [])
+                self._finish(node)
         self._drop(dead)
 
     def issue(self, collective: Collective, work: str) -> None:
         """Begin a collective, which is in flight until it is waited for."""
         self.held.lists[work] = self._room(collective)
+
+    def _keep_sources(self, node: Start) -> None:
+        """Let a collective keep what it sends: nothing else may, an iteration later."""
+        for move in node.collective.moves:
+            if not _is_sent_otherwise(move):
+                self.held.append(node.work, self._memory_of(move.source))
+
+    def _finish(self, node: Wait) -> None:
+        """Wait for a collective; one of the iteration before has its results in stacks then."""
+        blocks = self.held.lists.take_out(node.work) or []
+        if not node.late:
+            self._arrive(node.collective, blocks)
+            return
+        for block in blocks:
+            self.held.release(block)
 
     def _drop(self, dead: tuple[Var, ...]) -> None:
         for var in dead:
@@ -349,6 +366,8 @@ class MemoryWalk:
             self._trip(node)
             trip += 1
         self.is_last = outside
+        for wait in node.late:
+            self.statement(wait, ())
 
     def trips(self, node: DeviceLoop) -> int:
         """How many iterations of a loop the device does: of those on the stages, the stage's."""

@@ -2,7 +2,8 @@
 
 A sharded parameter is prefetched: gathered one use ahead, during the computation with the one
 before it; in a loop, one iteration ahead. Reductions of updates and gradients are sent as soon as
-their operands exist. No more is in flight at a time, since it takes memory (`_Plans`).
+their operands exist; in a loop, the last ones of an iteration arrive during the next one. No more
+is in flight at a time, since it takes memory (`_Plans`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshdsl.device import buckets
 from meshdsl.device.aliases import shared
 from meshdsl.device.buckets import KINDS
 from meshdsl.device.ir import (
@@ -31,7 +33,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.issue_windows import BlockAccess
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
-from meshdsl.ir.program import Leaf
+from meshdsl.ir.program import Leaf, every
 from meshdsl.records import dataclass
 
 
@@ -55,10 +57,19 @@ class _Overlap:
         # Parameters, and slices of them.
         self.stored = set(program.params)
 
-    def block(self, nodes: tuple[Node, ...], ahead: dict[Collective, str]) -> tuple[Node, ...]:
-        """The nodes of a block; `ahead` are collectives issued an iteration ahead, by `work`."""
+    def block(
+        self,
+        nodes: tuple[Node, ...],
+        ahead: dict[Collective, str],
+        late: dict[Collective, str] | None = None,
+    ) -> tuple[Node, ...]:
+        """The nodes of a block.
+
+        By `work`: `ahead` are collectives issued an iteration ahead, `late` are waited for in the
+        next one.
+        """
         nodes = tuple(self._inside(n) for n in nodes)
-        return _Plans(self, nodes, ahead).carried_out()
+        return _Plans(self, nodes, ahead, late or {}).carried_out()
 
     def _inside(self, node: Node) -> Node:
         match node:
@@ -84,13 +95,43 @@ class _Overlap:
         works = {n: self.work(n) for n in gathers if node.dim.size > 1}
         # What a stage sends is not in flight while gradients of parameters are computed.
         sent = node.body.index(self.sending[node]) + 1 if node in self.sending else 0
-        body = self.block(node.body[:sent], works) + self.block(node.body[sent:], works)
+        late = {} if sent else self._late(node)
+        body = self.block(node.body[:sent], works) + self.block(node.body[sent:], works, late)
         ahead = tuple(
             Ahead(n, work, tuple(slices[m.source] for m in n.moves)) for n, work in works.items()
         )
         only = {s for a in ahead for s in a.slices if self.uses[s.inside] == 1}
         stacked = tuple(s for s in node.stacked if s not in only)
         return replace(node, body=body, ahead=ahead, stacked=stacked)
+
+    def _late(self, node: DeviceLoop) -> dict[Collective, str]:
+        """The last reduce_scatters of an iteration that may arrive during the next one, by `work`.
+
+        One of them is large. Of small ones there may be several, since they take little memory.
+        """
+        late: dict[Collective, str] = {}
+        for scatter in reversed(_scatters(node.body)):
+            if not self.trains or node.dim.size == 1 or not self._may_be_late(scatter, node):
+                break
+            late[scatter] = self.work(scatter)
+            if scatter.payload >= buckets.SMALL:
+                break
+        return dict(reversed(late.items()))
+
+    def _may_be_late(self, scatter: Collective, node: DeviceLoop) -> bool:
+        """Whether its results are only collected, and no later iteration overwrites what it sends.
+
+        All that shows the memory of its operands is made in one iteration then.
+        """
+        stacks = {c.inside for c in node.collected if not c.is_list and c.stack is None}
+        made = {v for n in every(node.body) for v in n.makes}
+        sent = {self.owners.get(v, v) for v in scatter.reads}
+        showing = (v for v, owner in self.owners.items() if owner in sent)
+        return (
+            all(v in stacks and self.uses[v] == 1 for v in scatter.makes)
+            and made.issuperset(sent)
+            and made.issuperset(showing)
+        )
 
     def work(self, node: Collective) -> str:
         """A variable that names a collective in flight."""
@@ -116,14 +157,19 @@ class _Plans:
 
     Of parameters one gather at a time is in flight beside those an iteration ahead, and none during
     a loop. An all_reduce in place takes no memory: any number may be in flight. A reduce_scatter
-    keeps its source alive: one at a time, and no longer than without overlap but for one use. So
-    does what is gathered in a buffer, to be copied to its place.
+    keeps its source alive: one at a time, and no longer than without overlap but for one use. The
+    `late` ones of an iteration do so until the first reduce_scatter of the next one. What is
+    gathered in a buffer, to be copied to its place, takes memory like a reduce_scatter.
     """
 
     def __init__(
-        self, overlap: _Overlap, nodes: tuple[Node, ...], ahead: dict[Collective, str]
+        self,
+        overlap: _Overlap,
+        nodes: tuple[Node, ...],
+        ahead: dict[Collective, str],
+        late: dict[Collective, str],
     ) -> None:
-        self.overlap, self.nodes, self.ahead = overlap, nodes, ahead
+        self.overlap, self.nodes, self.ahead, self.late = overlap, nodes, ahead, late
         self.facts = BlockAccess(nodes, overlap.owners)
         self.loops = [i for i, node in enumerate(nodes) if not isinstance(node, Leaf)]
         # Before each node: what is issued, what is waited for, what is issued after that.
@@ -131,10 +177,13 @@ class _Plans:
 
     def carried_out(self) -> tuple[Node, ...]:
         """The nodes, with collectives issued and waited for as planned."""
-        early, late = dict(self._early()), dict(self._gathers())
-        for node, plan in (early | late).items():
+        plans = dict(self._early()) | dict(self._gathers())
+        if self.late:
+            first = min(plans[scatter].start for scatter in _scatters(self.nodes))
+            self.before[1][first] = [Wait(n, work, late=True) for n, work in self.late.items()]
+        for node, plan in plans.items():
             self._carry_out(node, plan)
-        remaining = [() if n in early or n in late else (n,) for n in self.nodes]
+        remaining = [() if n in plans else (n,) for n in self.nodes]
         return tuple(
             node
             for i, unmoved in enumerate((*remaining, ()))
@@ -148,6 +197,8 @@ class _Plans:
         if node in self.ahead:
             work = self.ahead[node]
             waits += [Wait(node, work), Start(node, work, ahead=True)]
+        elif node in self.late:
+            starts.append(Start(node, self.late[node], late=True))
         elif self._computes(plan):
             work = self.overlap.work(node)
             starts.append(Start(node, work))
@@ -208,7 +259,7 @@ class _Plans:
             start = max(free, earliest[number])
             loops = (j for j in self.loops if j >= start)
             ends = (self.facts.window(i, node).needed, *loops, *earliest[number + 1 :][:1])
-            after_waits = start == free
+            after_waits = start == free or (number == 0 and bool(self.late))
             free = max(start, min(ends), i if node.step.kind == "reduce_scatter" else 0)
             yield node, _Plan(start, free, after_waits)
 
@@ -233,6 +284,11 @@ class _Plans:
         for i, node in enumerate(self.nodes):
             if isinstance(node, Move | Bucket) and _sends(node):
                 yield i, node
+
+
+def _scatters(nodes: tuple[Node, ...]) -> list[Collective]:
+    collectives = (node for node in nodes if isinstance(node, Move | Bucket))
+    return [node for node in collectives if node.step.kind == "reduce_scatter"]
 
 
 def _sends(node: Node) -> bool:

@@ -135,8 +135,10 @@ class _DevicePrinter(Printer[Var]):
                 yield f"{node.work} = start for the next trip"
             case Start():
                 first, *others = self._collective(node.collective)
-                yield f"{node.work} = start {first}"
+                yield f"{node.work} = start{' late' if node.late else ''} {first}"
                 yield from others
+            case Wait() if node.late:
+                yield f"wait {node.work} of the trip before"
             case Wait():
                 targets = ", ".join(m.target.name for m in node.collective.moves)
                 yield f"{targets} = wait {node.work}"

@@ -144,7 +144,8 @@ class _DeviceVerifier(Verifier[Var]):
             case Wait():
                 waited = self.works.pop(node.work, None)
                 assert waited is node.collective, f"nothing is in {node.work}"
-                self._arrive(node.collective)
+                if not node.late:
+                    self._arrive(node.collective)
             case _:
                 self.need(node.reads, node.step.kind)
                 self.check(node)
@@ -175,6 +176,9 @@ class _DeviceVerifier(Verifier[Var]):
             self.check(node.collective)
             assert node.work not in self.names, f"{node.work} is assigned twice"
             self.names.add(node.work)
+        if node.late:
+            for var in node.collective.makes:
+                self.check_value(var)
         self.works[node.work] = node.collective
 
     # --- loops --------------------------------------------------------------------------------
@@ -193,6 +197,10 @@ class _DeviceVerifier(Verifier[Var]):
         under_way, self.works = self.works, {}
         for ahead in node.ahead:
             self._ahead(ahead.collective, ahead.work, tuple(s.inside for s in ahead.slices))
+        collected = {c.inside for c in node.collected if not c.is_list and c.stack is None}
+        for wait in node.late:
+            assert collected.issuperset(wait.collective.makes), f"{wait.work} is not collected"
+            self.works[wait.work] = wait.collective
         self.nodes(node.body)
         self.works, self.passing = under_way, self.passing and not isinstance(node, Pipeline)
         self.need(node.ends, node.index)

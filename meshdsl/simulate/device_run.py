@@ -108,7 +108,7 @@ class DeviceRun(MemoryWalk):
 
     def statement(self, node: Compute | Collective | Start | Wait, dead: tuple[Var, ...]) -> None:
         """One statement: it holds its results from its beginning, its operands to its end."""
-        if isinstance(node, Wait):
+        if isinstance(node, Wait) and node.work in self.flights:  # none before the first iteration
             self._wait(self.flights.pop(node.work))
         begins = self.clock
         super().statement(node, dead)

@@ -40,10 +40,10 @@ def has_loop(nodes: tuple[Node, ...]) -> bool:
 
 
 def under_way(program: DeviceProgram) -> Iterator[tuple[Start, tuple[Node, ...]]]:
-    """Every start of this iteration, and the nodes from there to its wait."""
+    """Every start and the nodes from there to its wait, where both are in one iteration."""
     for nodes in blocks(program):
         for at, node in enumerate(nodes):
-            if isinstance(node, Start) and not node.ahead:
+            if isinstance(node, Start) and not (node.ahead or node.late):
                 rest = nodes[at + 1 :]
                 end = next(
                     i for i, n in enumerate(rest) if isinstance(n, Wait) and n.work == node.work
@@ -69,7 +69,8 @@ def test_what_takes_memory_is_under_way_one_at_a_time(
     monkeypatch.setattr(buckets, "SMALL", small)
     for start, meanwhile in under_way(overlapped(*case)):
         step, phase = start.collective.step, start.collective.phase
-        others = [n.collective.step.kind for n in meanwhile if isinstance(n, Start) and not n.ahead]
+        starts = (n for n in meanwhile if isinstance(n, Start) and not (n.ahead or n.late))
+        others = [n.collective.step.kind for n in starts]
         if step.kind == "reduce_scatter":
             assert "reduce_scatter" not in others
         if step.kind == "all_gather" and phase != "update":
@@ -102,6 +103,38 @@ def test_the_next_trips_parameters_are_gathered_ahead(text: str) -> None:
             )
             assert isinstance(loop.body[at + 1], Start)
             assert computes(loop.body[at:])
+
+
+@pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
+def test_gradients_of_a_loop_arrive_during_the_next_trip(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "SMALL", small)
+    compiled = placed("zero3")
+    before = lower(compiled.placed)
+    program = passed(before, with_overlap)
+    *_, backward = block_loops(program.body, DeviceLoop)
+    (wait,) = backward.late
+    starts = [n for n in backward.body if isinstance(n, Start)]
+    scatters = [n for n in starts if n.collective.step.kind == "reduce_scatter"]
+    last, first = (backward.body.index(scatters[i]) for i in (-1, 0))
+    at = backward.body.index(wait)
+    # It is waited for before anything is scattered again, and neither at once.
+    assert scatters[-1].collective is wait.collective
+    assert at < first <= last
+    assert computes(backward.body[:at])
+    done, expected = (run(compiled.named, each) for each in (program, before))
+    for name, array in (expected.outputs | expected.updated).items():
+        np.testing.assert_array_equal((done.outputs | done.updated)[name], array)
+
+
+def test_the_text_of_a_loop_whose_gradients_arrive_late() -> None:
+    """In a loop from the last slice to the first, the one before is that above."""
+    text = placed("zero3").text
+    backward = text.partition("for layers in reversed(range(3)):")
+    assert "bucket_3 = None" in backward[0]
+    assert "if bucket_3:\n            d_gain[layers + 1], d_down[layers + 1]," in backward[2]
+    assert "\n    d_gain[0], d_down[0], d_up[0] = bucket_3.wait()\n" in backward[2]
 
 
 def test_the_text_of_a_loop_that_gathers_ahead() -> None:

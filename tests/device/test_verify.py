@@ -69,12 +69,25 @@ def test_a_broken_program_is_refused(case: str, program: DeviceProgram) -> None:
         verify(replace(program, body=change(program.body)))
 
 
-def test_a_trip_has_to_issue_what_the_next_one_waits_for() -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["ahead", "late"])
+def test_a_trip_has_to_issue_what_the_next_one_waits_for(late: bool) -> None:
     program = passed(plain("zero3"), with_overlap)
-    loop = next(block_loops(program.body, DeviceLoop))
-    body = tuple(n for n in loop.body if not (isinstance(n, Start) and n.ahead))
+    *_, loop = block_loops(program.body, DeviceLoop)
+    left_out = [n for n in loop.body if isinstance(n, Start) and (n.late if late else n.ahead)]
+    body = tuple(n for n in loop.body if n not in left_out)
     nodes = tuple(replace(loop, body=body) if n is loop else n for n in program.body)
-    with pytest.raises(AssertionError):
+    assert left_out
+    with pytest.raises(AssertionError, match="nobody waits for|nothing is in|is not assigned"):
+        verify(replace(program, body=nodes))
+
+
+def test_nothing_but_the_loop_collects_what_arrives_late() -> None:
+    program = passed(plain("zero3"), with_overlap)
+    *_, loop = block_loops(program.body, DeviceLoop)
+    made = loop.late[0].collective.makes
+    others = tuple(c for c in loop.collected if c.inside not in made)
+    nodes = tuple(replace(loop, collected=others) if n is loop else n for n in program.body)
+    with pytest.raises(AssertionError, match="is not collected"):
         verify(replace(program, body=nodes))
 
 

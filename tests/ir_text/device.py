@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from meshdsl.device.buckets import bucket
 from meshdsl.device.ir import (
@@ -140,13 +140,16 @@ class _DeviceParser(ir.Parser[Var]):
             collective = self.works[words[-1]]
             self.scope.update({m.target.name: m.target for m in collective.moves})
             return Wait(collective, words[-1])
+        if words[0] == "wait":
+            return Wait(cast(Collective, None), words[1], late=True)
         if words[1:3] == ["=", "start"]:
             ahead = words[3:] == ["for", "the", "next", "trip"]
-            line_ = replace(line, text=line.text.split(" ", 3)[-1])
+            late = words[3:4] == ["late"]
+            line_ = replace(line, text=line.text.split(" ", 4 if late else 3)[-1])
             started = self.works[words[0]] if ahead else self._collective(line_)
             assert started is not None, "nothing is started"
             self.works[words[0]] = started
-            return Start(started, words[0], ahead)
+            return Start(started, words[0], ahead, late)
         return self._collective(line)
 
     def _collective(self, line: IRLine) -> Collective | None:
@@ -219,9 +222,15 @@ class _DeviceParser(ir.Parser[Var]):
         """The nodes of a loop; those of a pipeline are below the lines of their parts."""
         parts = [line for line in lines if _PART.fullmatch(line.text)]
         if not parts:
-            return super().block(lines)
+            return tuple(map(self._known_later, super().block(lines)))
         self.rows = [self._rows(line) for line in lines if line.text.startswith("rows ")]
         return self.nodes(statement for part in parts for statement in part.inner)
+
+    def _known_later(self, node: Node) -> Node:
+        """A wait for the collective of the trip before, which is issued behind it."""
+        if isinstance(node, Wait) and node.late:
+            return replace(node, collective=self.works[node.work])
+        return node
 
     def _rows(self, line: IRLine) -> StageRows:
         """`rows w_rows : f32[layers@(pipe, chunk) 1] = w_stack`."""
