@@ -107,16 +107,12 @@ class _Overlap:
     def _late(self, node: DeviceLoop) -> dict[Collective, str]:
         """The last reduce_scatters of an iteration that may arrive during the next one, by `work`.
 
-        One of them is large. Of small ones there may be several, since they take little memory.
+        These are the last large one, and the small ones after it, which take little memory.
         """
-        late: dict[Collective, str] = {}
-        for scatter in reversed(_scatters(node.body)):
-            if not self.trains or node.dim.size == 1 or not self._may_be_late(scatter, node):
-                break
-            late[scatter] = self.work(scatter)
-            if scatter.payload >= buckets.SMALL:
-                break
-        return dict(reversed(late.items()))
+        scatters = _scatters(node.body) if self.trains and node.dim.size > 1 else []
+        large = [i for i, scatter in enumerate(scatters) if _is_large(scatter)]
+        last = scatters[large[-1] if large else 0 :]
+        return {n: self.work(n) for n in last if self._may_be_late(n, node)}
 
     def _may_be_late(self, scatter: Collective, node: DeviceLoop) -> bool:
         """Whether its results are only collected, and no later iteration overwrites what it sends.
@@ -158,7 +154,7 @@ class _Plans:
     Of parameters one gather at a time is in flight beside those an iteration ahead, and none during
     a loop. An all_reduce in place takes no memory: any number may be in flight. A reduce_scatter
     keeps its source alive: one at a time, and no longer than without overlap but for one use. The
-    `late` ones of an iteration do so until the first reduce_scatter of the next one. What is
+    `late` ones of an iteration do so until the first large one of the next iteration. What is
     gathered in a buffer, to be copied to its place, takes memory like a reduce_scatter.
     """
 
@@ -179,8 +175,12 @@ class _Plans:
         """The nodes, with collectives issued and waited for as planned."""
         plans = dict(self._early()) | dict(self._gathers())
         if self.late:
-            first = min(plans[scatter].start for scatter in _scatters(self.nodes))
-            self.before[1][first] = [Wait(n, work, late=True) for n, work in self.late.items()]
+            # Before anything large is scattered again.
+            scatters = (n for n in _scatters(self.nodes) if n in self.late or _is_large(n))
+            first = min(scatters, key=lambda n: plans[n].start)
+            plans[first] = replace(plans[first], after_waits=True)
+            waits: list[Node] = [Wait(n, work, late=True) for n, work in self.late.items()]
+            self.before[1][plans[first].start] = waits
         for node, plan in plans.items():
             self._carry_out(node, plan)
         remaining = [() if n in plans else (n,) for n in self.nodes]
@@ -259,7 +259,7 @@ class _Plans:
             start = max(free, earliest[number])
             loops = (j for j in self.loops if j >= start)
             ends = (self.facts.window(i, node).needed, *loops, *earliest[number + 1 :][:1])
-            after_waits = start == free or (number == 0 and bool(self.late))
+            after_waits = start == free
             free = max(start, min(ends), i if node.step.kind == "reduce_scatter" else 0)
             yield node, _Plan(start, free, after_waits)
 
@@ -289,6 +289,10 @@ class _Plans:
 def _scatters(nodes: tuple[Node, ...]) -> list[Collective]:
     collectives = (node for node in nodes if isinstance(node, Move | Bucket))
     return [node for node in collectives if node.step.kind == "reduce_scatter"]
+
+
+def _is_large(node: Collective) -> bool:
+    return node.payload >= buckets.SMALL
 
 
 def _sends(node: Node) -> bool:
