@@ -23,6 +23,7 @@ from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.emit import Emit
 from meshdsl.named.from_syntax import ProgramBuilder
+from meshdsl.named.identities import OF_STEPS
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
@@ -48,17 +49,31 @@ def may_be_expanded(op: NamedOp) -> bool:
     return op.name in IN_BLOCKS or lookup(op.name).composite
 
 
-def expand(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
+def expand(op: NamedOp, split: Mapping[str, Axes], *, is_step: bool = False) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes.
 
-    Walks under many layouts ask for the same: their programs share its operators.
+    In a training step (`is_step`), `OF_STEPS` are left out (`identities.py`). Walks under many
+    layouts ask for the same: their programs share its operators.
     """
-    return _expanded(op, tuple(split.items()))
+    return _expanded(op, tuple(split.items()), is_step)
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...]) -> Expansion | None:
-    split = dict(axes)
+def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...], is_step: bool) -> Expansion | None:
+    expanded = _in_blocks_or_parts(op, dict(axes))
+    if expanded is None or not is_step:
+        return expanded
+    return replace(expanded, ops=tuple(map(_of_a_step, expanded.ops)))
+
+
+def _of_a_step(op: NamedOp) -> NamedOp:
+    """An operator, or the identity that it is in a training step."""
+    if op.name in OF_STEPS and op.ins[0].type == op.out.type:
+        return replace(op, name="identity", attrs=())
+    return op
+
+
+def _in_blocks_or_parts(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
     if op.name in IN_BLOCKS:
         scanned = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
         if "." in scanned[0].name:  # what blocks exchange: it would be taken apart without end

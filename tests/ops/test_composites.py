@@ -7,6 +7,7 @@ import pytest
 
 from meshdsl.ir.types import DTYPES, I32, I64, DType, TensorType
 from meshdsl.named.expand import expand
+from meshdsl.named.identities import OF_STEPS
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import NumpyCall, Sample, lookup
 from tests.ops.cases import SAMPLES, of_each_operator
@@ -28,6 +29,9 @@ def test_the_definition_is_the_numpy_meaning(name: str, sample: Sample) -> None:
     found = expand(op, {})
     assert found is not None
     assert name not in [o.name for o in found.ops]
+    in_step = expand(op, {}, is_step=True)
+    assert in_step is not None
+    assert not any(o.name in OF_STEPS and o.ins[0].type == o.out.type for o in in_step.ops)
     for step in found.ops:
         made = evaluator.apply(step.name, step.ins, dict(step.attrs))
         evaluator.arrays[step.out] = evaluator.arrays[made]
