@@ -46,7 +46,7 @@ class MoveText:
             if not node.ahead:
                 self._list_stacks(node.collective)
                 self._about(node.collective)
-            work = self.state.variables.word(node.work)
+            work = self.state.variables.word(node.work, _work_hint(node.collective))
             self.out.assign((work,), self._text(node.collective, "_start"))
 
     def wait(self, node: Wait) -> None:
@@ -332,6 +332,11 @@ def _is_uneven(node: Move, mesh: Mesh) -> bool:
     both = ends.get(step.kind, [step.before, step.after])
     dims = [d for d in (step.dim, step.to_dim) if d is not None]
     return any(p.is_uneven(d, type_.size(d), mesh) for p in both for d in dims)
+
+
+def _work_hint(node: Collective) -> str:
+    """The word for a collective in flight: that of the tensor which it yields."""
+    return "bucket" if isinstance(node, Bucket) else f"{node.target.hint}_work"
 
 
 def _cause(move: Move) -> str:

@@ -15,9 +15,10 @@ from meshdsl.backends.torch.emitter import WrittenFunctions, write
 from meshdsl.backends.torch.state_table import StateRow, state_table
 from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.backends.torch.text_state import typed
-from meshdsl.device.ir import Compute, DeviceLoop, Node, Var
+from meshdsl.device.ir import Bucket, Compute, DeviceLoop, Node, Var
 from meshdsl.device.liveness import shows_operand
 from meshdsl.ir.program import every, loops
+from meshdsl.named.identities import OF_STEPS
 from meshdsl.ops.opdef import lookup
 from tests.report.golden import CASES, Case, made
 
@@ -36,6 +37,8 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(types_again(functions.lines))
     assert not list(needless(functions))
     assert not list(untyped(functions))
+    assert not list(interruptions(functions.lines))
+    assert not list(works(functions.lines))
 
 
 def test_states_are_those_of_all_parameters_but_some() -> None:
@@ -79,6 +82,29 @@ def orphans(lines: tuple[TextLine, ...]) -> Iterator[str]:
         head, below = lines[at], [line for line in lines[at + 1 : end] if line.is_statement]
         if not any(line.place == head.place for line in as_deep(below, depth(head))):
             yield head.text
+
+
+def interruptions(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Comments with the source line of a bucket alone, in the midst of statements of another."""
+    heads = [at for at, line in enumerate(lines) if is_head(line)]
+    for before, at, after in zip(heads, heads[1:], heads[2:], strict=False):
+        if lines[before].text == lines[after].text:
+            nodes = {line.node for line in lines[at:after] if line.is_statement}
+            if all(isinstance(node, Bucket) for node in nodes):
+                yield lines[at].text
+
+
+def works(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Collectives in flight that are not called after what they yield."""
+    for line in lines:
+        if match := re.match(r" *(\w+) = (\w+)_work\.wait\(\)", line.text):
+            if stem(match[1]) != stem(match[2]):
+                yield line.text
+
+
+def stem(name: str) -> str:
+    """An identifier without the number that tells it from others."""
+    return re.sub(r"_\d+$", "", name)
 
 
 def as_deep(lines: list[TextLine], least: int) -> Iterator[TextLine]:
@@ -192,7 +218,7 @@ def zeros_added_once(lines: tuple[TextLine, ...]) -> Iterator[str]:
 
 
 def needless(functions: WrittenFunctions) -> Iterator[str]:
-    """Casts of a step to the same dtype, values that are kept twice, and 1.0 or 0.0 by a condition.
+    """Operators that a step may leave out, values that are kept twice, 1.0 or 0.0 by a condition.
 
     A forward pass may be differentiated by autograd: what a cast says there is not known.
     """
@@ -201,7 +227,7 @@ def needless(functions: WrittenFunctions) -> Iterator[str]:
         kept = [copies.get(c.inside, c.inside) for c in loop.collected if c.is_list]
         yield from (var.name for var, count in Counter(kept).items() if count > 1)
     for node in computed(every(functions.program.body)) if functions.program.updates else ():
-        if node.name == "cast" and node.ins[0].local.dtype == node.out.local.dtype:
+        if node.name in OF_STEPS and node.ins[0].local.dtype == node.out.local.dtype:
             yield node.out.name
     tree = ast.parse("\n".join(line.text for line in functions.lines))
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
