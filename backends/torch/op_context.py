@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from meshdsl.ir.types import Dim, TensorType
-from meshdsl.ops.opdef import Attrs
+from meshdsl.ops.opdef import Attrs, Intervals
 from meshdsl.ops.torch_expressions import aligned, scalar, tuple_text
 from meshdsl.records import dataclass
 
@@ -20,6 +20,7 @@ class TorchText:
     place:      a Python string literal, quotes included.
     offsets:    what writes the global index of the first local element, for each dim in `splits`.
     starts:     what writes the same of a window, by operand and dim.
+    parts:      for a dim of the output and one of operand 0, what each device has of these.
     extents:    what writes the local size of each dim whose blocks differ in size.
     empty:      dims of which some devices have nothing; of a window, with its operand.
     fresh:      hint -> a variable name that is not taken.
@@ -48,6 +49,7 @@ class TorchText:
     extents: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     empty: frozenset[str | tuple[int, str]] = frozenset()
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
+    parts: Callable[[str, str], tuple[Intervals, ...]] = lambda of_output, of_operand: ()
     long: dict[int, str] = field(default_factory=dict)
     leaves_long: bool = False
     lists: tuple[str, ...] = ()

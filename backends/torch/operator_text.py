@@ -21,7 +21,7 @@ from meshdsl.device.offloaded_updates import Streamed, streamed
 from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.ops.opdef import Intervals, Signature, lookup
 from meshdsl.placed.placements import Window
 
 
@@ -318,6 +318,7 @@ class OperatorText:
             place=repr(self.out.place),
             offsets={d: partial(self.blocks.offset, d, v) for d, v in splits.items()},
             starts=starts,
+            parts=partial(self._parts, node),
             splits=frozenset(splits),
             extents={d: partial(self.blocks.extent, splits[d], d) for d in blocks},
             empty=frozenset((*empty, *none_read)),
@@ -359,6 +360,14 @@ class OperatorText:
                 else partial(self._start, window, axes)
             )
         return starts
+
+    def _parts(self, node: Compute, of_output: str, of_operand: str) -> tuple[Intervals, ...]:
+        """What each block has of a dim of the result, and of one of the first operand."""
+        both = ((node.outs[0], of_output), (node.ins[0], of_operand))
+        if len({var.placement.axes_of(dim) for var, dim in both}) > 1:
+            return ()
+        held = (v.placement.held(dim, v.type.size(dim), self.state.mesh) for v, dim in both)
+        return tuple(zip(*held, strict=True))
 
     def _start(self, window: Window, axes: tuple[str, ...]) -> str:
         """Text of the index that a window begins at: below 0 where that is fill."""

@@ -321,16 +321,16 @@ def _cut(
     call: kit.TorchCall, slides: tuple[sliding.Slide, ...]
 ) -> tuple[tuple[int, ...], ...] | None:
     """The padding that torch is to cut off, and what it is to add at the end; None if it cannot."""
-    if any(sliding.is_part(call, s) for s in slides):
-        return None
-    widths = tuple(0 if s.is_identity else s.before for s in slides)
-    pairs = zip(slides, widths, strict=True)
-    more = tuple(
-        0 if s.is_identity else s.fine.size - s.covered(s.coarse.size) + 2 * before
-        for s, before in pairs
-    )
-    fits = (0 <= n < max(s.stride, s.dilation) for s, n in zip(slides, more, strict=True))
-    return (widths, more) if all(fits) else None
+    widths, more = list[int](), list[int]()
+    for slide in slides:
+        same = sliding.overlap(call, slide)
+        if same is None or same.before < 0:
+            return None
+        widths.append(same.before)
+        more.append(same.elements - same.covered + 2 * same.before)
+        if not 0 <= more[-1] < max(slide.stride, slide.dilation):
+            return None
+    return tuple(widths), tuple(more)
 
 
 def _kernel_torch(call: kit.TorchCall) -> str:

@@ -182,6 +182,10 @@ class NumpyCall:
         return type_.resized(dict(self.extents))
 
 
+Intervals = tuple[tuple[int, int], tuple[int, int]]
+"""Two intervals [start, stop)."""
+
+
 class TorchCall(Protocol):
     """One call to be written as torch text. Types are local: those of one device's shards.
 
@@ -249,6 +253,12 @@ class TorchCall(Protocol):
         """Text of the global index of the first element of `dim` in operand `index`.
 
         It is below 0 where a window begins with fill.
+        """
+
+    def parts(self, of_output: str, of_operand: str, /) -> tuple[Intervals, ...]:
+        """What each device has of a dim of the output, and of one of operand 0, as numbers.
+
+        Empty where the dims are not split over the same axes, or that is not known.
         """
 
     def extent(self, dim: str) -> str:

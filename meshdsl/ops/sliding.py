@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
@@ -313,16 +313,37 @@ def cut_out(call: kit.TorchCall, text: str, windows: Sequence[Slide]) -> str:
         return padded(
             text, [(0, 0) if s.is_identity else w for s, w in zip(windows, widths, strict=True)]
         )
-    starts, sizes = [], []
-    for slide in windows:
-        fine, coarse = slide.fine.name, slide.coarse.name
-        starts.append(_gap(call.offset(fine), call.start(0, coarse), slide))
-        sizes.append(call.extent(fine))
+    starts = [_gap(call, slide) for slide in windows]
+    sizes = [call.extent(slide.fine.name) for slide in windows]
     return f"{call.use('cut_out')}({text}, {kit.tuple_text(starts)}, {kit.tuple_text(sizes)})"
 
 
-def _gap(offset: str, position: str, slide: Slide) -> str:
-    """Text of the elements from where the window of a position begins to an element."""
+class Overlap(NamedTuple):
+    """What windows of the given positions cover, and which of it a device has of the elements."""
+
+    before: int
+    elements: int
+    covered: int
+
+
+def overlap(call: kit.TorchCall, slide: Slide) -> Overlap | None:
+    """The overlap along a dim, where it is the same on all devices."""
+    fine, coarse = slide.fine, slide.coarse
+    parts = call.parts(fine.name, coarse.name)
+    if not is_part(call, slide) and not call.is_split(fine.name):
+        parts = (((0, fine.size), (0, coarse.size)),)
+    overlaps = {
+        Overlap(e0 - p0 * slide.stride + slide.before, e1 - e0, slide.covered(p1 - p0))
+        for (e0, e1), (p0, p1) in parts
+    }
+    return overlaps.pop() if len(overlaps) == 1 else None
+
+
+def _gap(call: kit.TorchCall, slide: Slide) -> str:
+    """Text of the elements from where the first window begins to the first element."""
+    if (same := overlap(call, slide)) is not None:
+        return str(same.before)
+    offset, position = call.offset(slide.fine.name), call.start(0, slide.coarse.name)
     if offset.isdigit() and position.isdigit():
         return str(int(offset) - int(position) * slide.stride + slide.before)
     first = position if slide.stride == 1 else f"({position}) * {slide.stride}"

