@@ -118,13 +118,20 @@ class NotationWriter(ABC):
         for node in nodes:
             begun, shown, place = len(self.out.lines), self.shown, self.out.place
             if self.headed(node):
-                self.source_line(node.span, node.phase)
+                self.source_line(self._source(node), node.phase)
             head = len(self.out.lines)
             self.node(node)
             if begun < head and not self.out.has_statements(head):
                 del self.out.lines[begun:head]
                 self.shown, self.out.place = shown, place
             self.end(node)
+
+    def _source(self, node: Node) -> Span:
+        """The source of a statement; of a bucket, that of a move whose line is above it already."""
+        if isinstance(node, Bucket):
+            spans = (move.span for move in node.moves)
+            return next((s for s in spans if (s.file, s.line) == self.shown[:2]), node.span)
+        return node.span
 
     def headed(self, node: Node) -> bool:
         """Whether a statement is written under its source line: no constant or part of another."""

@@ -183,8 +183,8 @@ class Bucket(Statement):
 
     @property
     def span(self) -> Span:
-        """The source of the last move, for which the bucket waits."""
-        return self.moves[-1].span
+        """The source of the first move."""
+        return self.moves[0].span
 
     @property
     def phase(self) -> str:

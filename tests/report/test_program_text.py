@@ -88,7 +88,7 @@ def interruptions(lines: tuple[TextLine, ...]) -> Iterator[str]:
     """Comments with the source line of a bucket alone, in the midst of statements of another."""
     heads = [at for at, line in enumerate(lines) if is_head(line)]
     for before, at, after in zip(heads, heads[1:], heads[2:], strict=False):
-        if lines[before].text == lines[after].text:
+        if lines[before].text.strip() == lines[after].text.strip():
             nodes = {line.node for line in lines[at:after] if line.is_statement}
             if all(isinstance(node, Bucket) for node in nodes):
                 yield lines[at].text
