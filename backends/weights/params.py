@@ -113,7 +113,5 @@ def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:
         fail("MD0552", message, help=help)
     if block is None and len(blocks) > 1:
         message = f"several blocks of weights are declared: {listed}"
-        name = next(iter(blocks))
-        chosen = f'`--as {name}`, or in Python `load_weights(path, "{name}")`'
-        fail("MD0552", message, help=f"choose one: {chosen}")
+        fail("MD0552", message, help=f"choose one: `--as {next(iter(blocks))}`")
     return blocks[block] if block is not None else next(iter(blocks.values()))

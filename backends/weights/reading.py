@@ -26,12 +26,19 @@ MOST_ROWS = 20
 class Mapped:
     """The parameters found in a model, and notes for the user.
 
-    `initial` are those that the model lacks and the block has `or init` for.
+    `initial` are those that the model lacks and the block has `or init` for. The notes `changes`
+    tell of other values than the model has, `exact` of other dtypes alone.
     """
 
     arrays: Mapping[str, MappedArray]
     initial: tuple[str, ...]
-    notes: tuple[Diagnostic, ...]
+    changes: tuple[Diagnostic, ...]
+    exact: tuple[Diagnostic, ...]
+
+    @property
+    def notes(self) -> tuple[Diagnostic, ...]:
+        """All notes."""
+        return (*self.exact, *self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,9 @@ def mapped_params(
     for name, place in comparison.places.items():
         padded.add(*padding(name, types[name], place, "are 0", "are not read"))
     casts = Counter((array.dtype, str(types[name].dtype)) for name, array in arrays.items())
-    return Mapped(arrays, initial, (*cast_notes(casts, "read"), *padded))
+    exact = {pair: count for pair, count in casts.items() if _is_exact(*pair)}
+    changed = cast_notes(casts - Counter(exact), "read")
+    return Mapped(arrays, initial, (*changed, *padded), tuple(cast_notes(exact, "read")))
 
 
 @dataclass(slots=True)
@@ -221,9 +230,16 @@ def cast_notes(casts: Mapping[tuple[str, str], int], done: str) -> Iterator[Diag
     """MD0551: how many parameters are `done` (`read`, `written`) in another dtype, by dtypes."""
     for (stored, dtype), count in casts.items():
         if stored != dtype:
-            exact = np.can_cast(numpy_dtype(stored), numpy_dtype(dtype)) and dtype != "bf16"
+            exact = _is_exact(stored, dtype)
             how = "exactly" if exact else "rounded" if kind_of(stored) == "float" else "if they fit"
             message = f"{count} {plural(count, 'parameter')} of {stored} {done} as {dtype}, {how}"
             told = Diagnostic("MD0551", message, severity="note")
             help = f"`--dtype {stored}` computes in the dtype of the model"
             yield told if exact or done != "read" else replace(told, help=help)
+
+
+def _is_exact(stored: str, dtype: str) -> bool:
+    """Whether every value of one dtype is one of the other."""
+    if "bf16" in (stored, dtype):
+        return stored == dtype or (stored == "bf16" and dtype in ("f32", "f64"))
+    return bool(np.can_cast(numpy_dtype(stored), numpy_dtype(dtype)))

@@ -104,6 +104,7 @@ def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 _OPTION = re.compile(r"`--(mesh|layout|reduce|sbp|dtype) ([^`]+)`")
+_BLOCK = re.compile(r"`--as (\w+)`")
 _SETTING = re.compile(r"`--set (\w+)=(\d+)`")
 _ARROW = re.compile(r"(\w+\[[^]`=]*)->([^]`=]*\](?=[`(]))")
 
@@ -113,6 +114,7 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
     if diagnostic.help is None:
         return diagnostic
     help = _OPTION.sub(r'`\1="\2"`', _SETTING.sub(r"`\1=\2`", diagnostic.help))
+    help = _BLOCK.sub(r'`weights="\1"`', help)
     return replace(diagnostic, help=_ARROW.sub(r"\1>>\2", help))
 
 

@@ -244,7 +244,8 @@ class Plan(Looks):
         """Set the parameters to those of a model: a Hugging Face folder, or a file of tensors.
 
         `weights` says which tensors they are: the name of a block of the file, entries as text, or
-        a dict: `{"w": '"layer.weight"[hidden, io]'}`. See docs/weights.md.
+        a dict: `{"w": '"layer.weight"[hidden, io]'}`. See docs/weights.md. Values that are rounded
+        or padded are a `ProgramWarning`.
 
         Raises:
             ProgramError: the model has other tensors (MD0550) or cannot be read (MD0553), or the
@@ -252,7 +253,7 @@ class Plan(Looks):
         """
         from meshdsl.api.weights import loaded
 
-        self._set_params(loaded(self._made.forward, path, weights, here().span), 0)
+        self._set_params(loaded(self._made.forward, path, weights, here()), 0)
 
     @told
     def save_weights(
@@ -269,7 +270,7 @@ class Plan(Looks):
         from meshdsl.api.weights import save
 
         made, specs = self._made.forward, self._specs()[1]
-        save(made, self._parameters(), specs, path, weights, dtype, force, here().span)
+        save(made, self._parameters(), specs, path, weights, dtype, force, here())
 
     @told
     def _set_params(self, arrays: Mapping[str, Array], seed: int) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.dims import kind_of
-from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source, Span, fail
+from meshdsl.api.errors import warn
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
+    from meshdsl.api.source_location import Site
     from meshdsl.backends.runtime.values import Spec
     from meshdsl.pipeline import Compilation
 
@@ -19,12 +21,16 @@ Weights = Mapping[str, str] | str | None
 """A block of weights: its name, its entries as text, or a dict of these; None: the only one."""
 
 
-def loaded(made: Compilation, path: Any, weights: Weights, span: Span) -> dict[str, Any]:
-    """The parameters in a model, whole, by name; those that it lacks are left out."""
+def loaded(made: Compilation, path: Any, weights: Weights, site: Site) -> dict[str, Any]:
+    """The parameters in a model, whole, by name; those that it lacks are left out.
+
+    Warns of values that are rounded, and of those that one side lacks.
+    """
     from meshdsl.backends.weights.params import mapped_model
 
-    made, block = _with_weights(made, weights, span)
+    made, block = _with_weights(made, weights, site.span)
     mapped = mapped_model(os.fspath(path), made, block)
+    _warn(mapped.changes, site)
     return {name: array[()] for name, array in mapped.arrays.items()}
 
 
@@ -36,7 +42,7 @@ def save(
     weights: Weights,
     dtype: str | None,
     force: bool,
-    span: Span,
+    site: Site,
 ) -> None:
     """Write parameters as a model: a folder, or a file by its suffix."""
     import torch
@@ -44,17 +50,23 @@ def save(
     from meshdsl.backends.engines.in_process import torch_dtype
     from meshdsl.backends.train.export import export_params
     from meshdsl.backends.weights.params import chosen_weights, in_dtype
-    from meshdsl.backends.weights.writing import check_model
+    from meshdsl.backends.weights.writing import check_model, check_writable
 
-    made, block = _with_weights(made, weights, span)
+    made, block = _with_weights(made, weights, site.span)
     target = os.fspath(path)
     check_model(target, force)
     chosen = in_dtype(chosen_weights(made, block), dtype)
-    if chosen.unmapped:
-        help = "write an entry for it, or `init` to leave it out of models"
-        fail("MD0554", f"there is no entry for `{chosen.unmapped[0]}`", span, help=help)
+    notes = check_writable(chosen, made.named)
+    _warn((note for note in notes if note.code == "MD0555"), site)
     blocks = {n: torch.from_numpy(params[n]).to(torch_dtype(s.dtype)) for n, s in specs.items()}
     export_params({0: blocks}, target, specs, {}, chosen)
+
+
+def _warn(notes: Iterable[Diagnostic], site: Site) -> None:
+    frame = site.frame
+    assert frame is not None, "a call comes from somewhere"
+    told = [replace(note, severity="warning") for note in notes]
+    warn(told, frame.f_code.co_filename, frame.f_lineno)
 
 
 def _with_weights(

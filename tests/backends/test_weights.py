@@ -680,6 +680,9 @@ def test_plans_load_and_save(tmp_path, models):
     assert plain.keys() == params.keys()
     assert all(np.array_equal(plain[n].astype(np.float32), params[n]) for n in params)
     assert {tensor.dtype for tensor in plain.values()} == {np.dtype(np.float64)}
+    half = md.load(tmp_path / "p.mdsl").compile(dtype="bf16")
+    with pytest.warns(md.ProgramWarning, match="6 parameters of f32 read as bf16, rounded"):
+        half.load_weights(paths["folder"])
     with pytest.raises(md.ProgramError, match="MD0146"):
         plan.load_weights(paths["folder"], {"embed": '"wte.weight"[vocab]'})
     with pytest.raises(md.ProgramError, match="MD0554"):
