@@ -12,7 +12,7 @@ from pathlib import Path
 from meshdsl.backends.runtime.array_files import read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX, mapped_text
 from meshdsl.backends.runtime.user_files import Refused
-from meshdsl.backends.weights.model_files import ModelRefused, is_model, tensors_of
+from meshdsl.backends.weights.model_files import ModelRefused, ModelTensor, is_model, tensors_of
 from meshdsl.backends.weights.reading import Mapped, mapped_params
 from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
 from meshdsl.named.weights import WeightMap, weight_map
@@ -74,14 +74,18 @@ def mapped_model(path: str, made: Compilation, block: str | None) -> Mapped:
     """The parameters of a program in a model. Raises MD0550, MD0552, MD0553, MD0145 to MD0148."""
     weights = chosen_weights(made, block)
     types = {str(p.value.name): p.value.type for p in made.named.params}
+    return mapped_params(weights, types, read_model(path), path)
+
+
+def read_model(path: str) -> dict[str, ModelTensor]:
+    """The tensors of a model by key, none of whose values is read. Raises MD0553."""
     try:
-        tensors = tensors_of(os.path.abspath(path))
+        return tensors_of(os.path.abspath(path))
     except Refused as refused:
         help = "name a Hugging Face folder, a .safetensors file or a state dict of torch"
         if isinstance(refused, ModelRefused):
             help = refused.help
         fail("MD0553", str(refused), help=help)
-    return mapped_params(weights, types, tensors, path)
 
 
 def chosen_weights(made: Compilation, block: str | None) -> WeightMap:

@@ -19,6 +19,7 @@ NAMES = (
     "train",
     "evaluate",
     "generate",
+    "weights",
     "compare",
     "cluster",
     "simulate",

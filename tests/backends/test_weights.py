@@ -25,8 +25,9 @@ from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.backends.runtime.array_files import Refused, read_arrays
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.weights import writing
-from meshdsl.backends.weights.model_files import tensors_of
+from meshdsl.backends.weights.model_files import ModelTensor, tensors_of
 from meshdsl.backends.weights.params import chosen_weights, mapped_model, params_file
+from meshdsl.backends.weights.patterns import patterns_of
 from meshdsl.backends.weights.reading import mapped_params
 from meshdsl.backends.weights.writing import check_writable, write_model
 from meshdsl.cli.app import app
@@ -527,7 +528,8 @@ program p(x[io]) {
 def test_groups_of_keys_and_dims_of_other_sizes(tmp_path, prefix):
     """Either prefix is read, the first is written; what has no counterpart is told, and 0."""
     draw = np.random.default_rng(0)
-    model = {f"{prefix}embed": draw.random((8, 4), np.float32), "head": draw.random((5, 4))}
+    model: dict[str, Any] = {f"{prefix}embed": draw.random((8, 4), np.float32)}
+    model["head"] = draw.random((5, 4), np.float32)
     for layer in range(2):
         model[f"{prefix}h.{layer}.w"] = draw.random(4, np.float32)
         model[f"{prefix}h.{layer}.bias"] = np.zeros(1, np.float32)
@@ -661,6 +663,49 @@ def test_a_model_is_trained_from_folder_to_folder(tmp_path, monkeypatch):
     assert "to.bin is a folder" in trained("--out", "to.bin", "--as", "hf", "--force")[1]
     (Path("to") / "latest").write_text("step-1")
     assert "to holds a checkpoint" in trained("--out", "to", "--as", "hf", "--force")[1]
+
+
+def test_a_draft_is_read_after_it_was_corrected(tmp_path, models, monkeypatch):
+    """What has no counterpart is a comment, and a run says so."""
+    monkeypatch.chdir(tmp_path)
+    params, paths = models
+    plain = PROGRAM[: PROGRAM.index("weights")] + PROGRAM[PROGRAM.index("program") :]
+    Path("p.mdsl").write_text(plain)
+    done = CliRunner().invoke(app, ["weights", "p.mdsl", str(paths["folder"]), "--name", "mine"])
+    assert done.exit_code == 0, done.output
+    text = f"{done.output}\n{plain}"
+    table = refused(paths["folder"], text).message
+    assert all(word in table for word in ("extra", "head", "h.*.q.bias (4)", "sizes[0]"))
+    for line, corrected in {
+        "# no tensor of the sizes of extra: [model=8]": "extra: init",
+        "# no tensor of the sizes of head: [vocab=8, model=8]": "head: embed",
+        "# no parameter of these sizes: 'h.*.q.bias' f32[3], 4 tensors": 'ignore "*.bias"',
+        "# no parameter of these sizes: 'sizes[0]' f32[3]": 'ignore "sizes[0]"',
+        '(wk, wv): "kv.weight"[(kv, key) + (kv, key), model]':
+        '(wk, wv): "kv.weight"[model, (kv, key) + (kv, key)]',
+    }.items():  # fmt: skip
+        assert line in text
+        text = text.replace(line, corrected)
+    assert 'under "h.{2 * layers + 1}." {\n    up: "up"[hidden, model, 1]' in text
+    arrays = read(paths["folder"], compiled(text=text))
+    assert all(np.array_equal(array, params[name]) for name, array in arrays.items())
+
+
+PATTERNS = {
+    ("h.0.a", "h.1.a", "h.2.a", "e"): ["h.{n0}.a", "e"],
+    ("h.0.m.0.w", "h.0.m.2.w", "h.1.m.0.w", "h.1.m.2.w"): ["h.{n0}.m.0.w", "h.{n0}.m.2.w"],
+    ("h.1.x", "h.3.x", "h.5.x"): ["h.{2 * n0 + 1}.x"],
+    ("l.0.e.0.w", "l.0.e.1.w", "l.2.e.0.w", "l.2.e.1.w"): ["l.0.e.{n0}.w", "l.2.e.{n0}.w"],
+    ("0.w", "1.w", "00.w"): ["{n0}.w", "00.w"],
+    ("h.0.x", "h.5.x"): ["h.0.x", "h.5.x"],
+}
+
+
+@pytest.mark.parametrize("keys", PATTERNS)
+def test_keys_that_differ_in_numbers_are_patterns(keys):
+    tensors = {key: ModelTensor("", "f32", "<f4", (2,), 0, (4,)) for key in keys}
+    found = [p.text([f"n{i}" for i in range(len(p.numbers))]) for p in patterns_of(tensors)]
+    assert found == PATTERNS[keys]
 
 
 def test_plans_load_and_save(tmp_path, models):

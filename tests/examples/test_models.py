@@ -21,7 +21,8 @@ from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.train.devices import train_local
 from meshdsl.backends.train.job import DataFiles, Job
-from meshdsl.backends.weights.params import chosen_weights, params_file
+from meshdsl.backends.weights.draft import draft
+from meshdsl.backends.weights.params import chosen_weights, params_file, read_model
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 from tests.project import ROOT
@@ -170,6 +171,20 @@ def test_logits_are_those_of_the_publishers_formulas(folder, model, layout):
         wanted = apply(drawn(shapes(), dtype), ids).numpy()
         error = np.abs(result.outputs["logits"] - wanted).max() / np.abs(wanted).max()
         assert error < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_draft_is_the_block_of_the_model(folder, model):
+    """Of sizes and names alone: each parameter at the place that the file's own block has."""
+    made = compiled(model, "data_parallel", "f64")
+    types = {str(p.value.name): p.value.type for p in made.named.params}
+    text = draft("drafted", types, read_model(str(folder / f"{model}-f64.safetensors")))
+    source = Source("drafted", f"{made.source.text}\n{text}")
+    found = chosen_weights(Compilation(source, made.options), "drafted")
+    drafted = {param.name: param for param in found.params}
+    for param in chosen_weights(made, "hf").params:
+        places = (each.places[0] for each in (param, drafted[param.name]))
+        assert len({replace(place, prefix="") for place in places}) == 1, param.name
 
 
 @pytest.mark.parametrize(("model", "layout"), [("gpt2", "megatron"), ("llama", "zero3")])

@@ -1,0 +1,49 @@
+"""`meshdsl weights`: a first block of weights for a program and a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshdsl.cli import common, complete
+from meshdsl.cli.options import File, opt, option, sizes
+from meshdsl.pipeline import Options
+from meshdsl.syntax import ast
+
+
+@option
+class WeightsOptions:
+    """Options of `weights`."""
+
+    name: str = opt("--name", "W", "The name of the block.", "hf")
+    program: str | None = opt(
+        "--program",
+        "P",
+        "Which program (the only one).",
+        completed=complete.declared(ast.ProgramDecl),
+    )
+    settings: list[str] | None = opt(
+        "--set", "DIM=N …", "Other sizes for dims.", completed=complete.sizes, show_default=False
+    )
+
+
+def command(
+    file: File,
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="A folder or a file of tensors.", show_default=False),
+    ],
+    given: WeightsOptions,
+) -> None:
+    """Draft a block of weights for a program: which tensor of a model is which parameter."""
+    with common.reporting() as diagnostics:
+        from meshdsl.backends.weights.draft import draft
+        from meshdsl.backends.weights.params import read_model
+
+        chosen = Options(program=given.program, set_dims=sizes(given.settings or []))
+        made = common.compiled(file, chosen, diagnostics, "named")
+        types = {str(p.value.name): p.value.type for p in made.named.params}
+        sys.stdout.write(draft(given.name, types, read_model(str(model))))
