@@ -35,7 +35,7 @@ _ALIKE = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _DraftedEntry:
     """An entry of the block, with a remark for the reader."""
 
     params: tuple[str, ...]
@@ -97,15 +97,32 @@ def draft(name: str, types: Mapping[str, TensorType], tensors: Mapping[str, Mode
     return format_source(Source("draft", "\n".join([*text, "}", ""])))
 
 
-def _without(types: Collection[str], entries: Mapping[KeyPattern, _Entry]) -> list[str]:
+def offered(
+    param: str, types: Mapping[str, TensorType], patterns: Sequence[KeyPattern]
+) -> Iterator[tuple[KeyPattern, str, str]]:
+    """Patterns with their key and the dims that a parameter has in their tensors.
+
+    There are no dims where the sizes do not fit, or no parameter is called so.
+    """
+    sizes = {dim.size: dim.name for type_ in types.values() for dim in type_.dims}
+    for pattern in patterns:
+        fit = next(_fits(param, types, pattern), None) if param in types else None
+        if fit is not None:
+            entry = _entry(fit, types, turned=True)
+            yield pattern, entry.key, entry.dims
+        elif all(len(number) in sizes for number in pattern.numbers):
+            yield pattern, pattern.text([sizes[len(n)] for n in pattern.numbers]), ""
+
+
+def _without(types: Collection[str], entries: Mapping[KeyPattern, _DraftedEntry]) -> list[str]:
     """The parameters that have no entry."""
     having = {param for entry in entries.values() for param in entry.params}
     return [param for param in types if param not in having]
 
 
-def _grouped(entries: Sequence[_Entry]) -> Iterator[str]:
+def _grouped(entries: Sequence[_DraftedEntry]) -> Iterator[str]:
     """The lines of entries; those whose keys begin with the same number are a group."""
-    groups: dict[str, list[_Entry]] = {}
+    groups: dict[str, list[_DraftedEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.prefix or entry.key, []).append(entry)
     for same in groups.values():
@@ -228,12 +245,12 @@ def _is_turned(places: Places, type_: TensorType) -> bool:
     return dims != [dim for dim in type_.names if dim in dims]
 
 
-def _entry(fit: _Fit, types: Mapping[str, TensorType], turned: bool) -> _Entry:
+def _entry(fit: _Fit, types: Mapping[str, TensorType], turned: bool) -> _DraftedEntry:
     turned = turned and bool(fit.numbered)  # embeddings are tables of rows everywhere
     best = min(fit.places, key=lambda places: _is_turned(places, types[fit.param]) != turned)
     others = [f"[{_dims(other)}]" for other in fit.places if other != best]
     comment = f"or {', '.join(others[:2])}" if others else ""
-    return _Entry((fit.param,), fit.pattern.text(fit.numbered), _dims(best), comment)
+    return _DraftedEntry((fit.param,), fit.pattern.text(fit.numbered), _dims(best), comment)
 
 
 def _dims(places: Places) -> str:
@@ -249,9 +266,9 @@ def _joined(
     params: Sequence[str],
     types: Mapping[str, TensorType],
     turned: bool,
-) -> dict[KeyPattern, _Entry]:
+) -> dict[KeyPattern, _DraftedEntry]:
     """Entries of neighbouring parameters that fill the tensors of a pattern together."""
-    entries: dict[KeyPattern, _Entry] = {}
+    entries: dict[KeyPattern, _DraftedEntry] = {}
     for pattern in patterns:
         free = _without(params, entries)
         runs = [tuple(free[at : at + n]) for n in (2, 3, 4) for at in range(len(free) - n + 1)]
@@ -274,7 +291,7 @@ def _joined_entry(
     types: Mapping[str, TensorType],
     at: int,
     turned: bool,
-) -> _Entry | None:
+) -> _DraftedEntry | None:
     """The entry of parameters that lie one behind the other along dim `at`; None where none fit."""
     numbered = next((dims for dims, _ in _numbered(types[run[0]], pattern)), None)
     if numbered is None or not all(types[p].has(dim) for p in run for dim in numbered):
@@ -291,7 +308,7 @@ def _joined_entry(
         if sum(lengths) == pattern.shape[at]:
             dims = [_dim(group) for group in first[others]]
             dims[at] = " + ".join(map(_dim, parts))
-            return _Entry(
+            return _DraftedEntry(
                 run, pattern.text(numbered), ", ".join(dims), "in this order, along this dim?"
             )
     return None

@@ -70,6 +70,12 @@ def is_model(path: str) -> bool:
     return any(True for _ in _candidates(Path(path)))
 
 
+def is_of_torch(path: str) -> bool:
+    """Whether the tensors of a folder or a file are read by torch. Raises OSError."""
+    names = [path] if not os.path.isdir(path) else list(_candidates(Path(path)))
+    return any(name.removesuffix(INDEX).endswith(TORCH) for name in names)
+
+
 def tensors_of(path: str) -> dict[str, ModelTensor]:
     """The tensors of a folder or a file by their keys.
 

@@ -93,20 +93,24 @@ class Cursor:
 
 
 def place_at(text: str, offset: int) -> Cursor | None:
-    """The place of the cursor; None in a comment or a string."""
+    """The place of the cursor; None in a comment, or in a string that is no key of weights."""
     heads = list(_HEAD.finditer(text, 0, offset))
     start = max(heads[-1].start() if heads else 0, text.rfind("\n", 0, max(offset - WINDOW, 0)) + 1)
     words = lex(Source("", text[start:offset]))
     last = words[-1] if words else None
     touches = last is not None and last.end_pos == offset - start
-    if last is not None and touches and last.type in ("COMMENT", "STRING", "BAD_STRING", "NUMBER"):
+    head = heads[-1][1] if heads else ""
+    closed = {"COMMENT", "STRING", "BAD_STRING", "NUMBER"}
+    if head == "weights":
+        closed.discard("BAD_STRING")
+    if last is not None and touches and last.type in closed:
         return None
-    begun = str(last) if last is not None and touches and re.match(r"\w", str(last)) else ""
+    begun = str(last) if last is not None and touches and re.match(r'[\w"]', str(last)) else ""
     words = words[:-1] if begun else words
     brackets = _open(words)
     before = words[-1] if words else None
     return Cursor(
-        heads[-1][1] if heads else "",
+        head,
         brackets,
         before.type if before is not None else "_NL",
         str(before) if before is not None else "",
@@ -143,7 +147,7 @@ def _open(words: list[Token]) -> list[OpenBracket]:
 def complete(known: DocumentFacts, text: str, offset: int) -> Iterator[lsp.CompletionItem]:
     """The names and words that may stand at an offset of a text; `known` may be of an older one."""
     place = place_at(text, offset)
-    if place is None:
+    if place is None or place.begun.startswith('"'):
         return
     offered = _Offer(known, offset)
     if place.pinned:
@@ -262,7 +266,7 @@ class _Offer:
 
     def _params(self) -> Iterator[lsp.CompletionItem]:
         """The parameters of all programs, by the names that entries call them."""
-        names = (p.value.name for n in self.known.analysis.named.values() if n for p in n.params)
+        names = (p.value.name for n in self.known.analysis.written.values() if n for p in n.params)
         for name in dict.fromkeys(map(str, names)):
             yield lsp.CompletionItem(name, kind=_ITEMS["param"], detail="param")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.editor.daemon_thread import DaemonThread
@@ -135,7 +135,7 @@ class Documents:
     def _wishes(self, document: OpenDocument) -> Wishes:
         if document.layout is None:
             return self.wishes
-        return Wishes(document.layout, self.wishes.mesh, self.wishes.reduce)
+        return replace(self.wishes, layout=document.layout)
 
     def _version(self, text: Text, number: int | None, wishes: Wishes) -> Version:
         loop = asyncio.get_running_loop()

@@ -26,11 +26,15 @@ from meshdsl.syntax.symbols import Symbols, symbols
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The layout, mesh and policy chosen in the editor; None: the first of the file."""
+    """The layout, mesh and policy chosen in the editor; None: the first of the file.
+
+    `model` is a folder or a file whose keys blocks of weights are completed with.
+    """
 
     layout: str | None = None
     mesh: str | None = None
     reduce: str = DEFAULT_POLICY
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 
 from meshdsl.diagnostics import Diagnostic, Span
-from meshdsl.editor import completion, hovers, line_costs, messages, navigation
+from meshdsl.editor import completion, hovers, line_costs, messages, model_keys, navigation
 from meshdsl.editor.documents import OpenDocument
 from meshdsl.editor.facts import DocumentFacts, check
 from meshdsl.editor.server import MdslServer
@@ -88,7 +88,11 @@ async def complete(server: MdslServer, params: lsp.CompletionParams) -> lsp.Comp
     if document is None or facts is None:
         return None
     text = document.version.text
-    items = completion.complete(facts, text.source.text, text.offset(params.position))
+    offset, model = text.offset(params.position), server.documents.wishes.model
+    items = [*completion.complete(facts, text.source.text, offset)]
+    if model is not None:
+        path = model_keys.beside(document.uri, model)
+        items += model_keys.complete(facts, text, offset, path)
     unique = {(item.label, item.kind): item for item in items}
     return lsp.CompletionList(is_incomplete=False, items=list(unique.values()))
 
@@ -335,7 +339,7 @@ FEATURES: dict[str, tuple[Handler, Any]] = {
     lsp.TEXT_DOCUMENT_HOVER: (hover, None),
     lsp.TEXT_DOCUMENT_COMPLETION: (
         complete,
-        lsp.CompletionOptions(trigger_characters=["[", "(", "@", ">", ":", ".", "{"]),
+        lsp.CompletionOptions(trigger_characters=["[", "(", "@", ">", ":", ".", "{", '"']),
     ),
     lsp.TEXT_DOCUMENT_SIGNATURE_HELP: (
         signature_help,

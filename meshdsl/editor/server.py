@@ -199,17 +199,17 @@ class MdslServer(LanguageServer):
         self.use_settings(answers[0] if answers else None)
 
     def use_settings(self, given: Any) -> None:
-        """Take layout, mesh and policy from the settings of a client, of whatever form they are."""
+        """Take what is wished from the settings of a client, of whatever form they are."""
         values = given if isinstance(given, dict) else {}
-        layout, mesh, reduce = (
+        layout, mesh, reduce, model = (
             value if isinstance(value := values.get(key), str) and value.strip() else None
-            for key in ("layout", "mesh", "reduce")
+            for key in ("layout", "mesh", "reduce", "model")
         )
         if reduce is not None and reduce not in POLICIES:
             told = f"meshdsl.reduce is one of {', '.join(POLICIES)}, not {reduce[:40]}"
             self.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, told))
             reduce = None
-        wishes = Wishes(layout, mesh, reduce or DEFAULT_POLICY)
+        wishes = Wishes(layout, mesh, reduce or DEFAULT_POLICY, model)
         if wishes != self.documents.wishes:
             self.documents.wish(wishes)
 

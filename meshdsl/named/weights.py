@@ -169,12 +169,12 @@ def _last(count: int, of: int, dim: str, told: str) -> Diagnostic:
     return Diagnostic("MD0555", message, severity="note")
 
 
-_Entry: TypeAlias = ast.WeightsEntry | ast.IgnoredKeys
+_Listed: TypeAlias = ast.WeightsEntry | ast.IgnoredKeys
 
 
 def _entries(
-    entries: Sequence[_Entry | ast.WeightsGroup], prefixes: tuple[str, ...]
-) -> Iterator[tuple[_Entry, tuple[str, ...]]]:
+    entries: Sequence[_Listed | ast.WeightsGroup], prefixes: tuple[str, ...]
+) -> Iterator[tuple[_Listed, tuple[str, ...]]]:
     """All entries, also those in groups, and what their keys may begin with."""
     for entry in entries:
         if isinstance(entry, ast.WeightsGroup):

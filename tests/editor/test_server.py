@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urldefrag, urlsplit
 
+import numpy as np
 import pytest
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
+from safetensors.numpy import save_file
 
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Source
@@ -219,6 +221,50 @@ async def test_a_block_of_weights_is_explained_and_completed(editor: Editor) -> 
     assert await offered("w: ") == {"w", "v", "ignore", "under"}
     assert await offered("w\n}") == {"w", "v", "init"}
     assert await offered("hidden, io]") == {"io", "hidden"}
+
+
+async def test_keys_of_a_model_are_completed(editor: Editor, tmp_path: Path) -> None:
+    """Those that have the sizes of the parameter first, with its dims; of groups, what is left."""
+    save_file(
+        {
+            **{f"m.h.{n}.w": np.zeros((3, 2), np.float32) for n in range(4)},
+            **{f"m.h.{n}.b": np.zeros(5, np.float32) for n in range(4)},
+        },
+        tmp_path / "model.safetensors",
+    )
+    uri = (tmp_path / "p.mdsl").as_uri()
+    text = """dim io = 2, hidden = 3, layers = 4
+weights hf { w: }
+weights other { under "m." or "" { under "h.{layers}." { w: "b" } } }
+program p(x[io]) {
+  repeat layers {
+    param w[io, hidden]
+    x = x + sum[hidden](w)
+  }
+  return x
+}
+"""
+    await editor.open(uri, text)
+    editor.client.set_configuration({"meshdsl": {"model": "model.safetensors"}})
+    editor.client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(None))
+
+    async def offered(place: lsp.Position) -> dict[str, str]:
+        params = lsp.CompletionParams(document(uri), place)
+        found = await editor.ask(lsp.TEXT_DOCUMENT_COMPLETION, params)
+        items = sorted(getattr(found, "items", found), key=lambda item: item.sort_text or "")
+        return {item.text_edit.new_text: item.detail for item in items if item.text_edit}
+
+    keys = {'"m.h.{layers}.w"[hidden, io]': "f32[3, 2]", '"m.h.{layers}.b"[]': "f32[5]"}
+    while not (found := await offered(spot(text, "w: ", inside=3))):
+        await asyncio.sleep(0)
+    assert found == keys
+    keys = {'"w"[hidden, io]': "f32[3, 2]", '"b"[]': "f32[5]"}
+    assert await offered(spot(text, '"b"', inside=2)) == keys
+    assert await offered(spot(text, "return")) == {}
+    editor.client.workspace_did_change_configuration(
+        lsp.DidChangeConfigurationParams({"meshdsl": {}})
+    )
+    editor.close(uri)
 
 
 async def test_lenses_hints_and_hovers_follow_the_chosen_layout(editor: Editor) -> None:
