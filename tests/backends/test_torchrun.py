@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines import watchdog
+from meshdsl.backends.engines import torchrun, watchdog
 from meshdsl.backends.engines.execution import InputSource, run_torchrun
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.in_process import Emitted, run_local
@@ -241,7 +241,10 @@ def test_nobody_waits_for_an_error_of_a_process_that_is_gone(tmp_path):
 
 
 def test_an_error_of_the_parent_ends_all_processes(emit, tmp_path, monkeypatch):
+    """Whatever the processes do: these import nothing, which is quicker."""
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    (tmp_path / "sleeper.py").write_text(SLEEPER.replace("return {}", ""))
+    monkeypatch.setattr(torchrun, "WORKER", [str(tmp_path / "sleeper.py")])
 
     def look():
         if len(workers(tmp_path / "pids")) == 2:

@@ -27,6 +27,7 @@ from meshdsl.search.problem import Problem
 from meshdsl.search.reshard_tables import ReshardTables
 from meshdsl.search.tensor_graph import tensors
 from meshdsl.syntax.parse import read_source
+from tests.covering import in_turn
 from tests.programs.harness import Case, compiled
 from tests.programs.strategy import cases
 from tests.project import ROOT
@@ -62,12 +63,12 @@ def check(made: placed.PlacedProgram, device: DeviceProgram) -> None:
     assert least(by_time, math.inf) <= plan.seconds * (1 + ROUNDING)
 
 
-@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
-@pytest.mark.parametrize(("name", "mesh"), [c for c in CASES if c[0] not in ("lm", "moe", "nmt")])
-def test_no_layout_of_a_search_is_below(
-    name: str, mesh: Mesh, objective: str, cluster: str
-) -> None:
-    found = solved(name, mesh, "layouts", objective, cluster)
+@in_turn(
+    objective=[("bytes", ""), ("time", "h100")],
+    case=[case for case in CASES if case[0] not in ("lm", "moe", "nmt")],
+)
+def test_no_layout_of_a_search_is_below(case: tuple[str, Mesh], objective: tuple[str, str]) -> None:
+    found = solved(*case, "layouts", *objective)
     known = certificate(found.problem)
     assert known is not None
     for plan in found.every:
