@@ -139,9 +139,9 @@ def evaluate(folder: Path, ranks: Ranks, programs: Programs) -> None:
 
 
 def generate(folder: Path, ranks: Ranks, programs: Programs) -> None:
-    """Generate, and tell every token."""
-    task = _job(folder, Task)
-    Speaker(ranks, programs.program, task, _teller(folder, ranks.rank)).run()
+    """Generate, and tell every piece of text."""
+    tell = _teller(folder, ranks.rank)
+    Speaker(ranks, programs, _job(folder, Task), lambda piece: tell(asdict(piece))).run()
 
 
 WORK: Mapping[str, Callable[[Path, Ranks, Programs], None]] = {

@@ -34,6 +34,7 @@ from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.generate.contract import contract_of
 from meshdsl.backends.generate.generation import Speaker
 from meshdsl.backends.generate.task import Task
+from meshdsl.backends.generate.text import Vocabulary
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
@@ -91,15 +92,16 @@ class Ours:
         self.arrays["embed"] *= np.float32(0.05)
         file = str(Path(folder) / "params.npz")
         write_npz(file, {n: a for n, a in self.arrays.items() if n not in CACHES})
-        self.task = Task(contract, PROMPT, case.steps, contract.counted, file)
+        vocabulary = Vocabulary("numbers")
+        self.task = Task(contract, (PROMPT,), (case.steps,), contract.counted, file, vocabulary)
 
     def timed(self) -> Timed:
         """A run."""
 
         def device(ranks: Ranks) -> Timed:
             torch.set_num_threads(1)
-            speaker = Speaker(ranks, self.program, self.task, lambda token: None)
-            return timed(speaker.run)
+            speaker = Speaker(ranks, self.session.programs, self.task, lambda piece: None)
+            return timed(lambda: speaker.run()[0])
 
         return self.session.run(device)[0]
 

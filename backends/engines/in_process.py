@@ -117,44 +117,45 @@ def _compiled(part: str) -> CodeType:
     return _code(part)
 
 
-FILES = ("program.py", "evaluation.py")
+FILES = ("program.py", "forward.py")
 """The files of the texts that processes run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The text of a program and, of a training run, the one that evaluates (None: not wanted).
+    """The text of a program and of a forward program beside it (None: not wanted).
 
-    Their lines are numbered as if the second followed the first.
+    That one evaluates a training run, or reads prompts in one pass. Their lines are numbered as if
+    the second followed the first.
     """
 
     program: ProgramText
-    evaluation: ProgramText | None = None
+    forward: ProgramText | None = None
 
     @property
     def text(self) -> str:
         """Both texts."""
-        return self.program.text + (self.evaluation.text if self.evaluation else "")
+        return self.program.text + (self.forward.text if self.forward else "")
 
     @property
     def places(self) -> dict[int, str]:
         """The source places of the lines of both."""
         places = dict(self.program.places)
-        if self.evaluation is not None:
+        if self.forward is not None:
             below = self.program.text.count("\n")
-            places |= {line + below: place for line, place in self.evaluation.places.items()}
+            places |= {line + below: place for line, place in self.forward.places.items()}
         return places
 
     def load(self) -> Programs:
         """Both texts as modules."""
-        program, evaluation = load(self.program.text), None
-        if self.evaluation is not None:
-            evaluation = load(self.evaluation.text, self.program.text.count("\n"))
-        return Programs(self, program, evaluation)
+        program, forward = load(self.program.text), None
+        if self.forward is not None:
+            forward = load(self.forward.text, self.program.text.count("\n"))
+        return Programs(self, program, forward)
 
     def write(self, folder: Path) -> None:
         """Write the texts for other processes."""
-        for name, each in zip(FILES, (self.program, self.evaluation), strict=True):
+        for name, each in zip(FILES, (self.program, self.forward), strict=True):
             if each is not None:
                 (folder / name).write_text(each.text, encoding="utf-8")
 
@@ -171,12 +172,12 @@ class Programs:
 
     emitted: Emitted
     program: LoadedProgram
-    evaluation: LoadedProgram | None = None
+    forward: LoadedProgram | None = None
 
     @property
     def every(self) -> tuple[LoadedProgram, ...]:
         """One or both of them."""
-        return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
+        return (self.program,) if self.forward is None else (self.program, self.forward)
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ from meshdsl.backends.engines.in_process import (
     Emitted,
     LoadedProgram,
     LocalSession,
+    Programs,
     Tensors,
     as_array,
+    as_tensor,
     call_device,
     local_tensors,
 )
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
-from meshdsl.backends.generate.task import Task, Tell
+from meshdsl.backends.generate.continuation import Continuation
+from meshdsl.backends.generate.contract import Chosen
+from meshdsl.backends.generate.task import Piece, Task, Tell
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
 from meshdsl.backends.runtime.values import Array, Spec
@@ -30,11 +35,14 @@ from meshdsl.pipeline import Compilation
 ENGINES = ("local", "torchrun")
 
 
-def generate(made: Compilation, engine: str, task: Task, tell: Tell) -> None:
-    """Run the one-step program; `tell` gets every new token. Raises DiagnosticError."""
-    refuse_too_large(made, engine, None)
-    with errors_at(made.source):
-        _ENGINES[engine](Emitted(made.emitted), task, tell)
+def generate(programs: Chosen, engine: str, task: Task, tell: Tell) -> None:
+    """Run the programs; `tell` gets every piece of text. Raises DiagnosticError."""
+    step, prefill = programs.step.checked(), programs.prefill
+    for made in (step, *([prefill.checked()] if prefill else [])):
+        refuse_too_large(made, engine, None)
+    texts = Emitted(step.emitted, None if prefill is None else prefill.emitted)
+    with errors_at(step.source):
+        _ENGINES[engine](texts, task, tell)
 
 
 def checked_params(made: Compilation, path: str, states: tuple[str, ...]) -> list[Diagnostic]:
@@ -63,57 +71,168 @@ def checked_params(made: Compilation, path: str, states: tuple[str, ...]) -> lis
 class Speaker:
     """One device. All devices make the same calls in the same order, and choose the same tokens."""
 
-    def __init__(self, ranks: Ranks, program: LoadedProgram, task: Task, tell: Tell) -> None:
-        self.ranks, self.program, self.task, self.tell = ranks, program, task, tell
+    def __init__(self, ranks: Ranks, programs: Programs, task: Task, tell: Tell) -> None:
+        self.ranks, self.task, self.tell = ranks, task, tell
         self.contract = task.contract
+        step = programs.program
         arrays = {
             n: a for n, a in read_arrays(task.params).items() if n not in task.contract.states
         }
-        self.params = self._local(program.PARAMS, arrays)
-        # All elements of an input are one number.
-        zeros = {n: np.zeros(tuple(s.dims.values()), np.int64) for n, s in program.INPUTS.items()}
-        self.inputs = self._local(program.INPUTS, zeros)
+        self.params = self._local(step.PARAMS, arrays)
+        states = {n: step.PARAMS[n] for n in self.contract.states}
+        self.step = _Part(ranks, step, self.params)
+        self.first_states = {n: self.params[n].clone() for n in states}
+        self.prefill = None
+        if programs.forward is not None:
+            reader = programs.forward
+            shared = {
+                n: self.params[n] for n, s in reader.PARAMS.items() if _alike(s, step.PARAMS[n])
+            }
+            others = {n: s for n, s in reader.PARAMS.items() if n not in shared}
+            self.prefill = _Part(ranks, reader, {**shared, **self._local(others, arrays)})
+        self.started = 0.0
 
     def _local(self, specs: Mapping[str, Spec], arrays: Mapping[str, Any]) -> Tensors:
         blocks = local_tensors(self.ranks.mesh, specs, arrays, 0, [self.ranks.rank])[0]
         return {name: block.to(self.ranks.where) for name, block in blocks.items()}
 
-    def run(self) -> list[int]:
-        """The tokens after the prompt."""
-        generated: list[int] = []
-        tokens = list(self.task.prompt)
-        for position in range(len(tokens) + self.task.steps - 1):
-            outputs = self._read(tokens[position], position)
-            if position + 1 < len(self.task.prompt):
-                continue
-            tokens.append(self.task.next(self._logits(outputs), position))
-            generated.append(tokens[-1])
-            if self.ranks.rank == 0:
-                self.tell(tokens[-1])
+    def run(self) -> list[list[int]]:
+        """Continue all prompts, as many at once as the batch has rows; returns the new tokens."""
+        self.started = time.perf_counter()
+        generated = list[list[int]]()
+        for first in range(0, len(self.task.prompts), self.contract.rows):
+            numbers = range(len(self.task.prompts))[first : first + self.contract.rows]
+            texts = [Continuation(self.task, n) for n in numbers]
+            self._continue(texts)
+            generated += [text.tokens[len(self.task.prompts[text.number]) :] for text in texts]
         return generated
 
-    def _read(self, token: int, position: int) -> Tensors:
-        """The outputs after one token, which every row of a batch is given."""
-        wanted = {self.contract.token: token, self.contract.position: position}
-        inputs = {n: x.new_full(x.shape, wanted[n]) for n, x in self.inputs.items()}
-        return call_device(self.ranks, self.program, (inputs, self.params, {}))
+    def _continue(self, texts: Sequence[Continuation]) -> None:
+        """Continue texts, each in rows of its own, until all have ended."""
+        for name, block in self.first_states.items():
+            self.params[name].copy_(block)
+        rows = [(text, row) for text in texts for row in range(text.width)]
+        rows += [rows[0]] * (self.contract.rows - len(rows))
+        if self.prefill is not None:
+            self._read_prompts(self.prefill, texts, rows)
+        while alive := [text for text in texts if text.end is None]:
+            at = None if self.contract.own_positions else alive[0].read
+            indices = [_index(text, at) for text, _ in rows]
+            tokens = [text.token(row, i) for (text, row), i in zip(rows, indices, strict=True)]
+            positions = indices if at is None else at
+            inputs = {self.contract.token: tokens, self.contract.position: positions}
+            outputs = self.step({n: self._arranged(a) for n, a in inputs.items()})
+            for text in alive:
+                text.read += 1
+            self._extend(alive, rows, self.step, self.contract.logits, outputs)
 
-    def _logits(self, outputs: Tensors) -> Array:
-        """Those of the first row."""
-        name = self.contract.logits
-        spec = self.program.OUTPUTS[name]
-        logits = as_array(self.ranks.whole(spec, outputs[name]))
-        return logits[tuple(slice(None) if d == self.contract.words else 0 for d in spec.dims)]
+    def _read_prompts(self, prefill: _Part, texts: Sequence[Continuation], rows: Rows) -> None:
+        """Read the prompts in one pass: all of each, or what all of them have at one position."""
+        names = self.contract.prefill
+        assert names is not None, "there is a program for it"
+        counts = {text: min(text.length, names.width) for text in texts}
+        if not self.contract.own_positions:
+            counts = dict.fromkeys(texts, min(counts.values()))
+        tokens = np.zeros((self.contract.rows, names.width), np.int64)
+        for at, (text, row) in enumerate(rows):
+            tokens[at, : counts[text]] = [text.token(row, i) for i in range(counts[text])]
+        spec = prefill.program.INPUTS[names.tokens]
+        if self.contract.row is None:
+            tokens = tokens[0]
+        elif next(iter(spec.dims)) != self.contract.row:
+            tokens = tokens.T
+        count = self._arranged([counts[text] for text, _ in rows])
+        outputs = prefill({names.tokens: tokens, names.count: count})
+        self._take_states(prefill)
+        for text in texts:
+            text.read = counts[text]
+        self._extend(texts, rows, prefill, names.logits, outputs)
+
+    def _take_states(self, prefill: _Part) -> None:
+        """The states of the step are those that the program of prompts made."""
+        for name in self.contract.states:
+            block, spec = prefill.params[name], prefill.program.PARAMS[name]
+            if block is not self.params[name]:
+                whole = self.ranks.whole(spec, block)
+                self.params[name].copy_(whole[self.ranks.part(self.step.program.PARAMS[name])])
+
+    def _arranged(self, values: Sequence[int] | int) -> Array:
+        """Numbers of all rows as the input of a program that has them."""
+        array = np.asarray(values, np.int64)
+        return array[0] if self.contract.row is None and array.ndim else array
+
+    def _extend(
+        self,
+        texts: Sequence[Continuation],
+        rows: Rows,
+        part: _Part,
+        logits: str,
+        outputs: Tensors,
+    ) -> None:
+        """Give the texts whose tokens all were read their next ones."""
+        ready = [text for text in texts if text.end is None and text.read == text.length]
+        if not ready:
+            return
+        values = self._logits(part.program.OUTPUTS[logits], outputs[logits])
+        for text in ready:
+            own = [at for at, (other, _) in enumerate(rows) if other is text][: text.width]
+            tokens, shown = text.extend(values[own, : self.task.known])
+            if self.ranks.rank == 0:
+                seconds = time.perf_counter() - self.started
+                self.tell(Piece(text.number, tokens, shown, text.end, seconds))
+
+    def _logits(self, spec: Spec, block: Any) -> Array:
+        """Those of all rows: `[rows, vocabulary]`."""
+        logits = as_array(self.ranks.whole(spec, block))
+        if next(iter(spec.dims)) == self.contract.words and logits.ndim > 1:
+            logits = logits.T
+        return logits.reshape(-1, self.contract.counted)
+
+
+Rows = Sequence[tuple[Continuation, int]]
+"""For each row of the batch, its text and which row of this it is."""
+
+
+class _Part:
+    """A program on one device, with its parameters there."""
+
+    def __init__(self, ranks: Ranks, program: LoadedProgram, params: Tensors) -> None:
+        self.ranks, self.program, self.params = ranks, program, params
+        self._parts = {n: ranks.part(spec) for n, spec in program.INPUTS.items()}
+
+    def __call__(self, inputs: Mapping[str, Array]) -> Tensors:
+        """The outputs, of whole inputs; the states among the parameters change."""
+        blocks = {
+            n: as_tensor(np.asarray(a)[self._parts[n]], self.program.INPUTS[n]).to(self.ranks.where)
+            for n, a in inputs.items()
+        }
+        return call_device(self.ranks, self.program, (blocks, self.params, {}))
+
+
+def _index(text: Continuation, position: int | None) -> int:
+    """Which token a text reads: the one at `position`, or at its own (None) the next one.
+
+    A text that has ended reads one again, since its row has to read something.
+    """
+    last = text.length - 1
+    if position is not None:
+        return min(position, last)
+    return text.read if text.end is None else text.read - 1
+
+
+def _alike(one: Spec, other: Spec) -> bool:
+    """Whether two programs have the same blocks of a tensor."""
+    return one._replace(draw=None, key="") == other._replace(draw=None, key="")
 
 
 def _local(emitted: Emitted, task: Task, tell: Tell) -> None:
     programs = emitted.load()
-    LocalSession(programs).run(lambda ranks: Speaker(ranks, programs.program, task, tell).run())
+    LocalSession(programs).run(lambda ranks: Speaker(ranks, programs, task, tell).run())
 
 
 def _torchrun(emitted: Emitted, task: Task, tell: Tell) -> None:
     with Launcher("generate", emitted) as launcher:
-        if launcher.run(task, lambda line: tell(from_json(line, int))) != 0:
+        if launcher.run(task, lambda line: tell(from_json(line, Piece))) != 0:
             raise launcher.error
 
 

@@ -1,8 +1,11 @@
-"""`meshdsl generate`: the text that a trained language model continues a prompt with."""
+"""`meshdsl generate`: the texts that a trained language model continues prompts with."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
@@ -16,11 +19,14 @@ from meshdsl.cli.options import (
     refuse_unknown,
     weights,
 )
-from meshdsl.diagnostics import Diagnostics, fail
+from meshdsl.diagnostics import Diagnostics, counted, fail
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
-    from meshdsl.backends.generate.task import Tokens
+    from meshdsl.backends.generate.request import Request
+    from meshdsl.backends.generate.results import Results
+    from meshdsl.backends.generate.task import Piece
+    from meshdsl.backends.generate.text import Vocabulary
 
 TOKENS = ("bytes", "chars")
 
@@ -33,16 +39,22 @@ class Generate(PlacingOptions, AsData):
         "--params", "F", "Parameters: a file, or a checkpoint's or model's folder.", ...
     )
     weights: str | None = weights("The `weights` block by which a model is read.")
-    prompt: str = opt("--prompt", "TEXT", "The beginning of the text.", ...)
+    prompt: list[str] = opt("--prompt", "TEXT", "The beginning of a text; several times for more.")
+    prompts: Path | None = opt("--prompts", "F", "A file with a prompt on each line.")
     steps: int | None = opt("--steps", "N", "How many tokens (what there is room for).", min=1)
     temperature: float = opt("--temperature", "T", "0: the likeliest token.", 0.0, min=0.0)
+    top_k: int | None = opt("--top-k", "K", "Draw of the K likeliest tokens.", min=1)
+    top_p: float = opt("--top-p", "P", "Draw of the likeliest tokens of P in sum.", 1.0)
     seed: int = opt("--seed", "S", "Of the choice at other temperatures.", 0)
+    end_token: str | None = opt("--end-token", "T", "The token that ends a text: number or text.")
+    stop: list[str] = opt("--stop", "TEXT", "End a text before this; several times for more.")
     tokens: str | None = opt("--tokens", "T", "bytes or chars (as in training).")
+    prefill: str | None = opt("--prefill", "P", "The program that reads prompts at once, or none.")
     engine: str = opt("--engine", "E", "local or torchrun.", "local")
 
 
 def command(file: File, given: Generate) -> None:
-    """Continue a prompt with a trained language model: by its program of one step."""
+    """Continue prompts with a trained language model: by its program of one step."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.backends.generate.generation import ENGINES
 
@@ -54,57 +66,116 @@ def command(file: File, given: Generate) -> None:
 
 
 def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> None:
-    from dataclasses import replace
-
     from meshdsl.backends.generate.contract import chosen
     from meshdsl.backends.generate.generation import checked_params, generate
-    from meshdsl.backends.generate.task import task_of
+    from meshdsl.backends.generate.results import Results
     from meshdsl.backends.weights.params import params_file
 
-    step, contract = chosen(made)
-    tokens = _tokens(given)
-    prompt = tokens.read(given.prompt, contract.counted)
+    vocabulary = _vocabulary(given)
+    programs = chosen(made, given.prefill)
+    task = _request(given).task(programs.contract, vocabulary)
+    step, states = programs.step, programs.contract.states
     names = [str(p.value.name) for p in step.named.params]
-    stored = [n for n in names if n not in contract.states]
+    stored = [n for n in names if n not in states]
     with params_file(given.params, step, stored, given.weights, diagnostics) as params:
         assert params is not None
-        diagnostics.add(*checked_params(step, params, contract.states))
-        vocabulary = tokens.known(contract.counted)
-        task = task_of(contract, prompt, given.steps, vocabulary, params)
-        task = replace(task, temperature=given.temperature, seed=given.seed)
-        generated: list[int] = []
-        texts = [given.prompt]
+        diagnostics.add(*checked_params(step, params, states))
+        task = replace(task, params=params)
+        results = Results(task)
+        shown = None if given.json else _Stream([vocabulary.text(p) for p in task.prompts])
 
-        def tell(token: int) -> None:
-            generated.append(token)
-            show(tokens.text(token))
+        def hear(piece: Piece) -> None:
+            results.hear(piece)
+            if shown is not None:
+                shown.hear(piece)
 
-        def show(text: str) -> None:
-            texts.append(text)
-            if not given.json:
-                common.say_text(text)
-
-        if not given.json:
-            common.say_text(given.prompt)
-        generate(step.checked(), given.engine, task, tell)
-        diagnostics.add(*step.diagnostics)
-        show(tokens.rest())
+        generate(programs, given.engine, task, hear)
+        for each in (step, programs.prefill):
+            diagnostics.add(*(each.diagnostics if each is not None else ()))
     if given.json:
-        common.print_json({"version": 1, "text": "".join(texts), "tokens": generated})
+        common.print_json(_facts(results))
     else:
-        common.say("")
+        common.say(_summary(results), to_errors=True)
 
 
-def _tokens(given: Generate) -> Tokens:
+def _request(given: Generate) -> Request:
+    from meshdsl.backends.generate.request import Request
+
+    prompts = [*(given.prompt or ()), *(_lines(given.prompts) if given.prompts else ())]
+    sampling = (given.temperature, given.top_k, given.top_p, given.seed)
+    ends = (given.end_token, tuple(given.stop or ()))
+    return Request(tuple(prompts), given.steps, *sampling, *ends)
+
+
+def _lines(path: Path) -> list[str]:
+    """The prompts of a file. Raises MD0626."""
+    from meshdsl.backends.runtime.user_files import read_regular
+
+    try:
+        return read_regular(path).decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        help = "name a text file that has a prompt on each line"
+        fail("MD0626", f"cannot read {path}: {reason}", help=help)
+
+
+class _Stream:
+    """Writes texts as they grow, one after the other: those that follow wait for their turn."""
+
+    def __init__(self, prompts: list[str]) -> None:
+        self._prompts = prompts
+        self._waiting = defaultdict[int, list[str]](list)
+        self._ended = set[int]()
+        self._current = 0
+        common.say_text(prompts[0])
+
+    def hear(self, piece: Piece) -> None:
+        """Write a piece, or keep it for later."""
+        if piece.end is not None:
+            self._ended.add(piece.text)
+        self._waiting[piece.text].append(piece.shown)
+        while self._current < len(self._prompts):
+            common.say_text("".join(self._waiting.pop(self._current, ())))
+            if self._current not in self._ended:
+                break
+            self._current += 1
+            common.say_text("\n")
+            if self._current < len(self._prompts):
+                common.say_text("\n" + self._prompts[self._current])
+
+
+def _summary(results: Results) -> str:
+    """One line: how much was generated, how fast."""
+    texts = results.texts
+    many = f" of {counted(len(texts), 'text')}" if len(texts) > 1 else ""
+    first = f", the first after {results.first:.2g} s" if results.first is not None else ""
+    return (
+        f"{counted(results.count, 'token')}{many} in {results.seconds:.3g} s: "
+        f"{results.rate:,.0f} tokens/s{first}"
+    )
+
+
+def _facts(results: Results) -> dict[str, object]:
+    texts = [
+        {"prompt": t.prompt, "text": t.prompt + t.text, "tokens": t.tokens, "end": t.end}
+        for t in results.texts
+    ]
+    speed = {"seconds": results.seconds, "first_token_seconds": results.first}
+    return {"version": 2, "texts": texts, **speed, "tokens_per_second": results.rate}
+
+
+def _vocabulary(given: Generate) -> Vocabulary:
     """How text is read: as asked, or as the checkpoint was trained. Raises MD0626."""
-    from meshdsl.backends.generate.task import Tokens
+    from meshdsl.backends.generate.text import Vocabulary
     from meshdsl.backends.train.export import checkpoint_at
     from meshdsl.backends.weights.model_files import is_model
 
-    vocabulary = None
+    characters = None
     if os.path.isdir(given.params) and not is_model(given.params):
-        vocabulary = checkpoint_at(given.params).meta.get("vocabulary")
-    if given.tokens == "chars" and vocabulary is None:
+        characters = checkpoint_at(given.params).meta.get("vocabulary")
+    if given.tokens == "chars" and characters is None:
         message = f"{given.params} does not say which characters it was trained on"
         fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")
-    return Tokens(None if given.tokens == "bytes" else vocabulary)
+    if given.tokens == "bytes" or characters is None:
+        return Vocabulary("bytes")
+    return Vocabulary("chars", characters)

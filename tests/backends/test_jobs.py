@@ -21,8 +21,10 @@ from meshdsl.backends.engines.torchrun import (
     unexplained,
 )
 from meshdsl.backends.engines.watchdog import Processes
-from meshdsl.backends.generate.contract import Contract
-from meshdsl.backends.generate.task import Task
+from meshdsl.backends.generate.contract import Contract, Prefill
+from meshdsl.backends.generate.sampling import Sampling
+from meshdsl.backends.generate.task import Piece, Task
+from meshdsl.backends.generate.text import Vocabulary
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.job import DataFiles, Ending, Job, Trouble
 from meshdsl.backends.train.lock import locked
@@ -34,10 +36,15 @@ from tests.poison import poisoned
 FILES = DataFiles("d.txt", "held.txt", 0.5, "batch", "bytes", ("a", "b"), "ab", "steps")
 MADE: dict[str, Any] = {
     "job": Job(FILES, 3, about={"program": "p"}, rate=LearningRate("cosine", 0.1)),
-    "task": Task(Contract("t", "p", "l", "w", 4, None, ("s",)), (1, 2), 3, 4, "f"),
+    "task": Task(
+        Contract("t", "p", "l", "w", 4, None, ("s",), prefill=Prefill("t", "c", "l", 3)),
+        *(((1, 2), (3,)), (3, 2), 4, "f", Vocabulary("chars", "abcd")),
+        *(Sampling(0.5, 2, 0.9, 7), (3,), ("d",)),
+    ),
     "ending": Ending(
         0, 1, "finished", {"loss": 0.5}, {"loss": 1.0}, 3, "tokens", 0.5, "ck", Trouble(1, "")
     ),
+    "piece": Piece(1, (2, 3), "ab", "length", 0.5),
     "run": InputSource("a.npz", None, 7, None),
 }
 

@@ -7,20 +7,20 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from meshdsl.backends.engines.reference import run_reference
-from meshdsl.backends.generate.task import Tokens
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.cli.app import app
 from meshdsl.cli.options import spread_settings
 from tests.compiling import named
 from tests.project import ROOT
 
-from .command import Cli, write
+from .command import Cli, Done, write
 
 SIZES = {"batch": 4, "seq": 12, "model": 16, "hidden": 32, "heads": 2, "key": 8, "layers": 2}
 SET = ["--set", *(f"{dim}={size}" for dim, size in SIZES.items())]
@@ -63,14 +63,21 @@ def whole(tokens: list[int], params: dict[str, np.ndarray]) -> list[int]:
     return [int(n) for n in found.argmax(-1)]
 
 
+def texts(done: Done) -> list[dict[str, Any]]:
+    """The texts that `--json` prints."""
+    found: list[dict[str, Any]] = json.loads(done.out)["texts"]
+    return found
+
+
 @pytest.mark.usefixtures("forked_ranks")
 def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
     """Under every layout, on both engines; sampled, too."""
     from meshdsl.backends.train.checkpoint import read_block
     from meshdsl.backends.train.export import checkpoint_at
 
-    first = json.loads(trained(*STEP, "--json").out)
+    (first,) = texts(trained(*STEP, "--json"))
     assert first["text"].startswith("the ")
+    assert first["end"] == "length"
     assert len(first["tokens"]) == SIZES["seq"] + 1 - len("the ")
     found = checkpoint_at("kept")
     specs = {n: s._replace(split={}) for n, s in found.tensors.items()}
@@ -78,17 +85,17 @@ def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
     tokens = [*b"the ", *first["tokens"]]
     assert whole(tokens[:-1], params)[3:] == tokens[4:]
     sampled = ["--temperature", "0.8", "--seed", "5"]
-    other = json.loads(trained(*STEP, *sampled, "--json").out)
+    (other,) = texts(trained(*STEP, *sampled, "--json"))
     assert other["tokens"] != first["tokens"]
     for layout in ("megatron", "sequence", "zero3"):
         split = ["--layout", layout, "--mesh", "data:2,tp:2", "--json"]
         how, expected = ([], first) if layout != "megatron" else (sampled, other)
-        assert json.loads(trained(*STEP, *split, *how).out) == expected
+        assert texts(trained(*STEP, *split, *how)) == [expected]
     processes = ["--layout", "megatron", "--mesh", "data:1,tp:2", "--engine", "torchrun"]
     assert trained(*STEP, *processes).out == f"{first['text']}\n"
     if os.environ.get("MESHDSL_CASES"):
         processes = ["--layout", "zero3", "--mesh", "data:2", "--engine", "torchrun"]
-        assert json.loads(trained(*STEP, *processes, *sampled, "--json").out) == other
+        assert texts(trained(*STEP, *processes, *sampled, "--json")) == [other]
 
 
 def test_a_forward_program_runs_on_a_checkpoint(trained: Cli) -> None:
@@ -112,6 +119,25 @@ def _loss(out: str) -> str:
     return found[1]
 
 
+def test_texts_in_their_order(trained: Cli) -> None:
+    """Several prompts, of options and of a file, to a stop string and an end token."""
+    write("a cat\nthat\n", "prompts.txt")
+    step = [*STEP, "--prompts", "prompts.txt", "--steps", "5", "--temperature", "1", "--top-k", "9"]
+    found = texts(trained(*step, "--json"))
+    assert [t["prompt"] for t in found] == ["the ", "a cat", "that"]
+    done = trained(*step)
+    assert done.out == "\n\n".join(t["text"] for t in found) + "\n"
+    assert re.fullmatch(
+        r"15 tokens of 3 texts in .* s: .* tokens/s, the first after .* s\n", done.err
+    )
+    stop = found[2]["text"][-1]
+    ended = texts(
+        trained(*step, "--json", "--stop", stop, "--end-token", str(found[1]["tokens"][0]))
+    )
+    assert (ended[1]["end"], ended[1]["text"]) == ("end token", "a cat")
+    assert (ended[2]["end"], ended[2]["text"]) == ("stop string", found[2]["text"].split(stop)[0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -125,6 +151,16 @@ def _loss(out: str) -> str:
         (["--params", "."], "error[MD0505]"),
         (["--params", "n" * 300], "error[MD0505]"),
         (["--engine", "reference"], "error[MD0602]"),
+        (["--prefill", "lm"], "error[MD0624]"),
+        (["--prefill", "lm_step"], "error[MD0624]"),
+        (["--prompts", "gone"], "error[MD0626]"),
+        (["--end-token", "256"], "error[MD0627]"),
+        (["--end-token", "ab"], "error[MD0627]"),
+        (["--stop", ""], "error[MD0627]"),
+        (["--top-k", "4"], "error[MD0627]"),
+        (["--top-p", "0.5"], "error[MD0627]"),
+        (["--top-p", "0", "--temperature", "1"], "error[MD0627]"),
+        (["--top-p", "1.5", "--temperature", "1"], "error[MD0627]"),
     ],
     ids=lambda x: x if isinstance(x, str) else " ".join(x),
 )
@@ -168,16 +204,3 @@ program places(t[]: i32, pos[c]: i32) {
     assert done.codes == ["error[MD0624]"]
     for name in ("none", "single", "wide", "places"):
         assert f"`{name}`: " in done.err
-
-
-def test_tokens_of_characters() -> None:
-    tokens = Tokens("abc ")
-    assert tokens.read("cab", 9) == (2, 0, 1)
-    assert tokens.known(9) == 4
-    assert tokens.text(3) == " "
-
-
-def test_tokens_of_bytes_wait_for_the_whole_character() -> None:
-    tokens = Tokens(None)
-    assert [tokens.text(b) for b in "aü".encode()] == ["a", "", "ü"]
-    assert tokens.text(0xC3) + tokens.rest() == "�"

@@ -1,0 +1,92 @@
+"""Tokens of texts, and the text of tokens that come one by one, up to a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+
+from meshdsl.diagnostics import fail
+from meshdsl.records import dataclass
+
+Decode = Callable[[int | None], str]
+"""The text that a further token adds, a character of several tokens with its last one; of None:
+what is left of a character that was begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a text: `bytes`, `chars` or those of a `tokenizer`; `numbers`: they are none.
+
+    `source` has the characters in the order of their tokens.
+    """
+
+    kind: str
+    source: str = ""
+
+    def known(self, words: int) -> int:
+        """How many of the program's `words` tokens there are."""
+        sizes = {"bytes": 256, "chars": len(self.source)}
+        return min(words, sizes.get(self.kind, words))
+
+    def tokens(self, text: str, what: str = "the prompt") -> tuple[int, ...]:
+        """The tokens of a text. Raises MD0626 for characters without one."""
+        if self.kind == "numbers":
+            help = "write the numbers of its tokens, or say how text is read: `tokens='bytes'`"
+            fail("MD0626", f"{what} is text, and nothing says which tokens it has", help=help)
+        if self.kind == "bytes":
+            return tuple(text.encode("utf-8", "surrogateescape"))
+        numbers = {char: n for n, char in enumerate(self.source)}
+        for at, char in enumerate(text):
+            if char not in numbers:
+                message = f"{char!r}, character {at} of {what}, is not among those trained on"
+                fail("MD0626", message, help=f"those are {_shown(self.source)}")
+        return tuple(numbers[char] for char in text)
+
+    def decoder(self) -> Decode:
+        """What yields the text of the tokens of one text."""
+        if self.kind == "numbers":
+            return lambda token: ""
+        if self.kind == "chars":
+            return lambda token: "" if token is None else self.source[token]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda token: (
+            decoder.decode(b"", True) if token is None else decoder.decode(bytes([token]))
+        )
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        decode = self.decoder()
+        return "".join(decode(token) for token in (*tokens, None))
+
+
+class Shown:
+    """The text of one continuation as far as it may be shown, which ends before a stop string.
+
+    What may be the beginning of one is held back until the next tokens decide.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+        self._decode, self._stop, self._held = vocabulary.decoder(), tuple(stop), ""
+        self.is_stopped = False
+
+    def add(self, token: int | None) -> str:
+        """What a token (None: the end) adds to what is shown."""
+        self._held += self._decode(token)
+        starts = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        keep = min(starts) if starts else len(self._held)
+        self.is_stopped = bool(starts)
+        if not starts and token is not None:
+            keep -= max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        shown, self._held = self._held[:keep], self._held[keep:]
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of a text are the beginning of a stop string."""
+    sizes = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((n for n in sizes if text.endswith(stop[:n])), 0)
+
+
+def _shown(characters: str) -> str:
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in characters)
+    return shown if len(shown) <= 80 else f"{shown[:80]}…"
