@@ -117,45 +117,45 @@ def _compiled(part: str) -> CodeType:
     return _code(part)
 
 
-FILES = ("program.py", "forward.py")
+FILES = ("program.py", "evaluation.py")
 """The files of the texts that processes run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The text of a program and of a forward program beside it (None: not wanted).
+    """The text of a program and, of a training run, the one that evaluates (None: not wanted).
 
-    That one evaluates a training run, or reads prompts in one pass. Their lines are numbered as if
-    the second followed the first.
+    Of a generation the second one reads prompts in one pass. Their lines are numbered as if the
+    second followed the first.
     """
 
     program: ProgramText
-    forward: ProgramText | None = None
+    evaluation: ProgramText | None = None
 
     @property
     def text(self) -> str:
         """Both texts."""
-        return self.program.text + (self.forward.text if self.forward else "")
+        return self.program.text + (self.evaluation.text if self.evaluation else "")
 
     @property
     def places(self) -> dict[int, str]:
         """The source places of the lines of both."""
         places = dict(self.program.places)
-        if self.forward is not None:
+        if self.evaluation is not None:
             below = self.program.text.count("\n")
-            places |= {line + below: place for line, place in self.forward.places.items()}
+            places |= {line + below: place for line, place in self.evaluation.places.items()}
         return places
 
     def load(self) -> Programs:
         """Both texts as modules."""
-        program, forward = load(self.program.text), None
-        if self.forward is not None:
-            forward = load(self.forward.text, self.program.text.count("\n"))
-        return Programs(self, program, forward)
+        program, evaluation = load(self.program.text), None
+        if self.evaluation is not None:
+            evaluation = load(self.evaluation.text, self.program.text.count("\n"))
+        return Programs(self, program, evaluation)
 
     def write(self, folder: Path) -> None:
         """Write the texts for other processes."""
-        for name, each in zip(FILES, (self.program, self.forward), strict=True):
+        for name, each in zip(FILES, (self.program, self.evaluation), strict=True):
             if each is not None:
                 (folder / name).write_text(each.text, encoding="utf-8")
 
@@ -172,12 +172,12 @@ class Programs:
 
     emitted: Emitted
     program: LoadedProgram
-    forward: LoadedProgram | None = None
+    evaluation: LoadedProgram | None = None
 
     @property
     def every(self) -> tuple[LoadedProgram, ...]:
         """One or both of them."""
-        return (self.program,) if self.forward is None else (self.program, self.forward)
+        return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
 
     @property
     def mesh(self) -> dict[str, int]:

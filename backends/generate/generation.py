@@ -83,8 +83,8 @@ class Speaker:
         self.step = _Part(ranks, step, self.params)
         self.first_states = {n: self.params[n].clone() for n in states}
         self.prefill = None
-        if programs.forward is not None:
-            reader = programs.forward
+        if programs.evaluation is not None:
+            reader = programs.evaluation
             shared = {
                 n: self.params[n] for n, s in reader.PARAMS.items() if _alike(s, step.PARAMS[n])
             }

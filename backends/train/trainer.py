@@ -223,7 +223,7 @@ class Trainer:
         return True
 
     def _averages(self) -> dict[str, float]:
-        program = self.programs.forward
+        program = self.programs.evaluation
         assert program is not None
         assert self.held_out is not None
         params = self._params_of(program)
