@@ -28,7 +28,7 @@ class Continuation:
         self.read = 0
         self.end: str | None = None
         self.sources: Sequence[int] = (0,)
-        self._shown = Shown(task.vocabulary, task.stop)
+        self._shown = Shown(task.vocabulary, task.stop, self.tokens)
 
     @property
     def length(self) -> int:

@@ -13,6 +13,9 @@ from meshdsl.backends.generate.text import Vocabulary
 from meshdsl.diagnostics import counted, fail
 from meshdsl.records import dataclass
 
+NO_END = "none"
+"""What is written in place of an end token, to have none."""
+
 STEPS = 128
 """How many tokens are generated at most where nothing is asked for."""
 
@@ -21,7 +24,7 @@ STEPS = 128
 class Request:
     """The prompts, as text or as tokens, and the options; None: what there is room for, or none.
 
-    `end_token` is the number of a token, or its text.
+    `end_token` is the number of a token, its text, or `NO_END`; None: the one of the tokenizer.
     """
 
     prompts: Sequence[str | Sequence[int]]
@@ -81,17 +84,13 @@ class Request:
                 fail("MD0627", f"{text!r} is no stop string", help=help)
 
     def _end_tokens(self, vocabulary: Vocabulary, known: int) -> tuple[int, ...]:
-        """The tokens that end a text. Raises MD0627."""
-        if self.end_token is None:
+        """The tokens that end a text. Raises MD0583, MD0626 and MD0627."""
+        number = vocabulary.end if self.end_token is None else self.end_token
+        if number is None or number == NO_END:
             return ()
-        number = self.end_token
         if isinstance(number, str):
             is_numeric = number.isascii() and number.isdigit() and len(number) < 19
-            tokens = (int(number),) if is_numeric else vocabulary.tokens(number, "the end token")
-            if len(tokens) != 1:
-                message = f"the end token {number!r} is {counted(len(tokens), 'token')}"
-                fail("MD0627", message, help="give one token, or a stop string")
-            number = tokens[0]
+            number = int(number) if is_numeric else vocabulary.number(number)
         if not _is_number(number, 0, integer=True) or number >= known:
             message = f"the end token is {number!r}, and the program has {counted(known, 'token')}"
             fail("MD0627", message, help=f"give a number from 0 to {known - 1}, or a token's text")

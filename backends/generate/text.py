@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Callable, Sequence
 
-from meshdsl.diagnostics import fail
+from meshdsl.backends.data.tokenizer import Tokenizer, load_tokenizer
+from meshdsl.diagnostics import counted, fail
 from meshdsl.records import dataclass
 
 Decode = Callable[[int | None], str]
@@ -17,7 +19,7 @@ what is left of a character that was begun."""
 class Vocabulary:
     """The tokens of a text: `bytes`, `chars` or those of a `tokenizer`; `numbers`: they are none.
 
-    `source` has the characters in the order of their tokens.
+    `source` has the characters in the order of their tokens, or is the path of the tokenizer.
     """
 
     kind: str
@@ -25,14 +27,26 @@ class Vocabulary:
 
     def known(self, words: int) -> int:
         """How many of the program's `words` tokens there are."""
-        sizes = {"bytes": 256, "chars": len(self.source)}
-        return min(words, sizes.get(self.kind, words))
+        sizes = {"bytes": 256, "chars": len(self.source), "numbers": words}
+        size = self._tokenizer.size if self.kind == "tokenizer" else sizes[self.kind]
+        return min(words, size)
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, where the folder of a tokenizer says so."""
+        return self._tokenizer.end if self.kind == "tokenizer" else None
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return _loaded(self.source)
 
     def tokens(self, text: str, what: str = "the prompt") -> tuple[int, ...]:
         """The tokens of a text. Raises MD0626 for characters without one."""
         if self.kind == "numbers":
             help = "write the numbers of its tokens, or say how text is read: `tokens='bytes'`"
             fail("MD0626", f"{what} is text, and nothing says which tokens it has", help=help)
+        if self.kind == "tokenizer":
+            return tuple(self._tokenizer.encode(text))
         if self.kind == "bytes":
             return tuple(text.encode("utf-8", "surrogateescape"))
         numbers = {char: n for n, char in enumerate(self.source)}
@@ -42,10 +56,23 @@ class Vocabulary:
                 fail("MD0626", message, help=f"those are {_shown(self.source)}")
         return tuple(numbers[char] for char in text)
 
+    def number(self, text: str) -> int:
+        """The one token that a text is. Raises MD0583, MD0626 and MD0627."""
+        if self.kind == "tokenizer":
+            return self._tokenizer.number(text)
+        tokens = self.tokens(text, "the end token")
+        if len(tokens) != 1:
+            message = f"the end token {text!r} is {counted(len(tokens), 'token')}"
+            fail("MD0627", message, help="give one token, or a stop string")
+        return tokens[0]
+
     def decoder(self) -> Decode:
         """What yields the text of the tokens of one text."""
         if self.kind == "numbers":
             return lambda token: ""
+        if self.kind == "tokenizer":
+            stream = self._tokenizer.stream()
+            return lambda token: "" if token is None else stream.text(token)
         if self.kind == "chars":
             return lambda token: "" if token is None else self.source[token]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -59,15 +86,25 @@ class Vocabulary:
         return "".join(decode(token) for token in (*tokens, None))
 
 
+@functools.lru_cache(maxsize=4)
+def _loaded(path: str) -> Tokenizer:
+    return load_tokenizer(path)
+
+
 class Shown:
     """The text of one continuation as far as it may be shown, which ends before a stop string.
 
-    What may be the beginning of one is held back until the next tokens decide.
+    What may be the beginning of one is held back until the next tokens decide. A tokenizer may
+    write a token in another way at the beginning of a text, so the `prompt` is decoded, too.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, stop: Sequence[str], prompt: Sequence[int] = ()
+    ) -> None:
         self._decode, self._stop, self._held = vocabulary.decoder(), tuple(stop), ""
         self.is_stopped = False
+        for token in prompt:
+            self._decode(token)
 
     def add(self, token: int | None) -> str:
         """What a token (None: the end) adds to what is shown."""

@@ -46,9 +46,12 @@ class Generate(PlacingOptions, AsData):
     top_k: int | None = opt("--top-k", "K", "Draw of the K likeliest tokens.", min=1)
     top_p: float = opt("--top-p", "P", "Draw of the likeliest tokens of P in sum.", 1.0)
     seed: int = opt("--seed", "S", "Of the choice at other temperatures.", 0)
-    end_token: str | None = opt("--end-token", "T", "The token that ends a text: number or text.")
+    end_token: str | None = opt(
+        "--end-token", "T", "What ends a text: a token by number or text; none."
+    )
     stop: list[str] = opt("--stop", "TEXT", "End a text before this; several times for more.")
     tokens: str | None = opt("--tokens", "T", "bytes or chars (as in training).")
+    tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json (that of a model's folder).")
     prefill: str | None = opt("--prefill", "P", "The program that reads prompts at once, or none.")
     engine: str = opt("--engine", "E", "local or torchrun.", "local")
 
@@ -165,11 +168,19 @@ def _facts(results: Results) -> dict[str, object]:
 
 
 def _vocabulary(given: Generate) -> Vocabulary:
-    """How text is read: as asked, or as the checkpoint was trained. Raises MD0626."""
+    """How text is read: as asked, or as the checkpoint was trained. Raises MD0601 and MD0626."""
+    from meshdsl.backends.data.tokenizer import FILE as TOKENIZER
     from meshdsl.backends.generate.text import Vocabulary
     from meshdsl.backends.train.export import checkpoint_at
     from meshdsl.backends.weights.model_files import is_model
 
+    if given.tokenizer is not None:
+        if given.tokens is not None:
+            help = "choose one of both"
+            fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
+        return Vocabulary("tokenizer", given.tokenizer)
+    if given.tokens is None and os.path.isfile(os.path.join(given.params, TOKENIZER)):
+        return Vocabulary("tokenizer", given.params)
     characters = None
     if os.path.isdir(given.params) and not is_model(given.params):
         characters = checkpoint_at(given.params).meta.get("vocabulary")

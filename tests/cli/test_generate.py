@@ -156,6 +156,8 @@ def test_texts_in_their_order(trained: Cli) -> None:
         (["--prompts", "gone"], "error[MD0626]"),
         (["--end-token", "256"], "error[MD0627]"),
         (["--end-token", "ab"], "error[MD0627]"),
+        (["--tokenizer", "gone"], "error[MD0583]"),
+        (["--tokenizer", "gone", "--tokens", "bytes"], "error[MD0601]"),
         (["--stop", ""], "error[MD0627]"),
         (["--top-k", "4"], "error[MD0627]"),
         (["--top-p", "0.5"], "error[MD0627]"),

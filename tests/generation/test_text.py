@@ -6,9 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from meshdsl.backends.generate.text import Shown, Vocabulary
 from meshdsl.diagnostics import DiagnosticError
+from tests.data.tokenizer_files import END, save_tokenizer
 
 from .models import programs, texts
 
@@ -26,6 +28,22 @@ def test_tokens_of_bytes_wait_for_the_whole_character() -> None:
     decode = Vocabulary("bytes").decoder()
     assert [decode(b) for b in "aü".encode()] == ["a", "", "ü"]
     assert decode(0xC3) + decode(None) == "�"
+
+
+def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
+    """Its special tokens end texts, and a word that begins none has its space."""
+    words = Vocabulary("tokenizer", str(save_tokenizer(tmp_path / "bytes")))
+    assert words.text(words.tokens("the ünïcödé cat")) == "the ünïcödé cat"
+    assert (words.end, words.number(END)) == (0, 0)
+    size = len({*words.tokens("the cat")})
+    assert words.known(10**6) > size > 1
+    inner = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "?": 2}, unk_token="?"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    spaced = Vocabulary("tokenizer", str(tmp_path))
+    assert (spaced.tokens("a b"), spaced.text((0, 1)), spaced.end) == ((0, 1), "a b", None)
+    shown = Shown(spaced, (), (0,))
+    assert [shown.add(1), shown.add(0), shown.add(None)] == [" b", " a", ""]
 
 
 def test_a_text_ends_before_the_first_stop_string() -> None:
