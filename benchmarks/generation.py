@@ -34,7 +34,7 @@ from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.generate.contract import contract_of
 from meshdsl.backends.generate.generation import Speaker
 from meshdsl.backends.generate.task import Task
-from meshdsl.backends.generate.text import Vocabulary
+from meshdsl.backends.generate.text import TextCodec
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
@@ -92,8 +92,8 @@ class Ours:
         self.arrays["embed"] *= np.float32(0.05)
         file = str(Path(folder) / "params.npz")
         write_npz(file, {n: a for n, a in self.arrays.items() if n not in CACHES})
-        vocabulary = Vocabulary("numbers")
-        self.task = Task(contract, (PROMPT,), (case.steps,), contract.counted, file, vocabulary)
+        codec = TextCodec("numbers")
+        self.task = Task(contract, (PROMPT,), (case.steps,), contract.counted, file, codec)
 
     def timed(self) -> Timed:
         """A run."""

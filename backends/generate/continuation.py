@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.backends.generate.task import END_TOKEN, LENGTH, STOP, Task
-from meshdsl.backends.generate.text import Shown
+from meshdsl.backends.generate.text import ShownText
 from meshdsl.backends.runtime.values import Array
 
 Grown = tuple[tuple[int, ...], str]
@@ -28,7 +28,7 @@ class Continuation:
         self.read = 0
         self.end: str | None = None
         self.sources: Sequence[int] = (0,)
-        self._shown = Shown(task.vocabulary, task.stop, self.tokens)
+        self._shown = ShownText(task.codec, task.stop, self.tokens)
 
     @property
     def length(self) -> int:

@@ -10,7 +10,9 @@ positions, and how many each prompt has, and returns the logits after the last o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from meshdsl.backends.draws import index_bounds
 from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
@@ -172,27 +174,45 @@ def chosen(made: Compilation, prefill: str | None = None) -> Chosen:
         names = ", ".join(one.named.name for one, _ in candidates)
         message = f"several programs give the next token: {names}"
         fail("MD0624", message, help="choose one with `--program`")
-    step, contract = candidates[0]
-    reader = _reader(made, step, prefill, others)
+    return with_prefill(Chosen(candidates[0][0], None, candidates[0][1]), prefill, others)
+
+
+def of_one_token(step: Compilation) -> Chosen:
+    """A program of one token, without one that reads prompts. Raises MD0624."""
+    contract = contract_of(step.named)
+    if isinstance(contract, str):
+        message = f"`{step.named.name}` does not give the next token of a text: {contract}"
+        fail("MD0624", message, step.named.span, help=FORM)
+    return Chosen(step, None, contract)
+
+
+def with_prefill(
+    chosen: Chosen, asked: str | None, known: Mapping[str, Compilation] = MappingProxyType({})
+) -> Chosen:
+    """With the program that reads prompts; see `chosen`. `known` are programs that are compiled.
+
+    Raises MD0624.
+    """
+    reader = None if asked == NO_PREFILL else _reader(chosen.step, asked, known)
     if reader is None:
-        return Chosen(step, None, contract)
-    found = prefill_of(reader.named, step.named)
+        return chosen
+    found = prefill_of(reader.named, chosen.step.named)
     assert isinstance(found, Prefill), f"{reader.named.name}: {found}"
-    return Chosen(step, reader, replace(contract, prefill=found))
+    return Chosen(chosen.step, reader, replace(chosen.contract, prefill=found))
 
 
 def _reader(
-    made: Compilation, step: Compilation, asked: str | None, known: dict[str, Compilation]
+    step: Compilation, asked: str | None, known: Mapping[str, Compilation]
 ) -> Compilation | None:
     """The program that reads prompts, if any. Raises MD0624."""
-    if asked == NO_PREFILL:
-        return None
-    programs = {n: p for n, p in made.declarations.programs.items() if not is_trained(p)}
+    programs = {n for n, p in step.declarations.programs.items() if not is_trained(p)} | {*known}
+    if asked == step.named.name:
+        fail("MD0624", f"`{asked}` is the program of one token", help=PREFILL_FORM)
     if asked is not None and asked not in programs:
-        help = did_you_mean(asked, list(programs)) or PREFILL_FORM
+        help = did_you_mean(asked, sorted(programs)) or PREFILL_FORM
         fail("MD0624", f"no program `{asked}` reads prompts", help=help)
-    names = [n for n in programs if n != step.named.name and asked in (None, n)]
-    readers = {n: known.get(n) or _of(made, n) for n in names}
+    names = sorted(n for n in programs if n != step.named.name and asked in (None, n))
+    readers = {n: known.get(n) or _of(step, n) for n in names}
     found = {n: prefill_of(one.named, step.named) for n, one in readers.items()}
     fitting = [n for n, contract in found.items() if isinstance(contract, Prefill)]
     if asked is not None and not fitting:

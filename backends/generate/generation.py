@@ -24,7 +24,7 @@ from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.generate.continuation import Continuation
 from meshdsl.backends.generate.contract import Chosen
-from meshdsl.backends.generate.task import Piece, Task, Tell
+from meshdsl.backends.generate.task import Task, Tell, TextPiece
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
 from meshdsl.backends.runtime.values import Array, Spec
@@ -80,7 +80,7 @@ class Speaker:
         }
         self.params = self._local(step.PARAMS, arrays)
         states = {n: step.PARAMS[n] for n in self.contract.states}
-        self.step = _Part(ranks, step, self.params)
+        self.step = _DeviceProgram(ranks, step, self.params)
         self.first_states = {n: self.params[n].clone() for n in states}
         self.prefill = None
         if programs.evaluation is not None:
@@ -89,7 +89,7 @@ class Speaker:
                 n: self.params[n] for n, s in reader.PARAMS.items() if _alike(s, step.PARAMS[n])
             }
             others = {n: s for n, s in reader.PARAMS.items() if n not in shared}
-            self.prefill = _Part(ranks, reader, {**shared, **self._local(others, arrays)})
+            self.prefill = _DeviceProgram(ranks, reader, {**shared, **self._local(others, arrays)})
         self.started = 0.0
 
     def _local(self, specs: Mapping[str, Spec], arrays: Mapping[str, Any]) -> Tensors:
@@ -126,7 +126,9 @@ class Speaker:
                 text.read += 1
             self._extend(alive, rows, self.step, self.contract.logits, outputs)
 
-    def _read_prompts(self, prefill: _Part, texts: Sequence[Continuation], rows: Rows) -> None:
+    def _read_prompts(
+        self, prefill: _DeviceProgram, texts: Sequence[Continuation], rows: Rows
+    ) -> None:
         """Read the prompts in one pass: all of each, or what all of them have at one position."""
         names = self.contract.prefill
         assert names is not None, "there is a program for it"
@@ -148,7 +150,7 @@ class Speaker:
             text.read = counts[text]
         self._extend(texts, rows, prefill, names.logits, outputs)
 
-    def _take_states(self, prefill: _Part) -> None:
+    def _take_states(self, prefill: _DeviceProgram) -> None:
         """The states of the step are those that the program of prompts made."""
         for name in self.contract.states:
             block, spec = prefill.params[name], prefill.program.PARAMS[name]
@@ -165,7 +167,7 @@ class Speaker:
         self,
         texts: Sequence[Continuation],
         rows: Rows,
-        part: _Part,
+        part: _DeviceProgram,
         logits: str,
         outputs: Tensors,
     ) -> None:
@@ -179,7 +181,7 @@ class Speaker:
             tokens, shown = text.extend(values[own, : self.task.known])
             if self.ranks.rank == 0:
                 seconds = time.perf_counter() - self.started
-                self.tell(Piece(text.number, tokens, shown, text.end, seconds))
+                self.tell(TextPiece(text.number, tokens, shown, text.end, seconds))
 
     def _logits(self, spec: Spec, block: Any) -> Array:
         """Those of all rows: `[rows, vocabulary]`."""
@@ -193,7 +195,7 @@ Rows = Sequence[tuple[Continuation, int]]
 """For each row of the batch, its text and which row of this it is."""
 
 
-class _Part:
+class _DeviceProgram:
     """A program on one device, with its parameters there."""
 
     def __init__(self, ranks: Ranks, program: LoadedProgram, params: Tensors) -> None:
@@ -232,7 +234,7 @@ def _local(emitted: Emitted, task: Task, tell: Tell) -> None:
 
 def _torchrun(emitted: Emitted, task: Task, tell: Tell) -> None:
     with Launcher("generate", emitted) as launcher:
-        if launcher.run(task, lambda line: tell(from_json(line, Piece))) != 0:
+        if launcher.run(task, lambda line: tell(from_json(line, TextPiece))) != 0:
             raise launcher.error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.generate.sampling import Sampling
 from meshdsl.backends.generate.task import Task
-from meshdsl.backends.generate.text import Vocabulary
+from meshdsl.backends.generate.text import TextCodec
 from meshdsl.diagnostics import counted, fail
 from meshdsl.records import dataclass
 
@@ -21,7 +21,7 @@ STEPS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """The prompts, as text or as tokens, and the options; None: what there is room for, or none.
 
     `end_token` is the number of a token, its text, or `NO_END`; None: the one of the tokenizer.
@@ -36,12 +36,12 @@ class Request:
     end_token: str | int | None = None
     stop: Sequence[str] = ()
 
-    def task(self, contract: Contract, vocabulary: Vocabulary) -> Task:
+    def task(self, contract: Contract, codec: TextCodec) -> Task:
         """The task, without a file of parameters. Raises MD0625, MD0626 and MD0627."""
         self._check()
-        known = vocabulary.known(contract.counted)
+        known = codec.known(contract.counted)
         prompts = [
-            _tokens(prompt, self._named(n), vocabulary, contract.counted)
+            _tokens(prompt, self._named(n), codec, contract.counted)
             for n, prompt in enumerate(self.prompts)
         ]
         steps = tuple(
@@ -49,9 +49,9 @@ class Request:
             for n, prompt in enumerate(prompts)
         )
         return Task(
-            *(contract, tuple(prompts), steps, known, "", vocabulary),
+            *(contract, tuple(prompts), steps, known, "", codec),
             Sampling(self.temperature, self.top_k, self.top_p, self.seed),
-            self._end_tokens(vocabulary, known),
+            self._end_tokens(codec, known),
             tuple(self.stop),
         )
 
@@ -83,14 +83,14 @@ class Request:
                 help = "give the text that a continuation is to end before"
                 fail("MD0627", f"{text!r} is no stop string", help=help)
 
-    def _end_tokens(self, vocabulary: Vocabulary, known: int) -> tuple[int, ...]:
+    def _end_tokens(self, codec: TextCodec, known: int) -> tuple[int, ...]:
         """The tokens that end a text. Raises MD0583, MD0626 and MD0627."""
-        number = vocabulary.end if self.end_token is None else self.end_token
+        number = codec.end if self.end_token is None else self.end_token
         if number is None or number == NO_END:
             return ()
         if isinstance(number, str):
             is_numeric = number.isascii() and number.isdigit() and len(number) < 19
-            number = int(number) if is_numeric else vocabulary.number(number)
+            number = int(number) if is_numeric else codec.number(number)
         if not _is_number(number, 0, integer=True) or number >= known:
             message = f"the end token is {number!r}, and the program has {counted(known, 'token')}"
             fail("MD0627", message, help=f"give a number from 0 to {known - 1}, or a token's text")
@@ -104,10 +104,10 @@ def _is_number(value: Any, least: float, integer: bool = False) -> bool:
 
 
 def _tokens(
-    prompt: str | Sequence[int], name: str, vocabulary: Vocabulary, words: int
+    prompt: str | Sequence[int], name: str, codec: TextCodec, words: int
 ) -> tuple[int, ...]:
     """The tokens of a prompt. Raises MD0626."""
-    tokens = vocabulary.tokens(prompt, name) if isinstance(prompt, str) else tuple(prompt)
+    tokens = codec.tokens(prompt, name) if isinstance(prompt, str) else tuple(prompt)
     if not tokens:
         help = "begin the text, with 'Once' for instance"
         fail("MD0626", f"{name} is empty, and a token follows from another", help=help)
@@ -115,7 +115,7 @@ def _tokens(
         if not _is_number(token, 0, integer=True):
             fail("MD0626", f"{name} has {token!r}, which is no token", help="tokens are integers")
         if token >= words:
-            what = "byte" if vocabulary.kind == "bytes" else "token"
+            what = "byte" if codec.kind == "bytes" else "token"
             message = f"{name} has the {what} {token}, and the program {counted(words, 'token')}"
             help = "give the text as the model was trained on it, or train with more tokens"
             fail("MD0626", message, help=help)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.backends.generate.task import LENGTH, Piece, Task
+from meshdsl.backends.generate.task import LENGTH, Task, TextPiece
 from meshdsl.records import dataclass
 
 
@@ -25,11 +25,11 @@ class Results:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._pieces: list[list[Piece]] = [[] for _ in task.prompts]
+        self._pieces: list[list[TextPiece]] = [[] for _ in task.prompts]
         self.first: float | None = None
         self.seconds = 0.0
 
-    def hear(self, piece: Piece) -> None:
+    def hear(self, piece: TextPiece) -> None:
         """Take in the next piece."""
         self._pieces[piece.text].append(piece)
         self.first = piece.seconds if self.first is None else self.first
@@ -53,5 +53,5 @@ class Results:
             tokens = tuple(token for piece in pieces for token in piece.tokens)
             text = "".join(piece.shown for piece in pieces)
             end = pieces[-1].end or LENGTH if pieces else LENGTH
-            found.append(Generated(self._task.vocabulary.text(prompt), text, tokens, end))
+            found.append(Generated(self._task.codec.text(prompt), text, tokens, end))
         return tuple(found)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.generate.sampling import Sampling
-from meshdsl.backends.generate.text import Vocabulary
+from meshdsl.backends.generate.text import TextCodec
 from meshdsl.records import dataclass
 
 END_TOKEN, STOP, LENGTH = "end token", "stop string", "length"
@@ -26,14 +26,14 @@ class Task:
     steps: tuple[int, ...]
     known: int
     params: str
-    vocabulary: Vocabulary
+    codec: TextCodec
     sampling: Sampling = Sampling()
     end_tokens: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Tokens that a text (its number) has got, and what they add to what is shown of it.
 
     `end` says why it ends, if it does. `seconds` are those since the first prompt was begun.
@@ -46,5 +46,5 @@ class Piece:
     seconds: float
 
 
-Tell = Callable[[Piece], None]
+Tell = Callable[[TextPiece], None]
 """Is called with every piece, in order."""

@@ -16,7 +16,7 @@ what is left of a character that was begun."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TextCodec:
     """The tokens of a text: `bytes`, `chars` or those of a `tokenizer`; `numbers`: they are none.
 
     `source` has the characters in the order of their tokens, or is the path of the tokenizer.
@@ -91,17 +91,15 @@ def _loaded(path: str) -> Tokenizer:
     return load_tokenizer(path)
 
 
-class Shown:
+class ShownText:
     """The text of one continuation as far as it may be shown, which ends before a stop string.
 
     What may be the beginning of one is held back until the next tokens decide. A tokenizer may
     write a token in another way at the beginning of a text, so the `prompt` is decoded, too.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, stop: Sequence[str], prompt: Sequence[int] = ()
-    ) -> None:
-        self._decode, self._stop, self._held = vocabulary.decoder(), tuple(stop), ""
+    def __init__(self, codec: TextCodec, stop: Sequence[str], prompt: Sequence[int] = ()) -> None:
+        self._decode, self._stop, self._held = codec.decoder(), tuple(stop), ""
         self.is_stopped = False
         for token in prompt:
             self._decode(token)

@@ -22,6 +22,7 @@ from meshdsl.report.schema import ReportFacts
 from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 if TYPE_CHECKING:
+    from meshdsl.api.generation import Generation, OnText, Prompt
     from meshdsl.api.programs import Program
     from meshdsl.api.training import Training
     from meshdsl.api.weights import Weights
@@ -407,6 +408,47 @@ class Plan(Looks):
             "progress": progress,
         }  # fmt: skip
         return training.train(self, self._made.measured, data, asked)
+
+    @told
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Array,
+        steps: int | None = None,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        end_token: int | str | None = None,
+        stop: str | Sequence[str] = (),
+        tokens: str | None = None,
+        tokenizer: str | None = None,
+        prefill: str | Plan | None = None,
+        engine: str = "local",
+        on_text: OnText = None,
+    ) -> Generation:
+        """Continue prompts, each a text or its tokens, with a program of one token.
+
+        Text is read by a `tokenizer.json`, or by `tokens`: "bytes", or the characters in the order
+        of their numbers. `prefill` is the program that reads prompts at once: its name, a plan of
+        it, or "none". The other arguments are those of `meshdsl generate`; see
+        docs/howto/generate.md.
+
+        Raises:
+            ProgramError: the program does not give the next token (MD0624), a prompt that it has
+                no room for (MD0625) or cannot read (MD0626), an option out of range (MD0627).
+        """
+        from meshdsl.api.generation import codec_of, generate, programs_of, task_of
+
+        asked = {
+            "steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+            "seed": seed, "end_token": end_token, "stop": stop,
+        }  # fmt: skip
+        codec = codec_of(tokens, tokenizer)
+        reader = prefill._made.forward if isinstance(prefill, Plan) else prefill
+        programs = programs_of(self._made.forward, reader)
+        task = task_of(programs.contract, prompts, codec, asked, here().span)
+        return generate(programs, task, self.params, engine, on_text, here().span)
 
     @told
     def module(self, device_mesh: Any = None, *, seed: int = 0) -> ProgramModule:

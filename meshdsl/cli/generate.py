@@ -23,10 +23,10 @@ from meshdsl.diagnostics import Diagnostics, counted, fail
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
-    from meshdsl.backends.generate.request import Request
+    from meshdsl.backends.generate.request import GenerationRequest
     from meshdsl.backends.generate.results import Results
-    from meshdsl.backends.generate.task import Piece
-    from meshdsl.backends.generate.text import Vocabulary
+    from meshdsl.backends.generate.task import TextPiece
+    from meshdsl.backends.generate.text import TextCodec
 
 TOKENS = ("bytes", "chars")
 
@@ -74,9 +74,9 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
     from meshdsl.backends.generate.results import Results
     from meshdsl.backends.weights.params import params_file
 
-    vocabulary = _vocabulary(given)
+    codec = _codec(given)
     programs = chosen(made, given.prefill)
-    task = _request(given).task(programs.contract, vocabulary)
+    task = _request(given).task(programs.contract, codec)
     step, states = programs.step, programs.contract.states
     names = [str(p.value.name) for p in step.named.params]
     stored = [n for n in names if n not in states]
@@ -85,9 +85,9 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
         diagnostics.add(*checked_params(step, params, states))
         task = replace(task, params=params)
         results = Results(task)
-        shown = None if given.json else _Stream([vocabulary.text(p) for p in task.prompts])
+        shown = None if given.json else _Stream([codec.text(p) for p in task.prompts])
 
-        def hear(piece: Piece) -> None:
+        def hear(piece: TextPiece) -> None:
             results.hear(piece)
             if shown is not None:
                 shown.hear(piece)
@@ -101,13 +101,13 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
         common.say(_summary(results), to_errors=True)
 
 
-def _request(given: Generate) -> Request:
-    from meshdsl.backends.generate.request import Request
+def _request(given: Generate) -> GenerationRequest:
+    from meshdsl.backends.generate.request import GenerationRequest
 
     prompts = [*(given.prompt or ()), *(_lines(given.prompts) if given.prompts else ())]
     sampling = (given.temperature, given.top_k, given.top_p, given.seed)
     ends = (given.end_token, tuple(given.stop or ()))
-    return Request(tuple(prompts), given.steps, *sampling, *ends)
+    return GenerationRequest(tuple(prompts), given.steps, *sampling, *ends)
 
 
 def _lines(path: Path) -> list[str]:
@@ -132,7 +132,7 @@ class _Stream:
         self._current = 0
         common.say_text(prompts[0])
 
-    def hear(self, piece: Piece) -> None:
+    def hear(self, piece: TextPiece) -> None:
         """Write a piece, or keep it for later."""
         if piece.end is not None:
             self._ended.add(piece.text)
@@ -167,10 +167,10 @@ def _facts(results: Results) -> dict[str, object]:
     return {"version": 2, "texts": texts, **speed, "tokens_per_second": results.rate}
 
 
-def _vocabulary(given: Generate) -> Vocabulary:
+def _codec(given: Generate) -> TextCodec:
     """How text is read: as asked, or as the checkpoint was trained. Raises MD0601 and MD0626."""
     from meshdsl.backends.data.tokenizer import FILE as TOKENIZER
-    from meshdsl.backends.generate.text import Vocabulary
+    from meshdsl.backends.generate.text import TextCodec
     from meshdsl.backends.train.export import checkpoint_at
     from meshdsl.backends.weights.model_files import is_model
 
@@ -178,9 +178,9 @@ def _vocabulary(given: Generate) -> Vocabulary:
         if given.tokens is not None:
             help = "choose one of both"
             fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
-        return Vocabulary("tokenizer", given.tokenizer)
+        return TextCodec("tokenizer", given.tokenizer)
     if given.tokens is None and os.path.isfile(os.path.join(given.params, TOKENIZER)):
-        return Vocabulary("tokenizer", given.params)
+        return TextCodec("tokenizer", given.params)
     characters = None
     if os.path.isdir(given.params) and not is_model(given.params):
         characters = checkpoint_at(given.params).meta.get("vocabulary")
@@ -188,5 +188,5 @@ def _vocabulary(given: Generate) -> Vocabulary:
         message = f"{given.params} does not say which characters it was trained on"
         fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")
     if given.tokens == "bytes" or characters is None:
-        return Vocabulary("bytes")
-    return Vocabulary("chars", characters)
+        return TextCodec("bytes")
+    return TextCodec("chars", characters)

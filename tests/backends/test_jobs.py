@@ -23,8 +23,8 @@ from meshdsl.backends.engines.torchrun import (
 from meshdsl.backends.engines.watchdog import Processes
 from meshdsl.backends.generate.contract import Contract, Prefill
 from meshdsl.backends.generate.sampling import Sampling
-from meshdsl.backends.generate.task import Piece, Task
-from meshdsl.backends.generate.text import Vocabulary
+from meshdsl.backends.generate.task import Task, TextPiece
+from meshdsl.backends.generate.text import TextCodec
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.job import DataFiles, Ending, Job, Trouble
 from meshdsl.backends.train.lock import locked
@@ -38,13 +38,13 @@ MADE: dict[str, Any] = {
     "job": Job(FILES, 3, about={"program": "p"}, rate=LearningRate("cosine", 0.1)),
     "task": Task(
         Contract("t", "p", "l", "w", 4, None, ("s",), prefill=Prefill("t", "c", "l", 3)),
-        *(((1, 2), (3,)), (3, 2), 4, "f", Vocabulary("chars", "abcd")),
+        *(((1, 2), (3,)), (3, 2), 4, "f", TextCodec("chars", "abcd")),
         *(Sampling(0.5, 2, 0.9, 7), (3,), ("d",)),
     ),
     "ending": Ending(
         0, 1, "finished", {"loss": 0.5}, {"loss": 1.0}, 3, "tokens", 0.5, "ck", Trouble(1, "")
     ),
-    "piece": Piece(1, (2, 3), "ab", "length", 0.5),
+    "piece": TextPiece(1, (2, 3), "ab", "length", 0.5),
     "run": InputSource("a.npz", None, 7, None),
 }
 

@@ -12,10 +12,10 @@ import numpy as np
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.generate.contract import Chosen, chosen
 from meshdsl.backends.generate.generation import generate
-from meshdsl.backends.generate.request import Request
+from meshdsl.backends.generate.request import GenerationRequest
 from meshdsl.backends.generate.results import Results
-from meshdsl.backends.generate.task import Piece
-from meshdsl.backends.generate.text import Vocabulary
+from meshdsl.backends.generate.task import TextPiece
+from meshdsl.backends.generate.text import TextCodec
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Source
@@ -32,7 +32,7 @@ SIZES = {
     **{"batch": 4, "seq": 12, "model": 8, "hidden": 8, "heads": 2, "key": 4},
     **{"layers": 2, "vocab": 11},
 }
-NUMBERS = Vocabulary("numbers")
+NUMBERS = TextCodec("numbers")
 
 
 def params() -> dict[str, Array]:
@@ -55,18 +55,18 @@ def texts(
     found: Chosen,
     folder: Path,
     prompts: Sequence[str | Sequence[int]],
-    vocabulary: Vocabulary = NUMBERS,
+    codec: TextCodec = NUMBERS,
     **asked: Any,
-) -> tuple[Results, list[Piece]]:
+) -> tuple[Results, list[TextPiece]]:
     """The continuations of prompts on the local engine, and the pieces in order."""
     file = folder / "params.npz"
     if not file.exists():
         write_npz(str(file), params())
-    task = Request(prompts, **asked).task(found.contract, vocabulary)
+    task = GenerationRequest(prompts, **asked).task(found.contract, codec)
     task = replace(task, params=str(file))
-    results, pieces = Results(task), list[Piece]()
+    results, pieces = Results(task), list[TextPiece]()
 
-    def hear(piece: Piece) -> None:
+    def hear(piece: TextPiece) -> None:
         results.hear(piece)
         pieces.append(piece)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.generate.request import Request
+from meshdsl.backends.generate.request import GenerationRequest
 from meshdsl.backends.generate.sampling import Sampling
-from meshdsl.backends.generate.text import Vocabulary
+from meshdsl.backends.generate.text import TextCodec
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import DiagnosticError
 
@@ -98,7 +98,7 @@ def test_draws_are_of_the_seed_the_text_and_the_position(tmp_path: Path) -> None
     ids=str,
 )
 def test_what_is_refused(asked: dict[str, object], code: str) -> None:
-    request = Request(**{"prompts": [(1,)], **asked})  # type: ignore[arg-type]
+    request = GenerationRequest(**{"prompts": [(1,)], **asked})  # type: ignore[arg-type]
     with pytest.raises(DiagnosticError) as error:
         request.task(programs(layout="batch:device", mesh="device:1").contract, NUMBERS)
     (diagnostic,) = error.value.diagnostics
@@ -108,6 +108,9 @@ def test_what_is_refused(asked: dict[str, object], code: str) -> None:
 
 def test_the_end_token_is_a_number_or_one_character() -> None:
     contract = programs(layout="batch:device", mesh="device:1").contract
-    words = Vocabulary("chars", "01ab")
-    ends = [Request(["a"], end_token=end).task(contract, words).end_tokens for end in (3, "1", "b")]
+    words = TextCodec("chars", "01ab")
+    ends = [
+        GenerationRequest(["a"], end_token=end).task(contract, words).end_tokens
+        for end in (3, "1", "b")
+    ]
     assert ends == [(3,), (1,), (3,)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from meshdsl.backends.generate.text import Shown, Vocabulary
+from meshdsl.backends.generate.text import ShownText, TextCodec
 from meshdsl.diagnostics import DiagnosticError
 from tests.data.tokenizer_files import END, save_tokenizer
 
@@ -16,7 +16,7 @@ from .models import programs, texts
 
 
 def test_tokens_of_characters() -> None:
-    words = Vocabulary("chars", "abc ")
+    words = TextCodec("chars", "abc ")
     assert words.tokens("cab") == (2, 0, 1)
     assert (words.known(9), words.known(3)) == (4, 3)
     assert words.text([3, 0]) == " a"
@@ -25,14 +25,14 @@ def test_tokens_of_characters() -> None:
 
 
 def test_tokens_of_bytes_wait_for_the_whole_character() -> None:
-    decode = Vocabulary("bytes").decoder()
+    decode = TextCodec("bytes").decoder()
     assert [decode(b) for b in "aü".encode()] == ["a", "", "ü"]
     assert decode(0xC3) + decode(None) == "�"
 
 
 def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
     """Its special tokens end texts, and a word that begins none has its space."""
-    words = Vocabulary("tokenizer", str(save_tokenizer(tmp_path / "bytes")))
+    words = TextCodec("tokenizer", str(save_tokenizer(tmp_path / "bytes")))
     assert words.text(words.tokens("the ünïcödé cat")) == "the ünïcödé cat"
     assert (words.end, words.number(END)) == (0, 0)
     size = len({*words.tokens("the cat")})
@@ -40,19 +40,19 @@ def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
     inner = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "?": 2}, unk_token="?"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     inner.save(str(tmp_path / "tokenizer.json"))
-    spaced = Vocabulary("tokenizer", str(tmp_path))
+    spaced = TextCodec("tokenizer", str(tmp_path))
     assert (spaced.tokens("a b"), spaced.text((0, 1)), spaced.end) == ((0, 1), "a b", None)
-    shown = Shown(spaced, (), (0,))
+    shown = ShownText(spaced, (), (0,))
     assert [shown.add(1), shown.add(0), shown.add(None)] == [" b", " a", ""]
 
 
 def test_a_text_ends_before_the_first_stop_string() -> None:
     """Whatever is shown never has to be taken back, and all is shown that is no part of one."""
-    words = Vocabulary("chars", "ab")
+    words = TextCodec("chars", "ab")
     for letters in itertools.product("ab", repeat=7):
         text = "".join(letters)
         for stop in (["aab"], ["aba", "bb"], ["ababab"], []):
-            shown, pieces = Shown(words, stop), list[str]()
+            shown, pieces = ShownText(words, stop), list[str]()
             for token in words.tokens(text):
                 pieces.append(shown.add(token))
                 if shown.is_stopped:
@@ -67,7 +67,7 @@ def test_a_text_ends_before_the_first_stop_string() -> None:
 
 def test_pieces_are_the_text_as_it_grows(tmp_path: Path) -> None:
     """To a stop string of several tokens, and to an end token that is not shown."""
-    words = Vocabulary("chars", "abcdefghijk")
+    words = TextCodec("chars", "abcdefghijk")
     found = programs(layout="batch -> data", mesh="data:2")
     plain, pieces = texts(found, tmp_path, ["bcd", "e"], words, steps=6)
     first, second = (t.text for t in plain.texts)

@@ -1,0 +1,128 @@
+"""`plan.generate`: the texts that a plan's program of one token continues prompts with."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.api.dims import check_seed, kind_of
+from meshdsl.backends.generate.results import Generated
+from meshdsl.diagnostics import Span, fail
+from meshdsl.records import dataclass
+from meshdsl.report.document import Document, line
+from meshdsl.report.views.parts import View
+
+if TYPE_CHECKING:
+    from meshdsl.backends.generate.contract import Chosen, Contract
+    from meshdsl.backends.generate.task import Task, TextPiece
+    from meshdsl.backends.generate.text import TextCodec
+    from meshdsl.pipeline import Compilation
+
+Prompt = str | Sequence[int]
+"""The beginning of a text: the text, or its tokens."""
+
+OnText = Callable[[int, str], object] | None
+"""Is called with the number of a text and what was added to it, as soon as it is known."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Generation(View):
+    """The continuations of prompts, in their order: each has `prompt`, `text`, `tokens` and `end`.
+
+    `seconds` is the time from the beginning to the last token, `first_token_seconds` that to the
+    first one, and `tokens_per_second` the rate of the new tokens of all texts.
+    """
+
+    texts: tuple[Generated, ...]
+    seconds: float
+    first_token_seconds: float | None
+    tokens_per_second: float
+
+    @property
+    def document(self) -> Document:
+        """The texts, one after the other."""
+        return tuple(line(t.prompt + t.text if t.prompt else str(t.tokens)) for t in self.texts)
+
+
+def generate(
+    programs: Chosen,
+    task: Task,
+    params: Mapping[str, Any],
+    engine: str,
+    on_text: OnText,
+    span: Span,
+) -> Generation:
+    """Carry out a task with some parameters. Raises MD0602 for an engine that does not generate."""
+    from meshdsl.backends.generate import generation
+    from meshdsl.backends.generate.results import Results
+    from meshdsl.backends.runtime.array_files import write_npz
+
+    if engine not in generation.ENGINES:
+        help = f"choose one of {', '.join(generation.ENGINES)}"
+        fail("MD0602", f"{engine!r} is no engine that generates", span, help=help)
+    results = Results(task)
+
+    def hear(piece: TextPiece) -> None:
+        results.hear(piece)
+        if on_text is not None and piece.shown:
+            on_text(piece.text, piece.shown)
+
+    with tempfile.TemporaryDirectory(prefix="meshdsl-") as folder:
+        file = os.path.join(folder, "params.npz")
+        states = programs.contract.states
+        write_npz(file, {n: a for n, a in params.items() if n not in states}, durable=False)
+        generation.generate(programs, engine, replace(task, params=file), hear)
+    return Generation(results.texts, results.seconds, results.first, results.rate)
+
+
+def programs_of(step: Compilation, prefill: str | Compilation | None) -> Chosen:
+    """The program of one token with the one that reads prompts, or its name. Raises MD0624."""
+    from meshdsl.backends.generate.contract import of_one_token, with_prefill
+
+    chosen = of_one_token(step)
+    if prefill is None or isinstance(prefill, str):
+        return with_prefill(chosen, prefill)
+    return with_prefill(chosen, prefill.named.name, {prefill.named.name: prefill})
+
+
+def task_of(
+    contract: Contract, prompts: Any, codec: TextCodec, asked: Mapping[str, Any], span: Span
+) -> Task:
+    """The task, without a file of parameters. Raises MD0604 and MD0625 to MD0627."""
+    from meshdsl.backends.generate.request import GenerationRequest
+
+    stop = asked["stop"]
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    asked = {**asked, "stop": stop, "seed": check_seed(asked["seed"])}
+    return GenerationRequest(_as_prompts(prompts, span), **asked).task(contract, codec)
+
+
+def codec_of(tokens: str | None, tokenizer: Any) -> TextCodec:
+    """How text is read. Raises MD0601."""
+    from meshdsl.backends.generate.text import TextCodec
+
+    if tokenizer is not None:
+        if tokens is not None:
+            fail("MD0601", "`tokenizer` and `tokens` are both given", help="choose one of both")
+        return TextCodec("tokenizer", os.fspath(tokenizer))
+    if tokens in (None, "bytes"):
+        return TextCodec("numbers" if tokens is None else "bytes")
+    return TextCodec("chars", str(tokens))
+
+
+def _as_prompts(prompts: Any, span: Span) -> tuple[Prompt, ...]:
+    """One prompt or several, those of tokens as tuples of whole numbers. Raises MD0626."""
+    if isinstance(prompts, str):
+        return (prompts,)
+    plain = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if not isinstance(plain, Sequence):
+        help = "give a text, the numbers of its tokens, or a list of these"
+        fail("MD0626", f"{kind_of(prompts)} is no prompt", span, help=help)
+    if plain and not isinstance(plain[0], str | Sequence) and not hasattr(plain[0], "tolist"):
+        return (tuple(plain),)
+    return tuple(
+        p if isinstance(p, str) else _as_prompts(p, span)[0] if len(p) else () for p in plain
+    )
