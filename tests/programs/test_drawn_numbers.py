@@ -251,7 +251,10 @@ def test_steps_and_batches_draw_other_numbers() -> None:
     class Program:
         INPUTS = {"seed": Spec("i64", {"accumulate": 3}, {}, ("seed",))}  # noqa: RUF012
 
-    feed = Feed(Program(), None, Ranks({}, 0, None, {}), 3)  # type: ignore[arg-type]
+    class Nothing:
+        may_refuse = False
+
+    feed = Feed(Program(), Nothing(), Ranks({}, 0, None, {}), 3)  # type: ignore[arg-type]
     seeds = [n for step in range(4) for n in feed.batch(step)["seed"].tolist()]
     assert len(set(seeds)) == 12
 
