@@ -28,6 +28,7 @@ from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.weights.model_files import is_model
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted
 from meshdsl.disk_cache import from_json
+from meshdsl.named.declarations import declare
 from meshdsl.named.measures import CROSS_ENTROPY, with_measures
 from meshdsl.pipeline import Compilation, Known
 from meshdsl.records import dataclass
@@ -58,7 +59,8 @@ class EvaluationJob:
 class Evaluation:
     """The averages of all outputs that are single numbers, over `samples` in `batches`.
 
-    `amount` counts samples or tokens (`unit`), and `rest` the samples of a short last batch.
+    `amount` counts samples or tokens (`unit`), and `rest` the samples of a short last batch. The
+    `notes` are about the data.
     """
 
     values: Mapping[str, float]
@@ -68,6 +70,7 @@ class Evaluation:
     amount: int
     unit: str
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +133,8 @@ def on_engine(made: Compilation, engine: str) -> Compilation:
 def of_size(made: Compilation, engine: str, data: Everything) -> Compilation:
     """The program of the short last batch. Raises DiagnosticError where there is none."""
     dim = data.reader.batch
-    sizes = {**made.options.set_dims, dim: data.rest}
-    known = Known(tree=made.known.tree)
-    other = Compilation(made.source, replace(made.options, set_dims=sizes), Diagnostics(), known)
     try:
-        short = on_engine(measured(other), engine)
+        short = on_engine(measured(resized(made, dim, data.rest)), engine)
         _ = short.emitted
     except DiagnosticError as error:
         fitting = max(n for n in range(1, data.size + 1) if data.count % n == 0)
@@ -143,6 +143,16 @@ def of_size(made: Compilation, engine: str, data: Everything) -> Compilation:
         first = error.diagnostics[0]
         raise DiagnosticError(replace(first, message=message + first.message, help=help)) from None
     return short
+
+
+def resized(made: Compilation, dim: str, size: int) -> Compilation:
+    """The same program with another size of a dim. Raises DiagnosticError."""
+    sizes, problems = {**made.options.set_dims, dim: size}, Diagnostics()
+    dims = declare(made.tree, problems, sizes)
+    problems.raise_errors()
+    declarations = replace(made.declarations, dims=dims.dims, unsized=dims.unsized)
+    options = replace(made.options, set_dims=sizes)
+    return Compilation(made.source, options, Diagnostics(), Known(made.known.tree, declarations))
 
 
 def plan_of(made: Compilation, short: Compilation | None, engine: str) -> EvaluationPlan:

@@ -12,8 +12,9 @@ from meshdsl.backends.data.texts import SUFFIXES, text_files, write_tokens
 from meshdsl.backends.data.token_files import TokenFile, has_validation
 from meshdsl.backends.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.backends.runtime.user_files import Refused
-from meshdsl.backends.train.job import DataFiles
-from meshdsl.diagnostics import fail
+from meshdsl.backends.train.job import ORDERS, DataFiles
+from meshdsl.backends.train.token_data import TOKENS
+from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.records import dataclass
 
 
@@ -29,14 +30,29 @@ class Texts:
     field: str = "text"
 
 
+def check_options(files: DataFiles, texts: Texts) -> None:
+    """Refuse options that mean nothing, or contradict each other. Raises MD0601 and MD0602."""
+    for option, value, known in (
+        ("tokens", files.tokens, TOKENS),
+        ("order", files.order, ORDERS),
+    ):
+        if value is not None and value not in known:
+            help = did_you_mean(value, list(known)) or f"there are {', '.join(known)}"
+            fail("MD0602", f"`--{option} {value}`: not one of those there are", help=help)
+    if texts.tokenizer is not None and files.tokens is not None:
+        help = "choose one: a tokenizer is for texts, a dtype for files of tokens"
+        fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
+
+
 @contextmanager
 def tokenized(files: DataFiles, texts: Texts, all_of_it: bool = False) -> Iterator[DataFiles]:
     """The files with the tokens of their texts, where a tokenizer is named; else as they are.
 
     The tokens lie in a folder for temporary files until the block ends. Of a folder with files for
     validation, these are held out if samples are wanted for that, and alone read by an evaluation:
-    `all_of_it`. Raises MD0580, MD0582 and MD0583.
+    `all_of_it`. Raises MD0580, MD0582 and MD0583, and as `check_options`.
     """
+    check_options(files, texts)
     if texts.tokenizer is None:
         yield files
         return

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.backends.runtime.values import Spec
+    from meshdsl.backends.train.evaluation import Evaluation
     from meshdsl.named.declarations import Declarations
     from meshdsl.pipeline import Compilation
     from meshdsl.report.views.parts import Code, Collectives, Memory, Placements, TensorView
@@ -374,15 +375,20 @@ class Plan(Looks):
     @told
     def train(
         self,
-        data: str | Mapping[str, Array],
+        data: str | Mapping[str, Array] | Array,
         steps: int,
         *,
         seed: int | None = None,
         engine: str = "local",
         batch: str | None = None,
-        tokens: str = "chars",
+        tokens: str | None = None,
+        tokenizer: str | None = None,
+        end_token: str | None = None,
+        text_field: str = "text",
+        order: str | None = None,
         eval_every: int = 0,
-        eval_data: str | Mapping[str, Array] | None = None,
+        eval_data: str | Mapping[str, Array] | Array | None = None,
+        eval_fraction: float = 0.1,
         checkpoint: str | None = None,
         checkpoint_every: int = 0,
         resume: bool = False,
@@ -391,9 +397,10 @@ class Plan(Looks):
     ) -> Training:
         """Take `steps` steps from the plan's parameters, and set them to the trained ones.
 
-        `data` is a file (.npz, or a text), or arrays by the names of inputs, with N samples each;
-        the batches of a run depend on `seed` and the step alone. The other arguments are those of
-        `meshdsl train`; with `progress`, the standard error shows how far the run is.
+        `data` is a file or a folder (.npz, tokens, texts), arrays by the names of inputs, with N
+        samples each, or an array of tokens in one dim; the batches of a run depend on `seed` and
+        the step alone. The other arguments are those of `meshdsl train`; with `progress`, the
+        standard error shows how far the run is.
 
         Raises:
             ProgramError: the program minimises nothing (MD0510), data of another shape or kind
@@ -403,11 +410,44 @@ class Plan(Looks):
 
         asked = {
             "steps": steps, "seed": seed, "engine": engine, "batch": batch, "tokens": tokens,
-            "eval_every": eval_every, "eval_data": eval_data, "checkpoint": checkpoint,
+            "tokenizer": tokenizer, "end_token": end_token, "text_field": text_field,
+            "order": order, "eval_every": eval_every, "eval_data": eval_data,
+            "eval_fraction": eval_fraction, "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every, "resume": resume, "force": force,
             "progress": progress,
         }  # fmt: skip
         return training.train(self, self._made.measured, data, asked)
+
+    @told
+    def evaluate(
+        self,
+        data: str | Mapping[str, Array] | Array,
+        *,
+        engine: str = "local",
+        batch: str | None = None,
+        tokens: str | None = None,
+        tokenizer: str | None = None,
+        end_token: str | None = None,
+        text_field: str = "text",
+        batches: int | None = None,
+        seed: int = 0,
+    ) -> Evaluation:
+        """The averages of the outputs that are single numbers, over all samples of `data`.
+
+        A last batch that is short weighs as many samples as it has. `data` is as of `train`, the
+        parameters are the plan's, and `batches` is the most that are taken.
+
+        Raises:
+            ProgramError: data of another shape or kind (MD0511 and on).
+        """
+        from meshdsl.api import training
+
+        asked = {
+            "engine": engine, "batch": batch, "tokens": tokens, "tokenizer": tokenizer,
+            "end_token": end_token, "text_field": text_field, "batches": batches,
+            "seed": check_seed(seed),
+        }  # fmt: skip
+        return training.evaluate(self, self._made, data, asked)
 
     @told
     def generate(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,13 @@ from meshdsl.report.views.parts import View
 
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
+    from meshdsl.backends.train.evaluation import Evaluation
+    from meshdsl.backends.train.job import DataFiles
+    from meshdsl.backends.train.tokenized import Texts
     from meshdsl.pipeline import Compilation
 
 _FILES = {"data": "data.npz", "eval_data": "eval.npz"}
-"""The files that arrays are written to, by the arguments that gave them."""
+"""The files that arrays are written to, by the arguments that gave them; `.npy` for tokens."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,28 +84,65 @@ def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) ->
         own_folder(asked["checkpoint"], asked["resume"], asked["force"]),
         tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
     ):
-        try:
+        with _by_arguments(folder):
             return _train(plan, made, data, asked, Path(folder))
-        except DiagnosticError as error:
-            said = (replace(d, message=_by_argument(d.message, folder)) for d in error.diagnostics)
-            raise DiagnosticError(*said) from error
+
+
+def evaluate(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Evaluation:
+    """The averages of a plan's outputs over all samples of the data."""
+    from meshdsl.backends.train.evaluation import EvaluationJob
+    from meshdsl.backends.train.evaluation import evaluate as averages
+    from meshdsl.backends.train.tokenized import tokenized
+
+    with (
+        tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
+        _by_arguments(folder),
+        tokenized(_files(data, asked, Path(folder)), _texts(asked), all_of_it=True) as files,
+    ):
+        params = _stored(plan.params, Path(folder, "params.npz"))
+        job = EvaluationJob(files, params, asked["batches"], asked["seed"])
+        notes = Diagnostics()
+        found = averages(made, asked["engine"], job, notes)
+        return replace(found, notes=tuple(note.message for note in notes))
+
+
+@contextmanager
+def _by_arguments(folder: str) -> Iterator[None]:
+    """Raise diagnostics that call arrays by their argument, not by the file they are in."""
+    try:
+        yield
+    except DiagnosticError as error:
+        said = (replace(d, message=_by_argument(d.message, folder)) for d in error.diagnostics)
+        raise DiagnosticError(*said) from error
+
+
+def _files(data: Any, asked: Mapping[str, Any], folder: Path) -> DataFiles:
+    """The files of samples; arrays are written into the folder."""
+    from meshdsl.backends.train.job import DataFiles
+
+    path = _stored(data, folder / _FILES["data"])
+    return DataFiles(path, batch=asked["batch"], tokens=asked["tokens"])
+
+
+def _texts(asked: Mapping[str, Any]) -> Texts:
+    from meshdsl.backends.train.tokenized import Texts
+
+    return Texts(asked["tokenizer"], asked["end_token"], asked["text_field"])
 
 
 def _train(
     plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
-    from meshdsl.backends.train.job import DataFiles, Job
+    from meshdsl.backends.train.job import Job
+    from meshdsl.backends.train.tokenized import tokenized
     from meshdsl.backends.train.training_run import accumulate_dim, planned, prepared, train
 
-    files = DataFiles(
-        _stored(data, folder / _FILES["data"]),
-        None
-        if asked["eval_data"] is None
-        else _stored(asked["eval_data"], folder / _FILES["eval_data"]),
-        batch=asked["batch"],
-        tokens=asked["tokens"],
-        accumulate=accumulate_dim(made),
-    )
+    files, held = _files(data, asked, folder), None
+    if asked["eval_data"] is not None:
+        held = _stored(asked["eval_data"], folder / _FILES["eval_data"])
+    fraction = asked["eval_fraction"] if asked["eval_every"] and held is None else 0.0
+    files = replace(files, held_out=held, fraction=fraction, order=asked["order"])
+    files = replace(files, accumulate=accumulate_dim(made))
     out, begin = str(folder / "params.npz"), None
     if not asked["resume"]:
         begin = _stored(plan.params, folder / "begin.npz")
@@ -121,7 +162,10 @@ def _train(
     seed = asked["seed"]
     job = prepared(chosen, job, None if seed is None else check_seed(seed))
     title = headline(chosen.made, asked["engine"])
-    with progress(title, quiet=not asked["progress"], stderr=True) as show:
+    with (
+        tokenized(job.data, _texts(asked)) as stored,
+        progress(title, quiet=not asked["progress"], stderr=True) as show,
+    ):
 
         def tell(event: Mapping[str, Any]) -> None:
             if event["kind"] == "step":
@@ -134,9 +178,13 @@ def _train(
                 notes.add(Diagnostic(event["code"], event["text"], **parts))
             show(event)
 
-        ending = train(chosen.emitted, asked["engine"], job, tell, made.source)
-    with np.load(out) as learned:
-        plan.params = dict(learned)
+        job = replace(job, data=stored)
+        try:
+            ending = train(chosen.emitted, asked["engine"], job, tell, made.source)
+        finally:  # data that were refused on the way have left the parameters so far
+            if os.path.exists(out):
+                with np.load(out) as learned:
+                    plan.params = dict(learned)
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)
     about = (ending.unit, ending.how, ending.checkpoint, tuple(notes))
     return Training(tuple(losses), tuple(norms), *said, *about)
@@ -145,8 +193,21 @@ def _train(
 def _by_argument(message: str, folder: str) -> str:
     """The message with arrays called by their argument, not by the file they were written to."""
     for argument, name in _FILES.items():
-        message = message.replace(os.path.join(folder, name), f"`{argument}`")
+        for file in (name, Path(name).with_suffix(".npy")):
+            message = message.replace(os.path.join(folder, file), f"`{argument}`")
     return message
+
+
+def _flat(data: Any, path: Path) -> str:
+    """The path of a file of tokens, with an array of them."""
+    from meshdsl.backends.engines.persistent import as_numpy
+    from meshdsl.backends.runtime.array_files import ArraysRefused
+
+    try:
+        np.save(path, as_numpy(data, "data"))
+    except ArraysRefused as refused:
+        fail("MD0504", str(refused), help="give arrays by the names of inputs, or one of tokens")
+    return str(path)
 
 
 def _stored(data: Any, path: Path) -> str:
@@ -156,6 +217,8 @@ def _stored(data: Any, path: Path) -> str:
     from meshdsl.backends.engines.persistent import as_numpy
     from meshdsl.backends.runtime.array_files import ArraysRefused, write_npz
 
+    if not isinstance(data, Mapping):
+        return _flat(data, path.with_suffix(".npy"))
     try:
         arrays = {name: as_numpy(array, name) for name, array in data.items()}
     except ArraysRefused as refused:

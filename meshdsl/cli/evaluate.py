@@ -37,9 +37,11 @@ class EvaluateOptions(DataOptions, PlacingOptions, AsData):
 def command(file: File, given: EvaluateOptions) -> None:
     """Average a program's numbers over all samples: loss, perplexity, accuracy."""
     with common.reporting(given.json) as diagnostics:
+        from meshdsl.backends.train.tokenized import check_options
         from meshdsl.backends.train.training_run import ENGINES
 
         refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
+        check_options(given.files(), given.texts)
         chosen = replace(pipeline_options(given), evaluate=True)
         compilation = common.compiled(file, chosen, diagnostics, "device")
         result = _evaluate(compilation, given, diagnostics)

@@ -192,15 +192,9 @@ class DataOptions:
     text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
 
     def files(self) -> DataFiles:
-        """The files of samples. Raises MD0601 and MD0602 for options that say no such."""
+        """The files of samples."""
         from meshdsl.backends.train.job import DataFiles
-        from meshdsl.backends.train.token_data import TOKENS
 
-        if self.tokens is not None:
-            refuse_unknown("tokens", self.tokens, TOKENS, "not one of those there are")
-        if self.tokenizer is not None and self.tokens is not None:
-            help = "choose one: a tokenizer is for texts, a dtype for files of tokens"
-            fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
         names = tuple(self.text_inputs.split(",")) if self.text_inputs else None
         files = DataFiles(str(self.data), batch=self.batch, tokens=self.tokens)
         return dataclasses.replace(files, text_inputs=names)

@@ -111,12 +111,11 @@ def _job(given: Train) -> Job:
 
 def _check(job: Job, given: Train) -> None:
     """Refuse options that contradict each other, and outputs that cannot be written."""
-    from meshdsl.backends.train.job import ORDERS
+    from meshdsl.backends.train.tokenized import check_options
     from meshdsl.backends.train.training_run import ENGINES
 
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
-    if given.order is not None:
-        refuse_unknown("order", given.order, ORDERS, "not one of those there are")
+    check_options(job.data, given.texts)
     _check_together(job)
     if given.weights is not None and job.out is None and job.params is None:
         help = "name a model: `--params FOLDER` to read one, `--out FOLDER` to write one"

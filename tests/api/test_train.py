@@ -154,3 +154,45 @@ def test_arrays_are_called_by_their_argument(argument: str) -> None:
     (found,) = caught.value.diagnostics
     assert f"`{argument}`" in found.message
     assert ".npz" not in found.message
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+row, seq, vocab, model = md.dims(row=4, seq=6, vocab=50, model=8)
+TOKENS = np.arange(400) ** 2 % 47
+
+
+@md.program
+def lm(tokens: md.i32[row, seq], targets: md.i32[row, seq]):  # type: ignore[valid-type]
+    embed = md.param("embed", [vocab, model])
+    out = md.param("out", [model, vocab])
+    logits = md.einsum(embed.gather(vocab, tokens), out, out=[row, seq, vocab])
+    loss = md.mean(md.cross_entropy[vocab](logits, targets))
+    md.minimize(loss, md.adam(lr=0.05))
+    return loss
+
+
+def test_tokens_are_an_array_or_a_file_and_evaluated(tmp_path: Path) -> None:
+    """Whatever they come from, the batches are the same; a short last batch weighs less."""
+    np.save(tmp_path / "t.npy", TOKENS)
+    TOKENS.astype("<u2").tofile(tmp_path / "t.bin")
+    given: list[tuple[object, dict[str, str]]] = [(TOKENS, {}), (str(tmp_path / "t.npy"), {})]
+    given += [(str(tmp_path / "t.bin"), {"tokens": "uint16"})]
+    plans = [lm.compile({"d": 2}, {"row": "d"}) for _ in given]
+    every = [
+        plan.train(data, 5, order="shuffled", eval_every=5, **options)  # type: ignore[arg-type]
+        for plan, (data, options) in zip(plans, given, strict=True)
+    ]
+    assert every[0].losses == every[1].losses == every[2].losses
+    assert every[0].evaluated == every[1].evaluated != {}
+    found = plans[0].evaluate(TOKENS[:200])
+    assert (found.samples, found.batches, found.rest) == (33, 9, 1)
+    weights = {name: np.asarray(array, float) for name, array in plans[0].params.items()}
+    logits = weights["embed"][TOKENS[:198]] @ weights["out"]
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(198), TOKENS[1:199]]
+    assert found.values["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert found.values["perplexity"] == pytest.approx(np.exp(losses.mean()), rel=1e-5)
+    with pytest.raises(md.ProgramError, match=r"`data`, token 5 is 60"):
+        plans[0].train(np.where(np.arange(400) == 5, 60, TOKENS), 1)
+    with pytest.raises(md.ProgramError, match="MD0602"):
+        plans[0].train(TOKENS, 1, order="any")
