@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
-from meshdsl.backends.data.token_files import TokenFile, shards
+from meshdsl.backends.data.token_files import shards
 from meshdsl.backends.data.tokenizer import Tokenizer, batched
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
@@ -80,21 +81,41 @@ def _whole(text: str, place: str) -> str:
 
 
 def write_tokens(
-    paths: Iterable[str], tokenizer: Tokenizer, end: int | None, field: str, out: str
-) -> TokenFile:
-    """Write the tokens of all documents of the files into the raw file `out`.
+    paths: Sequence[str], tokenizer: Tokenizer, end: int | None, field: str, file: IO[bytes]
+) -> int:
+    """Write the tokens of all documents of the files as a `.npy`; returns how many there are.
 
     Each document ends with the token `end`, where there is one and the tokenizer has not put it
     there. About `AT_ONCE` characters are in memory, or one document.
     """
-    dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+    dtype = np.dtype("uint16" if tokenizer.size <= 1 << 16 else "uint32").newbyteorder("<")
     count = 0
+    _write_header(file, dtype, count)
     texts = (text for path in paths for text in documents(path, field))
-    with open(out, "wb") as file:
-        for batch in batched(texts, AT_ONCE):
-            for tokens in tokenizer.encode_many(batch):
-                if end is not None and tokens[-1:] != [end]:
-                    tokens.append(end)
-                np.array(tokens, np.dtype(dtype).newbyteorder("<")).tofile(file)
-                count += len(tokens)
-    return TokenFile(out, dtype, count)
+    for batch in batched(texts, AT_ONCE):
+        for tokens in tokenizer.encode_many(batch):
+            if end is not None and tokens[-1:] != [end]:
+                tokens.append(end)
+            file.write(np.array(tokens, dtype).tobytes())
+            count += len(tokens)
+    file.seek(0)
+    _write_header(file, dtype, count)  # as long as before: numpy leaves room for the count
+    return count
+
+
+def _write_header(file: IO[bytes], dtype: Any, count: int) -> None:
+    described = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, described)
+
+
+def end_of(tokenizer: Tokenizer, named: str | None, paths: Sequence[str]) -> int | None:
+    """The token that ends documents: the one that is `named`, or that of the tokenizer's folder.
+
+    `none` is no token. Raises MD0583 where several documents of a file would have no end.
+    """
+    if named is not None:
+        return None if named == "none" else tokenizer.number(named)
+    if tokenizer.end is None and any(path.endswith(".jsonl") for path in paths):
+        help = "name it: `--end-token '<|endoftext|>'`, or `--end-token none`"
+        fail("MD0583", f"nothing says which token of {tokenizer.path} ends a document", help=help)
+    return tokenizer.end

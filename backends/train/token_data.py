@@ -111,7 +111,7 @@ def check_tokens(tokens: Tokens, start: int, window: Array, bound: int) -> None:
     assert isinstance(tokens, FlatTokens)
     message = f"{tokens.place(start + at)} is {int(window[at])}, and the program has room for"
     help = "make the dim that tokens index larger with `--set`, by whatever name it has"
-    if len(tokens.files) and tokens.files[0].dtype != "uint8":
+    if not tokens.files[0].name and tokens.files[0].dtype != "uint8":  # as it was given
         help += "; or the file is of another dtype: `--tokens` states it"
     fail("MD0513", f"{message} {counted(bound, 'token')}", help=help)
 
@@ -173,6 +173,10 @@ def every_window(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
         stored = files.stored or token_files(files.path, files.tokens, held_out=True)
         tokens = _flat(stored, bound)
     else:
+        if files.tokens != "bytes" and files.vocabulary is None:
+            message = f"nothing says which numbers the characters of {files.path} had in training"
+            help = "name the folder of the run's checkpoints with `--params`"
+            fail("MD0513", message, help=help)
         tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
     windows = max(len(tokens) - len(names) + 1, 0) // length
     if not windows:

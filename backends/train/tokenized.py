@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from meshdsl.backends.data.texts import SUFFIXES, text_files, write_tokens
-from meshdsl.backends.data.token_files import TokenFile, has_validation
-from meshdsl.backends.data.tokenizer import Tokenizer, load_tokenizer
-from meshdsl.backends.runtime.user_files import Refused
+from meshdsl.backends.data.texts import SUFFIXES, end_of, text_files, write_tokens
+from meshdsl.backends.data.token_files import TokenFile, has_validation, token_file
+from meshdsl.backends.data.tokenizer import load_tokenizer
+from meshdsl.backends.runtime.user_files import Refused, replacing_for_good
 from meshdsl.backends.train.job import ORDERS, DataFiles
 from meshdsl.backends.train.token_data import TOKENS
 from meshdsl.diagnostics import did_you_mean, fail
@@ -57,33 +57,53 @@ def tokenized(files: DataFiles, texts: Texts, all_of_it: bool = False) -> Iterat
         yield files
         return
     tokenizer = load_tokenizer(texts.tokenizer)
-    end = _end(tokenizer, texts)
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
 
         def stored(path: str, name: str, held_out: bool) -> tuple[Sequence[str], TokenFile]:
-            paths = text_files(path, held_out)
-            if end is None and texts.end is None and any(p.endswith(".jsonl") for p in paths):
-                help = "name it: `--end-token '<|endoftext|>'`, or `--end-token none`"
-                message = f"nothing says which token of {tokenizer.path} ends a document"
-                fail("MD0583", message, help=help)
-            out = os.path.join(folder, name)
-            return paths, replace(write_tokens(paths, tokenizer, end, texts.field, out), name=path)
+            paths, out = text_files(path, held_out), os.path.join(folder, name)
+            end = end_of(tokenizer, texts.end, paths)
+            with open(out, "wb") as file:
+                write_tokens(paths, tokenizer, end, texts.field, file)
+            return paths, replace(token_file(out, None), name=path)
 
-        try:
-            paths, training = stored(files.path, "train.bin", all_of_it)
+        with unreadable("name a text, a .jsonl file or a folder of them"):
+            paths, training = stored(files.path, "train.npy", all_of_it)
             held = None
             if files.held_out is not None:
-                held = stored(files.held_out, "val.bin", True)[1]
+                held = stored(files.held_out, "val.npy", True)[1]
             elif files.fraction and has_validation(files.path, SUFFIXES):
-                held = stored(files.path, "val.bin", True)[1]
-        except Refused as refused:
-            fail("MD0505", str(refused), help="name a text, a .jsonl file or a folder of them")
+                held = stored(files.path, "val.npy", True)[1]
         sources = (*paths, tokenizer.path)
         kept = () if held is None else (held,)
         yield replace(files, stored=(training,), stored_held_out=kept, sources=sources)
 
 
-def _end(tokenizer: Tokenizer, texts: Texts) -> int | None:
-    if texts.end is None:
-        return tokenizer.end
-    return None if texts.end == "none" else tokenizer.number(texts.end)
+def write_texts(paths: Sequence[str], texts: Texts, out: str) -> int:
+    """Write the tokens of texts into the file `out`; returns how many there are.
+
+    Raises MD0501, MD0505 and MD0580 to MD0583.
+    """
+    assert texts.tokenizer is not None
+    tokenizer = load_tokenizer(texts.tokenizer)
+    with unreadable("name texts, .jsonl files or folders of them"):
+        for path in paths:
+            if has_validation(path, SUFFIXES):
+                help = "name the files of each, and write them into files of their own"
+                fail("MD0580", f"{path} has texts for training and for validation", help=help)
+        every = [file for path in paths for file in text_files(path)]
+        end = end_of(tokenizer, texts.end, every)
+        try:
+            with replacing_for_good(out) as file:
+                return write_tokens(every, tokenizer, end, texts.field, file)
+        except OSError as error:
+            help = "choose another name or free some space"
+            fail("MD0501", f"cannot write {out}: {error.strerror}", help=help)
+
+
+@contextmanager
+def unreadable(help: str) -> Iterator[None]:
+    """Raise MD0505 for a file that cannot be read."""
+    try:
+        yield
+    except Refused as refused:
+        fail("MD0505", str(refused), help=help)

@@ -18,6 +18,7 @@ NAMES = (
     "run",
     "train",
     "evaluate",
+    "tokenize",
     "generate",
     "weights",
     "compare",

@@ -178,7 +178,23 @@ class Sizes:
 
 
 @option
-class DataOptions:
+class TextOptions:
+    """Options of texts that become tokens."""
+
+    tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json, by which texts are tokens.")
+    end_token: str | None = opt("--end-token", "T", "What ends a document (as its folder says).")
+    text_field: str = opt("--text-field", "K", "Where a line of .jsonl has its text.", "text")
+
+    @property
+    def texts(self) -> Texts:
+        """How texts become tokens."""
+        from meshdsl.backends.train.tokenized import Texts
+
+        return Texts(self.tokenizer, self.end_token, self.text_field)
+
+
+@option
+class DataOptions(TextOptions):
     """Options of the samples of a run."""
 
     data: Path = opt("--data", "F", "Samples: .npz, .safetensors, tokens, or a text.", ...)
@@ -186,9 +202,6 @@ class DataOptions:
     tokens: str | None = opt(
         "--tokens", "T", "A text: chars or bytes (chars); a raw file: its dtype, uint16 or another."
     )
-    tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json, by which texts are tokens.")
-    end_token: str | None = opt("--end-token", "T", "What ends a document (as its folder says).")
-    text_field: str = opt("--text-field", "K", "Where a line of .jsonl has its text.", "text")
     text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
 
     def files(self) -> DataFiles:
@@ -198,13 +211,6 @@ class DataOptions:
         names = tuple(self.text_inputs.split(",")) if self.text_inputs else None
         files = DataFiles(str(self.data), batch=self.batch, tokens=self.tokens)
         return dataclasses.replace(files, text_inputs=names)
-
-    @property
-    def texts(self) -> Texts:
-        """How texts become tokens."""
-        from meshdsl.backends.train.tokenized import Texts
-
-        return Texts(self.tokenizer, self.end_token, self.text_field)
 
 
 @option
