@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from meshdsl.api.dims import Dim, DType, Pinned, check_name, kind_of
 from meshdsl.api.errors import told
@@ -284,15 +284,15 @@ def update(state: Tensor, value: Operand) -> None:
     tracer.block.append(Updated(read, new_value, site.span))
 
 
-Group = Mapping[str, Any] | Literal["frozen", "trained"]
-"""The options of some parameters, or a word."""
+Groups = Mapping[Any, Any]
+"""By selector, or a tuple of them, the options of some parameters, `"frozen"` or `"trained"`."""
 
 
 @told
 def minimize(
     loss: Tensor,
     optimizer: Form,
-    groups: Mapping[str | tuple[str, ...], Group] | None = None,
+    groups: Groups | None = None,
 ) -> None:
     """Make the program trainable: `md.minimize(loss, md.adamw(lr=3e-4))`.
 
@@ -321,7 +321,7 @@ def minimize(
 def _group_settings(
     tracer: Tracer,
     optimizer: Form,
-    groups: Mapping[str | tuple[str, ...], Group],
+    groups: Groups,
     place: ArgumentPlace,
 ) -> Iterator[ast.GroupSetting]:
     """The settings of all groups, as the parser would read them."""

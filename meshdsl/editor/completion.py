@@ -78,7 +78,7 @@ class Cursor:
 
     @property
     def optimizer(self) -> str:
-        """The optimizer in whose groups the cursor is, directly in their braces; empty elsewhere."""
+        """The optimizer in the braces of whose groups the cursor is; empty elsewhere."""
         around = self.brackets[-2].words if len(self.brackets) > 1 else []
         kinds = [word.type for word in around]
         if self.inside.kind != "LBRACE" or "MINIMIZE" not in kinds or "WITH" not in kinds[:-1]:

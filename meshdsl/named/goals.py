@@ -89,13 +89,11 @@ class Goals:
         self.goal = Goal(loss, optimizer, node.span)
         self.rules = group_rules(node, optimizer, evaluate, self.builder.diagnostics)
 
-    def finish(self, params: Sequence[Param], updates: Sequence[Update]) -> Goal | None:
+    def finish(self, goal: Goal, params: Sequence[Param], updates: Sequence[Update]) -> Goal:
         """The goal of a whole program, whose parameters and states are known by now."""
-        if self.goal is None or not self.rules:
-            return self.goal
         learned = trainable(params, updates)
-        groups = param_groups(self.goal.optimizer, self.rules, learned, self.builder.diagnostics)
-        return replace(self.goal, groups=groups)
+        groups = param_groups(goal.optimizer, self.rules, learned, self.builder.diagnostics)
+        return replace(goal, groups=groups)
 
     def _constant(self, scope: Scope, node: ast.Expr) -> Operand:
         """The value of an option, computed as anywhere in the program."""

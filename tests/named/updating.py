@@ -10,7 +10,7 @@ import torch
 
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.types import F64, Dim, DType, TensorType
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Goal, Value
 from meshdsl.named.optimizer_updates import emit_update
 from meshdsl.named.optimizers import Optimizer, resolve
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
@@ -128,7 +128,7 @@ class Engine:
         values = [Value(p.type, SPAN, role="grad", rules_from=p) for p in params]
         for value, array in zip(values, grads, strict=True):
             self.give(value, array)
-        emit_update(self, optimizer, params, values, stacked)
+        emit_update(self, Goal(values[0], optimizer, SPAN), params, values, stacked)
         new = {old: self.known[made] for old, made in self.updates.items()}
         assert set(new) == {*params, *(state for state, _ in self.states.values())}
         self.known = {p: new[p] for p in params}

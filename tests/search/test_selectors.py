@@ -7,7 +7,7 @@ from typing import Any
 
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import values_of
-from meshdsl.placed.layout import selects
+from meshdsl.named.selectors import selects
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import POLICIES, Candidate, SearchRule
 from meshdsl.search.certificate import certificate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,11 @@ def in_torch(given: tuple[tuple[str, bytes, tuple[int, ...]], ...]) -> Arrays:
     no_decay = [trained["norm.scale"], trained["mlp.b"]]
     decay = [trained["mlp.w"], trained["mlp.v"]]
     embed = {"params": [trained["embed"]], "lr": 0.02}
-    groups = [{"params": decay}, {"params": no_decay, "weight_decay": 0.0}, embed]
+    groups: list[dict[str, Any]] = [
+        {"params": decay},
+        {"params": no_decay, "weight_decay": 0.0},
+        embed,
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
     for step in range(STEPS):
         rate = 0.01 * (1 + np.cos(np.pi * min(step, 10) / 10))
