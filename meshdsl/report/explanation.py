@@ -50,6 +50,7 @@ from meshdsl.report.schema import (
     TensorFacts,
     TimedFacts,
     TotalsFacts,
+    TrainedFacts,
 )
 
 VERSION = 1
@@ -97,6 +98,7 @@ def explain(
         "collectives": collectives,
         "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
         "memory": {**memory(program)},
+        **_frozen(program),
         **_away(program),
         **piped(program),
         **timed,
@@ -122,6 +124,16 @@ def _compressed(program: placed.PlacedProgram) -> CompressionFacts:
     if several := workers(program):
         compression["workers"] = several
     return compression
+
+
+def _frozen(program: DeviceProgram) -> TrainedFacts:
+    """The parameters of a training step that have no gradient and no state, if there are some."""
+    goal = program.placed.named.goal
+    if goal is None or not goal.frozen:
+        return {}
+    variables = [v for v in program.params if v.value in goal.frozen]
+    most = max(walk.bytes(variables) for walk in walks(program))
+    return {"frozen": {"params": [str(v.value.name) for v in variables], "bytes": most}}
 
 
 def _away(program: DeviceProgram) -> OffloadFacts:

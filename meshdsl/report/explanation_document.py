@@ -396,6 +396,7 @@ def _totals_of(report: ReportFacts) -> Iterator[Block]:
         yield from timed_in_all(report["time"])
         yield Gap()
     yield from held(report["memory"])
+    yield from frozen(report)
     yield from away(report)
     yield from by_stage(report)
     if report["warnings"]:
@@ -446,6 +447,21 @@ def held(memory: Mapping[str, int]) -> Iterator[Item]:
     amounts = at_peak(memory)
     shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
     yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])
+
+
+def frozen(report: ReportFacts) -> Iterator[Block]:
+    """Which parameters are frozen: they take memory, but no gradients and no states."""
+    if "frozen" not in report:
+        return
+    names = report["frozen"]["params"]
+    listed = ", ".join(names[:MOST_FROZEN])
+    more = f" and {len(names) - MOST_FROZEN} more" if len(names) > MOST_FROZEN else ""
+    size = exact(report["frozen"]["bytes"])
+    yield _headed("Frozen:", f"{listed}{more}; {size} of parameters without gradient or state")
+
+
+MOST_FROZEN = 8
+"""Names of frozen parameters that are shown."""
 
 
 AWAY = {

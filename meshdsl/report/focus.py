@@ -28,6 +28,7 @@ from meshdsl.report.document import (
 from meshdsl.report.explanation_document import (
     away,
     explanation,
+    frozen,
     held,
     listed,
     listing,
@@ -111,6 +112,7 @@ def _excerpt(
     yield from planned(report)
     yield Gap()
     yield from held(report["memory"])
+    yield from frozen(report)
     yield from away(report)
     yield from by_stage(report)
     yield Gap()

@@ -237,6 +237,19 @@ class CompressionFacts(TypedDict, total=False):
     workers: int
 
 
+class FrozenFacts(TypedDict):
+    """The frozen parameters, and the bytes of them on the device that has most."""
+
+    params: list[str]
+    bytes: int
+
+
+class TrainedFacts(TypedDict, total=False):
+    """Which parameters of a training step it does not train."""
+
+    frozen: FrozenFacts
+
+
 class OffloadFacts(TypedDict, total=False):
     """What is on disk, or in the memory of the host."""
 
@@ -262,7 +275,9 @@ class BoundedFacts(TypedDict, total=False):
     bounded: str
 
 
-class ReportFacts(CompressionFacts, OffloadFacts, PipedFacts, TimedFacts, BoundedFacts):
+class ReportFacts(
+    CompressionFacts, TrainedFacts, OffloadFacts, PipedFacts, TimedFacts, BoundedFacts
+):
     """`explain`: a program under a layout."""
 
     version: int

@@ -11,6 +11,7 @@ import torch
 
 from meshdsl.device.memory import memory
 from meshdsl.named.ir import values_of
+from meshdsl.report.explanation import explain
 from tests.programs.harness import Case, compiled
 from tests.training.stepping import Arrays, compiled_step, hold_to, values
 
@@ -167,6 +168,10 @@ def test_frozen_parameters_have_no_gradient_and_no_state(layout: str, options: s
     held = memory(made.device)
     assert held["state"] == 4 * len(kinds) * FROZEN[layout] // 2 + 4
     assert 0 < held["grads"] <= 4 * ADAPTERS
+    frozen = explain(made.device).get("frozen")
+    assert frozen is not None
+    assert {*frozen["params"], *ADAPTED} == {str(p.value.name) for p in made.named.params}
+    assert 0 < frozen["bytes"] < held["params"]
     narrow = {p.value.type.dtype.name for p in made.named.params}
     assert narrow == ({"bf16"} if "bf16" in options else {"f32"})
 
