@@ -10,7 +10,7 @@ growing at the 257th. (As Megatron's `main_grad`, and FSDP2's `reduce_dtype=torc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from meshdsl.ir.program import Carry, Collected, Origin, Stacked
@@ -19,7 +19,7 @@ from meshdsl.ir.types import F32, Dim, DType
 from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Frame
 from meshdsl.named.emit import Emit, emit_at
-from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Output, Update, Value, walk
+from meshdsl.named.ir import Goal, NamedLoop, NamedProgram, Node, Output, Update, Value, walk
 from meshdsl.named.one_batch import once
 from meshdsl.named.step_numbers import with_step_numbers
 from meshdsl.records import dataclass
@@ -30,7 +30,7 @@ DIM = "accumulate"
 
 def accumulated(
     program: NamedProgram, builder: Builder, count: int
-) -> tuple[NamedProgram, dict[Value, Value | None]]:
+) -> tuple[NamedProgram, dict[Value, Value]]:
     """The program in a loop over `count` batches, and the mean gradient of every parameter.
 
     Scalars among its outputs become means as well, the loss among them.
@@ -74,7 +74,7 @@ class _Loop:
     averaged: tuple[Value, ...] = ()
     totals: dict[Value, Value] = field(default_factory=dict)
 
-    def build_as_one(self) -> tuple[NamedProgram, dict[Value, Value | None]]:
+    def build_as_one(self) -> tuple[NamedProgram, dict[Value, Value]]:
         """The step whose batches are one: its numbers before them, assignments after them."""
         inputs = {v: self._widened(v) for v in self.program.inputs}
         ahead = with_step_numbers(self.program, inputs, self.dim)
@@ -94,9 +94,7 @@ class _Loop:
     def _cast_to(self, mean: Value, value: Value) -> Value:
         return emit_at(self.builder, value, phase="forward").cast(mean, value.type.dtype)
 
-    def build(
-        self, inputs: tuple[Value, ...] = ()
-    ) -> tuple[NamedProgram, dict[Value, Value | None]]:
+    def build(self, inputs: tuple[Value, ...] = ()) -> tuple[NamedProgram, dict[Value, Value]]:
         """The step, and the mean gradient of every parameter; `inputs` are those of all batches."""
         program, builder = self.program, self.builder
         assert program.goal is not None
@@ -111,16 +109,14 @@ class _Loop:
         params = self.params
         for value in self.states.values():
             builder.place(value, 1)
-        grads = gradients(builder, program.goal.loss, params)
-        sums = {p: self._sum(p, g, "grad") for p, g in zip(params, grads, strict=True) if g}
+        grads = goal_gradients(builder, program.goal, params)
+        sums = {p: self._sum(p, g, "grad") for p, g in grads.items()}
         outputs = {o: self._output(o) for o in program.outputs}
         self.totals = {v: self._sum(v, v, "activation") for v in self.averaged}
         updates = tuple(self._kept(u) for u in program.updates)
         self._close(inputs)
         taken = program.goal.taken or self.dim.size
-        means: dict[Value, Value | None] = {
-            p: self._mean(v, taken, Origin(p)) for p, v in sums.items()
-        }
+        means = {p: self._mean(v, taken, Origin(p)) for p, v in sums.items()}
         return replace(self._finish(inputs, outputs), updates=updates), means
 
     def _close(self, inputs: tuple[Value, ...]) -> None:
@@ -136,11 +132,10 @@ class _Loop:
     def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> NamedProgram:
         """The program that returns the means of scalars, and every iteration of other outputs."""
         assert self.program.goal is not None
-        loss = self.program.goal.loss
         finished = ((o, self._finished(v, o.value.type.dtype)) for o, v in outputs.items())
         returned = {o: replace(o, value=v) for o, v in finished}
-        mean = next(new.value for old, new in returned.items() if old.value is loss)
-        goal = replace(self.program.goal, loss=mean)
+        means = {old.value: new.value for old, new in returned.items()}
+        goal = self.program.goal.on(lambda v: means.get(v, v))
         body, values = tuple(self.builder.frames[-1].body), tuple(returned.values())
         return replace(self.program, inputs=inputs, outputs=values, body=body, goal=goal)
 
@@ -202,6 +197,19 @@ class _Loop:
         fields = {"role": role, "rules_from": value.rules_from, "name": value.name}
         emit = emit_at(self.builder, value, fields, origin, phase)
         return emit("identity", value) if count == 1 else emit("mul", value, 1 / count)
+
+
+def goal_gradients(builder: Builder, goal: Goal, params: Sequence[Value]) -> dict[Value, Value]:
+    """The gradient of each of some parameters, by the loss that trains it.
+
+    Parameters that their loss does not depend on are left out.
+    """
+    found: dict[Value, Value] = {}
+    for each in goal.all:
+        own = [p for p in params if p not in each.frozen and p not in found]
+        grads = gradients(builder, each.loss, own)
+        found.update((p, g) for p, g in zip(own, grads, strict=True) if g is not None)
+    return {p: found[p] for p in params if p in found}
 
 
 def summed(dtype: DType) -> DType:

@@ -80,7 +80,7 @@ class Merging(Visitor):
     def of(cls, program: NamedProgram, alike: Alike) -> Merging:
         """The block of a program, before its first node."""
         kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
-        return cls(alike, kept | ({program.goal.loss} if program.goal else set()))
+        return cls(alike, kept | ({*program.goal.losses} if program.goal else set()))
 
     def inside(self, loop: NamedLoop) -> Merging:
         """The block of a loop, before its first node."""

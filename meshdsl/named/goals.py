@@ -11,7 +11,7 @@ from meshdsl.diagnostics import Related, Span, all_of, both, fail
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.ir import Goal, NamedOp, Param, Update, Value, trainable
 from meshdsl.named.loops import without_returns
-from meshdsl.named.optimizers import resolve
+from meshdsl.named.optimizers import COMMON, resolve
 from meshdsl.named.param_groups import GroupRule, group_rules, param_groups
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import around
@@ -28,8 +28,7 @@ class Goals:
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
         self.builder = program.builder
-        self.goal: Goal | None = None
-        self.rules: tuple[GroupRule, ...] = ()
+        self.pending: list[tuple[Goal, tuple[GroupRule, ...]]] = []
         self.blocks = 0
 
     # --- grad ----------------------------------------------------------------------------------
@@ -74,11 +73,6 @@ class Goals:
 
     def minimize(self, node: ast.Minimize, scope: Scope) -> None:
         """Record the loss and the optimizer; `training_step.py` makes the training step of it."""
-        if self.goal is not None:
-            where = Related(self.goal.span, "the first one")
-            message = "a program minimises one loss"
-            help = "add the losses up, or make it another program"
-            fail("MD0295", message, node.span, where, help=help)
         if scope.path or len(self.builder.frames) > 1:
             help = "write it at the end of the program"
             fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
@@ -86,14 +80,20 @@ class Goals:
         loss, optimizer = both(
             partial(self._loss, node.value, scope), partial(resolve, node.optimizer, evaluate)
         )
-        self.goal = Goal(loss, optimizer, node.span)
-        self.rules = group_rules(node, optimizer, evaluate, self.builder.diagnostics)
+        goal = Goal(loss, optimizer, node.span)
+        if self.pending:
+            _check_of_step(self.pending[0][0], goal, node)
+        rules = group_rules(node, optimizer, evaluate, self.builder.diagnostics)
+        self.pending.append((goal, rules))
 
-    def finish(self, goal: Goal, params: Sequence[Param], updates: Sequence[Update]) -> Goal:
-        """The goal of a whole program, whose parameters and states are known by now."""
-        learned = trainable(params, updates)
-        groups = param_groups(goal.optimizer, self.rules, learned, self.builder.diagnostics)
-        return replace(goal, groups=groups)
+    def finish(self, params: Sequence[Param], updates: Sequence[Update]) -> Goal:
+        """The goals of a whole program, whose parameters and states are known by now."""
+        learned, diagnostics = trainable(params, updates), self.builder.diagnostics
+        first, *others = (
+            replace(goal, groups=param_groups(goal.optimizer, rules, learned, diagnostics))
+            for goal, rules in self.pending
+        )
+        return replace(first, others=tuple(others))
 
     def _constant(self, scope: Scope, node: ast.Expr) -> Operand:
         """The value of an option, computed as anywhere in the program."""
@@ -116,6 +116,19 @@ class Goals:
             self.program.body(body, scope)
         finally:
             self.builder.block = None
+
+
+def _check_of_step(first: Goal, other: Goal, node: ast.Minimize) -> None:
+    """Refuse options of the whole step that a further `minimize` has of its own (MD0295)."""
+    where = Related(first.span, "the first one")
+    if first.optimizer.compress is not None or other.optimizer.compress is not None:
+        message = "`compress` is for the gradients of one loss"
+        fail("MD0295", message, node.span, where, help="leave it out, or add the losses up")
+    for name, option in COMMON.items():
+        own = other.optimizer.option(name)
+        if name != "clip" and own not in (option.default, first.optimizer.option(name)):
+            message = f"`{name}` is of the whole step, and the first `minimize` says it"
+            fail("MD0295", message, node.span, where, help=f"write `{name}` there")
 
 
 def need_loss(said: str, operand: Operand, span: Span) -> Value:

@@ -215,7 +215,10 @@ class ParamGroup:
 class Goal:
     """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`.
 
-    `groups` are the parameters that it does not update as all others, each in one of them.
+    `groups` are the parameters that it does not update as all others, each in one of them. `others`
+    are further goals, each with parameters of its own: all are updated in one step, by gradients at
+    the same values. What is of the whole step (`COMMON` in `optimizers.py`) is said by the first
+    one, apart from `clip`, which is of the gradients of each.
     `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
     An update takes the mean gradient of all batches that are accumulated, or of so many of them as
     are `taken` where it is made on the way (`placed/async_checks.py`).
@@ -227,11 +230,27 @@ class Goal:
     norm: str | None = None
     taken: int | None = None
     groups: tuple[ParamGroup, ...] = ()
+    others: tuple[Goal, ...] = ()
+
+    @property
+    def all(self) -> tuple[Goal, ...]:
+        """This goal and the others."""
+        return (self, *self.others)
+
+    @property
+    def losses(self) -> tuple[Value, ...]:
+        """What all goals minimise."""
+        return tuple(goal.loss for goal in self.all)
 
     @property
     def frozen(self) -> frozenset[Value]:
-        """The parameters that have no gradient."""
+        """The parameters that this goal does not train."""
         return frozenset(p for g in self.groups if g.optimizer is None for p in g.params)
+
+    @property
+    def untrained(self) -> frozenset[Value]:
+        """The parameters that no goal trains: they have no gradient."""
+        return frozenset.intersection(*(goal.frozen for goal in self.all))
 
     def optimizer_of(self, param: Value) -> Any:
         """The optimizer with the options for one parameter, which is not frozen."""
@@ -241,7 +260,8 @@ class Goal:
     def on(self, of: Callable[[Value], Value]) -> Goal:
         """The goal on the values in place of those that it names."""
         groups = tuple(replace(g, params=tuple(map(of, g.params))) for g in self.groups)
-        return replace(self, loss=of(self.loss), groups=groups)
+        others = tuple(goal.on(of) for goal in self.others)
+        return replace(self, loss=of(self.loss), groups=groups, others=others)
 
     def without_mixed(self) -> Goal:
         """The same goal in one precision, for `--dtype`."""
@@ -275,8 +295,8 @@ class NamedProgram:
     @property
     def learned(self) -> tuple[Value, ...]:
         """The parameters that are minimised by: those that can be trained and are not frozen."""
-        frozen = self.goal.frozen if self.goal else ()
-        return tuple(v for v in self.trainable if v not in frozen)
+        untrained = self.goal.untrained if self.goal else ()
+        return tuple(v for v in self.trainable if v not in untrained)
 
     @property
     def trainable(self) -> tuple[Value, ...]:
@@ -312,7 +332,7 @@ def trainable(params: Iterable[Param], updates: Iterable[Update]) -> tuple[Value
 def kept(program: NamedProgram) -> list[Value]:
     """The values that are read after a program: outputs, new parameters and states, the loss."""
     values = [o.value for o in program.outputs] + [u.new for u in program.updates]
-    return [*values, program.goal.loss] if program.goal else values
+    return [*values, *program.goal.losses] if program.goal else values
 
 
 def uses_of(program: NamedProgram) -> Counter[Value]:

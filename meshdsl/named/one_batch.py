@@ -127,7 +127,7 @@ def once(program: NamedProgram) -> Once:
         return Once(program, (), (), ())
     samples = Samples(program)
     assert program.goal is not None
-    results = {program.goal.loss, *(o.value for o in program.outputs)}
+    results = {*program.goal.losses, *(o.value for o in program.outputs)}
     now, later = Parting(_late(samples, results)).block(program.body)
     made_later = {v for n in later for v in n.makes}
     stored = {p.value for p in program.params}

@@ -31,15 +31,14 @@ CLIP_EPS = 1e-6
 """Added to the norm in gradient clipping, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
-def emit_update(
+def emit_updates(
     emitter: UpdateEmitter,
     goal: Goal,
-    params: Sequence[Value],
-    grads: Sequence[Value],
+    grads: Mapping[Value, Value],
     stacked: Mapping[Value, tuple[str, ...]] | None = None,
     measured: bool = False,
 ) -> Value | None:
-    """Write one step of the optimizer for all `params`, each with the options of its group.
+    """Write one step of the optimizers for all parameters, each with the options of its group.
 
     Each gradient has the dims of its parameter.
 
@@ -51,15 +50,33 @@ def emit_update(
     Where `measured`, returns the norm of all gradients together, before any clipping; `clip` and
     it share the norm.
     """
-    shared = _Shared(emitter, goal.optimizer, tuple(zip(params, grads, strict=True)))
-    if shared.optimizer.compress is not None:
-        shared.pairs = _compressed(shared, shared.optimizer.compress, stacked or {})
+    counter = _Counter.begun(emitter)
+    each_shared = []
+    for each in goal.all:
+        pairs = tuple((p, g) for p, g in grads.items() if p not in each.frozen)
+        shared = _Shared(emitter.at(each.span), each, counter, pairs)
+        if each.optimizer.compress is not None:
+            shared.pairs = _compressed(shared, each.optimizer.compress, stacked or {})
+        each_shared.append(shared)
     # Before the updates: they may overwrite the gradients.
-    norm = shared.norm if measured else None
-    for param, grad in shared.pairs:
-        optimizer = goal.optimizer_of(param)
-        _update_parameter(shared, optimizer, param, grad, _own_dims(param, stacked or {}))
+    norm = _whole_norm(emitter, [s.norm for s in each_shared]) if measured else None
+    for shared in each_shared:
+        for param, grad in shared.pairs:
+            optimizer = shared.goal.optimizer_of(param)
+            _update_parameter(shared, optimizer, param, grad, _own_dims(param, stacked or {}))
     return norm
+
+
+def _whole_norm(emitter: UpdateEmitter, norms: Sequence[Value]) -> Value:
+    """The norm of all gradients, of the norms of those of each goal."""
+    if len(norms) == 1:
+        return norms[0]
+    widest = max((norm.type.dtype for norm in norms), key=lambda d: d.bytes)
+    do = Arithmetic(emitter, widest, word="grad_norm")
+    total = do.number(0.0)
+    for norm in norms:
+        total = do("add", total, do("square", widened(do, norm)))
+    return do("sqrt", total)
 
 
 def _own_dims(param: Value, stacked: Mapping[Value, tuple[str, ...]]) -> tuple[str, ...]:
@@ -83,8 +100,24 @@ _COMPRESSIONS = {"powersgd": approximated, **PER_WORKER}
 # --- scalars -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """The number of steps: `done` before this one, and `count` with it."""
+
+    done: Value
+    count: Value
+
+    @classmethod
+    def begun(cls, emitter: UpdateEmitter) -> _Counter:
+        """The counter of a training step, as a state."""
+        done = emitter.state("step", TensorType((), I32), None)
+        (count,) = emitter.emit("step_update", done, of=None)
+        emitter.update(done, count)
+        return cls(done, count)
+
+
 class _Shared:
-    """Operators shared by the updates of all parameters: the counter, scalars in each dtype.
+    """Operators shared by the updates of all parameters of a goal: scalars in each dtype.
 
     `done` counts the steps before this one, and `count` this one, too.
     """
@@ -92,15 +125,14 @@ class _Shared:
     def __init__(
         self,
         emitter: UpdateEmitter,
-        optimizer: Optimizer,
+        goal: Goal,
+        counter: _Counter,
         pairs: tuple[tuple[Value, Value], ...],
     ) -> None:
         self.emitter = emitter
-        self.optimizer = optimizer
+        self.goal = goal
         self.pairs = pairs
-        self.done = emitter.state("step", TensorType((), I32), None)
-        (self.count,) = emitter.emit("step_update", self.done, of=None)
-        emitter.update(self.done, self.count)
+        self.done, self.count = counter.done, counter.count
         self._made: dict[tuple[str | LearningRate, DType], Value] = {}
 
     def lr(self, rate: LearningRate, dtype: DType) -> Value:
@@ -124,7 +156,7 @@ class _Shared:
         return self._made["scale", dtype]
 
     def _scale(self, dtype: DType) -> Value:
-        clip = self.optimizer.clip
+        clip = self.goal.optimizer.clip
         if clip is None:
             return self.emitter.constant(1.0, dtype)
         widest = self.norm.type.dtype
@@ -254,7 +286,7 @@ def _adafactor(p: _Parameter) -> Value:
     """Shazeer and Stern 2018, algorithms 4 and 5; `lr` and weight decay as torch has them."""
     do, (lr, scale), number = p.do, p.scalars, p.shared.number(p.dtype)
     grad = widened(do, p.grad)
-    if p.shared.optimizer.clip is not None:
+    if p.shared.goal.optimizer.clip is not None:
         grad = do("mul", grad, scale)
     step = _normalised(p, grad, do("pow", number, -p.option("decay")))
     size = lr

@@ -15,6 +15,7 @@ from meshdsl.diagnostics import (
     Diagnostics,
     Fix,
     Poisoned,
+    Span,
     closest,
     did_you_mean,
     fail,
@@ -93,6 +94,9 @@ class UpdateEmitter(Protocol):
 
         With `parts` only the sum of what devices keep counts (`State.parts`).
         """
+
+    def at(self, span: Span) -> UpdateEmitter:
+        """What writes to the same step on behalf of the statement at `span`."""
 
     def constant(self, number: int | float, dtype: DType) -> Value:
         """A number as a value without dims."""

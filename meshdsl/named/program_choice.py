@@ -42,14 +42,16 @@ def build_partly(
 
     Errors go to `diagnostics`. Gradients are written out where there are none.
     """
-    from meshdsl.named.training_step import check_minimised
+    from meshdsl.named.training_step import check_minimised, with_owners
 
     before = len(diagnostics.errors)
     try:
         built = ProgramBuilder(declarations, diagnostics).build(program)
         if len(diagnostics.errors) == before:
             built = with_gradients(_fused(built, spoken), diagnostics)
-            check_minimised(built, diagnostics)
+            if built.goal is not None:
+                check_minimised(built, diagnostics)
+                built = with_owners(built, diagnostics)
     except ProgramTooLarge as error:
         diagnostics.add(*error.diagnostics)
         return None

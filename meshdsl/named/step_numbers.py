@@ -67,8 +67,8 @@ class _Scaling:
         self.ops = [op for op in walk(program.body) if op.phase == "forward"]
         self.maker = {v: op for op in self.ops for v in op.outs}
         self.outside_loops = makers(program.body)
-        self.in_loss = self.samples.closure({program.goal.loss})
-        self.loss_path = self._reduced_path({program.goal.loss})
+        self.in_loss = self.samples.closure(program.goal.losses)
+        self.loss_path = self._reduced_path({*program.goal.losses})
         self.of_all_batches: dict[Value, tuple[list[Node], Value] | None] = {}
         self.reads = {op: numbers for op in self.ops if (numbers := self._numbers(op))}
 

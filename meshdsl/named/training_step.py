@@ -6,21 +6,30 @@ optimizer's states like everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
 from meshdsl.ir.program import loops
 from meshdsl.ir.types import DType, TensorType
-from meshdsl.named.accumulate import accumulated
+from meshdsl.named.accumulate import accumulated, goal_gradients
 from meshdsl.named.activity import active
 from meshdsl.named.autocast import mixed
-from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder
 from meshdsl.named.emit import Emit
-from meshdsl.named.ir import Goal, NamedLoop, NamedProgram, Node, Output, State, Update, Value
-from meshdsl.named.optimizer_updates import emit_update
+from meshdsl.named.ir import (
+    Goal,
+    NamedLoop,
+    NamedProgram,
+    Node,
+    Output,
+    ParamGroup,
+    State,
+    Update,
+    Value,
+)
+from meshdsl.named.optimizer_updates import emit_updates
 from meshdsl.records import dataclass
 
 
@@ -43,16 +52,14 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
         program, grad_of = accumulated(program, builder, optimizer.accumulate)
     else:
         builder.adopt(program)
-        params = program.learned
-        grad_of = dict(zip(params, gradients(builder, goal.loss, params), strict=True))
-    pairs = [(p, g) for p, g in grad_of.items() if g is not None]
-    if not pairs:
-        _refuse_constant(goal)
+        grad_of = goal_gradients(builder, goal, program.learned)
+    for each in goal.all:
+        if each.frozen.issuperset(grad_of):
+            _refuse_constant(each)
     emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
     with builder.in_phase("update"):
-        trained, grads = zip(*pairs, strict=True)
-        norm = emit_update(emitter, goal, trained, grads, stacked, measured)
+        norm = emit_updates(emitter, goal, grad_of, stacked, measured)
     if norm is not None:
         program = _with_norm(program, norm)
     return replace(
@@ -77,13 +84,47 @@ def check_minimised(program: NamedProgram, diagnostics: Diagnostics) -> None:
     if program.goal is None:
         return
     for update in program.updates:
-        if program.goal.loss in active(program.body, {update.old}):
+        if not active(program.body, {update.old}).isdisjoint(program.goal.losses):
             name, where = update.old.label, Related(program.goal.span, "minimised here")
             message = f"`{name}` is assigned, and the loss has a gradient with respect to it"
             help = f"assign or minimise; `stop_gradient({name})` is its value alone"
             diagnostics.add(
                 Diagnostic("MD0141", message, update.old.span, related=(where,), help=help)
             )
+
+
+def with_owners(program: NamedProgram, diagnostics: Diagnostics) -> NamedProgram:
+    """The program whose goals freeze the parameters that others train: those of their losses.
+
+    Reports MD0295 for each parameter of two losses.
+    """
+    goal = program.goal
+    if goal is None or not goal.others:
+        return program
+    others: dict[Goal, list[Value]] = {each: [] for each in goal.all}
+    for param in program.learned:
+        trained_by = active(program.body, {param})
+        owners = [g for g in goal.all if param not in g.frozen and g.loss in trained_by]
+        if len(owners) > 1:
+            diagnostics.add(_of_two_losses(param, *owners[:2]))
+        for each in goal.all if owners else ():
+            if each is not owners[0] and param not in each.frozen:
+                others[each].append(param)
+    first, *more = (_freezing(each, params) for each, params in others.items())
+    return replace(program, goal=replace(first, others=tuple(more)))
+
+
+def _freezing(goal: Goal, params: Sequence[Value]) -> Goal:
+    """A goal that freezes more parameters."""
+    left = (replace(g, params=tuple(p for p in g.params if p not in params)) for g in goal.groups)
+    return replace(goal, groups=(*left, ParamGroup(tuple(params), None)))
+
+
+def _of_two_losses(param: Value, first: Goal, second: Goal) -> Diagnostic:
+    message = f"`{param.name}` is minimised by two losses"
+    where = Related(first.span, "by this one"), Related(param.span, "declared here")
+    help = f"add the losses up, or freeze it for one of them: `{{ {param.name}: frozen }}`"
+    return Diagnostic("MD0295", message, second.span, related=where, help=help)
 
 
 def _with_norm(program: NamedProgram, norm: Value) -> NamedProgram:
@@ -102,17 +143,19 @@ def _unused(name: str, program: NamedProgram) -> str:
 
 
 def with_loss(program: NamedProgram) -> NamedProgram:
-    """The program with the loss among its outputs."""
-    goal = program.goal
-    assert goal is not None
-    if any(o.value is goal.loss for o in program.outputs):
-        return program
-    name = _unused(goal.loss.label if goal.loss.name else "loss", program)
-    return replace(program, outputs=(*program.outputs, Output(name, goal.loss, goal.span)))
+    """The program with the losses among its outputs."""
+    assert program.goal is not None
+    for goal in program.goal.all:
+        if any(o.value is goal.loss for o in program.outputs):
+            continue
+        name = _unused(goal.loss.label if goal.loss.name else "loss", program)
+        output = Output(name, goal.loss, goal.span)
+        program = replace(program, outputs=(*program.outputs, output))
+    return program
 
 
 def loss_name(program: NamedProgram) -> str:
-    """The name of the minimised output."""
+    """The name of the output that is minimised, of several the first."""
     assert program.goal is not None
     return next(o.name for o in program.outputs if o.value is program.goal.loss)
 
@@ -166,6 +209,9 @@ class _Emitter:
         value = self.builder.value(type, self.span, of, name=name, role="state", rules_from=of)
         self.states.append(State(value, of, is_copy, parts))
         return value
+
+    def at(self, span: Span) -> _Emitter:
+        return replace(self, span=span)
 
     def constant(self, number: float, dtype: DType) -> Value:
         return Emit(self.builder, self.span, None).number(number, dtype)

@@ -508,7 +508,7 @@ def _ending(
         body=body,
         outputs=tuple(replace(o, value=new.get(o.value, o.value)) for o in program.outputs),
         updates=tuple(replace(u, new=new.get(u.new, u.new)) for u in program.updates),
-        goal=goal and replace(goal, loss=new.get(goal.loss, goal.loss)),
+        goal=goal and goal.on(lambda v: new.get(v, v)),
     )
 
 

@@ -42,7 +42,13 @@ def pipeline_of(program: NamedProgram, layout: Layout) -> tuple[Layout, Piped | 
     if all(node.phase != "update" for node in program.body):
         layout = forward_only(program, layout)
     looped = piped(program, layout)
-    return layout, cut_apart(program, layout, looped) or looped
+    pipe = cut_apart(program, layout, looped) or looped
+    if pipe is not None and program.goal is not None and program.goal.others:
+        message = "the stages of a pipeline run the passes of one loss"
+        where = Related(program.goal.others[0].span, "another one")
+        help = "add the losses up, or give the loop no rule"
+        fail("MD0907", message, pipe.span, where, help=help)
+    return layout, pipe
 
 
 def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Piped | None:

@@ -57,7 +57,7 @@ def _needed_in_passes(program: NamedProgram, passes: Sequence[Node]) -> set[Valu
     wanted = {v for n in program.body if n.phase == "update" for v in reads_of(n)}
     wanted.update(v for n in passes if n.phase == "backward" for v in n.makes)
     if program.goal is not None:
-        wanted.add(program.goal.loss)
+        wanted.update(program.goal.losses)
     return {v for n in every(needed(passes, wanted)) for v in (*n.makes, *n.enters)}
 
 

@@ -129,9 +129,9 @@ def _compressed(program: placed.PlacedProgram) -> CompressionFacts:
 def _frozen(program: DeviceProgram) -> TrainedFacts:
     """The parameters of a training step that have no gradient and no state, if there are some."""
     goal = program.placed.named.goal
-    if goal is None or not goal.frozen:
+    if goal is None or not goal.untrained:
         return {}
-    variables = [v for v in program.params if v.value in goal.frozen]
+    variables = [v for v in program.params if v.value in goal.untrained]
     most = max(walk.bytes(variables) for walk in walks(program))
     return {"frozen": {"params": [str(v.value.name) for v in variables], "bytes": most}}
 

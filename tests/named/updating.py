@@ -1,4 +1,4 @@
-"""Carries out what `emit_update` writes, operator by operator, by the records' numpy or torch."""
+"""Carries out what `emit_updates` writes, operator by operator, by the records' numpy or torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.types import F64, Dim, DType, TensorType
 from meshdsl.named.ir import Goal, Value
-from meshdsl.named.optimizer_updates import emit_update
+from meshdsl.named.optimizer_updates import emit_updates
 from meshdsl.named.optimizers import Optimizer, resolve
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
 from meshdsl.syntax import ast
@@ -111,6 +111,9 @@ class Engine:
         )
         return value
 
+    def at(self, span: Span) -> Engine:
+        return self
+
     def update(self, old: Value, new: Value) -> None:
         assert old not in self.updates
         assert old.type == new.type
@@ -128,7 +131,9 @@ class Engine:
         values = [Value(p.type, SPAN, role="grad", rules_from=p) for p in params]
         for value, array in zip(values, grads, strict=True):
             self.give(value, array)
-        emit_update(self, Goal(values[0], optimizer, SPAN), params, values, stacked)
+        emit_updates(
+            self, Goal(values[0], optimizer, SPAN), dict(zip(params, values, strict=True)), stacked
+        )
         new = {old: self.known[made] for old, made in self.updates.items()}
         assert set(new) == {*params, *(state for state, _ in self.states.values())}
         self.known = {p: new[p] for p in params}

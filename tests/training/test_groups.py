@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meshdsl.device.memory import memory
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import values_of
 from meshdsl.report.explanation import explain
 from tests.programs.harness import Case, compiled
@@ -60,6 +61,7 @@ LAYOUTS = {
 LAYER = ("norm.scale", "mlp.w", "mlp.b", "mlp.v")
 STEPS = 20
 MOST = 1e-10
+Tensors = list[torch.Tensor]
 
 
 def case(layout: str) -> Case:
@@ -88,10 +90,8 @@ def in_torch(given: tuple[tuple[str, bytes, tuple[int, ...]], ...]) -> Arrays:
         optimizer.param_groups[2]["lr"] = rate
         h = x @ tensors["embed"] @ tensors["base"]
         for layer in range(4):
-            inner = torch.tanh(
-                h * tensors["norm.scale"][layer] @ tensors["mlp.w"][layer] + tensors["mlp.b"][layer]
-            )
-            h = h + inner @ tensors["mlp.v"][layer]
+            scale, w, b, v = (tensors[name][layer] for name in LAYER)
+            h = h + torch.tanh((h * scale) @ w + b) @ v
         loss = ((h - target) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -177,3 +177,108 @@ def test_frozen_parameters_have_no_gradient_and_no_state(layout: str, options: s
 
 
 ADAPTED = {"adapted.lora.a", "adapted.lora.b"}
+
+
+# --- two losses -----------------------------------------------------------------------------------
+
+RIVALS = """
+dim batch = 8, noise = 4, io = 8, hidden = 8
+
+def judged(x[batch, io], u[io, hidden], v[hidden]) -> [batch] {{
+  return einsum(tanh(einsum(x, u -> [batch, hidden])), v -> [batch])
+}}
+
+def generator(z[batch, noise]) -> [batch, io] {{
+  param w[noise, hidden]
+  param o[hidden, io]
+  return einsum(tanh(einsum(z, w -> [batch, hidden])), o -> [batch, io])
+}}
+
+program rivals(x[batch, io], z[batch, noise]) {{
+  param u[io, hidden]
+  param v[hidden]
+  fake = generator(z)
+  real_score, fake_score = scores(x, fake, u, v)
+  judge_loss = mean(softplus(-real_score)) + mean(softplus(fake_score))
+  return judge_loss
+  minimize judge_loss with adam(lr=0.01, clip=0.1{first}) {{ generator: frozen }}
+  minimize mean(softplus(-fake_score)) with momentum(lr=0.02) {{
+    {others}
+    generator.o: lr = 0.01
+  }}
+}}
+
+def scores(x[batch, io], fake[batch, io], u[io, hidden], v[hidden]) {{
+  return judged(x, u, v), judged(fake, u, v)
+}}
+"""
+OF_JUDGE = "(u, v): frozen"
+
+
+def rivals_in_torch(x: Tensors, z: Tensors, tensors: dict[str, torch.Tensor]) -> Arrays:
+    """Parameters after the steps; `x` and `z` are the batches of each."""
+    u, v = judge = [tensors[n].requires_grad_() for n in ("u", "v")]
+    w, o = generator = [tensors[n].requires_grad_() for n in ("generator.w", "generator.o")]
+    adam = torch.optim.Adam(judge, lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": [w]}, {"params": [o], "lr": 0.01}]
+    momentum = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+    softplus = torch.nn.functional.softplus
+    for _ in range(STEPS):
+        fakes = [torch.tanh(each @ w) @ o for each in z]
+        fake_scores = [torch.tanh(fake @ u) @ v for fake in fakes]
+        losses = [
+            softplus(-torch.tanh(real @ u) @ v).mean() + softplus(score).mean()
+            for real, score in zip(x, fake_scores, strict=True)
+        ]
+        judge_loss = torch.stack(losses).mean()
+        fool_loss = torch.stack([softplus(-score).mean() for score in fake_scores]).mean()
+        u.grad, v.grad = torch.autograd.grad(judge_loss, judge, retain_graph=True)
+        w.grad, o.grad = torch.autograd.grad(fool_loss, generator)
+        torch.nn.utils.clip_grad_norm_(judge, 0.1)
+        adam.step()
+        momentum.step()
+    return {n: t.detach().numpy() for n, t in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "first"),
+    [
+        ("data:2 { batch -> data, params: hidden -> data, state: hidden -> data }", ""),
+        ("data:2,tp:2 { batch -> data, hidden -> tp }", ""),
+        ("data:2 { batch -> data }", ", accumulate=2"),
+    ],
+)
+def test_two_losses_are_two_optimizers_of_torch(layout: str, first: str) -> None:
+    mesh, _, rules = layout.partition(" ")
+    text = RIVALS.format(first=first, others=OF_JUDGE)
+    made = compiled_step(Case(text, mesh, rules, "optimal"))
+    inputs, kept = values(made.named)
+    tensors = {n: torch.tensor(a) for n, a in kept.items()}
+    batches = {n: torch.tensor(a).reshape(-1, 8, a.shape[-1]) for n, a in inputs.items()}
+    expected = rivals_in_torch([*batches["x"]], [*batches["z"]], tensors)
+    for _ in range(STEPS):
+        step = made.step(inputs, kept)
+        kept = step.run.updated
+    hold_to(step, {}, expected, MOST)
+
+
+WRONG = {
+    "": "`u` is minimised by two losses",
+    "params: frozen, generator: trained, u: trained": "`u` is minimised by two losses",
+}
+
+
+@pytest.mark.parametrize("others", WRONG)
+def test_a_parameter_has_one_loss(others: str) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        compiled(Case(RIVALS.format(first="", others=others), "one:1", "{ batch -> none }"))
+    found = raised.value.diagnostics[0]
+    assert (found.code, found.message) == ("MD0295", WRONG[others])
+
+
+@pytest.mark.parametrize("option", ["accumulate=2", 'compute="bf16"', "compress=powersgd(2)"])
+def test_options_of_the_step_are_said_once(option: str) -> None:
+    text = RIVALS.format(first="", others=OF_JUDGE)
+    text = text.replace("momentum(lr=0.02)", f"momentum(lr=0.02, {option})")
+    with pytest.raises(DiagnosticError, match="MD0295"):
+        compiled(Case(text, "one:1", "{ batch -> none }"))
