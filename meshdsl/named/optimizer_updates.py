@@ -72,7 +72,7 @@ def _whole_norm(emitter: UpdateEmitter, norms: Sequence[Value]) -> Value:
     if len(norms) == 1:
         return norms[0]
     widest = max((norm.type.dtype for norm in norms), key=lambda d: d.bytes)
-    do = Arithmetic(emitter, widest, word="grad_norm")
+    do = Arithmetic(emitter, widest, name_hint="grad_norm")
     total = do.number(0.0)
     for norm in norms:
         total = do("add", total, do("square", widened(do, norm)))
