@@ -22,7 +22,7 @@ from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Intervals, Signature, lookup
-from meshdsl.placed.placements import Window
+from meshdsl.placed.placements import Placement, Window
 
 
 class OperatorText:
@@ -35,7 +35,8 @@ class OperatorText:
         self.streamed = streamed(state.program)
         self.numbers = numbers(state.program) if state.program.updates else frozenset()
         self.rounded = {update.cast for update in self.streamed.values()}
-        self.checked: set[tuple[Var, str, int | None]] = set()
+        # What is known to be indices: a value as it is placed, of a dim, on one device or on all.
+        self.checked: set[tuple[Value, Placement, str, int | None]] = set()
         # By variable, the one that has it as i64, and the block that assigns that.
         self.long: dict[Var, tuple[str, int]] = {}
         self.left_long: set[Var] = set()
@@ -336,8 +337,9 @@ class OperatorText:
         sizes = (v.type.size(dim) for v in (*node.ins, *node.outs) if v.type.has(dim))
         if self.below.get(var.value, math.inf) <= next(sizes, 0):
             return True
-        here = (var, dim, self.state.device_alone)
-        is_checked = not self.checked.isdisjoint(((var, dim, None), here))
+        about = (var.value, var.placement, dim)
+        here = (*about, self.state.device_alone)
+        is_checked = not self.checked.isdisjoint(((*about, None), here))
         self.checked.add(here)
         return is_checked
 

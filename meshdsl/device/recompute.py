@@ -8,13 +8,14 @@ the same way.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from meshdsl.device.ir import (
     FORWARD,
     Compute,
     DeviceLoop,
+    Move,
     Node,
     StagePhase,
     Var,
@@ -73,6 +74,23 @@ def made_of_weights(
         if (restricted := _of_weights(node, determined)) is not None
     ]
     return _made_again(forward, backward, repeated, micro, names, lists)
+
+
+def slices_cut_again(
+    pairs: list[Pair], micro: DeviceLoop, inputs: Collection[Var], names: Names, lists: set[Var]
+) -> list[Pair]:
+    """The statements of a micro-batch, with those again that cut what its backward pass reads.
+
+    So a pass keeps no slice of an input for another one: it is there all the time.
+    """
+    forward = [(part, node) for part, node in pairs if part in FORWARD]
+    backward = [(part, node) for part, node in pairs if part not in FORWARD]
+    cuts = [
+        (part, node)
+        for part, node in forward
+        if isinstance(node, Move) and node.step.kind == "slice" and node.source in inputs
+    ]
+    return _made_again(forward, backward, cuts, micro, names, lists)
 
 
 def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:

@@ -32,7 +32,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import blocks, is_constant, totals
 from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
-from meshdsl.device.recompute import made_of_weights, recomputed
+from meshdsl.device.recompute import made_of_weights, recomputed, slices_cut_again
 from meshdsl.device.split_backward import carried_first, halves
 from meshdsl.device.stage_assignment import Cuts, Positions
 from meshdsl.device.sums import is_cast_of_floats
@@ -165,7 +165,9 @@ def _of_loop(
     pairs = sorted([*zip(parts, node.body, strict=True), *sends], key=lambda pair: pair[0])
     if pipe.use is not None and pipe.use.recompute:
         pairs = recomputed(pairs, node, names, lists)
-    elif table.changes:
+    else:
+        pairs = slices_cut_again(pairs, node, program.inputs, names, lists)
+    if table.changes and not (pipe.use is not None and pipe.use.recompute):
         stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
         pairs = made_of_weights(pairs, node, stored, names, lists)
     if table.schedule.halves or (pipe.use is not None and pipe.use.splits_backward):
