@@ -194,7 +194,7 @@ class Merging(Visitor):
 
     def _is_light(self, op: NamedOp) -> bool:
         """Whether the result is smaller than some operand, or as small as the shared values."""
-        most = max(v.type.elements for v in op.ins)
+        most = max((v.type.elements for v in op.ins), default=0)
         shared = all(v in self.shared or not v.type.dims for v in op.ins)
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
 
@@ -205,5 +205,9 @@ def _is_copy(op: NamedOp) -> bool:
 
 
 def _may_be_merged(op: NamedOp) -> bool:
-    """Whether another operator may stand for one: never for a number, or what is no activation."""
-    return bool(op.ins) and op.out.role == "activation"
+    """Whether another operator may stand for one: never for a number, or what is no activation.
+
+    Of tensors that have no operands only indices are: others are written into, or random.
+    """
+    computed = bool(op.ins) or lookup(op.name).below is not None
+    return computed and op.out.role == "activation"
