@@ -238,23 +238,35 @@ def _forward(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]
 
 
 def _gradient(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
-    """With z the normalised x: dx is scale / deviation * (dy - mean(dy) - z * mean(dy * z))."""
+    """With z the normalised x: dx is scale / deviation * (dy - mean(dy) - z * mean(dy * z)).
+
+    What is computed has the names of torch's own kernel.
+    """
     dy, x, scale, mean, variance = ins
     dims: tuple[Dim, ...] = op.attr("dims")
     share = 1 / math.prod(d.size for d in dims)
     dshift = emit("sum", dy, dims=dims)
     centred = emit.known_as("centred")("sub", x, mean)
-    inverse = emit("rsqrt", emit("add", variance, op.attr("eps")))
+    inverse = _inverse_deviation(variance, op.attr("eps"), emit)
     dscale = emit("mul", emit("einsum", dy, centred, dims=scale.type.dims), inverse)
-    pull = emit("mul", emit("mul", dscale, share), inverse)
-    kept = emit("sub", emit("sub", dy, emit("mul", dshift, share)), emit("mul", centred, pull))
-    yield emit("mul", kept, emit("mul", scale, inverse))
+    scaling = emit.known_as("proj_scale")
+    proj_scale = scaling("mul", scaling("mul", dscale, share), inverse)
+    grad_mean = emit.known_as("grad_mean")("mul", dshift, share)
+    centred_grad = emit("sub", dy, grad_mean)
+    proj = emit.known_as("proj")("mul", centred, proj_scale)
+    grad_scale = emit.known_as("grad_scale")("mul", scale, inverse)
+    yield emit("mul", emit("sub", centred_grad, proj), grad_scale)
     yield dscale
     yield dshift
 
 
+def _inverse_deviation(variance: Value, eps: float, emit: Emit) -> Value:
+    named = emit.known_as("invstd")
+    return named("rsqrt", named("add", variance, eps))
+
+
 def _frozen(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
     x, mean, variance, scale, shift = ins
-    inverse = emit("rsqrt", emit("add", variance, op.attr("eps")))
+    inverse = _inverse_deviation(variance, op.attr("eps"), emit)
     normalised = emit("mul", emit("sub", x, mean), inverse)
     yield emit("add", emit("mul", normalised, scale), shift)

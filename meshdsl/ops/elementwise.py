@@ -281,6 +281,7 @@ kit.pointwise(
     "rsqrt", 1, lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", accept="float", exact=False,
     values="positive", true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
     gradient=grads.rsqrt_gradient, fold=lambda x: 1 / math.sqrt(x), precision="f32",
+    in_place=["torch.rsqrt_({0})"],
     meaning="1 / sqrt(x), element by element.",
 )  # fmt: skip
 kit.pointwise(
