@@ -29,7 +29,7 @@ _ALIKE = (
     {"attn", "attention", "att"}, {"mlp", "ffn", "feed", "ff"}, {"fc1", "up", "w1", "fc"},
     {"fc2", "down", "w2"}, {"embed", "embedding", "embeddings", "emb", "wte", "tok"},
     {"pos", "position", "wpe"}, {"norm", "ln", "layernorm", "g", "gamma"}, {"head", "lm", "final"},
-    {"1", "input"}, {"2", "post"}, {"f", "final"},
+    {"gate", "w1"}, {"up", "w3"}, {"router", "gate"}, {"1", "input"}, {"2", "post"}, {"f", "final"},
 )  # fmt: skip
 """Words for one thing in the names of parameters."""
 

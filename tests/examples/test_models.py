@@ -67,13 +67,18 @@ def gpt2_shapes() -> dict[str, list[int]]:
     return {f"transformer.{name}": sizes for name, sizes in shapes.items()}
 
 
-def llama(state: State, ids: torch.Tensor) -> torch.Tensor:
+def llama(
+    state: State,
+    ids: torch.Tensor,
+    base: float = 500000.0,
+    mlp: Callable[[State, str, torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Llama's logits: weights are stored as `Linear` has them, outputs before inputs."""
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return functional.rms_norm(x, x.shape[-1:], state[f"{name}.weight"], 1e-5)
 
-    frequency = 500000.0 ** (-torch.arange(2, dtype=torch.float64) / 2)
+    frequency = base ** (-torch.arange(2, dtype=torch.float64) / 2)
     angle = torch.outer(torch.arange(ids.shape[1]).double(), frequency).repeat(1, 2)
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -94,32 +99,71 @@ def llama(state: State, ids: torch.Tensor) -> torch.Tensor:
         )
         x = x + o.transpose(1, 2).flatten(-2) @ state[f"{h}.self_attn.o_proj.weight"].T
         y = norm(x, f"{h}.post_attention_layernorm")
-        gate, up = (y @ state[f"{h}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
-        x = x + (functional.silu(gate) * up) @ state[f"{h}.mlp.down_proj.weight"].T
+        x = x + (mlp or gated)(state, h, y)
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     return norm(x, "model.norm") @ head.T
 
 
-def llama_shapes() -> dict[str, list[int]]:
+def gated(state: State, layer: str, x: torch.Tensor) -> torch.Tensor:
+    gate, up = (x @ state[f"{layer}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+    return (functional.silu(gate) * up) @ state[f"{layer}.mlp.down_proj.weight"].T
+
+
+def llama_shapes(mlp: dict[str, list[int]] | None = None) -> dict[str, list[int]]:
     shapes = {"model.embed_tokens.weight": [VOCAB, MODEL], "model.norm.weight": [MODEL]}
+    names = {
+        "input_layernorm": [MODEL], "post_attention_layernorm": [MODEL],
+        "self_attn.q_proj": [16, MODEL], "self_attn.k_proj": [8, MODEL],
+        "self_attn.v_proj": [8, MODEL], "self_attn.o_proj": [MODEL, 16],
+    }  # fmt: skip
+    names |= mlp or {
+        "mlp.gate_proj": [12, MODEL], "mlp.up_proj": [12, MODEL], "mlp.down_proj": [MODEL, 12],
+    }  # fmt: skip
     for layer in range(LAYERS):
-        for name, sizes in {
-            "input_layernorm": [MODEL], "post_attention_layernorm": [MODEL],
-            "self_attn.q_proj": [16, MODEL], "self_attn.k_proj": [8, MODEL],
-            "self_attn.v_proj": [8, MODEL], "self_attn.o_proj": [MODEL, 16],
-            "mlp.gate_proj": [12, MODEL], "mlp.up_proj": [12, MODEL], "mlp.down_proj": [MODEL, 12],
-        }.items():  # fmt: skip
-            shapes[f"model.layers.{layer}.{name}.weight"] = sizes
+        shapes |= {f"model.layers.{layer}.{name}.weight": sizes for name, sizes in names.items()}
     return {**shapes, "lm_head.weight": [VOCAB, MODEL]}
+
+
+EXPERTS = 4
+
+
+def mixtral(state: State, ids: torch.Tensor) -> torch.Tensor:
+    """Mixtral's logits: each token is the sum of two experts, by shares that are 1 together."""
+
+    def moe(state: State, layer: str, x: torch.Tensor) -> torch.Tensor:
+        h = f"{layer}.block_sparse_moe"
+        shares = functional.softmax(x @ state[f"{h}.gate.weight"].T, dim=-1)
+        shares, which = shares.topk(2, dim=-1)
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+        y = torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            gate, down, up = (state[f"{h}.experts.{expert}.w{n}.weight"].T for n in (1, 2, 3))
+            share = (shares * (which == expert)).sum(dim=-1, keepdim=True)
+            y = y + share * ((functional.silu(x @ gate) * (x @ up)) @ down)
+        return y
+
+    return llama(state, ids, 1000000.0, moe)
+
+
+def mixtral_shapes() -> dict[str, list[int]]:
+    sizes = {"w1": [12, MODEL], "w2": [MODEL, 12], "w3": [12, MODEL]}
+    names = {f"experts.{n}.{w}": shape for n in range(EXPERTS) for w, shape in sizes.items()}
+    names["gate"] = [EXPERTS, MODEL]
+    return llama_shapes({f"block_sparse_moe.{name}": shape for name, shape in names.items()})
 
 
 MODELS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, list[int]]], dict[str, int]]] = {
     "gpt2": (gpt2, gpt2_shapes, {"context": 9, "heads": 4, "key": 4}),
     "llama": (llama, llama_shapes, {"kv": 2, "group": 2, "half": 2, "hidden": 12}),
+    "mixtral": (
+        mixtral,
+        mixtral_shapes,
+        {"kv": 2, "group": 2, "half": 2, "hidden": 12, "experts": EXPERTS},
+    ),
 }
 LAYOUTS = {
     "data_parallel": "data:4", "zero3": "data:4", "megatron": "data:2,tp:2",
-    "pipeline": "data:2,pipe:2",
+    "pipeline": "data:2,pipe:2", "expert_parallel": "data:2,tp:2",
 }  # fmt: skip
 TOLERANCE = {"f32": 1e-5, "f64": 1e-12}
 
@@ -155,8 +199,10 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(m, n) for m in MODELS for n in LAYOUTS if m == "mixtral" or n != "expert_parallel"],
+)
 def test_logits_are_those_of_the_publishers_formulas(folder, model, layout):
     """In f64 under every layout, in f32 as well under every second."""
     apply, shapes, _ = MODELS[model]
@@ -187,7 +233,10 @@ def test_a_draft_is_the_block_of_the_model(folder, model):
         assert len({replace(place, prefix="") for place in places}) == 1, param.name
 
 
-@pytest.mark.parametrize(("model", "layout"), [("gpt2", "megatron"), ("llama", "zero3")])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("gpt2", "megatron"), ("llama", "zero3"), ("mixtral", "expert_parallel")],
+)
 def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     """Read, trained by one step of AdamW, and written: the tensors that torch's step has."""
     apply, shapes, _ = MODELS[model]
@@ -207,7 +256,7 @@ def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     logits = apply(state, ids)
     functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     options = goal.optimizer.options
-    rate = {"gpt2": 6e-4, "llama": 3e-4}[model] / 2000  # the first step of the warm-up
+    rate = {"gpt2": 6e-4}.get(model, 3e-4) / 2000  # the first step of the warm-up
     step = torch.optim.AdamW(state.values(), lr=rate, weight_decay=options["weight_decay"])
     torch.nn.utils.clip_grad_norm_(state.values(), 1.0)
     before = {n: t.detach().clone() for n, t in state.items()}
