@@ -25,11 +25,12 @@ MOST_DIMS = 6
 """Of a parameter with more dims in one tensor no places are looked for."""
 
 _ALIKE = (
-    {"q", "wq", "query"}, {"k", "wk", "key"}, {"v", "wv", "value"}, {"o", "wo", "out", "dense"},
-    {"attn", "attention", "att"}, {"mlp", "ffn", "feed", "ff"}, {"fc1", "up", "w1", "fc"},
-    {"fc2", "down", "w2"}, {"embed", "embedding", "embeddings", "emb", "wte", "tok"},
-    {"pos", "position", "wpe"}, {"norm", "ln", "layernorm", "g", "gamma"}, {"head", "lm", "final"},
-    {"gate", "w1"}, {"up", "w3"}, {"router", "gate"}, {"1", "input"}, {"2", "post"}, {"f", "final"},
+    {"q", "wq", "bq", "query"}, {"k", "wk", "bk", "key"}, {"v", "wv", "bv", "value"},
+    {"o", "wo", "bo", "out", "dense"}, {"attn", "attention", "att"}, {"mlp", "ffn", "feed", "ff"},
+    {"fc1", "up", "w1", "fc"}, {"fc2", "down", "w2"}, {"gate", "w1"}, {"up", "w3"},
+    {"embed", "embedding", "embeddings", "emb", "wte", "tok"}, {"pos", "position", "wpe"},
+    {"norm", "ln", "layernorm", "g", "gamma"}, {"shift", "bias", "b", "beta"}, {"router", "gate"},
+    {"head", "lm", "final"}, {"f", "final"}, {"1", "input"}, {"2", "post"},
 )  # fmt: skip
 """Words for one thing in the names of parameters."""
 

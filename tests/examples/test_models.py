@@ -6,8 +6,9 @@ What is compared with is written here in torch, on the state dict of the other p
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,86 @@ def mixtral_shapes() -> dict[str, list[int]]:
     return llama_shapes({f"block_sparse_moe.{name}": shape for name, shape in names.items()})
 
 
-MODELS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, list[int]]], dict[str, int]]] = {
-    "gpt2": (gpt2, gpt2_shapes, {"context": 9, "heads": 4, "key": 4}),
-    "llama": (llama, llama_shapes, {"kv": 2, "group": 2, "half": 2, "hidden": 12}),
-    "mixtral": (
-        mixtral,
-        mixtral_shapes,
-        {"kv": 2, "group": 2, "half": 2, "hidden": 12, "experts": EXPERTS},
+SEGMENTS = torch.arange(SEQ) * 2 // SEQ
+PRESENT = (torch.arange(SEQ) < torch.randint(3, SEQ + 1, (BATCH, 1))).int()
+
+
+def bert(state: State, ids: torch.Tensor) -> torch.Tensor:
+    """BERT's logits of every word: norms stand behind the sums, and padding is not read."""
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        scale, shift = state[f"{name}.weight"], state[f"{name}.bias"]
+        return functional.layer_norm(x, x.shape[-1:], scale, shift, 1e-12)
+
+    e = "bert.embeddings"
+    x = state[f"{e}.word_embeddings.weight"][ids]
+    x = x + state[f"{e}.position_embeddings.weight"][: ids.shape[1]]
+    x = norm(x + state[f"{e}.token_type_embeddings.weight"][SEGMENTS], f"{e}.LayerNorm")
+    for layer in range(LAYERS):
+        h = f"bert.encoder.layer.{layer}"
+        q, k, v = (
+            linear(x, f"{h}.attention.self.{n}").unflatten(-1, (4, 4)).transpose(1, 2)
+            for n in ("query", "key", "value")
+        )
+        mask = PRESENT[:, None, None, :].bool()
+        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        o = linear(o.transpose(1, 2).flatten(-2), f"{h}.attention.output.dense")
+        x = norm(x + o, f"{h}.attention.output.LayerNorm")
+        up = functional.gelu(linear(x, f"{h}.intermediate.dense"))
+        x = norm(x + linear(up, f"{h}.output.dense"), f"{h}.output.LayerNorm")
+    c = "cls.predictions"
+    y = norm(functional.gelu(linear(x, f"{c}.transform.dense")), f"{c}.transform.LayerNorm")
+    return y @ state[f"{e}.word_embeddings.weight"].T + state[f"{c}.bias"]
+
+
+def bert_shapes() -> dict[str, list[int]]:
+    names = {f"attention.self.{n}": [MODEL, MODEL] for n in ("query", "key", "value")}
+    names |= {"attention.output.dense": [MODEL, MODEL], "attention.output.LayerNorm": [MODEL]}
+    names |= {"intermediate.dense": [64, MODEL], "output.dense": [MODEL, 64]}
+    names["output.LayerNorm"] = [MODEL]
+    names = {f"bert.encoder.layer.{n}.{k}": s for n in range(LAYERS) for k, s in names.items()}
+    names["bert.embeddings.LayerNorm"] = [MODEL]
+    names["cls.predictions.transform.dense"] = [MODEL, MODEL]
+    names["cls.predictions.transform.LayerNorm"] = [MODEL]
+    shapes = {f"{name}.bias": sizes[:1] for name, sizes in names.items()}
+    shapes |= {f"{name}.weight": sizes for name, sizes in names.items()}
+    for name, size in {"word": VOCAB, "position": 9, "token_type": 2}.items():
+        shapes[f"bert.embeddings.{name}_embeddings.weight"] = [size, MODEL]
+    return {**shapes, "cls.predictions.bias": [VOCAB]}
+
+
+@dataclass
+class Published:
+    """A model: its formulas, its tensors, the sizes of the test, and inputs beside the tokens."""
+
+    apply: Callable[[State, torch.Tensor], torch.Tensor]
+    shapes: Callable[[], dict[str, list[int]]]
+    sizes: dict[str, int]
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def scored(self) -> torch.Tensor:
+        """How much the loss of each token counts."""
+        return self.inputs.get("scored", torch.ones(BATCH, SEQ))
+
+
+_LLAMA = {"kv": 2, "group": 2, "half": 2, "hidden": 12}
+MODELS = {
+    "gpt2": Published(gpt2, gpt2_shapes, {"context": 9, "heads": 4, "key": 4}),
+    "llama": Published(llama, llama_shapes, _LLAMA),
+    "mixtral": Published(mixtral, mixtral_shapes, {**_LLAMA, "experts": EXPERTS}),
+    "bert": Published(
+        bert,
+        bert_shapes,
+        {"context": 9, "heads": 4, "key": 4},
+        {
+            "segment_ids": SEGMENTS.int().repeat(BATCH, 1),
+            "present": PRESENT,
+            "scored": (torch.arange(SEQ) % 2).float().repeat(BATCH, 1),
+        },
     ),
 }
 LAYOUTS = {
@@ -178,7 +252,7 @@ def drawn(shapes: dict[str, list[int]], dtype: str) -> State:
 
 def compiled(model: str, layout: str, dtype: str, evaluate: bool = True) -> Compilation:
     sizes = {"batch": BATCH, "seq": SEQ, "model": MODEL, "vocab": VOCAB, "layers": LAYERS}
-    sizes |= MODELS[model][2]
+    sizes |= MODELS[model].sizes
     path = ROOT / "examples" / "models" / f"{model}.mdsl"
     text = Source(str(path), path.read_text(encoding="utf-8"))
     chosen = Options(mesh=LAYOUTS[layout], layout=layout, dtype=dtype, set_dims=sizes)
@@ -189,12 +263,14 @@ def compiled(model: str, layout: str, dtype: str, evaluate: bool = True) -> Comp
 def folder(tmp_path_factory) -> Path:
     made: Path = tmp_path_factory.mktemp("models")
     ids = np.random.default_rng(0).integers(0, VOCAB, (BATCH, SEQ)).astype(np.int32)
-    np.savez(made / "ids.npz", tokens=ids, targets=ids[:, ::-1])
-    for model, (_, shapes, _) in MODELS.items():
+    for model, published in MODELS.items():
+        arrays: dict[str, Any] = {"tokens": ids, "targets": ids[:, ::-1]}
+        arrays |= {name: tensor.numpy() for name, tensor in published.inputs.items()}
+        np.savez(made / f"{model}.npz", **arrays)
         for dtype in TOLERANCE:
-            state = drawn(shapes(), dtype)
-            if dtype == "f32":  # as GPT-2 is published: the base model, without a prefix
-                state = {name.removeprefix("transformer."): t for name, t in state.items()}
+            state = drawn(published.shapes(), dtype)
+            if dtype == "f32":  # as base models are published: without a prefix
+                state = {re.sub("^(transformer|bert)[.]", "", n): t for n, t in state.items()}
             safetensors.torch.save_file(state, made / f"{model}-{dtype}.safetensors")
     return made
 
@@ -205,16 +281,16 @@ def folder(tmp_path_factory) -> Path:
 )
 def test_logits_are_those_of_the_publishers_formulas(folder, model, layout):
     """In f64 under every layout, in f32 as well under every second."""
-    apply, shapes, _ = MODELS[model]
-    ids = torch.from_numpy(np.load(folder / "ids.npz")["tokens"]).long()
+    published = MODELS[model]
+    ids = torch.from_numpy(np.load(folder / f"{model}.npz")["tokens"]).long()
     dtypes = ("f64", "f32") if layout in ("zero3", "pipeline") else ("f64",)
     for dtype in dtypes:
         made = compiled(model, layout, dtype)
         names = [str(p.value.name) for p in made.named.params]
         path = str(folder / f"{model}-{dtype}.safetensors")
         with params_file(path, made, names, None, Diagnostics()) as params:
-            result = run(made, "local", InputSource(str(folder / "ids.npz"), params))
-        wanted = apply(drawn(shapes(), dtype), ids).numpy()
+            result = run(made, "local", InputSource(str(folder / f"{model}.npz"), params))
+        wanted = published.apply(drawn(published.shapes(), dtype), ids).numpy()
         error = np.abs(result.outputs["logits"] - wanted).max() / np.abs(wanted).max()
         assert error < TOLERANCE[dtype]
 
@@ -227,19 +303,24 @@ def test_a_draft_is_the_block_of_the_model(folder, model):
     text = draft("drafted", types, read_model(str(folder / f"{model}-f64.safetensors")))
     source = Source("drafted", f"{made.source.text}\n{text}")
     found = chosen_weights(Compilation(source, made.options), "drafted")
-    drafted = {param.name: param for param in found.params}
-    for param in chosen_weights(made, "hf").params:
-        places = (each.places[0] for each in (param, drafted[param.name]))
-        assert len({replace(place, prefix="") for place in places}) == 1, param.name
+    drafted = {param.name: replace(param.places[0], prefix="") for param in found.params}
+    wanted = {p.name: replace(p.places[0], prefix="") for p in chosen_weights(made, "hf").params}
+    wrong = {name for name, place in wanted.items() if drafted[name] != place}
+    assert wrong <= {"predicted.w", "predicted.b", "predicted.shift"}  # their names say nothing
 
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("gpt2", "megatron"), ("llama", "zero3"), ("mixtral", "expert_parallel")],
+    [
+        ("gpt2", "megatron"),
+        ("llama", "zero3"),
+        ("mixtral", "expert_parallel"),
+        ("bert", "pipeline"),
+    ],
 )
 def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     """Read, trained by one step of AdamW, and written: the tensors that torch's step has."""
-    apply, shapes, _ = MODELS[model]
+    published = MODELS[model]
     made = compiled(model, layout, "f64", evaluate=False)
     goal = made.named.goal
     assert goal is not None
@@ -247,16 +328,17 @@ def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     path, out = folder / f"{model}-f64.safetensors", tmp_path / "out.safetensors"
     weights = chosen_weights(made, "hf")
     with params_file(str(path), made, names, "hf", Diagnostics()) as params:
-        data = DataFiles(str(folder / "ids.npz"))
+        data = DataFiles(str(folder / f"{model}.npz"))
         job = Job(data, 1, params=params, out=str(out), weights=weights, rate=goal.optimizer.lr)
         train_local(Emitted(made.emitted), job, lambda event: None, lambda: False)
-    state = {n: t.requires_grad_() for n, t in drawn(shapes(), "f64").items()}
-    arrays = np.load(folder / "ids.npz")
+    state = {n: t.requires_grad_() for n, t in drawn(published.shapes(), "f64").items()}
+    arrays = np.load(folder / f"{model}.npz")
     ids, targets = (torch.from_numpy(arrays[n]).long() for n in ("tokens", "targets"))
-    logits = apply(state, ids)
-    functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    logits = published.apply(state, ids)
+    losses = functional.cross_entropy(logits.mT, targets, reduction="none")
+    ((losses * published.scored).sum() / published.scored.sum()).backward()
     options = goal.optimizer.options
-    rate = {"gpt2": 6e-4}.get(model, 3e-4) / 2000  # the first step of the warm-up
+    rate = {"gpt2": 3e-7, "bert": 1e-8}.get(model, 1.5e-7)  # the first step of the warm-up
     step = torch.optim.AdamW(state.values(), lr=rate, weight_decay=options["weight_decay"])
     torch.nn.utils.clip_grad_norm_(state.values(), 1.0)
     before = {n: t.detach().clone() for n, t in state.items()}
@@ -266,4 +348,5 @@ def test_a_step_on_a_model_is_that_of_torch(folder, tmp_path, model, layout):
     for name, tensor in state.items():
         moved, wanted = written[name] - before[name], tensor.detach() - before[name]
         assert (moved - wanted).abs().max() < 1e-12, name
-        assert math.isclose(wanted.abs().max().item(), rate, rel_tol=0.1), name
+        if not name.endswith("key.bias"):  # softmax takes it away
+            assert math.isclose(wanted.abs().max().item(), rate, rel_tol=0.1), name
