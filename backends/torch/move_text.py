@@ -114,8 +114,12 @@ class MoveText:
         start = len(self.out.lines)
         if not self.state.variables.share(node.target, text):
             self.state.let(node.target, text)
+        last = LastAssignment(start, len(self.out.lines), node.target, text)
         if node.step.after.windows:
-            self.state.last = LastAssignment(start, len(self.out.lines), node.target, text)
+            self.state.last = last
+        elif self._is_kept_by_one(node):
+            alone = self.state.name(node.source), self._keeps(node)
+            self.state.last = last._replace(alone=alone)
 
     def _text(self, node: Collective, suffix: str = "") -> str:
         """The text of the call; `suffix` is `_start` for one that does not wait."""
@@ -275,7 +279,7 @@ class MoveText:
             return self.state.tensor(node.source)
         if node.step.dim is not None:
             return self._embed(node)
-        keeps = f"{self.blocks.coordinate(node.step.axes[0])} == {node.step.at}"
+        keeps = self._keeps(node)
         if node.source in self.state.constants:
             number = f"{self.state.constants[node.source]} if {keeps} else 0"
             return scalar(number, node.source.local.dtype)
@@ -285,6 +289,15 @@ class MoveText:
             zero = f"torch.zeros({shape}, dtype={dtype})"
             return f"{x} if {keeps} else {zero}"
         return f"{x} if {keeps} else torch.zeros_like({x})"
+
+    def _keeps(self, node: Move) -> str:
+        """Text of whether a device keeps its replica."""
+        return f"{self.blocks.coordinate(node.step.axes[0])} == {node.step.at}"
+
+    def _is_kept_by_one(self, node: Move) -> bool:
+        """Whether a tensor goes on as it is on one device, as zeros on the others."""
+        is_sum = node.step.kind == "zero_fill" and node.step.op == "sum" and not node.step.dim
+        return is_sum and node.source not in self.state.constants
 
     def _embed(self, node: Move) -> str:
         """The text of the block at its place in a tensor of zeros."""

@@ -62,6 +62,9 @@ class OperatorText:
         if opdef.adds_up and len(node.ins) > 1:
             call = replace(call, lists=(self.updates.summed(node),))
         over = self._overwritten(node, call)
+        if over is not None and self._is_added_alone(node, call, over):
+            self._has_memory(node)
+            return
         text = opdef.torch(call) if over is None else opdef.in_place[over](call)
         for line in call.lines:
             self.out.statement(line)
@@ -142,12 +145,32 @@ class OperatorText:
     def _write_onto(self, node: Compute, onto: int) -> None:
         """Write an operator in the memory of its operand."""
         call, addend = self._call(node), self.state.added_at_once(node)
+        if self._is_added_alone(node, call, onto):
+            return
         if addend is not None:
-            self.out.take_back(addend.start)
-            self.state.renamed.add(addend.var)
-            self.state.variables.forget(addend.var)
+            self._take_back(addend)
             call = replace(call, args=(call.args[0], addend.text))
         self._write_over(node, node.ins[onto], call, lookup(node.name).in_place[onto](call))
+
+    def _is_added_alone(self, node: Compute, call: TorchText, over: int) -> bool:
+        """Let one device alone add what is zeros on the others, if that is what is added."""
+        addend, total = self.state.added_at_once(node, over), node.ins[over]
+        if addend is None or addend.alone is None or not self._has_name_of(node.outs[0], total):
+            return False
+        self._take_back(addend)
+        tensor, condition = addend.alone
+        with self.out.under(f"if {condition}:"):
+            args = list(call.args)
+            args[1 - over] = self.out.mention(tensor)
+            call = replace(call, args=tuple(args))
+            self._write_over(node, total, call, lookup("add").in_place[over](call))
+        return True
+
+    def _take_back(self, last: LastAssignment) -> None:
+        """Take an assignment back, whose variable is read once."""
+        self.out.take_back(last.start)
+        self.state.renamed.add(last.var)
+        self.state.variables.forget(last.var)
 
     def _add_to(self, node: Compute, total: str) -> None:
         """Write an operator that adds its result to an existing tensor."""
@@ -295,9 +318,7 @@ class OperatorText:
             return None
         if text != state.identifier(last.var) or last.end != len(self.out.lines):
             return None
-        self.out.take_back(last.start)
-        state.renamed.add(last.var)
-        state.variables.forget(last.var)
+        self._take_back(last)
         return last
 
     def _call(self, node: Compute) -> TorchText:

@@ -15,12 +15,17 @@ from meshdsl.ops.torch_expressions import scalar
 
 
 class LastAssignment(NamedTuple):
-    """The last assignment: the first and last of its lines, the variable, the text."""
+    """The last assignment: the first and last of its lines, the variable, the text.
+
+    Where that is a tensor on one device and zeros on the others, `alone` has the text of the tensor
+    and that of the condition.
+    """
 
     start: int
     end: int
     var: Var
     text: str
+    alone: tuple[str, str] | None = None
 
 
 class PrefetchedSlice(NamedTuple):
@@ -109,12 +114,13 @@ class TextState:
         for type_, those in alike.items() if len(names) > 1 else ():
             self.out.comment(f"{', '.join(those)}: {type_}")
 
-    def added_at_once(self, node: Compute) -> LastAssignment | None:
-        """The last assignment, where an operator adds its variable to a sum, which is dead then."""
+    def added_at_once(self, node: Compute, over: int = 0) -> LastAssignment | None:
+        """The last assignment, where its variable is added to operand `over`, and is dead then."""
         last = self.last
         if last is None or last.end != len(self.out.lines) or node.name != "add" or node.onto:
             return None
-        return last if last.var is node.ins[1] and last.var in self.dying else None
+        is_dead = last.var in self.dying or (last.alone is not None and self.uses[last.var] == 1)
+        return last if last.var is node.ins[1 - over] and is_dead else None
 
     def may_overwrite(self, var: Var) -> bool:
         """Whether a variable has memory of its own and is read once."""

@@ -39,6 +39,7 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(untyped(functions))
     assert not list(interruptions(functions.lines))
     assert not list(works(functions.lines))
+    assert not list(zeros_of_others(functions.lines))
 
 
 def test_states_are_those_of_all_parameters_but_some() -> None:
@@ -215,6 +216,15 @@ def zeros_added_once(lines: tuple[TextLine, ...]) -> Iterator[str]:
             between = texts[at : texts.index(below[0])] if total.isidentifier() else []
             if between and not any(re.search(rf"\b{total}\b", t) for t in between):
                 yield below[0]
+
+
+def zeros_of_others(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Sums to which all devices add what is zeros but on one."""
+    texts = [line.text.strip() for line in lines if line.is_statement]
+    for one, other in pairwise(texts):
+        made = re.match(r"(\w+) = \w+ if \w+ == \d+ else torch\.zeros", one)
+        if made and re.fullmatch(rf"\w+\.add_\({made[1]}\)", other):
+            yield other
 
 
 def needless(functions: WrittenFunctions) -> Iterator[str]:
