@@ -1,18 +1,20 @@
 """Updates of several parameters as one: torch takes lists of them.
 
-Updates with equal options are one where nothing else has to be done between them. What they read
-is there by then, and none of it could have been freed for another's sake, but for the gradients
-that earlier ones are done with: where those would be missed, the updates stay apart.
+Updates with equal options are one where nothing else has to be done between them. A collective that
+reads none of their results is done before them; one in flight is not waited for. What they read is
+there by then, and none of it could have been freed for another's sake, but for the gradients that
+earlier ones are done with: where those would be missed, the updates stay apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import field, replace
+from itertools import product
 from typing import Any
 
 from meshdsl.device.aliases import copied_first
-from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Pipeline, Var
+from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Pipeline, Var
 from meshdsl.device.liveness import is_constant, overwrites
 from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
@@ -27,8 +29,8 @@ def grouped_updates(program: DeviceProgram) -> DeviceProgram:
     It needs no more memory than before. Gradients that are to be copied, as clipping by norm does,
     are so all at once, or else have the `room` of the largest.
     """
-    for is_narrow in (False, True):
-        grouping = _Grouping(program, is_narrow)
+    for waits, is_narrow in product((True, False), (False, True)):
+        grouping = _Grouping(program, is_narrow, waits)
         grouped = replace(program, body=grouping.block(program.body))
         if not grouping.needs_room or memory(grouped)["peak"] <= memory(program)["peak"]:
             return grouped if grouping.found else program
@@ -64,11 +66,12 @@ class _Run:
 class _Grouping:
     """Groups the updates of a program, with `is_narrow` room for copies of gradients.
 
+    With `waits` an update is done after the collectives between it and the last one of its group.
     `needs_room` says that they may take more than before.
     """
 
-    def __init__(self, program: DeviceProgram, is_narrow: bool) -> None:
-        self.is_narrow = is_narrow
+    def __init__(self, program: DeviceProgram, is_narrow: bool, waits: bool) -> None:
+        self.is_narrow, self.waits = is_narrow, waits
         self.copied, self.away = copied_first(program), program.away.keys()
         nodes = (node for node in every(program.body) if isinstance(node, Compute))
         self.numbers = {n.out: n.attr("value") for n in nodes if is_constant(n)}
@@ -81,7 +84,7 @@ class _Grouping:
     def _nodes(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
         run = _Run()
         for node in nodes:
-            if run.updates and not run.is_read_by(node) and _takes_no_memory(node):
+            if run.updates and not run.is_read_by(node) and self._may_be_before(node):
                 yield node
                 continue
             if run.is_read_by(node) and isinstance(node, Compute) and lookup(node.name).converts:
@@ -97,6 +100,13 @@ class _Grouping:
                 assert isinstance(node, Compute), "an update is an operator"
                 run.add(key, node)
         yield from self._ended(run)
+
+    def _may_be_before(self, node: Node) -> bool:
+        """Whether a node is done before the updates that it reads nothing of."""
+        if self.waits and isinstance(node, Move | Bucket) and node.step.moves:
+            self.needs_room = True
+            return True
+        return _takes_no_memory(node)
 
     def _inside(self, node: Node) -> Node:
         return node if isinstance(node, Pipeline) else node.with_body(self.block)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from meshdsl.backends.runtime import update_kernels
 from meshdsl.backends.runtime.main import on_device
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Compute, DeviceProgram
+from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node
 from meshdsl.device.memory import memory
 from meshdsl.device.passes import passes
 from meshdsl.device.verify import verify
@@ -93,6 +95,17 @@ def test_one_call_needs_no_more_memory(case: Case) -> None:
     assert memory(together)["peak"] <= memory(apart)["peak"]
     flops = [sum(node.flops for node in updates(program)) for program in (apart, together)]
     assert flops[0] == flops[1]
+    assert not list(between_updates(together))
+
+
+def between_updates(program: DeviceProgram) -> Iterator[Node]:
+    """Blocking collectives between two updates of a kind, that could be before both."""
+    for at, node in enumerate(program.body):
+        if isinstance(node, Compute) and lookup(node.name).each > 1:
+            moves = [*takewhile(lambda n: isinstance(n, Move | Bucket), program.body[at + 1 :])]
+            after = program.body[at + 1 + len(moves) :][:1]
+            if any(isinstance(n, Compute) and n.name == node.name for n in after):
+                yield from (n for n in moves if set(node.makes).isdisjoint(n.reads))
 
 
 # --- kernels -------------------------------------------------------------------------------------
