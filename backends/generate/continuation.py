@@ -1,4 +1,4 @@
-"""One text as it grows, on every device alike."""
+"""One text as it grows, on every device alike: by one token after the other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ class Continuation:
     its rows go on with.
     """
 
-    width = 1
-
     def __init__(self, task: Task, number: int) -> None:
-        self.task, self.number = task, number
+        self.task, self.number, self.width = task, number, 1
         self.tokens = list(task.prompts[number])
         self.most = len(self.tokens) + task.steps[number]
         self.read = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,12 +23,13 @@ from meshdsl.backends.engines.in_process import (
 )
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
+from meshdsl.backends.generate.beams import BeamSearch
 from meshdsl.backends.generate.continuation import Continuation
 from meshdsl.backends.generate.contract import Chosen
 from meshdsl.backends.generate.task import Task, Tell, TextPiece
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
-from meshdsl.backends.runtime.values import Array, Spec
+from meshdsl.backends.runtime.values import Array, Spec, local_part
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.disk_cache import from_json
 from meshdsl.pipeline import Compilation
@@ -100,9 +102,11 @@ class Speaker:
         """Continue all prompts, as many at once as the batch has rows; returns the new tokens."""
         self.started = time.perf_counter()
         generated = list[list[int]]()
-        for first in range(0, len(self.task.prompts), self.contract.rows):
-            numbers = range(len(self.task.prompts))[first : first + self.contract.rows]
-            texts = [Continuation(self.task, n) for n in numbers]
+        many = self.contract.rows // self.task.beams
+        kind = Continuation if self.task.beams == 1 else BeamSearch
+        for first in range(0, len(self.task.prompts), many):
+            numbers = range(len(self.task.prompts))[first : first + many]
+            texts = [kind(self.task, n) for n in numbers]
             self._continue(texts)
             generated += [text.tokens[len(self.task.prompts[text.number]) :] for text in texts]
         return generated
@@ -177,11 +181,33 @@ class Speaker:
             return
         values = self._logits(part.program.OUTPUTS[logits], outputs[logits])
         for text in ready:
-            own = [at for at, (other, _) in enumerate(rows) if other is text][: text.width]
+            own = self._rows_of(text, rows)
             tokens, shown = text.extend(values[own, : self.task.known])
-            if self.ranks.rank == 0:
+            if self.ranks.rank == 0 and tokens:
                 seconds = time.perf_counter() - self.started
                 self.tell(TextPiece(text.number, tokens, shown, text.end, seconds))
+
+        self._reorder([text for text in ready if text.width > 1 and text.end is None], rows)
+
+    def _rows_of(self, text: Continuation, rows: Rows) -> list[int]:
+        return [at for at, (other, _) in enumerate(rows) if other is text][: text.width]
+
+    def _reorder(self, texts: Sequence[Continuation], rows: Rows) -> None:
+        """Let the rows of texts go on with the states of the rows that their beams came from."""
+        order = list(range(self.contract.rows))
+        for text in texts:
+            own = self._rows_of(text, rows)
+            for row, source in zip(own, text.sources, strict=True):
+                order[row] = own[source]
+        dim = self.contract.row
+        if dim is None or order == list(range(self.contract.rows)):
+            return
+        for name in self.contract.states:
+            spec = self.step.program.PARAMS[name]
+            if dim in spec.dims:
+                axis = list(spec.dims).index(dim)
+                block = _reordered(self.ranks, spec, self.params[name], axis, order)
+                self.params[name].copy_(block)
 
     def _logits(self, spec: Spec, block: Any) -> Array:
         """Those of all rows: `[rows, vocabulary]`."""
@@ -220,6 +246,25 @@ def _index(text: Continuation, position: int | None) -> int:
     if position is not None:
         return min(position, last)
     return text.read if text.end is None else text.read - 1
+
+
+def _reordered(ranks: Ranks, spec: Spec, block: Any, axis: int, order: Sequence[int]) -> Any:
+    """The block of a tensor whose indices along an axis are in another order.
+
+    Nothing is sent if every device has the rows that come to it.
+    """
+    import torch
+
+    size = [*spec.dims.values()][axis]
+    parts = [local_part(spec, ranks.mesh, n)[axis] for n in range(math.prod(ranks.mesh.values()))]
+    held = [part if isinstance(part, list) else list(range(size)[part]) for part in parts]
+    if all(order[row] in rows for rows in held for row in rows):
+        own = held[ranks.rank]
+        index = torch.tensor([own.index(order[row]) for row in own], device=block.device)
+        return block.index_select(axis, index)
+    whole = ranks.whole(spec, block)
+    whole = whole.index_select(axis, torch.tensor(order, device=whole.device))
+    return whole[ranks.part(spec)]
 
 
 def _alike(one: Spec, other: Spec) -> bool:

@@ -35,10 +35,13 @@ class GenerationRequest:
     seed: int = 0
     end_token: str | int | None = None
     stop: Sequence[str] = ()
+    beams: int = 1
+    length_penalty: float = 1.0
 
     def task(self, contract: Contract, codec: TextCodec) -> Task:
         """The task, without a file of parameters. Raises MD0625, MD0626 and MD0627."""
         self._check()
+        self._check_beams(contract)
         known = codec.known(contract.counted)
         prompts = [
             _tokens(prompt, self._named(n), codec, contract.counted)
@@ -53,6 +56,7 @@ class GenerationRequest:
             Sampling(self.temperature, self.top_k, self.top_p, self.seed),
             self._end_tokens(codec, known),
             tuple(self.stop),
+            *(self.beams, self.length_penalty),
         )
 
     def _named(self, number: int) -> str:
@@ -82,6 +86,23 @@ class GenerationRequest:
             if not isinstance(text, str) or not text:
                 help = "give the text that a continuation is to end before"
                 fail("MD0627", f"{text!r} is no stop string", help=help)
+
+    def _check_beams(self, contract: Contract) -> None:
+        """Refuse beams that the program has no rows for. Raises MD0627."""
+        if not _is_number(self.beams, 1, integer=True):
+            fail("MD0627", f"the number of beams is {self.beams!r}", help="give a whole one from 1")
+        if not _is_number(self.length_penalty, -math.inf):
+            help = "1 divides the log-probability of a text by its length, 0 leaves it as it is"
+            fail("MD0627", f"the length penalty is {self.length_penalty!r}", help=help)
+        if self.beams > 1 and self.temperature:
+            message = f"{self.beams} beams are asked for, and a temperature to draw tokens at"
+            fail("MD0627", message, help="leave out one of both")
+        if self.beams > contract.rows:
+            rows = f"a batch of {contract.rows}" if contract.row else "no dim for a batch"
+            message = f"{self.beams} beams are asked for, and the program has {rows}"
+            help = f"`--set {contract.row}={self.beams}`, or fewer beams"
+            alone = "give the token of the program a dim, as in examples/lm.mdsl"
+            fail("MD0627", message, help=help if contract.row else alone)
 
     def _end_tokens(self, codec: TextCodec, known: int) -> tuple[int, ...]:
         """The tokens that end a text. Raises MD0583, MD0626 and MD0627."""

@@ -18,7 +18,8 @@ class Task:
     """A run of the programs that generate; `params` is a file of their parameters.
 
     Each text continues one of `prompts` by at most its number of `steps`, up to one of `end_tokens`
-    or a `stop` string. Of the logits the first `known` belong to tokens.
+    or a `stop` string. Of the logits the first `known` belong to tokens. With several `beams` texts
+    are searched for, by their log-probability over their length to the power `length_penalty`.
     """
 
     contract: Contract
@@ -30,6 +31,8 @@ class Task:
     sampling: Sampling = Sampling()
     end_tokens: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    beams: int = 1
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,6 +461,8 @@ class Plan(Looks):
         seed: int = 0,
         end_token: int | str | None = None,
         stop: str | Sequence[str] = (),
+        beams: int = 1,
+        length_penalty: float = 1.0,
         tokens: str | None = None,
         tokenizer: str | None = None,
         prefill: str | Plan | None = None,
@@ -483,6 +485,7 @@ class Plan(Looks):
         asked = {
             "steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p,
             "seed": seed, "end_token": end_token, "stop": stop,
+            "beams": beams, "length_penalty": length_penalty,
         }  # fmt: skip
         codec = codec_of(tokens, tokenizer)
         reader = prefill._made.forward if isinstance(prefill, Plan) else prefill

@@ -46,6 +46,8 @@ class Generate(PlacingOptions, AsData):
     top_k: int | None = opt("--top-k", "K", "Draw of the K likeliest tokens.", min=1)
     top_p: float = opt("--top-p", "P", "Draw of the likeliest tokens of P in sum.", 1.0)
     seed: int = opt("--seed", "S", "Of the choice at other temperatures.", 0)
+    beams: int = opt("--beams", "N", "Search with N beams, each in a row of the batch.", 1, min=1)
+    length_penalty: float = opt("--length-penalty", "A", "Of beams: above 1 for longer texts.", 1.0)
     end_token: str | None = opt(
         "--end-token", "T", "What ends a text: a token by number or text; none."
     )
@@ -107,7 +109,8 @@ def _request(given: Generate) -> GenerationRequest:
     prompts = [*(given.prompt or ()), *(_lines(given.prompts) if given.prompts else ())]
     sampling = (given.temperature, given.top_k, given.top_p, given.seed)
     ends = (given.end_token, tuple(given.stop or ()))
-    return GenerationRequest(tuple(prompts), given.steps, *sampling, *ends)
+    beams = (given.beams, given.length_penalty)
+    return GenerationRequest(tuple(prompts), given.steps, *sampling, *ends, *beams)
 
 
 def _lines(path: Path) -> list[str]:

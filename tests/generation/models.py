@@ -35,12 +35,11 @@ SIZES = {
 NUMBERS = TextCodec("numbers")
 
 
-def params() -> dict[str, Array]:
+def params(**sizes: int) -> dict[str, Array]:
     """Parameters whose likeliest tokens differ from one to the next."""
     generator = np.random.default_rng(5)
-    types = {
-        str(p.value.name): p.value.type for p in named(LM, set_dims=SIZES, program="lm").params
-    }
+    program = named(LM, set_dims={**SIZES, **sizes}, program="lm")
+    types = {str(p.value.name): p.value.type for p in program.params}
     return {n: generator.normal(size=t.shape) for n, t in types.items()}
 
 
@@ -56,12 +55,13 @@ def texts(
     folder: Path,
     prompts: Sequence[str | Sequence[int]],
     codec: TextCodec = NUMBERS,
+    vocab: int = SIZES["vocab"],
     **asked: Any,
 ) -> tuple[Results, list[TextPiece]]:
     """The continuations of prompts on the local engine, and the pieces in order."""
     file = folder / "params.npz"
     if not file.exists():
-        write_npz(str(file), params())
+        write_npz(str(file), params(vocab=vocab))
     task = GenerationRequest(prompts, **asked).task(found.contract, codec)
     task = replace(task, params=str(file))
     results, pieces = Results(task), list[TextPiece]()
@@ -77,19 +77,27 @@ def texts(
 class Oracle:
     """The logits after each token of a sequence, by the program of whole sequences in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, **sizes: int) -> None:
         text = LM.replace("return loss\n  minimize", "return logits\n  minimize")
-        sizes = {**SIZES, "batch": 1, "seq": SIZES["seq"]}
+        self._params = params(**sizes)
+        sizes = {**SIZES, **sizes, "batch": 1}
+        self._known: dict[tuple[int, ...], Array] = {}
         self._program = named(text, set_dims=sizes, program="lm", evaluate=True)
-        self._params = params()
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """Those after the last one of some tokens."""
+        if tuple(tokens) in self._known:
+            return self._known[tuple(tokens)]
         padded = np.zeros((1, SIZES["seq"]), np.int32)
         padded[0, : len(tokens)] = tokens
         given = {"tokens": padded, "targets": np.zeros_like(padded)}
         found = run_reference(self._program, given, self._params)["logits"]
-        return np.asarray(found[0, len(tokens) - 1])
+        return self._known.setdefault(tuple(tokens), np.asarray(found[0, len(tokens) - 1]))
+
+    def likelihoods(self, tokens: Sequence[int]) -> Array:
+        """The log-probability of each next token."""
+        logits = self.logits(tokens)
+        return np.asarray(logits - np.log(np.exp(logits).sum()))
 
     def likeliest(self, prompt: Sequence[int], steps: int) -> tuple[int, ...]:
         """The likeliest tokens after a prompt."""

@@ -94,6 +94,10 @@ def test_draws_are_of_the_seed_the_text_and_the_position(tmp_path: Path) -> None
         ({"end_token": 11}, "MD0627"),
         ({"end_token": "9" * 30}, "MD0626"),
         ({"stop": ("",)}, "MD0627"),
+        ({"beams": 0}, "MD0627"),
+        ({"beams": 5}, "MD0627"),
+        ({"beams": 2, "temperature": 0.5}, "MD0627"),
+        ({"length_penalty": math.inf}, "MD0627"),
     ],
     ids=str,
 )
