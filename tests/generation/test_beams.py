@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def few(
     oracle: Oracle, prompt: tuple[int, ...], width: int, steps: int, end: int
 ) -> tuple[int, ...]:
     """Beam search as `transformers` does it, divided by the length."""
-    beams = [(0.0, ())]
+    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended = list[tuple[float, tuple[int, ...]]]()
     for count in range(1, steps + 1):
         grown = [
@@ -64,7 +65,12 @@ def test_enough_beams_find_the_best_of_all_texts(tmp_path: Path, layout: str) ->
     sizes = {"vocab": 3, "batch": 18}
     found = programs(layout=layout, mesh=LAYOUTS[layout], sizes=sizes)
     for end, penalty in ((None, 1.0), (0, 0.0)):
-        asked = {"steps": 3, "beams": 9, "end_token": end, "length_penalty": penalty}
+        asked: dict[str, Any] = {
+            "steps": 3,
+            "beams": 9,
+            "end_token": end,
+            "length_penalty": penalty,
+        }
         results, pieces = texts(found, tmp_path, prompts, vocab=3, **asked)
         best = [exhaustive(oracle, prompt, 3, end, penalty) for prompt in prompts]
         assert [t.tokens for t in results.texts] == best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -76,7 +77,7 @@ def test_pieces_are_the_text_as_it_grows(tmp_path: Path) -> None:
     assert 0 < plain.rate == plain.count / plain.seconds
     assert "".join(p.shown for p in pieces if p.text == 0) == first
     stop = first[2:4]
-    ends = {"stop": (stop,), "end_token": words.tokens(second)[3]}
+    ends: dict[str, Any] = {"stop": (stop,), "end_token": words.tokens(second)[3]}
     ended, _ = texts(found, tmp_path, ["bcd", "e"], words, steps=6, **ends)
     for one, text in zip(ended.texts, (first, second), strict=True):
         end = min(at for s in (stop, second[3]) if (at := text.find(s)) >= 0)
