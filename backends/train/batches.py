@@ -93,6 +93,15 @@ class Anywhere:
         return drawn(("below", self.count), self._key, counter).astype(np.int64)
 
 
+def order_of(kind: str | None, seed: int, count: int, batch: int) -> Order:
+    """The order of `count` samples by its name; None: `shuffled`."""
+    if kind == "random":
+        return Anywhere(seed, count, batch)
+    if kind == "sequential":
+        return InOrder(0, count, batch)
+    return Shuffled(seed, count, batch)
+
+
 # --- readers: the values of samples --------------------------------------------------------------
 
 
@@ -103,6 +112,9 @@ class Reader(Protocol):
 
     def read(self, name: str, spec: Spec, rows: Array, part: Part) -> Array:
         """The block `part` of input `name`, of the samples `rows` (a device's own ones)."""
+
+    def weight(self, rows: Array) -> int:
+        """How much a batch of these samples counts in an average."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,10 @@ class Batches:
     unit: str
     several: str | None = None
     may_refuse: bool = False
+
+    def weight(self, step: int) -> int:
+        """How much the batch of a step counts in an average."""
+        return self.reader.weight(self.order.rows(step))
 
     def block(self, name: str, spec: Spec, step: int, part: Part) -> Array:
         """The values of `part` of input `name` in step `step` (from 0).

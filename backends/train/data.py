@@ -23,16 +23,15 @@ from meshdsl.backends.runtime.stored import StoredArray, from_stored
 from meshdsl.backends.runtime.user_files import regular
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast
 from meshdsl.backends.train.batches import (
-    Anywhere,
     Batches,
     Data,
     Everything,
     InOrder,
-    Order,
-    Shuffled,
     enough,
     one_batch,
+    order_of,
 )
+from meshdsl.backends.train.document_rows import every_row, open_rows
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.train.token_data import every_window, is_tokens, open_tokens
 from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
@@ -52,6 +51,8 @@ def open_data(
     times = max((spec.dims.get(files.accumulate or "", 1) for spec in inputs.values()), default=1)
     declared = {name: one_batch(spec, files.accumulate) for name, spec in inputs.items()}
     with _refusals():
+        if files.rows:
+            return open_rows(files, declared, seed, times)
         if is_tokens(files):
             return open_tokens(files, declared, seed, times)
         return open_arrays(files, declared, seed, times, proven)
@@ -64,6 +65,8 @@ def open_everything(files: DataFiles, inputs: Mapping[str, Spec], proven: bool) 
     """
     inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
     with _refusals():
+        if files.rows:
+            return every_row(files, inputs)
         if is_tokens(files):
             return every_window(files, inputs)
         batch = batch_dim(files, inputs)
@@ -109,18 +112,9 @@ def open_arrays(
         held_out = Batches(reader, InOrder(count, held, size), size, "samples")
     what = f"{files.path} holds {counted(count, 'sample')} to train on"
     enough(count, size * times, what, batch, times)
-    order = _order(files, seed, count, size * times)
+    order = order_of(files.order, seed, count, size * times)
     training = Batches(reader, order, size * times, "samples", files.accumulate)
     return Data(training, held_out, count, tuple(notes))
-
-
-def _order(files: DataFiles, seed: int, count: int, batch: int) -> Order:
-    """The samples of each step, as the run has it."""
-    if files.order == "random":
-        return Anywhere(seed, count, batch)
-    if files.order == "sequential":
-        return InOrder(0, count, batch)
-    return Shuffled(seed, count, batch)
 
 
 def batch_dim(files: DataFiles, inputs: Mapping[str, Spec]) -> str:
@@ -198,6 +192,10 @@ class Arrays:
             if isinstance(block, list) and dim != self.batch:
                 array = np.take(array, block, at)
         return cast(from_stored(array, self.arrays[name].dtype), spec.dtype)
+
+    def weight(self, rows: Array) -> int:
+        """The number of samples."""
+        return len(rows)
 
 
 SAMPLED = 64

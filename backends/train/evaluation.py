@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     from meshdsl.backends.engines.in_process import Programs
 
-Sums = dict[str, float]
-"""Sums of outputs over samples, by name."""
-
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
@@ -82,9 +79,12 @@ class EvaluationPlan:
     emitted: Emitted
 
 
-def measured(made: Compilation) -> Compilation:
-    """The forward pass of a program, with what is measured of a classification."""
-    written = with_measures(made.written)
+def measured(made: Compilation, rows: bool) -> Compilation:
+    """The forward pass of a program, with what is measured of a classification.
+
+    Of padded `rows` the program alone says which targets count.
+    """
+    written = made.written if rows else with_measures(made.written)
     known = Known(made.known.tree, made.declarations, written)
     options = replace(made.options, evaluate=True, measured=False)
     return Compilation(made.source, options, made.diagnostics, known)
@@ -97,7 +97,7 @@ def evaluate(
 
     Notes about the data and the short batch go to `diagnostics`.
     """
-    whole = on_engine(measured(made), engine)
+    whole = on_engine(measured(made, job.data.rows), engine)
     refuse_too_large(whole, "local" if engine == "reference" else engine, None)
     program = Emitted(whole.emitted).load().program
     if job.params is not None:
@@ -108,7 +108,7 @@ def evaluate(
     limited = job.batches is not None and job.batches * everything.size < everything.count
     short = None
     if everything.rest and not limited:
-        short = of_size(made, engine, everything)
+        short = of_size(made, engine, everything, job.data.rows)
     with errors_at(made.source):
         return _ENGINES[engine](plan_of(whole, short, engine), job)
 
@@ -130,11 +130,11 @@ def on_engine(made: Compilation, engine: str) -> Compilation:
     return made.under(options, Diagnostics())
 
 
-def of_size(made: Compilation, engine: str, data: Everything) -> Compilation:
+def of_size(made: Compilation, engine: str, data: Everything, rows: bool) -> Compilation:
     """The program of the short last batch. Raises DiagnosticError where there is none."""
     dim = data.reader.batch
     try:
-        short = on_engine(measured(resized(made, dim, data.rest)), engine)
+        short = on_engine(measured(resized(made, dim, data.rest), rows), engine)
         _ = short.emitted
     except DiagnosticError as error:
         fitting = max(n for n in range(1, data.size + 1) if data.count % n == 0)
@@ -168,7 +168,7 @@ def plan_of(made: Compilation, short: Compilation | None, engine: str) -> Evalua
 # --- one device ----------------------------------------------------------------------------------
 
 
-def averages_over(
+def sums_over(
     program: LoadedProgram,
     params: Mapping[str, torch.Tensor],
     batches: Batches,
@@ -176,44 +176,56 @@ def averages_over(
     seed: int,
     limit: int | None = None,
 ) -> Sums:
-    """The sums of the scalar outputs over batches, or over so many of them.
+    """The sums of the scalar outputs over batches, or over so many of them, by their weights.
 
     All devices make this call. Raises DataRefused.
     """
     scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
-    sums = dict.fromkeys(scalars, 0.0)
+    found = Sums(dict.fromkeys(scalars, 0.0))
     feed, groups = Feed(program, batches, ranks, seed), ranks.groups(program.GROUPS)
-    count = batches.order.passes if limit is None else min(batches.order.passes, limit)
-    for batch in range(count):
+    passes = batches.order.passes
+    for batch in range(passes if limit is None else min(passes, limit)):
         outputs = program.device(ranks.rank, groups, feed.batch(batch), params)
-        for name in scalars:
-            sums[name] += float(outputs[name].item())
-    return sums
+        weight = batches.weight(batch)
+        found.add({n: float(outputs[n].item()) * weight for n in scalars}, weight)
+    return found
+
+
+class Sums:
+    """Sums of outputs over batches, of which each has a weight; `averages` are those divided."""
+
+    def __init__(self, values: dict[str, float]) -> None:
+        self.values, self.weight, self.batches = values, 0, 0
+
+    def add(self, values: Mapping[str, float], weight: int, batches: int = 1) -> None:
+        """Add those of another batch, or of others."""
+        self.values = {n: self.values.get(n, 0.0) + value for n, value in values.items()}
+        self.weight, self.batches = self.weight + weight, self.batches + batches
+
+    @property
+    def averages(self) -> dict[str, float]:
+        """The averages by name."""
+        return {name: value / self.weight for name, value in self.values.items()}
 
 
 def evaluate_on(ranks: Ranks, programs: Programs, job: EvaluationJob) -> Evaluation:
     """One device's part of an evaluation; all return the same."""
     began = time.perf_counter()
     everything = open_everything(job.data, programs.program.INPUTS, proven=True)
-    sums, samples, count = dict[str, float](), 0, 0
+    sums, samples = Sums({}), 0
     for program in programs.every:
         is_short = program is programs.evaluation
-        batches = everything.batches(is_short)
         params = _params(program.PARAMS, job, ranks)
-        found = averages_over(program, params, batches, ranks, job.seed, job.batches)
-        done = min(
-            batches.order.passes, batches.order.passes if job.batches is None else job.batches
-        )
-        size = everything.rest if is_short else everything.size
-        sums = {name: sums.get(name, 0.0) + size * value for name, value in found.items()}
-        samples, count = samples + size * done, count + done
-    values = {name: value / samples for name, value in sums.items()}
+        batches = everything.batches(is_short)
+        found = sums_over(program, params, batches, ranks, job.seed, job.batches)
+        samples += found.batches * (everything.rest if is_short else everything.size)
+        sums.add(found.values, found.weight, found.batches)
+    values = sums.averages
     if CROSS_ENTROPY in values and "perplexity" not in values:
         values["perplexity"] = _exp(values[CROSS_ENTROPY])
     rest = everything.rest if programs.evaluation is not None else 0
-    seconds = time.perf_counter() - began
-    amount = samples * everything.amount
-    return Evaluation(values, samples, count, rest, amount, everything.unit, seconds)
+    seconds, amount = time.perf_counter() - began, samples * everything.amount
+    return Evaluation(values, samples, sums.batches, rest, amount, everything.unit, seconds)
 
 
 def _exp(value: float) -> float:

@@ -14,6 +14,9 @@ from meshdsl.records import dataclass
 ORDERS = ("random", "shuffled", "sequential")
 """The orders of samples: drawn anew for each step, each once in every pass, or as they lie."""
 
+DOCUMENTS = ("stream", "rows")
+"""How documents are taken: as one stream of tokens, or each in padded rows of its own."""
+
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 
 
@@ -29,7 +32,8 @@ class DataFiles:
     `accumulate` is the dim that inputs gain where a step takes several batches.
 
     What a tokenizer has made of texts is in the files `stored` and `stored_held_out`; `sources`
-    are the files that it read.
+    are the files that it read. Documents end with the token `end`, where it is known; with `rows`
+    each row of a batch is one.
     """
 
     path: str
@@ -44,6 +48,8 @@ class DataFiles:
     stored: tuple[TokenFile, ...] = ()
     stored_held_out: tuple[TokenFile, ...] = ()
     sources: tuple[str, ...] = ()
+    end: int | None = None
+    rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from meshdsl.backends.train.batches import (
     Everything,
     InOrder,
     Order,
-    Shuffled,
     Spaced,
+    order_of,
 )
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.diagnostics import counted, did_you_mean, fail
@@ -99,6 +99,10 @@ class Windows:
                 tokens[number] = window[columns - first]
         return tokens
 
+    def weight(self, rows: Array) -> int:
+        """The number of windows: all have as many tokens."""
+        return len(rows)
+
 
 def check_tokens(tokens: Tokens, start: int, window: Array, bound: int) -> None:
     """Refuse numbers that are no tokens below `bound`. Raises MD0513 with the place of the first.
@@ -144,8 +148,8 @@ def open_tokens(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: 
     names = text_inputs(files, inputs)
     spec = inputs[names[0]]
     (batch, rows), (_, length) = spec.dims.items()
-    bound = min(_bound(inputs[name]) for name in names)
-    source = _source(files, bound)
+    bound = min(index_bound(inputs[name]) for name in names)
+    source = token_source(files, bound)
     window = length + len(names) - 1
     _long_enough(source.training, window, files.path)
     order = _order(files, seed, len(source.training), (length, window), rows * times)
@@ -166,12 +170,11 @@ def every_window(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
     names = text_inputs(files, inputs)
     spec = inputs[names[0]]
     (batch, rows), (_, length) = spec.dims.items()
-    bound = min(_bound(inputs[name]) for name in names)
+    bound = min(index_bound(inputs[name]) for name in names)
     tokens: Tokens
     vocabulary = None
     if files.stored or holds_tokens(files.path, files.tokens):
-        stored = files.stored or token_files(files.path, files.tokens, held_out=True)
-        tokens = _flat(stored, bound)
+        tokens = token_source(files, bound, all_of_it=True).training
     else:
         if files.tokens != "bytes" and files.vocabulary is None:
             message = f"nothing says which numbers the characters of {files.path} had in training"
@@ -201,13 +204,14 @@ def _order(files: DataFiles, seed: int, tokens: int, window: tuple[int, int], ba
         message = f"{files.path} has {counted(windows, 'window')} of {length} tokens"
         help = "give more tokens, a smaller batch or shorter windows with `--set`"
         fail("MD0511", f"{message} one after the other, and a step takes {batch}", help=help)
-    if files.order == "sequential":
-        return InOrder(0, windows, batch, length)
-    return Spaced(Shuffled(seed, windows, batch), length)
+    return Spaced(order_of(files.order, seed, windows, batch), length)
 
 
-def _source(files: DataFiles, bound: int) -> Source:
-    """The tokens of a run. Raises MD0513, MD0580, MD0581 and Refused."""
+def token_source(files: DataFiles, bound: int, all_of_it: bool = False) -> Source:
+    """The tokens of a run, or all that an evaluation reads. Raises MD0513, MD0580 and Refused."""
+    if all_of_it:
+        stored = files.stored or token_files(files.path, files.tokens, held_out=True)
+        return Source(_flat(stored, bound), None, "")
     if files.stored or holds_tokens(files.path, files.tokens):
         return _flat_source(files, bound)
     tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
@@ -272,18 +276,19 @@ def text_inputs(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[str, ...]
     others = [name for name in inputs if name not in wanted]
     if fits and not others and all(inputs[n].dtype in ("i32", "i64") for n in wanted):
         return wanted
-    declared = ", ".join(_shown(name, spec) for name, spec in inputs.items()) or "no inputs"
+    declared = ", ".join(shown_input(name, spec) for name, spec in inputs.items()) or "no inputs"
     help = "declare `tokens[batch, seq]: i32, targets[batch, seq]: i32`, or give the data as .npz"
     kind = "has tokens" if files.stored or holds_tokens(files.path, files.tokens) else "is a text"
     message = f"{files.path} {kind}, and the program takes {declared}"
     fail("MD0512", message, help=help)
 
 
-def _shown(name: str, spec: Spec) -> str:
+def shown_input(name: str, spec: Spec) -> str:
+    """An input as it is declared."""
     return f"{name}[{', '.join(spec.dims)}]: {spec.dtype}"
 
 
-def _bound(spec: Spec) -> int:
+def index_bound(spec: Spec) -> int:
     """The size of the smallest dim that an input indexes."""
     how = spec.draw
     return int(how[1]) if how and how[0] == "below" else np.iinfo(np.int32).max

@@ -54,28 +54,35 @@ def tokenized(files: DataFiles, texts: Texts, all_of_it: bool = False) -> Iterat
     """
     check_options(files, texts)
     if texts.tokenizer is None:
-        yield files
+        yield replace(files, end=_number(texts.end))
         return
     tokenizer = load_tokenizer(texts.tokenizer)
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
 
-        def stored(path: str, name: str, held_out: bool) -> tuple[Sequence[str], TokenFile]:
-            paths, out = text_files(path, held_out), os.path.join(folder, name)
-            end = end_of(tokenizer, texts.end, paths)
+        def stored(paths: Sequence[str], path: str, name: str) -> TokenFile:
+            out = os.path.join(folder, name)
             with open(out, "wb") as file:
                 write_tokens(paths, tokenizer, end, texts.field, file)
-            return paths, replace(token_file(out, None), name=path)
+            return replace(token_file(out, None), name=path)
 
         with unreadable("name a text, a .jsonl file or a folder of them"):
-            paths, training = stored(files.path, "train.npy", all_of_it)
-            held = None
-            if files.held_out is not None:
-                held = stored(files.held_out, "val.npy", True)[1]
-            elif files.fraction and has_validation(files.path, SUFFIXES):
-                held = stored(files.path, "val.npy", True)[1]
-        sources = (*paths, tokenizer.path)
-        kept = () if held is None else (held,)
-        yield replace(files, stored=(training,), stored_held_out=kept, sources=sources)
+            paths = text_files(files.path, all_of_it)
+            end = end_of(tokenizer, texts.end, paths)
+            training, kept = stored(paths, files.path, "train.npy"), tuple[TokenFile, ...]()
+            of_folder = files.fraction > 0 and has_validation(files.path, SUFFIXES)
+            if files.held_out is not None or of_folder:
+                held = files.held_out or files.path
+                kept = (stored(text_files(held, held_out=True), held, "val.npy"),)
+        files = replace(files, stored=(training,), stored_held_out=kept, end=end)
+        yield replace(files, sources=(*paths, tokenizer.path))
+
+
+def _number(end: str | None) -> int | None:
+    """The token that ends documents in files of tokens, by its number. Raises MD0601."""
+    if end is None or (end.isascii() and end.isdecimal() and len(end) < 10):
+        return None if end is None else int(end)
+    help = "name its number, `--end-token 50256`, or the tokenizer: `--tokenizer F`"
+    fail("MD0601", f"`--end-token {end}`: nothing says which token this is", help=help)
 
 
 def write_texts(paths: Sequence[str], texts: Texts, out: str) -> int:

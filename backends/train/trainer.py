@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.train.batches import Data
-from meshdsl.backends.train.evaluation import averages_over
+from meshdsl.backends.train.evaluation import sums_over
 from meshdsl.backends.train.feed import DataRefused, Feed
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
@@ -227,8 +227,7 @@ class Trainer:
         assert program is not None
         assert self.held_out is not None
         params = self._params_of(program)
-        sums = averages_over(program, params, self.held_out, self.ranks, self.job.seed)
-        return {name: value / self.held_out.order.passes for name, value in sums.items()}
+        return sums_over(program, params, self.held_out, self.ranks, self.job.seed).averages
 
     def _params_of(self, program: LoadedProgram) -> Tensors:
         """The parameters, resharded to the layout of the evaluating `program`."""

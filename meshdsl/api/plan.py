@@ -385,6 +385,7 @@ class Plan(Looks):
         tokenizer: str | None = None,
         end_token: str | None = None,
         text_field: str = "text",
+        documents: str = "stream",
         order: str | None = None,
         eval_every: int = 0,
         eval_data: str | Mapping[str, Array] | Array | None = None,
@@ -411,8 +412,8 @@ class Plan(Looks):
         asked = {
             "steps": steps, "seed": seed, "engine": engine, "batch": batch, "tokens": tokens,
             "tokenizer": tokenizer, "end_token": end_token, "text_field": text_field,
-            "order": order, "eval_every": eval_every, "eval_data": eval_data,
-            "eval_fraction": eval_fraction, "checkpoint": checkpoint,
+            "documents": documents, "order": order, "eval_every": eval_every,
+            "eval_data": eval_data, "eval_fraction": eval_fraction, "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every, "resume": resume, "force": force,
             "progress": progress,
         }  # fmt: skip
@@ -429,6 +430,7 @@ class Plan(Looks):
         tokenizer: str | None = None,
         end_token: str | None = None,
         text_field: str = "text",
+        documents: str = "stream",
         batches: int | None = None,
         seed: int = 0,
     ) -> Evaluation:
@@ -444,8 +446,8 @@ class Plan(Looks):
 
         asked = {
             "engine": engine, "batch": batch, "tokens": tokens, "tokenizer": tokenizer,
-            "end_token": end_token, "text_field": text_field, "batches": batches,
-            "seed": check_seed(seed),
+            "end_token": end_token, "text_field": text_field,
+            "documents": documents, "batches": batches, "seed": check_seed(seed),
         }  # fmt: skip
         return training.evaluate(self, self._made, data, asked)
 

@@ -118,10 +118,14 @@ def _by_arguments(folder: str) -> Iterator[None]:
 
 def _files(data: Any, asked: Mapping[str, Any], folder: Path) -> DataFiles:
     """The files of samples; arrays are written into the folder."""
-    from meshdsl.backends.train.job import DataFiles
+    from meshdsl.backends.train.job import DOCUMENTS, DataFiles
 
     path = _stored(data, folder / _FILES["data"])
-    return DataFiles(path, batch=asked["batch"], tokens=asked["tokens"])
+    files = DataFiles(path, batch=asked["batch"], tokens=asked["tokens"])
+    if asked["documents"] not in DOCUMENTS:
+        message = f"`documents={asked['documents']!r}`: not one of those there are"
+        fail("MD0602", message, help=f"there are {', '.join(DOCUMENTS)}")
+    return replace(files, rows=asked["documents"] == "rows")
 
 
 def _texts(asked: Mapping[str, Any]) -> Texts:

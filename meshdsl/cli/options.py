@@ -202,15 +202,19 @@ class DataOptions(TextOptions):
     tokens: str | None = opt(
         "--tokens", "T", "A text: chars or bytes (chars); a raw file: its dtype, uint16 or another."
     )
+    documents: str = opt(
+        "--documents", "D", "One after the other (stream), or each in padded rows.", "stream"
+    )
     text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
 
     def files(self) -> DataFiles:
         """The files of samples."""
-        from meshdsl.backends.train.job import DataFiles
+        from meshdsl.backends.train.job import DOCUMENTS, DataFiles
 
         names = tuple(self.text_inputs.split(",")) if self.text_inputs else None
         files = DataFiles(str(self.data), batch=self.batch, tokens=self.tokens)
-        return dataclasses.replace(files, text_inputs=names)
+        refuse_unknown("documents", self.documents, DOCUMENTS, "not one of those there are")
+        return dataclasses.replace(files, text_inputs=names, rows=self.documents == "rows")
 
 
 @option

@@ -240,3 +240,60 @@ def test_documents_are_tokens_that_end(cli: Cli) -> None:
     assert (done.code, done.codes) == (0, ["note[MD0517]"])  # the file, for its empty lines
     done = cli("train", program, "--data", "d.jsonl", "--steps", "9", "--tokens", "bytes", *given)
     assert done.codes == ["error[MD0601]"]
+
+
+MASKED = """\
+dim batch = 4, seq = 6, vocab = 50, model = 8
+mesh two = { d: 2 }
+layout data { batch -> d }
+program lm(tokens[batch, seq]: i32, targets[batch, seq]: i32, counts[batch, seq]) {
+  param embed[vocab, model]
+  param out[model, vocab]
+  logits = einsum(embed[vocab = tokens], out -> [batch, seq, vocab])
+  loss = sum(cross_entropy[vocab](logits, targets) * counts) / sum(counts)
+  return loss
+  minimize loss with adam(lr=0.05)
+}
+"""
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_padding_counts_nowhere(program: str, cli: Cli) -> None:
+    write(MASKED)
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 50, n) for n in rng.integers(0, 20, 30)]
+    stream = np.concatenate([np.append(document, 0) for document in documents])
+    np.save("t.npy", stream)
+    given = ("--data", "t.npy", "--documents", "rows", "--end-token", "0")
+    done = cli("train", program, *given, "--steps", "9", "--eval-every", "9", "--out", "o.npz")
+    assert done.code == 0, done.err
+    weights = {name: array.astype(float) for name, array in params("o.npz").items()}
+    losses = list[float]()
+    for document in documents:
+        ended = np.append(document, 0)
+        logits = weights["embed"][ended[:-1]] @ weights["out"]
+        chosen = logits[np.arange(len(document)), ended[1:]]
+        losses += [*(np.log(np.exp(logits).sum(1)) - chosen)]
+    for options in ([], ["--set", "batch=7"], ["--engine", "torchrun"], ["--engine", "reference"]):
+        done = cli("evaluate", program, *given, "--params", "o.npz", "--json", *options)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["values"] == pytest.approx({"loss": np.mean(losses)}, rel=1e-5)
+
+
+def test_tokens_of_texts_are_written_once(program: str, cli: Cli) -> None:
+    save_tokenizer(Path("tok"))
+    write("".join(json.dumps({"body": TEXT * n}) + "\n" for n in range(9)), "d.jsonl")
+    named = ("--tokenizer", "tok", "--text-field", "body")
+    done = cli("tokenize", "d.jsonl", *named, "--out", "t.npy")
+    tokens = np.load("t.npy")
+    assert (done.code, done.out) == (0, f"wrote {len(tokens)} tokens to t.npy\n")
+    assert (tokens.dtype, (tokens == 0).sum()) == ("uint16", 9)
+    given = ("--set", "vocab=300", "--steps", "3", "--log")
+    assert cli("train", program, "--data", "t.npy", *given, "a").code == 0
+    assert cli("train", program, "--data", "d.jsonl", *named, *given, "b").code == 0
+    assert logged("a") == logged("b")
+    assert cli("tokenize", "d.jsonl", *named, "--out", "t.npy").codes == ["error[MD0503]"]
+    assert cli("tokenize", "d.jsonl", *named, "--out", "t.bin").codes == ["error[MD0602]"]
+    assert cli("tokenize", "d.jsonl", "--out", "u.npy").codes == ["error[MD0601]"]
+    assert cli("tokenize", "e.txt", *named, "--out", "u.npy").codes == ["error[MD0505]"]
+    assert not Path("u.npy").exists()
