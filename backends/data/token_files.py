@@ -40,9 +40,7 @@ OPEN = 64
 SCANNED = 1 << 26
 """The bytes up to which the tokens of files are compared with the vocabulary beforehand."""
 
-STATED = (
-    "state the dtype: `--tokens uint16` for files of nanoGPT, `--tokens uint32` for more tokens"
-)
+STATED = "state it: `--tokens uint16`, as nanoGPT writes them, or `--tokens uint32`"
 
 
 @dataclass(frozen=True, slots=True)

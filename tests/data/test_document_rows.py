@@ -36,7 +36,8 @@ def expected() -> list[tuple[list[int], list[int], list[bool]]]:
 
 
 def inputs(rows: int = 3, counts: str = "f32") -> dict[str, Spec]:
-    dims, split = {"batch": rows, "seq": LENGTH}, {"batch": ("d",), "seq": ("t",)}
+    dims = {"batch": rows, "seq": LENGTH}
+    split: dict[str, tuple[str, ...]] = {"batch": ("d",), "seq": ("t",)}
     index = Spec("i32", dims, split, ("below", 10))
     return {"tokens": index, "targets": index, "counts": Spec(counts, dims, split)}
 
