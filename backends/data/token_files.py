@@ -62,7 +62,7 @@ class TokenFile:
         return self.name or self.path
 
 
-class Tokens(Protocol):
+class TokenSequence(Protocol):
     """A sequence of tokens; `tokens[start:stop]` is an array of some of them."""
 
     def __len__(self) -> int: ...

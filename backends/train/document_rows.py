@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.backends.data.token_files import FlatTokens, Tokens, holds_tokens
+from meshdsl.backends.data.token_files import FlatTokens, TokenSequence, holds_tokens
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast
 from meshdsl.backends.train.batches import Batches, Data, Everything, InOrder, enough, order_of
 from meshdsl.backends.train.job import DataFiles
@@ -105,7 +105,7 @@ class RowReaders:
     end: int
     length: int
 
-    def __call__(self, tokens: Tokens) -> DocumentRows:
+    def __call__(self, tokens: TokenSequence) -> DocumentRows:
         """A reader of the documents in some tokens."""
         assert isinstance(tokens, FlatTokens), "documents are in files of tokens"
         return DocumentRows(tokens, self.names, self.batch, self.bound, self.end, self.length)

@@ -14,7 +14,7 @@ from meshdsl.backends.data.token_files import (
     NPY,
     FlatTokens,
     TokenFile,
-    Tokens,
+    TokenSequence,
     first_beyond,
     has_validation,
     holds_tokens,
@@ -79,7 +79,9 @@ class Windows:
     token is below `bound`.
     """
 
-    def __init__(self, tokens: Tokens, names: tuple[str, ...], batch: str, bound: int) -> None:
+    def __init__(
+        self, tokens: TokenSequence, names: tuple[str, ...], batch: str, bound: int
+    ) -> None:
         self.tokens, self.names, self.batch, self.bound = tokens, names, batch, bound
         self.may_refuse = isinstance(tokens, FlatTokens) and tokens.may_exceed(bound)
 
@@ -104,7 +106,7 @@ class Windows:
         return len(rows)
 
 
-def check_tokens(tokens: Tokens, start: int, window: Array, bound: int) -> None:
+def check_tokens(tokens: TokenSequence, start: int, window: Array, bound: int) -> None:
     """Refuse numbers that are no tokens below `bound`. Raises MD0513 with the place of the first.
 
     `window` are the tokens from `start` on.
@@ -131,14 +133,14 @@ def _check_all(tokens: FlatTokens, bound: int) -> None:
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenSource:
     """Tokens to train on and those that are held out (None: not wanted).
 
     `vocabulary` are the characters of a text, `held_out_of` says where held-out tokens are from.
     """
 
-    training: Tokens
-    held_out: Tokens | None
+    training: TokenSequence
+    held_out: TokenSequence | None
     held_out_of: str
     vocabulary: str | None = None
 
@@ -171,7 +173,7 @@ def every_window(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
     spec = inputs[names[0]]
     (batch, rows), (_, length) = spec.dims.items()
     bound = min(index_bound(inputs[name]) for name in names)
-    tokens: Tokens
+    tokens: TokenSequence
     vocabulary = None
     if files.stored or holds_tokens(files.path, files.tokens):
         tokens = token_source(files, bound, all_of_it=True).training
@@ -207,21 +209,21 @@ def _order(files: DataFiles, seed: int, tokens: int, window: tuple[int, int], ba
     return Spaced(order_of(files.order, seed, windows, batch), length)
 
 
-def token_source(files: DataFiles, bound: int, all_of_it: bool = False) -> Source:
+def token_source(files: DataFiles, bound: int, all_of_it: bool = False) -> TokenSource:
     """The tokens of a run, or all that an evaluation reads. Raises MD0513, MD0580 and Refused."""
     if all_of_it:
         stored = files.stored or token_files(files.path, files.tokens, held_out=True)
-        return Source(_flat(stored, bound), None, "")
+        return TokenSource(_flat(stored, bound), None, "")
     if files.stored or holds_tokens(files.path, files.tokens):
         return _flat_source(files, bound)
     tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
     if files.held_out is not None:
         other = _held_out(files, vocabulary, bound)
-        return Source(tokens, other, files.held_out, vocabulary)
+        return TokenSource(tokens, other, files.held_out, vocabulary)
     return _cut(files, tokens, vocabulary)
 
 
-def _flat_source(files: DataFiles, bound: int) -> Source:
+def _flat_source(files: DataFiles, bound: int) -> TokenSource:
     """The tokens of flat files."""
     training = _flat(files.stored or token_files(files.path, files.tokens), bound)
     held, where = files.stored_held_out, files.held_out or files.path
@@ -235,7 +237,7 @@ def _flat_source(files: DataFiles, bound: int) -> Source:
     elif not held and wanted and has_validation(files.path):
         held = token_files(files.path, files.tokens, held_out=True)
     if held:
-        return Source(training, _flat(held, bound), where)
+        return TokenSource(training, _flat(held, bound), where)
     return _cut(files, training)
 
 
@@ -246,12 +248,12 @@ def _flat(files: tuple[TokenFile, ...], bound: int) -> FlatTokens:
     return tokens
 
 
-def _cut(files: DataFiles, tokens: Tokens, vocabulary: str | None = None) -> Source:
+def _cut(files: DataFiles, tokens: TokenSequence, vocabulary: str | None = None) -> TokenSource:
     """The tokens with the last `fraction` of them held out, where that is wanted."""
     cut = len(tokens) - math.floor(len(tokens) * files.fraction)
     training, rest = _part(tokens, 0, cut), _part(tokens, cut, len(tokens))
     where = f"the last {files.fraction:g} of {files.path}"
-    return Source(training, rest if files.fraction else None, where, vocabulary)
+    return TokenSource(training, rest if files.fraction else None, where, vocabulary)
 
 
 def _enough_windows(windows: int, rows: int, length: int, where: str) -> None:
@@ -297,13 +299,13 @@ def index_bound(spec: Spec) -> int:
 # --- texts as characters or bytes ----------------------------------------------------------------
 
 
-def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
+def _part(tokens: TokenSequence, start: int, stop: int) -> TokenSequence:
     return tokens.part(start, stop) if isinstance(tokens, FlatTokens) else tokens[start:stop]
 
 
 def tokens_of(
     path: str, kind: str | None, known: str | None, bound: int
-) -> tuple[Tokens, str | None]:
+) -> tuple[TokenSequence, str | None]:
     """The tokens of a text, all below `bound`, and the vocabulary if they are characters."""
     if kind == "bytes":
         try:
@@ -350,7 +352,7 @@ def _decoded(path: str) -> str:
         fail("MD0513", message, help="`--tokens bytes` reads any file")
 
 
-def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> Tokens:
+def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> TokenSequence:
     """The tokens of the text to evaluate on."""
     assert files.held_out is not None
     if not is_tokens(replace(files, path=files.held_out)) or holds_tokens(files.held_out, None):
@@ -359,7 +361,7 @@ def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> Tokens:
     return tokens_of(files.held_out, files.tokens, vocabulary, bound)[0]
 
 
-def _long_enough(tokens: Tokens, window: int, path: str) -> None:
+def _long_enough(tokens: TokenSequence, window: int, path: str) -> None:
     if len(tokens) < window:
         message = (
             f"{path} has {counted(len(tokens), 'token')} to train on, and a window takes {window}"
