@@ -283,12 +283,21 @@ class GroupSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupOptimizer:
+    """`embed: adamw(lr=1e-4)`: another optimizer for some parameters."""
+
+    selectors: tuple[tuple[Name, ...], ...]
+    optimizer: CallExpr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Minimize:
     """`minimize loss with adam(lr=1e-3) { embed: lr = 1e-4 }`."""
 
     value: Expr
     optimizer: CallExpr
-    groups: tuple[GroupSetting, ...]
+    groups: tuple[GroupSetting | GroupOptimizer, ...]
     span: Span
 
 

@@ -94,9 +94,15 @@ def _minimize(b: TreeBuilder, tree: Any) -> ast.Minimize:
     return ast.Minimize(b.expr(value), make_call(b, optimizer), settings, b.span(tree))
 
 
-def _group_settings(b: TreeBuilder, trees: list[Any]) -> Iterator[ast.GroupSetting]:
+def _group_settings(
+    b: TreeBuilder, trees: list[Any]
+) -> Iterator[ast.GroupSetting | ast.GroupOptimizer]:
     """The settings of all groups; one without selectors has those of the setting before it."""
-    makers: Makers = {"group_setting": _group_setting, "more_setting": _more_setting}
+    makers: Makers = {
+        "group_setting": _group_setting,
+        "group_optimizer": _group_optimizer,
+        "more_setting": _more_setting,
+    }
     selectors: tuple[tuple[ast.Name, ...], ...] = ()
     for setting in b.all_of(trees, makers):
         selectors = setting.selectors or selectors
@@ -120,6 +126,12 @@ def _group_setting(b: TreeBuilder, tree: Any) -> ast.GroupSetting:
     paths, name, value = tree.children
     selectors = tuple([b.names(path) for path in paths.children])
     return ast.GroupSetting(selectors, b.name(name), b.maybe_expr(value), b.span(tree))
+
+
+def _group_optimizer(b: TreeBuilder, tree: Any) -> ast.GroupOptimizer:
+    paths, call = tree.children
+    selectors = tuple([b.names(path) for path in paths.children])
+    return ast.GroupOptimizer(selectors, make_call(b, call), b.span(tree))
 
 
 def _more_setting(b: TreeBuilder, tree: Any) -> ast.GroupSetting:

@@ -115,8 +115,10 @@ def _sbp_entry(entry: ast.SbpEntry) -> str:
     return f"{_path(entry.tensor)}{use}: ({_listed(entry.components)})"
 
 
-def group_setting(setting: ast.GroupSetting) -> str:
-    """A setting of some parameters: `embed: lr = 1e-4`, `(a, b): frozen`."""
+def group_setting(setting: ast.GroupSetting | ast.GroupOptimizer) -> str:
+    """A setting of some parameters: `embed: lr = 1e-4`, `(a, b): frozen`, `w: sgd(0.1)`."""
+    if isinstance(setting, ast.GroupOptimizer):
+        return f"{_paths(setting.selectors)}: {expression(setting.optimizer)}"
     value = "" if setting.value is None else f" = {expression(setting.value)}"
     return f"{_paths(setting.selectors)}: {setting.name.text}{value}"
 

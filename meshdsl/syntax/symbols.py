@@ -461,15 +461,24 @@ class _Body:
         if isinstance(node, ast.UpdateStatement):
             self.reference(node.name)
         if isinstance(node, ast.Minimize):
-            self.options(node.optimizer)
+            self.optimizer(node.optimizer)
             for setting in node.groups:
                 self.group(setting)
 
-    def group(self, setting: ast.GroupSetting) -> None:
+    def optimizer(self, call: ast.CallExpr) -> None:
+        """Read the call of an optimizer, which may be a function of the file."""
+        if self.is_function(call):
+            self.table.use("function", call.function)
+            self.table.keywords += ((call, keyword.name) for keyword in call.keywords)
+        self.options(call)
+
+    def group(self, setting: ast.GroupSetting | ast.GroupOptimizer) -> None:
         """Read a setting of some parameters; what it selects may be declared further on."""
         paths = (path for path in setting.selectors if path[0].text not in ROLES)
         self.table.groups += (path for path in paths if path not in self.table.groups)
-        if setting.value is not None:
+        if isinstance(setting, ast.GroupOptimizer):
+            self.optimizer(setting.optimizer)
+        elif setting.value is not None:
             self.option(setting.value)
 
     def options(self, call: ast.CallExpr) -> None:

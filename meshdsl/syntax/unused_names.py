@@ -55,7 +55,7 @@ def _selectors(file: ast.SourceFile) -> set[int]:
                 paths.append(node.tensor)
             case ast.WeightsEntry():
                 paths += node.params
-            case ast.GroupSetting():
+            case ast.GroupSetting() | ast.GroupOptimizer():
                 paths += node.selectors
             case ast.StoredPath():
                 paths.append(node.path)

@@ -160,6 +160,7 @@ _SHOW: dict[type, Any] = {
     ast.Recompute: lambda n: f"recompute {{ {_list(n.body, '; ')} }}",
     ast.Return: lambda n: f"return {_list(n.values)}",
     ast.GroupSetting: lambda n: f"{_paths(n.selectors)}: {show(n.name)}{_maybe(' = ', n.value)}",
+    ast.GroupOptimizer: lambda n: f"{_paths(n.selectors)}: {show(n.optimizer)}",
     ast.Minimize: _minimize,
     ast.DimDecl: lambda n: f"dim {show(n.name)} = {show(n.value)}",
     ast.MeshAxis: lambda n: f"{show(n.name)}: {show(n.size)}",

@@ -110,7 +110,7 @@ recompute { z = conv [ h by kh -> ho , w by 3 ] ( not x and y <= - 1 or z ) }
 }
 return loss , y ,
 minimize loss with adam ( lr = cosine ( 1e-3 , 10 ) ) {
-( w , f.s ) : lr = 1e-3 , eps = - 1 , g : frozen
+( w , f.s ) : lr = 1e-3 , eps = - 1 , g : frozen , h : sgd ( lr = 1 )
 }
 }
 expect l on pod with immediate { h : [ a @ data , b ] , all_reduce over ( x , y ) : 1 }

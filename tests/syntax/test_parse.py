@@ -100,6 +100,7 @@ STATEMENTS = {
     "return a + b": "return (a + b)",
     "minimize loss with adam(lr=1e-3)": "minimize loss with adam(lr=0.001)",
     "minimize loss with adam() { }": "minimize loss with adam()",
+    "minimize loss with adam() { a.b: sgd(2) }": "minimize loss with adam() { (a.b): sgd(2) }",
     "minimize loss with adam() {\n (a, b.c,): frozen,\n d: lr = f(1), eps = 2 }": (
         "minimize loss with adam() { (a, b.c): frozen, (d): lr = f(1), (d): eps = 2 }"
     ),

@@ -276,6 +276,13 @@ def test_a_parameter_has_one_loss(others: str) -> None:
     assert (found.code, found.message) == ("MD0295", WRONG[others])
 
 
+def test_a_pipeline_has_one_loss() -> None:
+    text = RIVALS.format(first="", others=OF_JUDGE)
+    rules = "{ fake: pipe = 1 } with gpipe[batch](2)"
+    with pytest.raises(DiagnosticError, match="MD0907"):
+        _ = compiled(Case(text, "pipe:2", rules)).placed
+
+
 @pytest.mark.parametrize("option", ["accumulate=2", 'compute="bf16"', "compress=powersgd(2)"])
 def test_options_of_the_step_are_said_once(option: str) -> None:
     text = RIVALS.format(first="", others=OF_JUDGE)
