@@ -93,6 +93,18 @@ class ProgramBuilder:
         goal = self.goals.finish(finished, updates) if self.goals.pending else None
         return NamedProgram(node.name.text, *parts, updates=updates, goal=goal)
 
+    def apart(self, node: ast.ProgramDecl, dims: Mapping[str, Dim]) -> NamedProgram:
+        """Another program that may call the functions of the file, with dims of this one.
+
+        Raises what is wrong in it.
+        """
+        diagnostics = Diagnostics()
+        other = ProgramBuilder(self.declarations, diagnostics)
+        other.root_dims = {**self.declarations.dims, **dims}
+        program = other.build(node)
+        diagnostics.raise_errors()
+        return program
+
     # --- inputs and outputs ------------------------------------------------------------------
 
     def _input(self, node: ast.TensorParam, scope: Scope) -> None:
@@ -277,8 +289,7 @@ class ProgramBuilder:
             partial(self.dim_list, node.target.dims, scope), partial(self.dtype, node.dtype)
         )
         if is_open:
-            help = "name its dims instead of `...`"
-            fail("MD0250", "a parameter needs every dim by name", node.target.span, help=help)
+            dims = self._with_rest(node.target, dims, scope)
         loops = tuple(f.dim for f in self.builder.frames if f.dim is not None)
         for loop in loops:
             if loop in dims:
@@ -299,6 +310,18 @@ class ProgramBuilder:
         self.builder.params.append(PendingParam(value, init, node.dtype is not None))
         scope.params[name.text] = name.span
         scope.names[name.text] = value
+
+    def _with_rest(
+        self, target: ast.Target, named: tuple[Dim, ...], scope: Scope
+    ) -> tuple[Dim, ...]:
+        """The dims of a parameter in a function, with those that `...` stands for in this call."""
+        if "..." not in scope.groups:
+            help = "name its dims instead of `...`"
+            fail("MD0250", "a parameter needs every dim by name", target.span, help=help)
+        listed = [node.dim.text for node in target.dims or ()]
+        at = listed.index("...")
+        rest = tuple(d for d in scope.groups["..."] if d not in named)
+        return (*named[:at], *rest, *named[at:])
 
     def _init(self, node: ast.ParamDecl, scope: Scope) -> Init:
         if node.init is None:

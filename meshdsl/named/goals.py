@@ -11,8 +11,9 @@ from meshdsl.diagnostics import Related, Span, all_of, both, fail
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.ir import Goal, NamedOp, Param, Update, Value, trainable
 from meshdsl.named.loops import without_returns
-from meshdsl.named.optimizers import COMMON, resolve
+from meshdsl.named.optimizers import COMMON, WrittenRule, resolve
 from meshdsl.named.param_groups import GroupRule, group_rules, param_groups
+from meshdsl.named.written_optimizers import options_of, written_step
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import around
 
@@ -78,12 +79,13 @@ class Goals:
             fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
         evaluate = partial(self._constant, scope)
         loss, optimizer = both(
-            partial(self._loss, node.value, scope), partial(resolve, node.optimizer, evaluate)
+            partial(self._loss, node.value, scope),
+            partial(resolve, node.optimizer, evaluate, self._written),
         )
         goal = Goal(loss, optimizer, node.span)
         if self.pending:
             _check_of_step(self.pending[0][0], goal, node)
-        rules = group_rules(node, optimizer, evaluate, self.builder.diagnostics)
+        rules = group_rules(node, optimizer, evaluate, self._written, self.builder.diagnostics)
         self.pending.append((goal, rules))
 
     def finish(self, params: Sequence[Param], updates: Sequence[Update]) -> Goal:
@@ -93,7 +95,26 @@ class Goals:
             replace(goal, groups=param_groups(goal.optimizer, rules, learned, diagnostics))
             for goal, rules in self.pending
         )
-        return replace(first, others=tuple(others))
+        goal = replace(first, others=tuple(others))
+        for param in learned:
+            self._check_written(goal, param)
+        return goal
+
+    def _written(self, name: ast.Name) -> WrittenRule | None:
+        """The function of the file that is called as an optimizer, if there is one."""
+        function = self.program.declarations.functions.get(name.text)
+        if function is None:
+            return None
+        return WrittenRule(function, options_of(function), self.program.apart)
+
+    def _check_written(self, goal: Goal, param: Value) -> None:
+        """Report what is wrong with the function that is the optimizer of a parameter."""
+        for each in goal.all:
+            optimizer = None if param in each.frozen else each.optimizer_of(param)
+            if optimizer is not None and optimizer.written is not None:
+                own = param.positions
+                build = partial(written_step, optimizer, str(param.name), param.type, own)
+                self.builder.diagnostics.of(build)
 
     def _constant(self, scope: Scope, node: ast.Expr) -> Operand:
         """The value of an option, computed as anywhere in the program."""

@@ -25,6 +25,7 @@ from meshdsl.named.optimizers import (
     widened,
 )
 from meshdsl.named.workers import PER_WORKER
+from meshdsl.named.written_optimizers import written_step
 from meshdsl.records import dataclass
 
 CLIP_EPS = 1e-6
@@ -247,7 +248,7 @@ def _update_parameter(
     shared: _Shared, optimizer: Optimizer, param: Value, grad: Value, dims: tuple[str, ...]
 ) -> None:
     """Emit the update of one parameter: of itself, or of its master copy and then a cast."""
-    dtype, rule = master_dtype(param), _RULES[optimizer.name]
+    dtype, rule = master_dtype(param), _written if optimizer.written else _RULES[optimizer.name]
     if dtype == param.type.dtype:
         new = rule(_Parameter(shared, optimizer, param, param, grad, dims))
         shared.emitter.update(param, new)
@@ -331,6 +332,25 @@ def _root_mean_square(p: _Parameter, x: Value) -> Value:
     square = p.do("square", x)
     over = tuple(d for d in x.type.dims if d.name in p.dims)
     return p.do("sqrt", p.do("mean", square, dims=over) if over else square)
+
+
+def _written(p: _Parameter) -> Value:
+    """The step of an optimizer that is a function of the file, with its states."""
+    assert p.optimizer.written is not None
+    do, emitter = p.do, p.shared.emitter
+    grad = widened(do, p.grad)
+    if grad.type.dims != p.w.type.dims:
+        grad = do("transpose", grad, dims=p.w.type.dims)
+    if p.shared.goal.optimizer.clip is not None:
+        grad = do("mul", grad, p.shared.scale(p.dtype))
+    step = written_step(p.optimizer, str(p.param.name), p.w.type, p.dims)
+    rate, number = p.shared.lr(p.optimizer.lr, p.dtype), p.shared.number(p.dtype)
+    given = dict(zip(step.inputs, (p.w, grad, rate, number), strict=True))
+    states = {s.value: _state(p.shared, p.param, s.value.label, s.value.type) for s in step.params}
+    new = emitter.splice(step.body, {**given, **states}, p.param)
+    for update in step.updates:
+        emitter.update(states[update.old], new[update.new])
+    return new[step.outputs[0].value]
 
 
 _RULES = {

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -18,12 +18,11 @@ from meshdsl.diagnostics import (
     Span,
     closest,
     did_you_mean,
-    fail,
     spelled_right,
 )
-from meshdsl.ir.types import DTYPES, F32, DType, TensorType
+from meshdsl.ir.types import DTYPES, F32, Dim, DType, TensorType
 from meshdsl.named.builder import kind_of
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import NamedProgram, Node, Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.ops.steps import RATES
 from meshdsl.records import dataclass
@@ -100,6 +99,14 @@ class UpdateEmitter(Protocol):
 
     def constant(self, number: int | float, dtype: DType) -> Value:
         """A number as a value without dims."""
+
+    def splice(
+        self, nodes: Sequence[Node], new: Mapping[Value, Value], of: Value
+    ) -> Mapping[Value, Value]:
+        """Append nodes of another program, on `new` values in place of those from outside of them.
+
+        Their results follow the parameter `of`. Returns what stands for each value.
+        """
 
     def update(self, old: Value, new: Value) -> None:
         """Record that the parameter or state `old` is `new` in the next step."""
@@ -277,12 +284,40 @@ COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {
 """Every compression of gradients with its arguments, in order."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenRule:
+    """An optimizer that is a function of the file, with its own options (`written_optimizers.py`).
+
+    `build` makes the named program of a declaration that may call the functions of the file; dims
+    that the file does not declare are given beside it.
+    """
+
+    function: ast.FunctionDecl
+    options: Mapping[str, Option]
+    build: Callable[[ast.ProgramDecl, Mapping[str, Dim]], NamedProgram]
+
+
+Written = Callable[[ast.Name], "WrittenRule | None"]
+"""The optimizer that is a function of the file of this name, if there is one."""
+
+
+def _none_written(name: ast.Name) -> WrittenRule | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """An optimizer with a value for every option that it has in `OPTIMIZERS`."""
+    """An optimizer with a value for every option that it has."""
 
     name: str
     options: Mapping[str, Any]
+    written: WrittenRule | None = None
+
+    @property
+    def own(self) -> Mapping[str, Option]:
+        """The options that each parameter may have otherwise."""
+        known = self.written.options if self.written else OPTIMIZERS[self.name]
+        return {name: option for name, option in known.items() if name not in COMMON}
 
     def option(self, name: str) -> Any:
         """The value of one option; it must be one of this optimizer."""
@@ -335,14 +370,22 @@ def literal(node: ast.Expr) -> Any:
     return node.value if isinstance(node, ast.Number | ast.String) else node
 
 
-def resolve(call: ast.CallExpr, evaluate: Evaluate = literal) -> Optimizer:
+def resolve(
+    call: ast.CallExpr, evaluate: Evaluate = literal, written: Written = _none_written
+) -> Optimizer:
     """The optimizer that `minimize … with CALL` names; `evaluate` computes constant expressions.
+
+    A function of the file stands before a built-in optimizer of its name.
 
     Raises:
         DiagnosticError: all errors of the call (MD0270 to MD0276).
     """
     name = call.function.text
-    reader = _OptionReader(evaluate)
+    reader, rule = _OptionReader(evaluate), written(call.function)
+    if rule is not None:
+        options = reader.options(call, {**rule.options, **COMMON}, positional=1)
+        reader.raise_failure()
+        return Optimizer(name, options, rule)
     if name not in OPTIMIZERS:
         help = did_you_mean(name, list(OPTIMIZERS)) or f"there are {_listed(OPTIMIZERS)}"
         fixes = spelled_right(call.function.span, name, list(OPTIMIZERS))
@@ -353,29 +396,31 @@ def resolve(call: ast.CallExpr, evaluate: Evaluate = literal) -> Optimizer:
             raise DiagnosticError(*reader.found)
         call = replace(call, function=replace(call.function, text=meant))
     options = reader.options(call, OPTIMIZERS[call.function.text], positional=1)
-    if reader.failed:
-        raise DiagnosticError(*reader.found) if reader.found else Poisoned
+    reader.raise_failure()
     return Optimizer(name, options)
 
 
-def resolve_option(
-    call: ast.CallExpr, name: ast.Name, node: ast.Expr, legal: list[str], evaluate: Evaluate
-) -> Any:
-    """The value of one of the `legal` options of an optimizer that `call` names.
+def resolve_option(optimizer: Optimizer, name: ast.Name, node: ast.Expr, evaluate: Evaluate) -> Any:
+    """The value of one option of an optimizer that each parameter may have otherwise.
 
     Raises:
         DiagnosticError: there is no such option (MD0272), or its value is wrong (MD0271 to MD0276).
     """
-    if name.text not in legal:
-        help = did_you_mean(name.text, legal) or f"there are {_listed(dict.fromkeys(legal))}"
-        fixes = spelled_right(name.span, name.text, legal)
-        message = f"`{call.function.text}` has no option `{name.text}`"
-        fail("MD0272", message, name.span, help=help, fixes=fixes)
+    if name.text not in optimizer.own:
+        raise DiagnosticError(no_option(optimizer, name))
     reader = _OptionReader(evaluate)
-    value = reader.value(call, name.text, OPTIMIZERS[call.function.text][name.text], node)
-    if reader.failed:
-        raise DiagnosticError(*reader.found) if reader.found else Poisoned
+    value = reader.value(optimizer.name, name.text, optimizer.own[name.text], node)
+    reader.raise_failure()
     return value
+
+
+def no_option(optimizer: Optimizer, name: ast.Name) -> Diagnostic:
+    """MD0272 for an option of a parameter that its optimizer does not have."""
+    legal = list(optimizer.own)
+    help = did_you_mean(name.text, legal) or f"there are {_listed(optimizer.own)}"
+    fixes = spelled_right(name.span, name.text, legal)
+    message = f"`{optimizer.name}` has no option `{name.text}`"
+    return Diagnostic("MD0272", message, name.span, help=help, fixes=fixes)
 
 
 class _OptionReader:
@@ -386,6 +431,11 @@ class _OptionReader:
         self.found = Diagnostics()
         self.failed = False
 
+    def raise_failure(self) -> None:
+        """Raise the errors there are."""
+        if self.failed:
+            raise DiagnosticError(*self.found) if self.found else Poisoned
+
     def options(
         self, call: ast.CallExpr, known: Mapping[str, Option], positional: int
     ) -> dict[str, Any]:
@@ -394,10 +444,10 @@ class _OptionReader:
         values = {}
         for name, option in known.items():
             if name in expressions:
-                values[name] = self.value(call, name, option, expressions[name])
+                values[name] = self.value(call.function.text, name, option, expressions[name])
             elif option.default is ...:
                 message = f"`{call.function.text}` needs `{name}`"
-                self.report("MD0274", message, call, f"write `{_form(call)}`")
+                self.report("MD0274", message, call, f"write `{_form(call, known)}`")
             else:
                 values[name] = option.default
         return values
@@ -406,7 +456,7 @@ class _OptionReader:
         self, call: ast.CallExpr, known: Mapping[str, Option], positional: int
     ) -> dict[str, ast.Expr]:
         """The expression of every option that is given."""
-        name, form = call.function.text, f"write `{_form(call)}`"
+        name, form = call.function.text, f"write `{_form(call, known)}`"
         if call.items is not None or call.out is not None:
             self.report("MD0272", f"`{name}` takes no `[ ]` and no `->`", call, form)
         for extra in call.args[positional:]:
@@ -430,7 +480,7 @@ class _OptionReader:
                 expressions[word] = keyword.value
         return expressions
 
-    def value(self, call: ast.CallExpr, name: str, option: Option, node: ast.Expr) -> Any:
+    def value(self, of: str, name: str, option: Option, node: ast.Expr) -> Any:
         """The value of one option; after an error, which is reported, perhaps of any type."""
         if option.kind == "compression":
             return self._compression(node)
@@ -444,12 +494,12 @@ class _OptionReader:
             return None
         help = f"write `{name}={option.shown}`"
         if not _is_kind(option.kind, value):
-            said = f"`{name}` of `{call.function.text}` is {_KINDS[option.kind]}"
+            said = f"`{name}` of `{of}` is {_KINDS[option.kind]}"
             self.report("MD0275", f"{said}, not {_described(value)}", node, help)
         elif option.kind == "dtype":
             return DTYPES[value] if isinstance(value, str) else value
         elif not option.holds(value):
-            said = f"`{name}` of `{call.function.text}` is {option.range}, not {value}"
+            said = f"`{name}` of `{of}` is {option.range}, not {value}"
             self.report("MD0276", said, node, help)
         return LearningRate("constant", value) if option.kind == "rate" else value
 
@@ -542,14 +592,14 @@ def _described(value: Any) -> str:
     return "this" if isinstance(value, ast.Expr) else kind_of(value)
 
 
-def _form(call: ast.CallExpr) -> str:
-    """The form of a call of this optimizer or schedule."""
+def _form(call: ast.CallExpr, known: Mapping[str, Option]) -> str:
+    """The form of a call of this optimizer, compression or schedule."""
     name = call.function.text
-    if name in OPTIMIZERS:
-        return f"{name}(lr={OPTIMIZERS[name]['lr'].shown})"
-    if name in COMPRESSIONS:
-        return f"{name}({', '.join(o.shown for o in COMPRESSIONS[name].values())})"
-    return f"{name}({', '.join(o.shown for o in SCHEDULES[name].values() if o.default is ...)})"
+    if "lr" in known:
+        return f"{name}(lr={known['lr'].shown})"
+    is_compression = name in COMPRESSIONS
+    shown = (o.shown for o in known.values() if is_compression or o.default is ...)
+    return f"{name}({', '.join(shown)})"
 
 
 def _listed(names: Mapping[str, object]) -> str:

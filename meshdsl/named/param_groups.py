@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from meshdsl.diagnostics import (
     Diagnostic,
+    DiagnosticError,
     Diagnostics,
     Related,
     Span,
@@ -21,7 +22,15 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.named.ir import ParamGroup, Value
-from meshdsl.named.optimizers import COMMON, OPTIMIZERS, Evaluate, Optimizer, resolve_option
+from meshdsl.named.optimizers import (
+    COMMON,
+    Evaluate,
+    Optimizer,
+    Written,
+    no_option,
+    resolve,
+    resolve_option,
+)
 from meshdsl.named.selectors import GENERAL, selects
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
@@ -31,6 +40,9 @@ FROZEN, TRAINED = "frozen", "trained"
 WORDS = {FROZEN: True, TRAINED: False}
 """The words that stand for themselves, with whether parameters are frozen then."""
 
+OPTIMIZER = "optimizer"
+"""The name of a setting that is another optimizer."""
+
 ALL = "params"
 """The selector of all parameters."""
 
@@ -39,14 +51,15 @@ ALL = "params"
 class GroupRule:
     """One setting of the parameters that one selector names. Compared by identity.
 
-    `name` is an option of the optimizer, or `frozen`, with whether they are as its `value`.
+    `name` is an option of the optimizer, `frozen`, with whether they are as its `value`, or
+    `optimizer`, with another one.
     """
 
     selector: tuple[str, ...]
     name: str
     value: Any
     place: Span
-    node: ast.GroupSetting
+    node: ast.GroupSetting | ast.GroupOptimizer
 
     def level(self, param: Value) -> int | None:
         """How narrowly the rule names a parameter; None if it does not."""
@@ -58,18 +71,31 @@ class GroupRule:
 
 
 def group_rules(
-    node: ast.Minimize, optimizer: Optimizer, evaluate: Evaluate, diagnostics: Diagnostics
+    node: ast.Minimize,
+    optimizer: Optimizer,
+    evaluate: Evaluate,
+    written: Written,
+    diagnostics: Diagnostics,
 ) -> tuple[GroupRule, ...]:
     """The settings in the braces of `minimize`, one for each selector; wrong ones are left out.
 
     Errors (MD0272, MD0273, MD0275, MD0276) go to `diagnostics`.
     """
     rules: dict[tuple[tuple[str, ...], str], GroupRule] = {}
+    others = {
+        setting: diagnostics.of(partial(_other_optimizer, setting.optimizer, evaluate, written))
+        for setting in node.groups
+        if isinstance(setting, ast.GroupOptimizer)
+    }
+    optimizers = [optimizer, *filter(None, others.values())]
     for setting in node.groups:
-        value = diagnostics.of(partial(_value, node.optimizer, optimizer, setting, evaluate))
+        if isinstance(setting, ast.GroupOptimizer):
+            name, value = OPTIMIZER, others[setting]
+        else:
+            value = diagnostics.of(partial(_value, optimizers, setting, evaluate))
+            name = FROZEN if setting.name.text in WORDS else setting.name.text
         if value is None:
             continue
-        name = FROZEN if setting.name.text in WORDS else setting.name.text
         for path in setting.selectors:
             selector = tuple(part.text for part in path)
             place = path[0].span.to(path[-1].span)
@@ -80,28 +106,39 @@ def group_rules(
     return tuple(rules.values())
 
 
-def _value(
-    call: ast.CallExpr, optimizer: Optimizer, setting: ast.GroupSetting, evaluate: Evaluate
-) -> Any:
-    """The value of a setting. Raises MD0272, and what is wrong with the value."""
-    name, legal = setting.name.text, [n for n in OPTIMIZERS[optimizer.name] if n not in COMMON]
+def _other_optimizer(call: ast.CallExpr, evaluate: Evaluate, written: Written) -> Optimizer:
+    """The optimizer of a group. Raises MD0272 for options of all parameters together."""
+    for keyword in call.keywords:
+        if keyword.name.text in COMMON:
+            _of_all(keyword.name, "the optimizer of all parameters")
+    return resolve(call, evaluate, written)
+
+
+def _of_all(name: ast.Name, optimizer: str) -> NoReturn:
+    help = f"write `{name.text}=…` as an argument of {optimizer}"
+    message = f"`{name.text}` is an option of all parameters together"
+    fail("MD0272", message, name.span, help=help)
+
+
+def _value(optimizers: Sequence[Optimizer], setting: ast.GroupSetting, evaluate: Evaluate) -> Any:
+    """The value of a setting for one of the optimizers. Raises MD0272, and what is wrong."""
+    name, usual = setting.name.text, optimizers[0]
+    optimizer = next((each for each in optimizers if name in each.own), usual)
     if setting.value is None:
         if name in WORDS:
             return WORDS[name]
-        example = OPTIMIZERS[optimizer.name][name].shown if name in legal else ""
+        example = optimizer.own[name].shown if name in optimizer.own else ""
         help = f"write `{name} = {example}`" if example else did_you_mean(name, [*WORDS])
         help = help or f"it is `{FROZEN}`, `{TRAINED}`, or an option with its value"
         fixes = spelled_right(setting.name.span, name, [*WORDS])
         message = f"`{name}` says nothing of parameters"
         fail("MD0272", message, setting.name.span, help=help, fixes=fixes)
     if name in COMMON:
-        help = f"write it as an argument: `{optimizer.name}(…, {name}=…)`"
-        message = f"`{name}` is an option of all parameters together"
-        fail("MD0272", message, setting.name.span, help=help)
+        _of_all(setting.name, f"`{usual.name}(…)`")
     if name in WORDS:
         help = f"write `{name}` alone; of parameters that a wider setting froze, `{TRAINED}`"
         fail("MD0272", f"`{name}` has no value", setting.name.span, help=help)
-    return resolve_option(call, setting.name, setting.value, legal, evaluate)
+    return resolve_option(optimizer, setting.name, setting.value, evaluate)
 
 
 def _twice(first: GroupRule, rule: GroupRule) -> Diagnostic:
@@ -128,36 +165,41 @@ def param_groups(
     for rule in _firsts(rules):
         if rule.selector != (ALL,) and not any(rule.level(p) is not None for p in params):
             diagnostics.add(_selects_nothing(rule, params))
-    members: dict[tuple[tuple[str, Any], ...], list[Value]] = {}
+    members: list[tuple[Optimizer | None, list[Value]]] = []
     for param in params:
-        options = diagnostics.of(partial(_options, param, rules)) or {}
-        members.setdefault(tuple(sorted(options.items(), key=_name)), []).append(param)
-    return tuple(
-        ParamGroup(tuple(group), _with(optimizer, dict(options)))
-        for options, group in members.items()
-        if any(options_differ(optimizer, name, value) for name, value in options)
-    )
+        chosen = diagnostics.of(partial(_chosen, param, rules)) or {}
+        own = diagnostics.of(partial(_optimizer, optimizer, chosen))
+        alike = next((group for other, group in members if other == own), None)
+        if alike is not None:
+            alike.append(param)
+        elif own != optimizer:
+            members.append((own, [param]))
+    return tuple(ParamGroup(tuple(group), own) for own, group in members)
 
 
-def _name(item: tuple[str, Any]) -> str:
-    return item[0]
+def _optimizer(usual: Optimizer, chosen: Mapping[str, tuple[int, GroupRule]]) -> Optimizer | None:
+    """The optimizer of a parameter; None where it is frozen.
 
-
-def options_differ(optimizer: Optimizer, name: str, value: Any) -> bool:
-    """Whether a setting changes anything of an optimizer."""
-    return bool(value) if name == FROZEN else optimizer.option(name) != value
-
-
-def _with(optimizer: Optimizer, options: Mapping[str, Any]) -> Optimizer | None:
-    """The optimizer of a group; None where its parameters are frozen."""
-    if options.get(FROZEN):
+    Settings that are wider than the one that names another optimizer are not for that. Raises
+    MD0272 for an option that its optimizer does not have.
+    """
+    if FROZEN in chosen and chosen[FROZEN][1].value:
         return None
-    own = {name: value for name, value in options.items() if name != FROZEN}
-    return Optimizer(optimizer.name, {**optimizer.options, **own})
+    least, rule = chosen.get(OPTIMIZER, (GENERAL, None))
+    optimizer: Optimizer = usual if rule is None else rule.value
+    options = dict(optimizer.options)
+    for name, (level, setting) in chosen.items():
+        if name in (FROZEN, OPTIMIZER) or level < least:
+            continue
+        if name not in optimizer.own:
+            assert isinstance(setting.node, ast.GroupSetting), "it is no optimizer"
+            raise DiagnosticError(no_option(optimizer, setting.node.name))
+        options[name] = setting.value
+    return replace(optimizer, options=options)
 
 
-def _options(param: Value, rules: Iterable[GroupRule]) -> dict[str, Any]:
-    """The options of a parameter that settings give. Raises MD0278."""
+def _chosen(param: Value, rules: Iterable[GroupRule]) -> dict[str, tuple[int, GroupRule]]:
+    """The settings of a parameter, with how narrow they are. Raises MD0278."""
     chosen: dict[str, tuple[int, GroupRule]] = {}
     for rule in rules:
         level = rule.level(param)
@@ -168,7 +210,7 @@ def _options(param: Value, rules: Iterable[GroupRule]) -> dict[str, Any]:
             chosen[rule.name] = level, rule
         elif level == old[0] and old[1].value != rule.value:
             _equally_narrow(param, old[1], rule)
-    return {name: rule.value for name, (_, rule) in chosen.items()}
+    return chosen
 
 
 def _equally_narrow(param: Value, first: GroupRule, second: GroupRule) -> None:

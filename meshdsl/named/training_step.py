@@ -6,12 +6,13 @@ optimizer's states like everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
 from meshdsl.ir.program import loops
+from meshdsl.ir.rewrite import Rebuild
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated, goal_gradients
 from meshdsl.named.activity import active
@@ -21,6 +22,7 @@ from meshdsl.named.emit import Emit
 from meshdsl.named.ir import (
     Goal,
     NamedLoop,
+    NamedOp,
     NamedProgram,
     Node,
     Output,
@@ -213,8 +215,42 @@ class _Emitter:
     def at(self, span: Span) -> _Emitter:
         return replace(self, span=span)
 
+    def splice(
+        self, nodes: Sequence[Node], new: Mapping[Value, Value], of: Value
+    ) -> Mapping[Value, Value]:
+        splicing = _Splicing(new, of)
+        for node in splicing.nodes(nodes):
+            self.builder.append(node)
+        return splicing.new
+
     def constant(self, number: float, dtype: DType) -> Value:
         return Emit(self.builder, self.span, None).number(number, dtype)
 
     def update(self, old: Value, new: Value) -> None:
         self.updates.append(Update(old, new))
+
+
+class _Splicing(Rebuild):
+    """Nodes of another program as part of the update of the parameter `of`."""
+
+    def __init__(self, new: Mapping[Value, Value], of: Value) -> None:
+        super().__init__()
+        self.new.update(new)
+        self.of = of
+
+    def value(self, value: Value) -> Value:
+        if value not in self.new:
+            self.new[value] = Value(
+                value.type, value.span, role="state", rules_from=self.of, word=value.label
+            )
+        spliced: Value = self.new[value]
+        return spliced
+
+    def op(self, op: NamedOp) -> tuple[NamedOp]:
+        if op.name == "constant":  # it follows no tensor
+            self.new[op.outs[0]] = Value(op.outs[0].type, op.span)
+        return (replace(self.on_new(op), phase="update", block=None),)
+
+    def loop(self, loop: NamedLoop) -> tuple[NamedLoop]:
+        (spliced,) = super().loop(loop)
+        return (replace(spliced, phase="update", block=None),)

@@ -94,7 +94,7 @@ WRONG = [
     ("weight: froze", "MD0272", "froze", "did you mean `frozen`?"),
     ("weight: lr", "MD0272", "lr", "write `lr = 0.001`"),
     ("weight: frozen = 1", "MD0272", "frozen", "write `frozen` alone"),
-    ("weight: clip = 1", "MD0272", "clip", "`adamw(…, clip=…)`"),
+    ("weight: clip = 1", "MD0272", "clip", "`clip=…` as an argument of `adamw(…)`"),
     ("weight: wight_decay = 1", "MD0272", "wight_decay", "did you mean `weight_decay`?"),
     ("weight: nesterov = true", "MD0272", "nesterov", "there are `lr`, `beta1`"),
     ("weight: lr = cosinus(1, 2)", "MD0271", "cosinus", "did you mean `cosine`?"),
@@ -118,7 +118,7 @@ def test_a_wrong_group_is_reported_where_it_stands(
     assert help in found.help
 
 
-@pytest.mark.parametrize("code", ["MD0277", "MD0278"])
+@pytest.mark.parametrize("code", ["MD0277", "MD0278", "MD0279"])
 def test_the_wrong_example_of_a_code_is_wrong_in_this_way(code: str) -> None:
     with pytest.raises(DiagnosticError) as raised:
         named(CODES[code].wrong)

@@ -128,7 +128,7 @@ def test_everything_wrong_is_reported_at_once() -> None:
     assert codes == ["MD0272", "MD0271", "MD0276", "MD0276", "MD0275"]
 
 
-OF_GROUPS = ("MD0277", "MD0278")  # tests/named/test_groups.py
+OF_GROUPS = ("MD0277", "MD0278", "MD0279")  # tests/named/test_groups.py
 OF_TRAINING = [
     record
     for code, record in CODES.items()
