@@ -85,7 +85,7 @@ def slices_cut_again(
     """
     forward = [(part, node) for part, node in pairs if part in FORWARD]
     backward = [(part, node) for part, node in pairs if part not in FORWARD]
-    cuts = [
+    cuts: list[Pair] = [
         (part, node)
         for part, node in forward
         if isinstance(node, Move) and node.step.kind == "slice" and node.source in inputs
