@@ -241,7 +241,7 @@ class _Splicing(Rebuild):
     def value(self, value: Value) -> Value:
         if value not in self.new:
             self.new[value] = Value(
-                value.type, value.span, role="state", rules_from=self.of, word=value.label
+                value.type, value.span, role="state", rules_from=self.of, name_hint=value.label
             )
         spliced: Value = self.new[value]
         return spliced
