@@ -77,7 +77,7 @@ def made_of_weights(
 
 
 def slices_cut_again(
-    pairs: list[Pair], micro: DeviceLoop, inputs: Collection[Var], names: Names, lists: set[Var]
+    pairs: list[Pair], inputs: Collection[Var], names: Names, lists: set[Var]
 ) -> list[Pair]:
     """The statements of a micro-batch, with those again that cut what its backward pass reads.
 
@@ -90,7 +90,7 @@ def slices_cut_again(
         for part, node in forward
         if isinstance(node, Move) and node.step.kind == "slice" and node.source in inputs
     ]
-    return _made_again(forward, backward, cuts, micro, names, lists)
+    return [*forward, *_with_again(cuts, backward, names, lists)]
 
 
 def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:
@@ -123,15 +123,20 @@ def _made_again(
     names: Names,
     lists: set[Var],
 ) -> list[Pair]:
-    """The statements, with those of `own` again that the backward pass reads."""
-    again = list(_needed(own, _read_by(backward)))
-    new = {v: replace(v, name=name) for v, name in _fresh(_defined(n for _, n in again), names)}
-    lists |= {new[v] for v in lists if v in new}
-    later = [(AGAIN[part], _again(node, lambda v: new.get(v, v), names)) for part, node in again]
-    later += [(part, renamed(node, new)) for part, node in backward]
+    """The statements that something reads, with those of `own` again for the backward pass."""
+    later = _with_again(own, backward, names, lists)
     sums = {v for _, node in forward for v in node.makes if v.name in totals(micro)}
     first = _needed(forward, _read_by(later) | sums | {*micro.ends}, lambda part: part.sends)
     return [*first, *later]
+
+
+def _with_again(own: list[Pair], backward: list[Pair], names: Names, lists: set[Var]) -> list[Pair]:
+    """The backward pass, behind those of `own` again that it reads."""
+    again = list(_needed(own, _read_by(backward)))
+    new = {v: replace(v, name=name) for v, name in _fresh(_defined(n for _, n in again), names)}
+    lists |= {new[v] for v in lists if v in new}
+    repeated = [(AGAIN[part], _again(node, lambda v: new.get(v, v), names)) for part, node in again]
+    return [*repeated, *((part, renamed(node, new)) for part, node in backward)]
 
 
 def _iterations(pairs: list[Pair]) -> DeviceLoop:

@@ -166,7 +166,7 @@ def _of_loop(
     if pipe.use is not None and pipe.use.recompute:
         pairs = recomputed(pairs, node, names, lists)
     else:
-        pairs = slices_cut_again(pairs, node, program.inputs, names, lists)
+        pairs = slices_cut_again(pairs, program.inputs, names, lists)
     if table.changes and not (pipe.use is not None and pipe.use.recompute):
         stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
         pairs = made_of_weights(pairs, node, stored, names, lists)
