@@ -184,6 +184,12 @@ STATEMENTS = {
         "    b,",
         ") = work.wait()",
     ],
+    f"{LONG}[i + 1], {LONG}[i + 1], {LONG}[i + 1], b[i + 1] = work.wait()": [
+        "(",
+        *(f"    {LONG}[i + 1]," for _ in range(3)),
+        "    b[i + 1],",
+        ") = work.wait()",
+    ],
     f"x, y, z, a = {LONG}, {LONG}, {LONG}, 1": [
         "x, y, z, a = (",
         *(f"    {LONG}," for _ in range(3)),
