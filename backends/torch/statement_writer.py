@@ -195,12 +195,17 @@ class StatementWriter(NotationWriter):
         """Write a loop, or a pipeline."""
         if isinstance(node, Pipeline):
             self.write_pipeline(self, node)
-            return
-        super().loop(node)
+        else:
+            super().loop(node)
+
+    def iterations(self, node: DeviceLoop) -> None:
+        """Write the `for` with its body; after it, what the last iteration has to wait for."""
+        super().iterations(node)
+        outside = self.out.node
         for wait in node.late:
             self.out.node = wait
             self.moves.collect(wait, "0" if node.reverse else self.blocks.last(node))
-        self.out.node = None
+        self.out.node = outside
 
     def enter(self, node: DeviceLoop) -> None:
         """Write the initial values, and delete those of their operands that the loop takes over."""
