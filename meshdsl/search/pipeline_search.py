@@ -32,7 +32,7 @@ from meshdsl.search.budget import SIMULATED
 from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StageStart
 from meshdsl.search.enumeration import SHOWN
 from meshdsl.search.lower_bounds import ROUNDING
-from meshdsl.search.problem import Count, Key, Method, Problem, SearchResult, least_value
+from meshdsl.search.problem import Count, Method, PlanOrder, Problem, SearchResult, least_value
 from meshdsl.search.space import seconds, work
 from meshdsl.search.stage_boundaries import Beginnings, beginnings, passes
 from meshdsl.search.storage_rules import on_other_dims, stored, stored_rules
@@ -311,7 +311,7 @@ class _PipelineSearch:
     def _general(self, plan: Candidate) -> Rules:
         return tuple(r for r in plan.rules if not r.selector and r not in self.cut)
 
-    def _key(self, plan: Candidate) -> tuple[bool, float, Key]:
+    def _key(self, plan: Candidate) -> tuple[bool, float, PlanOrder]:
         fits = self.problem.fits(plan)
         return not fits, 0.0 if fits else plan.peak, self.problem.key(plan)
 
@@ -333,7 +333,7 @@ class _PipelineSearch:
                     return
                 self.problem.spend(SIMULATED)
                 if plan.placed.pipe is not None:
-                    self.problem.key(plan)
+                    _ = self.problem.value(plan), plan.peak
                     self.made.append(plan)
             except DiagnosticError:
                 continue

@@ -7,8 +7,9 @@ the same `Problem` and answer with the same `Candidate`: rules of the language, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, total_ordering
 from typing import NamedTuple, Protocol
 
 from meshdsl.cluster.timing import Timing
@@ -35,8 +36,6 @@ from meshdsl.syntax.symbols import ROLES
 OBJECTIVES = ("time", "bytes", "memory")
 """What is minimised: predicted seconds of a step, bytes sent per device, or held at the peak."""
 
-Key = tuple[float, int, int, int]
-
 Circumstances = tuple[Mesh, Timing | None, str]
 """The mesh, the cluster and the execution that rules are placed for."""
 
@@ -62,6 +61,38 @@ class Question(NamedTuple):
     computing: float | None
     worth: float
     kept: float
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanOrder:
+    """Where a plan is among others: by `value`; of equals, fewer bytes, less memory, fewer rules.
+
+    Memory takes a walk of its own: all but the value is asked of equals alone.
+    """
+
+    value: float
+    plan: Candidate
+
+    def _parts(self) -> Iterator[float]:
+        yield self.value
+        yield self.plan.sent
+        yield self.plan.peak
+        yield len(self.plan.rules)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PlanOrder):
+            return NotImplemented
+        return all(a == b for a, b in zip(self._parts(), other._parts(), strict=True))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __lt__(self, other: PlanOrder) -> bool:
+        for mine, its in zip(self._parts(), other._parts(), strict=True):
+            if mine != its:
+                return mine < its
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +275,7 @@ class Problem:
         if beyond := plan.within(asked.most, asked.computing, asked.kept):
             return beyond.bytes, beyond.kept
         if self.divides(plan) and self.fits(plan) and self.at_least(plan) <= asked.worth:
-            self.key(plan)
+            _ = self.value(plan), plan.sent, plan.peak
         return plan.known
 
     def fixed_alone(self) -> float:
@@ -285,9 +316,9 @@ class Problem:
     def _computing(self) -> dict[Rules, float]:
         return {}
 
-    def key(self, plan: Candidate) -> Key:
+    def key(self, plan: Candidate) -> PlanOrder:
         """The order of plans: by value; of equals, fewer bytes, less memory, fewer rules."""
-        return self.value(plan), plan.sent, plan.peak, len(plan.rules)
+        return PlanOrder(self.value(plan), plan)
 
     def fits(self, plan: Candidate) -> bool:
         """Whether a plan keeps to the limit of memory."""
@@ -312,8 +343,7 @@ class Problem:
         value = self.value(than)
         if self.at_least(plan) > value or self.value(plan) > value:
             return False
-        # Of the rest of the key, memory takes a walk of its own: it is asked for among equals.
-        return (self.value(plan) < value or self.key(plan) < self.key(than)) and self.fits(plan)
+        return self.key(plan) < self.key(than) and self.fits(plan)
 
 
 def least_value(problem: Problem) -> float:

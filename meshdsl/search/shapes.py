@@ -19,7 +19,7 @@ from meshdsl.search.declared import with_declared
 from meshdsl.search.local_search import by_steps, less
 from meshdsl.search.pipeline_search import searched
 from meshdsl.search.practice import practised
-from meshdsl.search.problem import Method, Problem, SearchResult, least_value
+from meshdsl.search.problem import Method, PlanOrder, Problem, SearchResult, least_value
 from meshdsl.search.warm_start import begun as started
 from meshdsl.search.within_memory import within_memory
 
@@ -102,9 +102,9 @@ def _in_rounds(problems: Sequence[Problem], method: Method) -> SearchResult:
 
 def _better(before: SearchResult, found: SearchResult) -> SearchResult:
     """The better of two results: of equals the later one, which has looked at more."""
-    if not before.plans or (found.plans and _order(found) <= _order(before)):
-        return found
-    return before
+    if before.plans and (not found.plans or _best(before) < _best(found)):
+        return before
+    return found
 
 
 def _searched(problems: Sequence[Problem], method: Method) -> SearchResult:
@@ -127,7 +127,9 @@ def _searched(problems: Sequence[Problem], method: Method) -> SearchResult:
         below = min([below, *map(problem.value, results[-1].plans[:1])])
     if not results:
         raise refused[0]
-    first, *others = sorted(results, key=_order)
+    with_plans = sorted((r for r in results if r.plans), key=_best)
+    bounded = sorted((r for r in results if not r.plans), key=lambda result: result.bound)
+    first, *others = (*with_plans, *bounded)
     return replace(_finished(first), others=tuple(others))
 
 
@@ -184,7 +186,6 @@ def _finished(result: SearchResult) -> SearchResult:
     return result if result.problem.start is None else started(result)
 
 
-def _order(found: SearchResult) -> tuple[bool, tuple[float, ...]]:
-    if not found.plans:
-        return True, (found.bound,)
-    return False, found.problem.key(found.plans[0])
+def _best(found: SearchResult) -> PlanOrder:
+    """Where the best plan of a result is among those of others."""
+    return found.problem.key(found.plans[0])

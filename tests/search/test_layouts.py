@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -134,6 +135,16 @@ def test_without_partial_values_the_best_is_least_of_all_that_reduce_at_once(
     best = found.plans[0]
     assert best.sent == every.plans[0].sent == min(plan.sent for plan in every.every)
     assert best.sent >= solved(name, mesh).plans[0].sent
+
+
+def test_memory_is_asked_of_equal_plans_alone() -> None:
+    asked = problem("net", UNEQUAL, "time", "h100")
+    found = METHOD.solve(asked)
+    times = Counter(plan.seconds for plan in found.every if "seconds" in plan.__dict__)
+    alone = [plan for plan in found.plans if times[plan.seconds] == 1]
+    assert len(alone) > 1
+    assert not any("memory" in plan.__dict__ for plan in alone)
+    assert [*map(asked.key, found.plans)] == sorted(map(asked.key, found.plans))
 
 
 def test_what_is_fixed_stays() -> None:
