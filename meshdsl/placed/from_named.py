@@ -90,6 +90,9 @@ class WalkObserver(Protocol):
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""
 
+    def ends(self, body: tuple[Node, ...]) -> None:
+        """The walk is over: all that is in the program has been seen."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -172,6 +175,8 @@ class Placer:
         outputs = tuple((o.name, self._output(o)) for o in self.source.outputs)
         updates = tuple(self._update(u, stored[u.old]) for u in self.source.updates)
         body = tuple(self.state.blocks[0])
+        if self.watch is not None:
+            self.watch.ends(body)
         if self.stages is not None:
             self.request = replace(self.request, whole=frozenset(self.stages.whole))
         name, policy = self.request.layout.name, self.decider.policy

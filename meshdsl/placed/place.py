@@ -349,6 +349,9 @@ class CostLimit(SentCost):
         for node, repeats in walk(tuple(nodes)):
             self.passes(node, depth, times * repeats)
 
+    def ends(self, body: tuple[Node, ...]) -> None:
+        """The program costs no more."""
+
 
 def _planned(
     request: Request, known: Request, last: PlacedProgram, search: PlanSearch

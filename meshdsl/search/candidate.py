@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.alike import computed
@@ -178,11 +178,20 @@ class Candidate:
             self.placed  # noqa: B018
             return None
         timing = None if computing is None else self.timing
-        watch = partial(Sent, self.mesh, timing, computing or 0.0, most, kept)
+        watches = list[Sent]()
+
+        def watch() -> Sent:
+            watches.append(Sent(self.mesh, timing, computing or 0.0, most, kept))
+            return watches[-1]
+
         try:
-            self.__dict__["placed"] = place(self.program, self.layout, self.policy, watch=watch)
+            placed = place(self.program, self.layout, self.policy, watch=watch)
         except Beyond as beyond:
             return beyond
+        self.__dict__["placed"] = placed
+        if timing is self.timing:
+            whole = (watched for watched in watches if watched.body is placed.body)
+            self.__dict__.update(("_sent", watched) for watched in whole)
         return None if kept == -math.inf else self.beyond(most, computing)
 
     def beyond(self, most: float, computing: float | None) -> Beyond | None:
@@ -205,7 +214,7 @@ class Candidate:
         figures: dict[str, object] = {
             name: self.__dict__[name] for name in _FIGURES if name in self.__dict__
         }
-        sent = replace(self._sent, timing=None, blocks=[])
+        sent = replace(self._sent, timing=None, blocks=[], body=None)
         return figures | {"_sent": sent, "is_piped": self.is_piped}
 
     def learn(self, known: dict[str, object]) -> None:

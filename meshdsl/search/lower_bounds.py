@@ -138,7 +138,8 @@ class Sent:
 
     `computing` is what operators take at least, `whole` what those so far do, `kept` the part that
     no rules for storage change. Beyond `most` bytes, or seconds where a cluster is named, it ends
-    the walk; by seconds once `kept` is beyond `most_kept`, too.
+    the walk; by seconds once `kept` is beyond `most_kept`, too. Of a walk that it did not end it
+    has the `body`.
     """
 
     mesh: Mesh
@@ -153,6 +154,7 @@ class Sent:
     whole: _PartTime = field(default_factory=_PartTime)
     kept: _PartTime = field(default_factory=_PartTime)
     blocks: list[_SentBlock] = field(default_factory=list)
+    body: tuple[Node, ...] | None = None
 
     @property
     def bytes(self) -> int:
@@ -190,6 +192,10 @@ class Sent:
             if node.body:
                 self.replay(node.body, depth + 1, times * node.repeats)
             self.passes(node, depth, times)
+
+    def ends(self, body: tuple[Node, ...]) -> None:
+        """Keep the body of a walk that was seen to its end."""
+        self.body = body
 
     # --- time --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import POLICIES, Candidate, SearchRule
+from meshdsl.search.lower_bounds import Sent
 from meshdsl.search.problem import Problem
 from meshdsl.search.storage_rules import stored
 from tests.covering import in_turn
@@ -35,7 +36,7 @@ def plans(asked: Problem) -> list[Candidate]:
 @in_turn(by=OBJECTIVES, case=[("lookup", LINE), ("net", UNEQUAL)])
 def test_a_walk_is_ended_for_a_reason(by: tuple[str, str], case: tuple[str, Mesh]) -> None:
     objective, cluster = by
-    asked, ended = problem(*case, objective, cluster), 0
+    asked, ended, seen = problem(*case, objective, cluster), 0, []
     for plan in plans(asked):
         computing = asked.computing(plan.rules) if objective == "time" else None
         try:
@@ -43,12 +44,25 @@ def test_a_walk_is_ended_for_a_reason(by: tuple[str, str], case: tuple[str, Mesh
         except DiagnosticError:
             continue
         assert asked.at_least(plan) <= value
-        assert replace(plan).within(value, computing) is None  # not placed before
+        watched = replace(plan)  # not placed before
+        assert watched.within(value, computing) is None
+        if "_sent" in watched.__dict__:
+            seen.append([sent_by(each) for each in (watched, plan)])
         beyond = replace(plan).within(0.4 * value, computing)
         assert beyond is None or beyond.bytes <= plan.sent
         ended += beyond is not None
     # In time collectives as small as these count for nothing.
     assert ended or objective == "time"
+    # What a walk has seen is what a program that it has placed sends.
+    assert seen
+    assert all(by_walk == by_program for by_walk, by_program in seen)
+
+
+def sent_by(plan: Candidate) -> list[object]:
+    """What is known of what a plan sends, and takes at least."""
+    sent = plan.known["_sent"]
+    assert isinstance(sent, Sent)
+    return [sent.bytes, sent.wire, sent.busy, sent.whole, sent.kept]
 
 
 ODD = """
