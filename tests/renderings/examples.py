@@ -15,8 +15,8 @@ from meshdsl.pipeline import Compilation, Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
 from tests.project import ROOT, matching
 
-UNWRITTEN = ("dlrm",)
-"""Examples that not all systems can write: a gather of tables (OneFlow)."""
+UNWRITTEN = ("dlrm", "mixtral")
+"""Examples that OneFlow cannot write: a gather of tables, an order of equal elements."""
 
 FILES = [path for path in matching("examples/**/*.mdsl") if path.stem not in UNWRITTEN]
 
@@ -30,18 +30,6 @@ SIZES: dict[str, dict[str, int]] = {
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "gpt2": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "bert": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
-    "mixtral": {
-        "batch": 4,
-        "seq": 4,
-        "model": 8,
-        "kv": 4,
-        "group": 1,
-        "half": 2,
-        "hidden": 8,
-        "vocab": 8,
-        "layers": 2,
-        "experts": 4,
-    },
     "llama": {
         "batch": 4,
         "seq": 4,
