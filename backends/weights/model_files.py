@@ -5,9 +5,12 @@ Only headers are read here. Nothing can run code from a file.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -214,7 +217,7 @@ def _state_dict(path: str) -> tuple[Mapping[str, Any], Mapping[int, int]]:
             if not zipfile.is_zipfile(file):
                 raise Refused(f"{path} is damaged: it ends early")
             records = _records(file, path)
-        with FakeTensorMode():
+        with FakeTensorMode(), _without_a_word():
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Refused:
         raise
@@ -229,6 +232,19 @@ def _state_dict(path: str) -> tuple[Mapping[str, Any], Mapping[int, int]]:
         kind = type(state).__name__
         raise ModelRefused(f"{path} holds a {kind}, not a table of tensors", SAVE_STATE)
     return state, records
+
+
+@contextlib.contextmanager
+def _without_a_word() -> Iterator[None]:
+    """Keep torch from logging tracebacks and warnings: what is wrong with a file is refused."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
 
 
 def _records(file: IO[bytes], path: str) -> dict[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import logging
 import os
 import random
 import tracemalloc
@@ -476,7 +477,7 @@ def rewritten(path: Path, **records: Any) -> None:
             archive.writestr(name, change(data))
 
 
-def test_state_dicts_whose_bytes_are_not_the_values_are_refused(tmp_path):
+def test_state_dicts_whose_bytes_are_not_the_values_are_refused(tmp_path, caplog):
     """Another order of bytes, signs kept apart, sparse tensors, and places of other tensors."""
     path, values = tmp_path / "s.bin", torch.ones(2, 3)
     torch.save({"a": torch.complex(values, values).conj().imag}, path)
@@ -489,6 +490,12 @@ def test_state_dicts_whose_bytes_are_not_the_values_are_refused(tmp_path):
     torch.save({"a": torch.ones(7)[4:], "b": values}, path)
     rewritten(path, data=lambda data: data.replace(b"K\x04K\x03", b"K\x05K\x03"))
     assert "tensor a lies outside of its bytes" in refused(path).message
+    rewritten(path, data=lambda data: data.replace(b"K\x02K\x03", b"J\xfa\xff\xff\xffK\x03"))
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(caplog.handler)
+    assert "not a sound state dict" in refused(path).message
+    log.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path, models):
