@@ -1,4 +1,4 @@
-# mypy: disable-error-code="type-arg,valid-type"
+# mypy: disable-error-code="type-arg,valid-type,misc"
 """BERT in Python."""
 
 import meshdsl as md
