@@ -146,14 +146,19 @@ class BackwardBlock(Visitor):
         self.grads.setdefault(target, []).append(grad)
 
     def total(self, value: Value) -> Value | None:
-        """The sum of all contributions so far; some dims may be missing."""
+        """The sum of all contributions so far; some dims may be missing.
+
+        One with more dims comes first: the sum has them in its order, not in that of fewer.
+        """
         parts = self.grads.pop(value, [])
         if not parts:
             return None
         emit = self.tape.emitter(value, value.source)
         total = parts[0]
         for part in parts[1:]:
-            total = self._beside(part, emit, value)("add", total, part)
+            is_wider = len(part.type.dims) > len(total.type.dims)
+            both = (part, total) if is_wider else (total, part)
+            total = self._beside(part, emit, value)("add", *both)
         if value in self.tape.wrt:
             self.add(value, total)
         return total
