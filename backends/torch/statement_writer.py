@@ -339,8 +339,8 @@ class StatementWriter(NotationWriter):
             return
         text = "[]"
         if not made.is_list:
-            sizes = ", ".join(self.blocks.extent(made.outer, d) for d in made.outer.local.names)
-            text = f"torch.empty([{sizes}], dtype={made.outer.local.dtype.torch})"
+            shape = self.blocks.shape(made.outer)
+            text = f"torch.empty({shape}, dtype={made.outer.local.dtype.torch})"
         self.state.let(made.outer, text)
 
     def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
