@@ -118,7 +118,8 @@ class NotationWriter(ABC):
         for node in nodes:
             begun, shown, place = len(self.out.lines), self.shown, self.out.place
             if self.headed(node):
-                self.source_line(self._source(node), node.phase)
+                span = self._source(node) if isinstance(node, Bucket) else node.span
+                self.source_line(span, node.phase)
             head = len(self.out.lines)
             self.node(node)
             if begun < head and not self.out.has_statements(head):
@@ -126,12 +127,10 @@ class NotationWriter(ABC):
                 self.shown, self.out.place = shown, place
             self.end(node)
 
-    def _source(self, node: Node) -> Span:
-        """The source of a statement; of a bucket, that of a move whose line is above it already."""
-        if isinstance(node, Bucket):
-            spans = (move.span for move in node.moves)
-            return next((s for s in spans if (s.file, s.line) == self.shown[:2]), node.span)
-        return node.span
+    def _source(self, node: Bucket) -> Span:
+        """The source of a move whose line is above a bucket already, else of the first one."""
+        spans = (move.span for move in node.moves)
+        return next((s for s in spans if (s.file, s.line) == self.shown[:2]), node.span)
 
     def headed(self, node: Node) -> bool:
         """Whether a statement is written under its source line: no constant or part of another."""

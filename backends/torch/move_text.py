@@ -46,8 +46,10 @@ class MoveText:
             if not node.ahead:
                 self._list_stacks(node.collective)
                 self._about(node.collective)
-            work = self.state.variables.word(node.work, _work_hint(node.collective))
-            self.out.assign((work,), self._text(node.collective, "_start"))
+            moved = node.collective
+            hint = "bucket" if isinstance(moved, Bucket) else f"{moved.target.hint}_work"
+            work = self.state.variables.word(node.work, hint)
+            self.out.assign((work,), self._text(moved, "_start"))
 
     def wait(self, node: Wait) -> None:
         """Write `w_full = w_work.wait()`."""
@@ -117,7 +119,7 @@ class MoveText:
         last = LastAssignment(start, len(self.out.lines), node.target, text)
         if node.step.after.windows:
             self.state.last = last
-        elif self._is_kept_by_one(node):
+        elif node.step.kind == "zero_fill" and self._is_kept_by_one(node):
             alone = self.state.name(node.source), self._keeps(node)
             self.state.last = last._replace(alone=alone)
 
@@ -296,8 +298,8 @@ class MoveText:
 
     def _is_kept_by_one(self, node: Move) -> bool:
         """Whether a tensor goes on as it is on one device, as zeros on the others."""
-        is_sum = node.step.kind == "zero_fill" and node.step.op == "sum" and not node.step.dim
-        return is_sum and node.source not in self.state.constants
+        is_of_sum = node.step.op == "sum" and node.step.dim is None
+        return is_of_sum and node.source not in self.state.constants
 
     def _embed(self, node: Move) -> str:
         """The text of the block at its place in a tensor of zeros."""
@@ -345,11 +347,6 @@ def _is_uneven(node: Move, mesh: Mesh) -> bool:
     both = ends.get(step.kind, [step.before, step.after])
     dims = [d for d in (step.dim, step.to_dim) if d is not None]
     return any(p.is_uneven(d, type_.size(d), mesh) for p in both for d in dims)
-
-
-def _work_hint(node: Collective) -> str:
-    """The word for a collective in flight: that of the tensor which it yields."""
-    return "bucket" if isinstance(node, Bucket) else f"{node.target.hint}_work"
 
 
 def _cause(move: Move) -> str:
