@@ -85,7 +85,7 @@ def _chain(
         more = changed(graph, picks, proposed)
         warm = hot * 10 ** (-DECADES * step / proposals)
         other = [proposed.get(i, pick) for i, pick in enumerate(picks)]
-        then = graph.bytes(other)
+        then = graph.bytes(other) if math.isfinite(graph.limit) else held
         beyond = over * (max(then, graph.limit) - max(held, graph.limit)) if over else 0.0
         if not _accepts(more + beyond, warm, draw):
             continue

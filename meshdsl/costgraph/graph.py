@@ -9,10 +9,11 @@ cost of one operator. A graph can be read from JSON, so that published ones can 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.records import dataclass
@@ -31,7 +32,7 @@ class Variable:
     choices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CostFactor:
     """A cost by the choices of the variables at `scope` (ascending): infinite if forbidden."""
 
@@ -40,7 +41,12 @@ class CostFactor:
 
     def of(self, picks: Sequence[int]) -> float:
         """The cost under one choice per variable of the graph."""
-        return float(self.cost[tuple(picks[i] for i in self.scope)])
+        return float(self.cost.item(self._own(picks)))
+
+    @cached_property
+    def _own(self) -> Callable[[Sequence[int]], Any]:
+        """The choices of its own variables among those of all, as an index."""
+        return itemgetter(*self.scope) if self.scope else lambda picks: ()
 
 
 @dataclass(frozen=True, eq=False)

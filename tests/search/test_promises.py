@@ -205,7 +205,10 @@ def layouts_of(place: str) -> list[str]:
     return [*program(place).declarations.layouts]
 
 
-KEPT = [f"{place} under {layout}" for place in QUICK for layout in layouts_of(place)]
+WIDEST = QUICK if ALL else ["dlrm on four", "matmul on square", "mlp on square"]
+"""One mesh of each example, of as many axes as it has layouts for."""
+
+KEPT = [f"{place} under {layout}" for place in WIDEST for layout in layouts_of(place)]
 
 
 @in_turn(option=["fix", "start"], case=[*KEPT, "lm on stages under pipeline"])
