@@ -28,6 +28,7 @@ from tests.covering import Case, covering, in_turn
 from tests.pipelines.kinds import KINDS, devices_of, is_made, scheduled, stages_in
 from tests.pipelines.test_programs import (
     OPTIMIZERS,
+    PRINTED,
     compiled,
     hold,
     hold_text,
@@ -287,14 +288,15 @@ CASES = scheduled(covering(FACTORS, RULES))
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_step_is_that_of_one_device(case: Case) -> None:
-    """With the bytes that are told; what is printed is read back, and lowered alike."""
+    """With the bytes that are told; what is printed of some is read back, and lowered alike."""
     text, use = program_of(case)
     name, mesh = case["name"], case["mesh"]
     stored = STORAGES[case["storage"]].replace("TP", DIM.get(name, "m"))
     rules = ", ".join(filter(None, (rules_of(name, stages_in(case), mesh), stored)))
     made = compiled(text, mesh, rules, use, case["policy"])
     hold(made, text)
-    hold_text(made)
+    if CASES.index(case) % PRINTED == 0:
+        hold_text(made)
 
 
 def test_the_batch_is_over_two_axes() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from fractions import Fraction
 
 import numpy as np
@@ -379,6 +380,10 @@ def hold(made: Compilation, text: str, part: float = 5e-5) -> LocalRun:
     assert not run.disagreements()
     hold_bytes(run, made)
     return run
+
+
+PRINTED = 1 if "MESHDSL_CASES" in os.environ else 4
+"""Of how many cases of a covering array the text of one is read back."""
 
 
 def hold_text(made: Compilation) -> None:

@@ -56,7 +56,7 @@ def test_the_layout_places_to_what_is_printed(options: list[str], cli: Cli) -> N
         assert made.report["memory"] == plan["memory"]
 
 
-@pytest.mark.parametrize("mesh", ["", "--mesh x:4", "--devices 8", "--mesh x:2,y:2"])
+@pytest.mark.parametrize("mesh", ["", "--mesh x:4", "--devices 2", "--mesh x:2,y:2"])
 def test_what_is_written_holds(mesh: str, cli: Cli) -> None:
     path = write(TEXT)
     options = ["--write", "best", "--expect", *mesh.split()]
@@ -64,7 +64,7 @@ def test_what_is_written_holds(mesh: str, cli: Cli) -> None:
     assert done.code == 0
     written = Path(path).read_text(encoding="utf-8")
     assert written == format_source(Source(path, written))
-    assert ("mesh best_mesh" in written) == (mesh in {"--mesh x:4", "--devices 8"})
+    assert ("mesh best_mesh" in written) == (mesh in {"--mesh x:4", "--devices 2"})
     assert "@" in written.split("expect best")[1]
     found = Diagnostics()
     assert "1 expectation" in check_source(Source(path, written), Options(), found)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,8 @@ def test_the_best_is_that_of_the_best_mesh(cluster: str | None) -> None:
 
 
 def test_more_devices_are_never_slower() -> None:
-    times = [f.plans[0].seconds for f in (searched(n, cluster="h100") for n in (1, 2, 4, 8))]
+    several = (1, 2, 4, 8) if "MESHDSL_CASES" in os.environ else (1, 2, 4)
+    times = [f.plans[0].seconds for f in (searched(n, cluster="h100") for n in several)]
     assert times == sorted(times, reverse=True)
 
 
@@ -91,12 +93,12 @@ def _is_even(mesh: Mesh) -> bool:
 
 def test_the_mesh_is_printed_as_it_is_written(cli: Cli) -> None:
     path = write(TEXT)
-    told = json.loads(cli("search", path, "--devices", "8", "--json").out)
-    text = cli("search", path, "--devices", "8").out
-    best = searched(8).plans[0]
+    told = json.loads(cli("search", path, "--devices", "4", "--json").out)
+    text = cli("search", path, "--devices", "4").out
+    best = searched(4).plans[0]
     assert told["mesh"] == dict(best.mesh.axes)
     assert [m["mesh"] for m in told["meshes"]] == [
-        dict(f.problem.mesh.axes) for f in searched(8).others
+        dict(f.problem.mesh.axes) for f in searched(4).others
     ]
     mesh = written(best.mesh)
     assert mesh in text
