@@ -81,5 +81,5 @@ def test_it_learns_from_its_first_batch(
         batch["mask"] = (batch["image"][:, 0] > 0).astype(np.int32)
     np.testing.assert_allclose(plan(**batch).loss, plan.reference(**batch).loss, rtol=1e-4)
     before = float(plan(**batch).loss)
-    plan.train(batch, 30)
+    plan.train(batch, 12)
     assert float(plan(**batch).loss) < 0.9 * before

@@ -39,7 +39,7 @@ def check(built: Built, mesh: str, rules: str, policy: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_step_subtracts_the_gradient(name: str) -> None:
-    for built in programs_of(name, most=6 if ALL else 3):
+    for built in programs_of(name, most=6 if ALL else 2):
         check(built, "d:1", "", "deferred")
 
 
