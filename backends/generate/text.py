@@ -71,8 +71,7 @@ class TextCodec:
         if self.kind == "numbers":
             return lambda token: ""
         if self.kind == "tokenizer":
-            stream = self._tokenizer.stream()
-            return lambda token: "" if token is None else stream.text(token)
+            return _Decoder(self._tokenizer)
         if self.kind == "chars":
             return lambda token: "" if token is None else self.source[token]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -84,6 +83,23 @@ class TextCodec:
         """The text of tokens."""
         decode = self.decoder()
         return "".join(decode(token) for token in (*tokens, None))
+
+
+class _Decoder:
+    """The text that each token of a tokenizer adds, and of None what its stream waits with."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._stream = tokenizer, tokenizer.stream()
+        self._tokens: list[int] = []
+        self._size = 0
+
+    def __call__(self, token: int | None) -> str:
+        if token is None:
+            return self._tokenizer.decode(self._tokens)[self._size :]
+        self._tokens.append(token)
+        added = self._stream.text(token)
+        self._size += len(added)
+        return added
 
 
 @functools.lru_cache(maxsize=4)

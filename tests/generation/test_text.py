@@ -36,6 +36,7 @@ def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
     words = TextCodec("tokenizer", str(save_tokenizer(tmp_path / "bytes")))
     assert words.text(words.tokens("the ünïcödé cat")) == "the ünïcödé cat"
     assert (words.end, words.number(END)) == (0, 0)
+    assert words.text(words.tokens("a ü")[:-1]) == "a �"
     size = len({*words.tokens("the cat")})
     assert words.known(10**6) > size > 1
     inner = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "?": 2}, unk_token="?"))
