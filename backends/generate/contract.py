@@ -19,7 +19,7 @@ from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedProgram, Output
 from meshdsl.named.program_choice import is_trained
-from meshdsl.pipeline import Compilation
+from meshdsl.pipeline import Compilation, Known
 from meshdsl.records import dataclass
 
 FORM = (
@@ -226,5 +226,5 @@ def _reader(
 def _of(made: Compilation, name: str) -> Compilation:
     """The compilation of another program of the same file."""
     options = replace(made.options, program=name)
-    known_stages = replace(made.known, tree=made.tree, declarations=made.declarations)
+    known_stages = Known(tree=made.tree, declarations=made.declarations)
     return Compilation(made.source, options, Diagnostics(), known_stages)

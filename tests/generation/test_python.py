@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.api.generation import programs_of
 from tests.project import ROOT
 
 from .models import SIZES, Oracle, params
@@ -48,6 +49,7 @@ def test_texts_of_a_plan(step: md.Plan) -> None:
     assert [t.text for t in by_text.texts] == [grown[n] for n in range(3)]
     assert str(by_text) == "\n".join(t.prompt + t.text for t in by_text.texts)
     assert 0 < (by_text.first_token_seconds or 0) <= by_text.seconds
+    assert programs_of(step._made.forward, None).contract.prefill is not None
     for prefill in ("none", plan("lm_prompt", {"batch": "data", "mem": "tp"})):
         assert [t.tokens for t in step.generate(PROMPTS, 4, prefill=prefill).texts] == expected
     (one,) = step.generate(np.array(PROMPTS[0]), 4, end_token=int(expected[0][1])).texts
