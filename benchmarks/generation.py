@@ -34,7 +34,7 @@ from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.generate.contract import contract_of
 from meshdsl.backends.generate.generation import Speaker
 from meshdsl.backends.generate.task import Task
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source

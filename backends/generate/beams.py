@@ -8,7 +8,7 @@ import numpy as np
 
 from meshdsl.backends.generate.continuation import Continuation, Grown
 from meshdsl.backends.generate.task import END_TOKEN, LENGTH, STOP, Task
-from meshdsl.backends.generate.text import ShownText
+from meshdsl.backends.generate.text_codec import ShownText
 from meshdsl.backends.runtime.values import Array
 
 

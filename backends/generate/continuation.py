@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.backends.generate.task import END_TOKEN, LENGTH, STOP, Task
-from meshdsl.backends.generate.text import ShownText
+from meshdsl.backends.generate.text_codec import ShownText
 from meshdsl.backends.runtime.values import Array
 
 Grown = tuple[tuple[int, ...], str]

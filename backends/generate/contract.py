@@ -196,9 +196,9 @@ def with_prefill(
     reader = None if asked == NO_PREFILL else _reader(chosen.step, asked, known)
     if reader is None:
         return chosen
-    found = prefill_of(reader.named, chosen.step.named)
-    assert isinstance(found, Prefill), f"{reader.named.name}: {found}"
-    return Chosen(chosen.step, reader, replace(chosen.contract, prefill=found))
+    prefill = prefill_of(reader.named, chosen.step.named)
+    assert isinstance(prefill, Prefill), f"{reader.named.name}: {prefill}"
+    return Chosen(chosen.step, reader, replace(chosen.contract, prefill=prefill))
 
 
 def _reader(
@@ -213,10 +213,10 @@ def _reader(
         fail("MD0624", f"no program `{asked}` reads prompts", help=help)
     names = sorted(n for n in programs if n != step.named.name and asked in (None, n))
     readers = {n: known.get(n) or _of(step, n) for n in names}
-    found = {n: prefill_of(one.named, step.named) for n, one in readers.items()}
-    fitting = [n for n, contract in found.items() if isinstance(contract, Prefill)]
+    contracts = {n: prefill_of(one.named, step.named) for n, one in readers.items()}
+    fitting = [n for n, contract in contracts.items() if isinstance(contract, Prefill)]
     if asked is not None and not fitting:
-        fail("MD0624", f"`{asked}` reads no prompts: {found.get(asked)}", help=PREFILL_FORM)
+        fail("MD0624", f"`{asked}` reads no prompts: {contracts.get(asked)}", help=PREFILL_FORM)
     if len(fitting) > 1:
         message = f"several programs read prompts: {', '.join(fitting)}"
         fail("MD0624", message, help=f"choose one with `--prefill`, or `--prefill {NO_PREFILL}`")

@@ -159,8 +159,8 @@ class Speaker:
         for name in self.contract.states:
             block, spec = prefill.params[name], prefill.program.PARAMS[name]
             if block is not self.params[name]:
-                whole = self.ranks.whole(spec, block)
-                self.params[name].copy_(whole[self.ranks.part(self.step.program.PARAMS[name])])
+                states = self.ranks.whole(spec, block)
+                self.params[name].copy_(states[self.ranks.part(self.step.program.PARAMS[name])])
 
     def _arranged(self, values: Sequence[int] | int) -> Array:
         """Numbers of all rows as the input of a program that has them."""
@@ -181,8 +181,8 @@ class Speaker:
             return
         values = self._logits(part.program.OUTPUTS[logits], outputs[logits])
         for text in ready:
-            own = self._rows_of(text, rows)
-            tokens, shown = text.extend(values[own, : self.task.known])
+            own_rows = self._rows_of(text, rows)
+            tokens, shown = text.extend(values[own_rows, : self.task.known])
             if self.ranks.rank == 0 and tokens:
                 seconds = time.perf_counter() - self.started
                 self.tell(TextPiece(text.number, tokens, shown, text.end, seconds))
@@ -196,9 +196,9 @@ class Speaker:
         """Let the rows of texts go on with the states of the rows that their beams came from."""
         order = list(range(self.contract.rows))
         for text in texts:
-            own = self._rows_of(text, rows)
-            for row, source in zip(own, text.sources, strict=True):
-                order[row] = own[source]
+            own_rows = self._rows_of(text, rows)
+            for row, source in zip(own_rows, text.sources, strict=True):
+                order[row] = own_rows[source]
         dim = self.contract.row
         if dim is None or order == list(range(self.contract.rows)):
             return
@@ -259,12 +259,11 @@ def _reordered(ranks: Ranks, spec: Spec, block: Any, axis: int, order: Sequence[
     parts = [local_part(spec, ranks.mesh, n)[axis] for n in range(math.prod(ranks.mesh.values()))]
     held = [part if isinstance(part, list) else list(range(size)[part]) for part in parts]
     if all(order[row] in rows for rows in held for row in rows):
-        own = held[ranks.rank]
-        index = torch.tensor([own.index(order[row]) for row in own], device=block.device)
-        return block.index_select(axis, index)
-    whole = ranks.whole(spec, block)
-    whole = whole.index_select(axis, torch.tensor(order, device=whole.device))
-    return whole[ranks.part(spec)]
+        rows = held[ranks.rank]
+        index = torch.tensor([rows.index(order[row]) for row in rows], dtype=torch.int64)
+        return block.index_select(axis, index.to(block.device))
+    index = torch.tensor(order, device=block.device)
+    return ranks.whole(spec, block).index_select(axis, index)[ranks.part(spec)]
 
 
 def _alike(one: Spec, other: Spec) -> bool:

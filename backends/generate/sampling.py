@@ -50,6 +50,6 @@ class Sampling:
             likely = np.exp(scores[order] - scores[order[0]])
             before = np.cumsum(likely) - likely
             order = order[before < self.top_p * likely.sum()]
-        kept = np.full_like(scores, -np.inf)
-        kept[order] = scores[order]
-        return kept
+        possible = np.full_like(scores, -np.inf)
+        possible[order] = scores[order]
+        return possible

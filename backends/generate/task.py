@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.generate.sampling import Sampling
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.records import dataclass
 
 END_TOKEN, STOP, LENGTH = "end token", "stop string", "length"

@@ -22,7 +22,7 @@ from meshdsl.report.schema import ReportFacts
 from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 if TYPE_CHECKING:
-    from meshdsl.api.generation import Generation, OnText, Prompt
+    from meshdsl.api.plan_generation import Generation, OnText, Prompt
     from meshdsl.api.programs import Program
     from meshdsl.api.training import Training
     from meshdsl.api.weights import Weights
@@ -482,7 +482,7 @@ class Plan(Looks):
             ProgramError: the program does not give the next token (MD0624), a prompt that it has
                 no room for (MD0625) or cannot read (MD0626), an option out of range (MD0627).
         """
-        from meshdsl.api.generation import codec_of, generate, programs_of, task_of
+        from meshdsl.api.plan_generation import codec_of, generate, programs_of, task_of
 
         asked = {
             "steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p,

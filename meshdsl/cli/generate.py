@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.cli import common
+from meshdsl.cli import common, complete
 from meshdsl.cli.options import (
     AsData,
     File,
@@ -21,12 +21,13 @@ from meshdsl.cli.options import (
 )
 from meshdsl.diagnostics import Diagnostics, counted, fail
 from meshdsl.pipeline import Compilation
+from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
-    from meshdsl.backends.generate.request import GenerationRequest
-    from meshdsl.backends.generate.results import Results
+    from meshdsl.backends.generate.generated import Results
+    from meshdsl.backends.generate.generation_request import GenerationRequest
     from meshdsl.backends.generate.task import TextPiece
-    from meshdsl.backends.generate.text import TextCodec
+    from meshdsl.backends.generate.text_codec import TextCodec
 
 TOKENS = ("bytes", "chars")
 
@@ -54,7 +55,12 @@ class Generate(PlacingOptions, AsData):
     stop: list[str] = opt("--stop", "TEXT", "End a text before this; several times for more.")
     tokens: str | None = opt("--tokens", "T", "bytes or chars (as in training).")
     tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json (that of a model's folder).")
-    prefill: str | None = opt("--prefill", "P", "The program that reads prompts at once, or none.")
+    prefill: str | None = opt(
+        "--prefill",
+        "P",
+        "The program that reads prompts at once, or none.",
+        completed=complete.declared(ast.ProgramDecl),
+    )
     engine: str = opt("--engine", "E", "local or torchrun.", "local")
 
 
@@ -72,8 +78,8 @@ def command(file: File, given: Generate) -> None:
 
 def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> None:
     from meshdsl.backends.generate.contract import chosen
+    from meshdsl.backends.generate.generated import Results
     from meshdsl.backends.generate.generation import checked_params, generate
-    from meshdsl.backends.generate.results import Results
     from meshdsl.backends.weights.params import params_file
 
     codec = _codec(given)
@@ -104,7 +110,7 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
 
 
 def _request(given: Generate) -> GenerationRequest:
-    from meshdsl.backends.generate.request import GenerationRequest
+    from meshdsl.backends.generate.generation_request import GenerationRequest
 
     prompts = [*(given.prompt or ()), *(_lines(given.prompts) if given.prompts else ())]
     sampling = (given.temperature, given.top_k, given.top_p, given.seed)
@@ -173,7 +179,7 @@ def _facts(results: Results) -> dict[str, object]:
 def _codec(given: Generate) -> TextCodec:
     """How text is read: as asked, or as the checkpoint was trained. Raises MD0601 and MD0626."""
     from meshdsl.backends.data.tokenizer import FILE as TOKENIZER
-    from meshdsl.backends.generate.text import TextCodec
+    from meshdsl.backends.generate.text_codec import TextCodec
     from meshdsl.backends.train.export import checkpoint_at
     from meshdsl.backends.weights.model_files import is_model
 

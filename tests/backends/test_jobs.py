@@ -24,7 +24,7 @@ from meshdsl.backends.engines.watchdog import Processes
 from meshdsl.backends.generate.contract import Contract, Prefill
 from meshdsl.backends.generate.sampling import Sampling
 from meshdsl.backends.generate.task import Task, TextPiece
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.backends.torch.emitter import ProgramText
 from meshdsl.backends.train.job import DataFiles, Ending, Job, Trouble
 from meshdsl.backends.train.lock import locked

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from meshdsl.backends.engines.reference import run_reference
@@ -18,6 +19,7 @@ from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.cli.app import app
 from meshdsl.cli.options import spread_settings
 from tests.compiling import named
+from tests.data.tokenizer_files import save_tokenizer
 from tests.project import ROOT
 
 from .command import Cli, Done, write
@@ -137,6 +139,29 @@ def test_texts_in_their_order(trained: Cli) -> None:
     )
     assert (ended[1]["end"], ended[1]["text"]) == ("end token", "a cat")
     assert (ended[2]["end"], ended[2]["text"]) == ("stop string", found[2]["text"].split(stop)[0])
+
+
+def test_a_folder_of_a_model_has_its_tokenizer(cli: Cli) -> None:
+    """Which also says what ends a text, unless an option does."""
+    save_tokenizer(Path("hf"))
+    sizes = {**SIZES, "vocab": 300}
+    types = {str(p.value.name): p.value.type for p in named(LM, set_dims=sizes).params}
+    lines = "\n".join(f'{n}: "{n}"[{", ".join(t.names)}]' for n, t in types.items())
+    write(f"{LM}weights hf {{\n{lines}\n}}\n", "lm.mdsl")
+    draw = np.random.default_rng(2)
+    arrays = {n: draw.normal(size=t.shape).astype("f4") for n, t in types.items()}
+    save_file(arrays, "hf/model.safetensors")
+    step = ["generate", "lm.mdsl", *SET, "vocab=300", "--params", "hf", "--json"]
+    step += ["--prompt", "the cat", "--temperature", "30", "--steps", "6"]
+    (one,) = texts(cli(*step))
+    assert one["text"].startswith("the cat")
+    assert len(one["tokens"]) == 6
+    end = ["--end-token", str(one["tokens"][2])]
+    assert [texts(cli(*step, *end))[0][k] for k in ("tokens", "end")] == [
+        one["tokens"][:3],
+        "end token",
+    ]
+    assert texts(cli(*step, "--tokens", "bytes"))[0]["prompt"] == "the cat"
 
 
 @pytest.mark.parametrize(

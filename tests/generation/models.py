@@ -11,11 +11,11 @@ import numpy as np
 
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.generate.contract import Chosen, chosen
+from meshdsl.backends.generate.generated import Results
 from meshdsl.backends.generate.generation import generate
-from meshdsl.backends.generate.request import GenerationRequest
-from meshdsl.backends.generate.results import Results
+from meshdsl.backends.generate.generation_request import GenerationRequest
 from meshdsl.backends.generate.task import TextPiece
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Source

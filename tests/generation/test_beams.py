@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 
 from .models import Oracle, programs, texts
 
@@ -78,10 +78,10 @@ def test_enough_beams_find_the_best_of_all_texts(tmp_path: Path, layout: str) ->
 
 
 def test_few_beams(tmp_path: Path) -> None:
-    """More prompts than fit in the batch; texts of beams stop and are shown as others are."""
+    """More prompts than the batch has rows for; one device has none; texts stop as others."""
     oracle, words = Oracle(), TextCodec("chars", "abcdefghijk")
     prompts = [(1, 2, 3), (4,), (5, 6, 7, 8)]
-    found = programs(layout="batch -> data", mesh="data:2")
+    found = programs(layout="batch -> data", mesh="data:3")
     ends = set[str]()
     for end in range(0, 11, 3):
         results, _ = texts(found, tmp_path, prompts, words, steps=6, beams=2, end_token=end)

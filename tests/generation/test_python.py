@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api.generation import programs_of
+from meshdsl.api.plan_generation import programs_of
 from tests.project import ROOT
 
 from .models import SIZES, Oracle, params

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.generate.request import GenerationRequest
+from meshdsl.backends.generate.generation_request import GenerationRequest
 from meshdsl.backends.generate.sampling import Sampling
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import DiagnosticError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from meshdsl.backends.generate.text import ShownText, TextCodec
+from meshdsl.backends.generate.text_codec import ShownText, TextCodec
 from meshdsl.diagnostics import DiagnosticError
 from tests.data.tokenizer_files import END, save_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.generate.sampling import Sampling
 from meshdsl.backends.generate.task import Task
-from meshdsl.backends.generate.text import TextCodec
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.diagnostics import counted, fail
 from meshdsl.records import dataclass
 
@@ -42,7 +42,7 @@ class GenerationRequest:
         """The task, without a file of parameters. Raises MD0625, MD0626 and MD0627."""
         self._check()
         self._check_beams(contract)
-        known = codec.known(contract.counted)
+        count = codec.known(contract.counted)
         prompts = [
             _tokens(prompt, self._named(n), codec, contract.counted)
             for n, prompt in enumerate(self.prompts)
@@ -52,9 +52,9 @@ class GenerationRequest:
             for n, prompt in enumerate(prompts)
         )
         return Task(
-            *(contract, tuple(prompts), steps, known, "", codec),
+            *(contract, tuple(prompts), steps, count, "", codec),
             Sampling(self.temperature, self.top_k, self.top_p, self.seed),
-            self._end_tokens(codec, known),
+            self._end_tokens(codec, count),
             tuple(self.stop),
             *(self.beams, self.length_penalty),
         )
@@ -79,9 +79,9 @@ class GenerationRequest:
             help = "give a probability above 0; 1, the default, leaves no token out"
             fail("MD0627", f"top-p is {self.top_p!r}", help=help)
         if not self.temperature and (self.top_k is not None or self.top_p < 1):
-            given = "top-k" if self.top_k is not None else "top-p"
-            message = f"{given} is given, and at temperature 0 no token is drawn"
-            fail("MD0627", message, help=f"give a temperature above 0, or leave {given} out")
+            option = "top-k" if self.top_k is not None else "top-p"
+            message = f"{option} is given, and at temperature 0 no token is drawn"
+            fail("MD0627", message, help=f"give a temperature above 0, or leave {option} out")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 help = "give the text that a continuation is to end before"

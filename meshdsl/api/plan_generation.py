@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.dims import check_seed, kind_of
-from meshdsl.backends.generate.results import Generated
+from meshdsl.backends.generate.generated import Generated
 from meshdsl.diagnostics import Span, fail
 from meshdsl.records import dataclass
 from meshdsl.report.document import Document, line
@@ -18,7 +18,7 @@ from meshdsl.report.views.parts import View
 if TYPE_CHECKING:
     from meshdsl.backends.generate.contract import Chosen, Contract
     from meshdsl.backends.generate.task import Task, TextPiece
-    from meshdsl.backends.generate.text import TextCodec
+    from meshdsl.backends.generate.text_codec import TextCodec
     from meshdsl.pipeline import Compilation
 
 Prompt = str | Sequence[int]
@@ -57,7 +57,7 @@ def generate(
 ) -> Generation:
     """Carry out a task with some parameters. Raises MD0602 for an engine that does not generate."""
     from meshdsl.backends.generate import generation
-    from meshdsl.backends.generate.results import Results
+    from meshdsl.backends.generate.generated import Results
     from meshdsl.backends.runtime.array_files import write_npz
 
     if engine not in generation.ENGINES:
@@ -92,7 +92,7 @@ def task_of(
     contract: Contract, prompts: Any, codec: TextCodec, asked: Mapping[str, Any], span: Span
 ) -> Task:
     """The task, without a file of parameters. Raises MD0604 and MD0625 to MD0627."""
-    from meshdsl.backends.generate.request import GenerationRequest
+    from meshdsl.backends.generate.generation_request import GenerationRequest
 
     stop = asked["stop"]
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -102,7 +102,7 @@ def task_of(
 
 def codec_of(tokens: str | None, tokenizer: Any) -> TextCodec:
     """How text is read. Raises MD0601."""
-    from meshdsl.backends.generate.text import TextCodec
+    from meshdsl.backends.generate.text_codec import TextCodec
 
     if tokenizer is not None:
         if tokens is not None:

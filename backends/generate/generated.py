@@ -48,10 +48,10 @@ class Results:
     @property
     def texts(self) -> tuple[Generated, ...]:
         """The texts, in the order of the prompts."""
-        found = []
+        texts = []
         for prompt, pieces in zip(self._task.prompts, self._pieces, strict=True):
             tokens = tuple(token for piece in pieces for token in piece.tokens)
             text = "".join(piece.shown for piece in pieces)
             end = pieces[-1].end or LENGTH if pieces else LENGTH
-            found.append(Generated(self._task.codec.text(prompt), text, tokens, end))
-        return tuple(found)
+            texts.append(Generated(self._task.codec.text(prompt), text, tokens, end))
+        return tuple(texts)
