@@ -137,9 +137,10 @@ def of_size(made: Compilation, engine: str, data: Everything, rows: bool) -> Com
         short = on_engine(measured(resized(made, dim, data.rest), rows), engine)
         _ = short.emitted
     except DiagnosticError as error:
-        fitting = max(n for n in range(1, data.size + 1) if data.count % n == 0)
         message = f"the last batch has {counted(data.rest, 'sample')}, of {data.size}: "
-        help = f"`--set {dim}={fitting}` divides the {data.count} samples evenly"
+        help = f"`--batches {data.count // data.size}` leaves it out"
+        if data.count < data.size:
+            help = "evaluate it under another layout, or without a schedule"
         first = error.diagnostics[0]
         raise DiagnosticError(replace(first, message=message + first.message, help=help)) from None
     return short

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from meshdsl.backends.data.token_files import SCANNED
 from meshdsl.backends.train.job import ORDERS
 from tests.data.tokenizer_files import TEXT, save_tokenizer
+from tests.waiting import until
 
 from .command import Cli, write
+from .forks import at_work
 
 LANGUAGE = """\
 dim batch = 4, seq = 6, vocab = 50, model = 8
@@ -86,6 +89,19 @@ def test_a_run_goes_on_bit_for_bit(order: str, program: str, cli: Cli) -> None:
     assert (manifest["meta"]["order"], set(manifest["meta"]["data"])) == (
         *(order, {"shards/train_0.bin", "shards/train_1.bin"}),
     )
+
+
+def test_a_run_that_was_killed_goes_on_bit_for_bit(program: str, cli: Cli) -> None:
+    given = ("--steps", "40", "--layout", "data")
+    train(cli, *given, "--out", "whole.npz")
+    kept = ("--checkpoint", "ck", "--checkpoint-every", "1")
+    with at_work("train", program, "--data", "shards", *RAW, *given, *kept) as run:
+        until(Path("ck/step-3").exists)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+    train(cli, *given, "--resume", *kept, "--out", "rest.npz")
+    whole, rest = params("whole.npz"), params("rest.npz")
+    assert {n: a.tobytes() for n, a in whole.items()} == {n: a.tobytes() for n, a in rest.items()}
 
 
 def test_a_changed_shard_and_another_order_are_told(program: str, cli: Cli) -> None:
@@ -208,7 +224,9 @@ def test_a_last_batch_that_cannot_be_placed_is_told(program: str, cli: Cli) -> N
     done = cli("evaluate", program, *given)
     assert done.code == 1, done.err
     assert "the last batch has 4 samples, of 6" in done.err
-    assert "`--set batch=4` divides the 16 samples evenly" in done.err
+    assert "help: `--batches 2` leaves it out" in done.err
+    done = cli("evaluate", program, *given, "--batches", "2")
+    assert (done.code, "in 2 batches\n" in done.out) == (0, True)
 
 
 # --- texts ---------------------------------------------------------------------------------------
