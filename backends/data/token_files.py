@@ -1,4 +1,4 @@
-"""Flat files of tokens: raw ones of a stated dtype, `.npy`, those of llm.c, and folders of shards.
+"""Flat files of tokens: raw ones of a stated dtype, `.npy`, of llm.c and Megatron, and folders.
 
 A file is never read as a whole: a window is one read of its own bytes.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,6 +34,11 @@ LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 """The dtypes of llm.c's files, by the magic number and the version of their headers."""
 LLM_C_HEADER = 1024
 """The bytes of such a header: 256 int32 numbers, of which the third counts the tokens."""
+
+MEGATRON = b"MMIDIDX\x00\x00"
+"""The first bytes of the index of a file of Megatron-LM."""
+MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""The dtypes of its tokens, by their codes."""
 
 OPEN = 64
 """The most files of one source that are open at a time."""
@@ -236,6 +242,9 @@ def token_file(path: str, tokens: str | None) -> TokenFile:
         if start.startswith(NPY):
             file.seek(0)
             return _of_npy(file, path, tokens, size)
+    index = f"{path.removesuffix('.bin')}.idx"
+    if path.endswith(".bin") and os.path.exists(index):
+        return _of_megatron(path, index, tokens, size)
     magic, version, count = np.frombuffer(start.ljust(12, b"\0"), "<i4").tolist()
     if (magic, version) in LLM_C and size >= LLM_C_HEADER:
         dtype = LLM_C[magic, version]
@@ -260,6 +269,25 @@ def _of_npy(file: IO[bytes], path: str, tokens: str | None, size: int) -> TokenF
     return _whole(path, dtype.name, size, file.tell(), shape[0])
 
 
+def _of_megatron(path: str, index: str, tokens: str | None, size: int) -> TokenFile:
+    """A file of Megatron, whose index beside it has the dtype and the length of each sequence."""
+    with _opened(index) as file:
+        head = file.read(len(MEGATRON) + 25)
+        magic, numbers = head[: len(MEGATRON)], head[len(MEGATRON) :].ljust(25, b"\0")
+        version, code, sequences = struct.unpack("<QBQ", numbers[:17])
+        if magic != MEGATRON or version != 1 or code not in MEGATRON_DTYPES:
+            help = (
+                "it is no index of Megatron: move it elsewhere if it does not belong to the tokens"
+            )
+            fail("MD0580", f"{index} beside {path} says nothing of its tokens", help=help)
+        room = (os.fstat(file.fileno()).st_size - file.tell()) // 4
+        lengths = np.frombuffer(file.read(4 * min(sequences, room)), "<i4")
+    dtype = MEGATRON_DTYPES[code]
+    _agrees(path, tokens, dtype)
+    count = int(lengths.sum(dtype=np.int64)) if len(lengths) == sequences else -1
+    return _whole(path, dtype, size, count=count)
+
+
 def _agrees(path: str, tokens: str | None, dtype: str) -> None:
     """Refuse another dtype than that of the header."""
     if is_dtype(tokens) and tokens != dtype:
@@ -278,8 +306,8 @@ def _whole(
         help = "the file ends within a token: it is cut short, or of another dtype"
         fail("MD0580", message, help=help)
     if count not in (None, there):
-        message = f"{path} has {there} tokens, and its header says {count}"
-        fail("MD0580", message, help="the file is cut short or damaged: fetch it again")
+        message = f"{path} has {there} tokens, and its header says {max(count or 0, 0)}"
+        fail("MD0580", message, help="a file is cut short or damaged: fetch it again")
     return TokenFile(path, dtype, there, offset)
 
 

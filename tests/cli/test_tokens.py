@@ -92,7 +92,7 @@ def test_a_run_goes_on_bit_for_bit(order: str, program: str, cli: Cli) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_bit_for_bit(program: str, cli: Cli) -> None:
-    given = ("--steps", "40", "--layout", "data")
+    given = ("--steps", "12", "--layout", "data")
     train(cli, *given, "--out", "whole.npz")
     kept = ("--checkpoint", "ck", "--checkpoint-every", "1")
     with at_work("train", program, "--data", "shards", *RAW, *given, *kept) as run:

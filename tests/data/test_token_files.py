@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ def llm_c(tokens: Any, magic: int, version: int, dtype: str, more: int = 0) -> b
     return header.tobytes() + np.asarray(tokens, dtype).tobytes()
 
 
+def megatron(lengths: list[int], code: int = 8) -> bytes:
+    """The index of a file of Megatron: version 1, the dtype, and the sequences."""
+    counts = struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
+    starts = np.cumsum([0, *lengths[:-1]]) * 2
+    parts = [np.array(lengths, "<i4"), starts.astype("<i8"), np.arange(len(lengths) + 1)]
+    return b"MMIDIDX\0\0" + counts + b"".join(part.tobytes() for part in parts)
+
+
 def written(folder: Path, kind: str) -> DataFiles:
     """`TOKENS` in a file of a kind, or in a folder of shards."""
     if kind in flat.DTYPES:
@@ -44,6 +53,11 @@ def written(folder: Path, kind: str) -> DataFiles:
     if kind == "llama-3":
         (folder / "t.bin").write_bytes(llm_c(TOKENS, 20240801, 7, "<u4"))
         return DataFiles(str(folder / "t.bin"), tokens="uint32")
+    if kind == "megatron":
+        lengths = [100, 0, 650, 250]
+        (folder / "t.idx").write_bytes(megatron(lengths))
+        TOKENS.astype("<u2").tofile(folder / "t.bin")
+        return DataFiles(str(folder / "t.bin"))
     shards = folder / "shards"
     shards.mkdir()
     for number, part in enumerate(np.split(TOKENS, [3, 400, 401, 990])):
@@ -53,7 +67,7 @@ def written(folder: Path, kind: str) -> DataFiles:
 
 
 KINDS = [*(kind for kind in flat.DTYPES if kind not in ("int8", "uint8")), "npy", "gpt-2"]
-KINDS += ["llama-3", "shards"]
+KINDS += ["llama-3", "megatron", "shards"]
 
 
 def inputs(bound: int = 1000, rows: int = BATCH) -> dict[str, Spec]:
@@ -172,6 +186,18 @@ def test_arrays_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
     assert "takes 8 for each" in refusal(DataFiles(path), "MD0580")
     Path(path).write_bytes(cut[:-5])
     assert "has 999 tokens, and its header says 1000" in refusal(DataFiles(path), "MD0580")
+
+
+def test_an_index_of_megatron_agrees_with_its_tokens(tmp_path: Path) -> None:
+    files = written(tmp_path, "megatron")
+    wrong = [(megatron([100, 650, 249]), "has 1000 tokens, and its header says 999")]
+    wrong += [
+        (megatron([1000])[:36], "says 0"),
+        (megatron([1000], 7), "says nothing of its tokens"),
+    ]
+    for content, words in wrong:
+        (tmp_path / "t.idx").write_bytes(content)
+        assert words in refusal(files, "MD0580")
 
 
 def test_the_place_of_a_token_beyond_the_vocabulary_is_told(
