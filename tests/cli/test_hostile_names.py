@@ -36,6 +36,11 @@ CALLS = {
         "train EVIL.mdsl --data d.npz --steps 1 --log EVIL.jsonl --checkpoint EVIL --out EVIL.npz",
         "train EVIL.mdsl --data EVIL.mdsl --steps 1",
     ],
+    "evaluate": [
+        "evaluate EVIL.mdsl --data EVIL.mdsl --params EVIL.npz",
+        "evaluate EVIL.mdsl --data d.npz --params EVIL.bin",
+    ],
+    "tokenize": ["tokenize EVIL.jsonl --tokenizer EVIL --out EVIL.npy"],
     "generate": ["generate EVIL.mdsl --prompt EVIL --params EVIL.npz --steps 1"],
     "compare": ["compare EVIL.mdsl", "compare EVIL.mdsl --html EVIL.html"],
     "cluster": ["cluster show EVIL.toml", "cluster show EVIL"],

@@ -32,6 +32,7 @@ NUMBERS = [
 GIVEN = {
     "render": "--as jax",
     "train": "--data d.npz --steps 1",
+    "evaluate": "--data d.npz --params d.npz",
     "generate": "--prompt a --params d.npz",
     "schedule": "gpipe --stages 2 --micro 2",
 }
