@@ -50,7 +50,7 @@ from meshdsl.backends.runtime.communication import make_groups
 from meshdsl.backends.runtime.main import on_device, start
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.data import open_data
-from meshdsl.backends.train.evaluation import EvaluationJob, evaluate_on, write_result
+from meshdsl.backends.train.evaluation import EvaluationJob, evaluate_process
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Job
 from meshdsl.backends.train.trainer import Control, Trainer
@@ -133,9 +133,7 @@ def train(folder: Path, ranks: Ranks, programs: Programs) -> None:
 
 def evaluate(folder: Path, ranks: Ranks, programs: Programs) -> None:
     """Evaluate on all samples, and write the averages."""
-    result = evaluate_on(ranks, programs, _job(folder, EvaluationJob))
-    if ranks.rank == 0:
-        write_result(folder, result)
+    evaluate_process(folder, ranks, programs, _job(folder, EvaluationJob))
 
 
 def generate(folder: Path, ranks: Ranks, programs: Programs) -> None:

@@ -59,15 +59,12 @@ def _document(line: bytes, field: str, place: str) -> str:
     except (ValueError, RecursionError):
         help = 'each line is a document: `{"text": "…"}`'
         fail("MD0582", f"{place} is no JSON", help=help)
-    if isinstance(found, dict) and isinstance(found.get(field), str):
-        return _whole(found[field], place)
-    others = [key for key, value in found.items() if isinstance(value, str)] if _has(found) else []
+    fields = found if isinstance(found, dict) else {}
+    if isinstance(fields.get(field), str):
+        return _whole(fields[field], place)
+    others = [key for key, value in fields.items() if isinstance(value, str)]
     help = f"`--text-field {others[0]}`" if others else 'each line is: `{"text": "…"}`'
     fail("MD0582", f"{place} has no text `{field}`", help=help)
-
-
-def _has(found: object) -> bool:
-    return isinstance(found, dict)
 
 
 def _whole(text: str, place: str) -> str:

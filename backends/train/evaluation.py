@@ -110,7 +110,7 @@ def evaluate(
     if everything.rest and not limited:
         short = of_size(made, engine, everything, job.data.rows)
     with errors_at(made.source):
-        return _ENGINES[engine](plan_of(whole, short, engine), job)
+        return _ENGINES[engine](plan_of(whole, short, engine), job, everything)
 
 
 def known_vocabulary(params: str | None) -> str | None:
@@ -209,10 +209,11 @@ class Sums:
         return {name: value / self.weight for name, value in self.values.items()}
 
 
-def evaluate_on(ranks: Ranks, programs: Programs, job: EvaluationJob) -> Evaluation:
+def evaluate_on(
+    ranks: Ranks, programs: Programs, job: EvaluationJob, everything: Everything
+) -> Evaluation:
     """One device's part of an evaluation; all return the same."""
     began = time.perf_counter()
-    everything = open_everything(job.data, programs.program.INPUTS, proven=True)
     sums, samples = Sums({}), 0
     for program in programs.every:
         is_short = program is programs.evaluation
@@ -242,25 +243,29 @@ def _params(specs: Mapping[str, Spec], job: EvaluationJob, ranks: Ranks) -> dict
 # --- engines -------------------------------------------------------------------------------------
 
 
-def _local(plan: EvaluationPlan, job: EvaluationJob) -> Evaluation:
+def _local(plan: EvaluationPlan, job: EvaluationJob, everything: Everything) -> Evaluation:
     programs = plan.emitted.load()
-    return LocalSession(programs).run(lambda ranks: evaluate_on(ranks, programs, job))[0]
+    session = LocalSession(programs)
+    return session.run(lambda ranks: evaluate_on(ranks, programs, job, everything))[0]
 
 
 RESULT = "evaluation.json"
 """The file that device 0 writes the result to."""
 
 
-def _torchrun(plan: EvaluationPlan, job: EvaluationJob) -> Evaluation:
+def _torchrun(plan: EvaluationPlan, job: EvaluationJob, everything: Everything) -> Evaluation:
     with Launcher("evaluate", plan.emitted) as launcher:
         if launcher.run(job) != 0:
             raise launcher.error
         return from_json((launcher.folder / RESULT).read_text("utf-8"), Evaluation)
 
 
-def write_result(folder: Path, result: Evaluation) -> None:
-    """Write the result for the process that began the work."""
-    (folder / RESULT).write_text(json.dumps(asdict(result)), encoding="utf-8")
+def evaluate_process(folder: Path, ranks: Ranks, programs: Programs, job: EvaluationJob) -> None:
+    """The work of a process: its part of an evaluation, which the first one writes."""
+    everything = open_everything(job.data, programs.program.INPUTS, proven=True)
+    result = evaluate_on(ranks, programs, job, everything)
+    if ranks.rank == 0:
+        (folder / RESULT).write_text(json.dumps(asdict(result)), encoding="utf-8")
 
 
 _ENGINES = {"local": _local, "torchrun": _torchrun, "reference": _local}

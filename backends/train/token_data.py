@@ -54,6 +54,9 @@ def is_tokens(files: DataFiles) -> bool:
         return True
     if path.endswith((".npz", ".safetensors")):
         return False
+    if os.path.isdir(path):
+        help = "name a folder with .bin or .npy files, or make tokens of its texts: `--tokenizer F`"
+        fail("MD0580", f"{path} has no files of tokens", help=help)
     try:
         with open(path, "rb", opener=regular) as file:
             start = file.read(8)

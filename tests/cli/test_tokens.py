@@ -276,6 +276,22 @@ program lm(tokens[batch, seq]: i32, targets[batch, seq]: i32, counts[batch, seq]
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("engine", ["local", "torchrun"])
+def test_an_evaluation_says_which_token_is_none(engine: str, program: str, cli: Cli) -> None:
+    train(cli, "--steps", "1", "--out", "o.npz")
+    os.truncate("shards/val.bin", SCANNED + 2)
+    put("shards/val.bin", 6 * 4 + 13, 51)  # of the second device
+    given = ("--data", "shards", *RAW, "--params", "o.npz", "--engine", engine)
+    done = cli("evaluate", program, *given)
+    assert (done.code, done.codes) == (2, ["error[MD0513]"])
+    assert "shards/val.bin, token 37 is 51, and the program has room for 50 tokens" in done.err
+    Path("shards/train_0.bin").rename("notes.txt")
+    Path("shards/train_1.bin").unlink()
+    Path("shards/val.bin").unlink()
+    assert "shards has no files of tokens" in cli("evaluate", program, *given).err
+
+
+@pytest.mark.usefixtures("forked_ranks")
 def test_padding_counts_nowhere(program: str, cli: Cli) -> None:
     write(MASKED)
     rng = np.random.default_rng(0)
