@@ -6,8 +6,7 @@ import hashlib
 import threading
 from typing import Protocol
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.user_files import Refused
 from meshdsl.backends.runtime.values import Array, Part, Spec, drawn, unit_interval
 from meshdsl.diagnostics import Diagnostic, fail

@@ -204,11 +204,18 @@ BLOCK = 1 << 16
 
 
 def fingerprints(files: DataFiles) -> dict[str, str | None]:
-    """A hash of every file that a run trains on, by the name that messages have for it."""
+    """A hash of every file that a run trains on, by its name: the folder may be moved.
+
+    Files of one name go by their paths.
+    """
     paths = list(files.sources) or [files.path]
     if not files.sources and os.path.isdir(files.path):
         paths = [file.path for file in token_files(files.path, files.tokens)]
-    return {path: fingerprint(path, max(SAMPLED // len(paths), 2)) for path in paths}
+    names = [os.path.basename(path) for path in paths]
+    if len(set(names)) < len(names):
+        names = paths
+    hashes = [fingerprint(path, max(SAMPLED // len(paths), 2)) for path in paths]
+    return dict(zip(names, hashes, strict=True))
 
 
 def fingerprint(path: str, sampled: int = SAMPLED) -> str | None:

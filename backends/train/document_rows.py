@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from meshdsl.backends.data.token_files import FlatTokens, TokenSequence, holds_tokens
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast
 from meshdsl.backends.train.batches import Batches, Data, Everything, InOrder, enough, order_of
 from meshdsl.backends.train.job import DataFiles

@@ -175,9 +175,9 @@ def _changed(before: Any, now: Any) -> str:
     """The first file of several that has changed, and how many others: the head of a sentence."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return ""
-    paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
-    others = len(paths) - 1
-    return f"{paths[0]} and {counted(others, 'other file')} have" if others else f"{paths[0]} has"
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    others = len(names) - 1
+    return f"{names[0]} and {counted(others, 'other file')} have" if others else f"{names[0]} has"
 
 
 class _Values(Mapping[str, "torch.Tensor"]):

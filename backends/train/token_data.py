@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from meshdsl.backends.data.token_files import (
     DTYPES,
     NPY,
@@ -21,6 +19,7 @@ from meshdsl.backends.data.token_files import (
     token_files,
 )
 from meshdsl.backends.runtime.array_files import read_arrays
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Part, Spec
 from meshdsl.backends.train.batches import (
