@@ -285,7 +285,7 @@ def update(state: Tensor, value: Operand) -> None:
 
 
 Groups = Mapping[Any, Any]
-"""By selector, or a tuple of them, the options of some parameters, `"frozen"` or `"trained"`."""
+"""By selector, or a tuple of them: options of some parameters, another optimizer, or a word."""
 
 
 @told
@@ -297,12 +297,12 @@ def minimize(
     """Make the program trainable: `md.minimize(loss, md.adamw(lr=3e-4))`.
 
     `groups` has options of some parameters, by selectors as in a layout: `{"norm":
-    {"weight_decay": 0}, ("head", "mlp.w"): {"lr": 1e-4}, "base": "frozen"}`. `params` are all; the
-    narrowest selector wins.
+    {"weight_decay": 0}, ("head", "mlp.w"): md.sgd(lr=1e-4), "base": "frozen"}`. `params` are all;
+    the narrowest selector wins. Several losses train parameters of their own.
 
     Raises:
-        ProgramError: the loss is no single float, or this is the second goal; a group has no such
-            option (MD0272), or selects no parameter (MD0277).
+        ProgramError: the loss is no single float; a group has no such option (MD0272), or selects
+            no parameter (MD0277).
     """
     site = here()
     tracer = tracing(site)
@@ -323,7 +323,7 @@ def _group_settings(
     optimizer: Form,
     groups: Groups,
     place: ArgumentPlace,
-) -> Iterator[ast.GroupSetting]:
+) -> Iterator[ast.GroupSetting | ast.GroupOptimizer]:
     """The settings of all groups, as the parser would read them."""
     if not isinstance(groups, Mapping):
         help = 'write `{"norm": {"weight_decay": 0}, "base": "frozen"}`'
@@ -337,6 +337,9 @@ def _group_settings(
         selectors = tuple(tuple(ast.Name(p, span) for p in n.split(".")) for n in names)
         if isinstance(options, str):
             yield ast.GroupSetting(selectors, ast.Name(options, span), None, span)
+            continue
+        if isinstance(options, Form):
+            yield ast.GroupOptimizer(selectors, tracer.form(options), span)
             continue
         if not isinstance(options, Mapping):
             help = 'write `{"weight_decay": 0}`, or "frozen"'

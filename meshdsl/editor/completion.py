@@ -304,6 +304,7 @@ class _Offer:
             yield from self.symbols("dim")
         elif place.last == "WITH":
             yield from _calls(OPTIMIZERS, lsp.CompletionItemKind.Class)
+            yield from self.selectors("function")
         elif inside.kind == "LPAR" and inside.before in {*OPTIMIZERS, *SCHEDULES, *COMPRESSIONS}:
             yield from self._options(place)
         elif inside.kind == "LBRACE" and inside.has("PARAM") and inside.has("EQUAL"):
@@ -324,6 +325,7 @@ class _Offer:
         elif place.last == "COLON":
             yield from _words(WORDS, lsp.CompletionItemKind.EnumMember)
             yield from _words(own, lsp.CompletionItemKind.Property)
+            yield from _calls(OPTIMIZERS, lsp.CompletionItemKind.Class)
         else:
             yield from _words([ALL], lsp.CompletionItemKind.Property)
             yield from self.selectors("param", "function")

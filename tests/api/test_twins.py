@@ -117,8 +117,12 @@ program goals(x[batch, io], target[batch, wide]) {
   return loss, size, dout
   minimize loss with adamw(lr=cosine(3e-4, 1000), clip=1.0) {
     params: weight_decay = 0.1
-    (w, out): lr = linear(1e-3, 10), eps = 1e-6
-    v: frozen
+    w: lr = linear(1e-3, 10), eps = 1e-6
+    (v, out): frozen
+  }
+  minimize mean(y) with sgd(lr=0.1) {
+    (w, v): frozen
+    out: momentum(0.2, beta=0.5)
   }
 }
 """
@@ -152,10 +156,12 @@ def goals() -> md.Program:
         size = md.sum(abs(dy))
         groups = {
             "params": {"weight_decay": 0.1},
-            ("w", "out"): {"lr": md.linear(1e-3, 10), "eps": 1e-6},
-            "v": "frozen",
+            "w": {"lr": md.linear(1e-3, 10), "eps": 1e-6},
+            ("v", "out"): "frozen",
         }
         md.minimize(loss, md.adamw(lr=md.cosine(3e-4, 1000), clip=1.0), groups)
+        others = {("w", "v"): "frozen", "out": md.momentum(0.2, beta=0.5)}
+        md.minimize(md.mean(y), md.sgd(lr=0.1), groups=others)
         return loss, size, dout
 
     return goals

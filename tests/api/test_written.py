@@ -581,7 +581,7 @@ def a_goal(x: T[a, b]):
     loss = md.mean(md.square(x * w) - v)
     rate = md.cosine(3e-4, 10 * b, warmup=a)
     optimizer = md.momentum(lr=rate, nesterov=True, clip=1 / a, accumulate=2, compute="bf16")
-    md.minimize(loss, optimizer, {"w": {"lr": 1 / a, "nesterov": False}, "v": "frozen"})
+    md.minimize(loss, optimizer, {"w": {"lr": 1 / a, "nesterov": False}, "v": md.sgd(0.1)})
     return loss
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.types import F64, Dim, DType, TensorType
-from meshdsl.named.ir import Goal, Value
+from meshdsl.named.ir import Goal, Node, Value
 from meshdsl.named.optimizer_updates import emit_updates
 from meshdsl.named.optimizers import Optimizer, resolve
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
@@ -113,6 +113,11 @@ class Engine:
 
     def at(self, span: Span) -> Engine:
         return self
+
+    def splice(
+        self, nodes: Sequence[Node], new: Mapping[Value, Value], of: Value
+    ) -> Mapping[Value, Value]:
+        raise NotImplementedError("only optimizers of a file are other programs")
 
     def update(self, old: Value, new: Value) -> None:
         assert old not in self.updates
