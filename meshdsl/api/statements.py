@@ -344,8 +344,8 @@ def _group_settings(
         if not isinstance(options, Mapping):
             help = 'write `{"weight_decay": 0}`, or "frozen"'
             fail("MD0815", f"options are a dict, not {kind_of(options)}", span, help=help)
-        given = tracer.form(Form(optimizer.name, (), tuple(options.items()), span))
-        for keyword in given.keywords:
+        call = tracer.form(Form(optimizer.name, (), tuple(options.items()), span))
+        for keyword in call.keywords:
             assert not isinstance(keyword.value, tuple), "an option is one value"
             yield ast.GroupSetting(selectors, keyword.name, keyword.value, span)
 

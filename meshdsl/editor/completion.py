@@ -319,12 +319,12 @@ class _Offer:
 
     def _groups(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         """In the braces of `minimize`: parameters, or what is said of them."""
-        own = (o for o in OPTIMIZERS.get(place.optimizer, {}) if o not in COMMON)
+        options = (o for o in OPTIMIZERS.get(place.optimizer, {}) if o not in COMMON)
         if place.last == "EQUAL":
             yield from _calls(SCHEDULES, lsp.CompletionItemKind.Function)
         elif place.last == "COLON":
             yield from _words(WORDS, lsp.CompletionItemKind.EnumMember)
-            yield from _words(own, lsp.CompletionItemKind.Property)
+            yield from _words(options, lsp.CompletionItemKind.Property)
             yield from _calls(OPTIMIZERS, lsp.CompletionItemKind.Class)
         else:
             yield from _words([ALL], lsp.CompletionItemKind.Property)

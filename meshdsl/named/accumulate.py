@@ -204,12 +204,12 @@ def goal_gradients(builder: Builder, goal: Goal, params: Sequence[Value]) -> dic
 
     Parameters that their loss does not depend on are left out.
     """
-    found: dict[Value, Value] = {}
+    grad_of: dict[Value, Value] = {}
     for each in goal.all:
-        own = [p for p in params if p not in each.frozen and p not in found]
-        grads = gradients(builder, each.loss, own)
-        found.update((p, g) for p, g in zip(own, grads, strict=True) if g is not None)
-    return {p: found[p] for p in params if p in found}
+        trained = [p for p in params if p not in each.frozen and p not in grad_of]
+        grads = gradients(builder, each.loss, trained)
+        grad_of.update((p, g) for p, g in zip(trained, grads, strict=True) if g is not None)
+    return {p: grad_of[p] for p in params if p in grad_of}
 
 
 def summed(dtype: DType) -> DType:

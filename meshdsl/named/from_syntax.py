@@ -320,8 +320,8 @@ class ProgramBuilder:
             fail("MD0250", "a parameter needs every dim by name", target.span, help=help)
         listed = [node.dim.text for node in target.dims or ()]
         at = listed.index("...")
-        rest = tuple(d for d in scope.groups["..."] if d not in named)
-        return (*named[:at], *rest, *named[at:])
+        others = tuple(d for d in scope.groups["..."] if d not in named)
+        return (*named[:at], *others, *named[at:])
 
     def _init(self, node: ast.ParamDecl, scope: Scope) -> Init:
         if node.init is None:

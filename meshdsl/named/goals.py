@@ -112,8 +112,8 @@ class Goals:
         for each in goal.all:
             optimizer = None if param in each.frozen else each.optimizer_of(param)
             if optimizer is not None and optimizer.written is not None:
-                own = param.positions
-                build = partial(written_step, optimizer, str(param.name), param.type, own)
+                dims = param.positions
+                build = partial(written_step, optimizer, str(param.name), param.type, dims)
                 self.builder.diagnostics.of(build)
 
     def _constant(self, scope: Scope, node: ast.Expr) -> Operand:
@@ -146,8 +146,8 @@ def _check_of_step(first: Goal, other: Goal, node: ast.Minimize) -> None:
         message = "`compress` is for the gradients of one loss"
         fail("MD0295", message, node.span, where, help="leave it out, or add the losses up")
     for name, option in COMMON.items():
-        own = other.optimizer.option(name)
-        if name != "clip" and own not in (option.default, first.optimizer.option(name)):
+        value = other.optimizer.option(name)
+        if name != "clip" and value not in (option.default, first.optimizer.option(name)):
             message = f"`{name}` is of the whole step, and the first `minimize` says it"
             fail("MD0295", message, node.span, where, help=f"write `{name}` there")
 

@@ -254,8 +254,8 @@ class Goal:
 
     def optimizer_of(self, param: Value) -> Any:
         """The optimizer with the options for one parameter, which is not frozen."""
-        found = (g.optimizer for g in self.groups if param in g.params)
-        return next(found, self.optimizer)
+        optimizers = (g.optimizer for g in self.groups if param in g.params)
+        return next(optimizers, self.optimizer)
 
     def on(self, of: Callable[[Value], Value]) -> Goal:
         """The goal on the values in place of those that it names."""

@@ -222,8 +222,8 @@ class _Parameter:
 
     def option(self, name: str) -> float:
         """An option of the optimizer."""
-        found: float = self.optimizer.option(name)
-        return found
+        value: float = self.optimizer.option(name)
+        return value
 
     def state(self, name: str, *without: str) -> Value:
         """A state `PARAM.name` of the type of `w`, less the dims `without`."""
@@ -345,9 +345,9 @@ def _written(p: _Parameter) -> Value:
         grad = do("mul", grad, p.shared.scale(p.dtype))
     step = written_step(p.optimizer, str(p.param.name), p.w.type, p.dims)
     rate, number = p.shared.lr(p.optimizer.lr, p.dtype), p.shared.number(p.dtype)
-    given = dict(zip(step.inputs, (p.w, grad, rate, number), strict=True))
+    operands = dict(zip(step.inputs, (p.w, grad, rate, number), strict=True))
     states = {s.value: _state(p.shared, p.param, s.value.label, s.value.type) for s in step.params}
-    new = emitter.splice(step.body, {**given, **states}, p.param)
+    new = emitter.splice(step.body, {**operands, **states}, p.param)
     for update in step.updates:
         emitter.update(states[update.old], new[update.new])
     return new[step.outputs[0].value]

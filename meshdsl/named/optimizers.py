@@ -316,8 +316,8 @@ class Optimizer:
     @property
     def own(self) -> Mapping[str, Option]:
         """The options that each parameter may have otherwise."""
-        known = self.written.options if self.written else OPTIMIZERS[self.name]
-        return {name: option for name, option in known.items() if name not in COMMON}
+        options = self.written.options if self.written else OPTIMIZERS[self.name]
+        return {name: option for name, option in options.items() if name not in COMMON}
 
     def option(self, name: str) -> Any:
         """The value of one option; it must be one of this optimizer."""

@@ -168,13 +168,13 @@ def param_groups(
     members: list[tuple[Optimizer | None, list[Value]]] = []
     for param in params:
         chosen = diagnostics.of(partial(_chosen, param, rules)) or {}
-        own = diagnostics.of(partial(_optimizer, optimizer, chosen))
-        alike = next((group for other, group in members if other == own), None)
+        changed = diagnostics.of(partial(_optimizer, optimizer, chosen))
+        alike = next((group for other, group in members if other == changed), None)
         if alike is not None:
             alike.append(param)
-        elif own != optimizer:
-            members.append((own, [param]))
-    return tuple(ParamGroup(tuple(group), own) for own, group in members)
+        elif changed != optimizer:
+            members.append((changed, [param]))
+    return tuple(ParamGroup(tuple(group), changed) for changed, group in members)
 
 
 def _optimizer(usual: Optimizer, chosen: Mapping[str, tuple[int, GroupRule]]) -> Optimizer | None:

@@ -81,14 +81,14 @@ def written_step(
     rule = optimizer.written
     assert rule is not None
     function, span = rule.function, rule.function.name.span
-    given = tuple(dim for dim in type_.dims if dim.name in own)
+    own_dims = tuple(dim for dim in type_.dims if dim.name in own)
     of_param = {d.dim.text for d in function.params[0].dims} & {d.text for d in function.dims}
-    if function.dims and len(of_param) != len(given):
+    if function.dims and len(of_param) != len(own_dims):
         wanted = counted(len(of_param), "dim")
         message = f"`{function.name.text}` is for parameters of {wanted}"
         help = f"give it another optimizer in the braces: `{param}: adamw(lr=1e-3)`"
         fail("MD0279", f"{message}; `{param}` has [{', '.join(own)}]", span, help=help)
-    bound = _bound(function, of_param, given)
+    bound = _bound(function, of_param, own_dims)
     dims = {dim.name: dim for dim in (*type_.dims, *bound)}
     program = rule.build(_declaration(optimizer, function, type_, bound), dims)
     _check(program, function)
@@ -96,10 +96,10 @@ def written_step(
 
 
 def _bound(
-    function: ast.FunctionDecl, of_param: Set[str], given: tuple[Dim, ...]
+    function: ast.FunctionDecl, of_param: Set[str], dims: tuple[Dim, ...]
 ) -> tuple[Dim, ...]:
     """The dims that the function is called with: those of a parameter, and copies of them."""
-    ordered, copied = iter(given), iter(given)
+    ordered, copied = iter(dims), iter(dims)
     bound = []
     for name in function.dims:
         if name.text in of_param:
@@ -130,9 +130,9 @@ def _declaration(
     sizes: Mapping[str, tuple[ast.DimRef, ...]] = {"w": dims, "g": dims, RATE: (), STEP: ()}
     inputs = tuple(ast.TensorParam(name(n), d, None, None, span) for n, d in sizes.items())
     taken = [param.name.text for param in function.params[2:]]
-    given: dict[str, ast.Expr] = {n: ref(n) for n in (RATE, STEP) if n in taken}
-    given |= {n: ast.Number(optimizer.option(n), span) for n in taken if n not in given}
-    keywords = tuple(ast.Keyword(name(n), value, span) for n, value in given.items())
+    values: dict[str, ast.Expr] = {n: ref(n) for n in (RATE, STEP) if n in taken}
+    values |= {n: ast.Number(optimizer.option(n), span) for n in taken if n not in values}
+    keywords = tuple(ast.Keyword(name(n), value, span) for n, value in values.items())
     items = tuple(ast.DimItem(name(d.name), span) for d in bound) or None
     args = (ref("w"), ref("g"))
     call = ast.CallExpr(name(function.name.text), items, args, keywords, None, span)
