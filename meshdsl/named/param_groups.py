@@ -125,20 +125,24 @@ def _value(optimizers: Sequence[Optimizer], setting: ast.GroupSetting, evaluate:
     name, usual = setting.name.text, optimizers[0]
     optimizer = next((each for each in optimizers if name in each.own), usual)
     if setting.value is None:
-        if name in WORDS:
-            return WORDS[name]
-        example = optimizer.own[name].shown if name in optimizer.own else ""
-        help = f"write `{name} = {example}`" if example else did_you_mean(name, [*WORDS])
-        help = help or f"it is `{FROZEN}`, `{TRAINED}`, or an option with its value"
-        fixes = spelled_right(setting.name.span, name, [*WORDS])
-        message = f"`{name}` says nothing of parameters"
-        fail("MD0272", message, setting.name.span, help=help, fixes=fixes)
+        return _word(optimizer, setting.name)
     if name in COMMON:
         _of_all(setting.name, f"`{usual.name}(…)`")
     if name in WORDS:
         help = f"write `{name}` alone; of parameters that a wider setting froze, `{TRAINED}`"
         fail("MD0272", f"`{name}` has no value", setting.name.span, help=help)
     return resolve_option(optimizer, setting.name, setting.value, evaluate)
+
+
+def _word(optimizer: Optimizer, name: ast.Name) -> bool:
+    """Whether a word freezes parameters. Raises MD0272 for any other word."""
+    if name.text in WORDS:
+        return WORDS[name.text]
+    example = optimizer.own[name.text].shown if name.text in optimizer.own else ""
+    help = f"write `{name.text} = {example}`" if example else did_you_mean(name.text, [*WORDS])
+    help = help or f"it is `{FROZEN}`, `{TRAINED}`, or an option with its value"
+    fixes = spelled_right(name.span, name.text, [*WORDS])
+    fail("MD0272", f"`{name.text}` says nothing of parameters", name.span, help=help, fixes=fixes)
 
 
 def _twice(first: GroupRule, rule: GroupRule) -> Diagnostic:

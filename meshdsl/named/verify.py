@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from meshdsl.ir.printer import type_text
 from meshdsl.ir.types import TensorType
 from meshdsl.ir.verify import Verifier
-from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value
+from meshdsl.named.ir import Goal, NamedLoop, NamedOp, NamedProgram, Value
 from meshdsl.ops.opdef import lookup
 
 
@@ -24,6 +24,16 @@ def verify(program: NamedProgram) -> None:
     for update in program.updates:
         assert update.new.type == update.old.type, f"the update of {update.old.label} is another"
     check.need((o.value for o in program.outputs), "an output")
+    if program.goal is not None:
+        check.need(program.goal.losses, "a loss")
+        _check_groups(program.goal, {p.value for p in program.params})
+
+
+def _check_groups(goal: Goal, params: Set[Value]) -> None:
+    for each in goal.all:
+        members = [param for group in each.groups for param in group.params]
+        assert params >= {*members}, "a group has what is no parameter"
+        assert len(members) == len({*members}), "a parameter is in two groups"
 
 
 class _NamedVerifier(Verifier[Value]):
