@@ -77,13 +77,13 @@ def draft(name: str, types: Mapping[str, TensorType], tensors: Mapping[str, Mode
     of_several = [p for p in patterns if p not in {fit.pattern for fit in fits}]
     entries = _joined(of_several, list(types), types, turned)
     joined = {param for entry in entries.values() for param in entry.params}
-    chosen = _by_name([f for f in fits if f.param not in joined], list(types), patterns)
-    entries |= {fit.pattern: _entry(fit, types, turned) for fit in chosen}
+    likeliest = _by_name([f for f in fits if f.param not in joined], list(types), patterns)
+    entries |= {fit.pattern: _entry(fit, types, turned) for fit in likeliest}
     left = [pattern for pattern in patterns if pattern not in entries]
     entries |= _joined(left, _without(types, entries), types, turned)
     text = [f"weights {name} {{"]
     alike = Counter(fit.pattern for fit in fits)
-    guessed = {fit.param for fit in chosen if alike[fit.pattern] > 1}
+    guessed = {fit.param for fit in likeliest if alike[fit.pattern] > 1}
     if guessed:
         listed = ", ".join(param for param in types if param in guessed)
         told = f"By their names, since others have the same sizes: {listed}."
@@ -194,12 +194,12 @@ def _by_name(
         fit: _likeness(fit.param, fit.pattern) - _distance(fit, params, patterns) for fit in fits
     }
     taken: set[str | KeyPattern] = set()
-    chosen = []
+    likeliest = []
     for fit in sorted(fits, key=lambda fit: -order[fit]):
         if not {fit.param, fit.pattern} & taken:
             taken |= {fit.param, fit.pattern}
-            chosen.append(fit)
-    return chosen
+            likeliest.append(fit)
+    return likeliest
 
 
 def _distance(fit: _Fit, params: Sequence[str], patterns: Sequence[KeyPattern]) -> float:
@@ -275,12 +275,12 @@ def _joined(
         runs = [tuple(free[at : at + n]) for n in (2, 3, 4) for at in range(len(free) - n + 1)]
         runs = [run for run in runs if len({param.rpartition(".")[0] for param in run}) == 1]
         runs.sort(key=lambda run: -sum(_likeness(p, pattern) for p in run) / len(run))
-        found = (
+        fitting = (
             _joined_entry(pattern, run, types, at, turned)
             for run in runs
             for at in range(len(pattern.shape))
         )
-        entry = next((entry for entry in found if entry is not None), None)
+        entry = next((entry for entry in fitting if entry is not None), None)
         if entry is not None:
             entries[pattern] = entry
     return entries
@@ -320,5 +320,5 @@ def _by_others(
 ) -> dict[Places, Places]:
     """The ways to lie in a part of a tensor along `at`, by the dims along the others."""
     sizes = {dim.name: dim.size for dim in type_.dims if dim.name not in numbered}
-    found = _places(sizes, shape, free=at) if len(sizes) <= MOST_DIMS else ()
-    return {(*places[:at], *places[at + 1 :]): places for places in found}
+    ways = _places(sizes, shape, free=at) if len(sizes) <= MOST_DIMS else ()
+    return {(*places[:at], *places[at + 1 :]): places for places in ways}

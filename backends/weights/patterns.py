@@ -54,41 +54,43 @@ def patterns_of(tensors: Mapping[str, ModelTensor]) -> list[KeyPattern]:
         alike.setdefault((tuple(parts[::2]), tensor.dtype, tensor.shape), []).append(numbers)
     return [
         KeyPattern(texts, numbers, dtype, shape)
-        for (texts, dtype, shape), found in alike.items()
-        for texts, numbers in _folded(texts, found)
+        for (texts, dtype, shape), indices in alike.items()
+        for texts, numbers in _folded(texts, indices)
     ]
 
 
 def _folded(
-    texts: tuple[str, ...], found: Sequence[Indices]
+    texts: tuple[str, ...], indices: Sequence[Indices]
 ) -> Iterator[tuple[tuple[str, ...], tuple[range, ...]]]:
     """Patterns of keys that differ in the numbers between the texts.
 
     A number with one value is part of the text. One whose values are no range, or not there in
     every combination, has a pattern for each value.
     """
-    values = [sorted(set(column)) for column in zip(*found, strict=True)]
+    values = [sorted(set(column)) for column in zip(*indices, strict=True)]
     ranges = [_as_range(each) for each in values]
     varying = [at for at, each in enumerate(values) if len(each) > 1]
-    full = math.prod(map(len, values)) == len(found)
+    full = math.prod(map(len, values)) == len(indices)
     gaps = [at for at in varying if ranges[at] is None]
     single = [at for at, each in enumerate(values) if len(each) == 1]
     if single:
-        yield from _with_value(texts, found, single[0], values[single[0]][0])
+        yield from _with_value(texts, indices, single[0], values[single[0]][0])
     elif gaps or not full:
         at = min(gaps or varying, key=lambda at: len(values[at]))
         for value in values[at]:
-            yield from _with_value(texts, [f for f in found if f[at] == value], at, value)
+            yield from _with_value(
+                texts, [each for each in indices if each[at] == value], at, value
+            )
     else:
         yield texts, tuple(each for each in ranges if each is not None)
 
 
 def _with_value(
-    texts: tuple[str, ...], found: Sequence[Indices], at: int, value: int
+    texts: tuple[str, ...], indices: Sequence[Indices], at: int, value: int
 ) -> Iterator[tuple[tuple[str, ...], tuple[range, ...]]]:
     """Patterns with the number at one place in the text."""
     joined = (*texts[:at], f"{texts[at]}{value}{texts[at + 1]}", *texts[at + 2 :])
-    yield from _folded(joined, [(*f[:at], *f[at + 1 :]) for f in found])
+    yield from _folded(joined, [(*each[:at], *each[at + 1 :]) for each in indices])
 
 
 def _as_range(values: Sequence[int]) -> range | None:

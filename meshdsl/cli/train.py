@@ -28,6 +28,8 @@ from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
     from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
+    from meshdsl.named.weights import WeightMap
+    from meshdsl.pipeline import Compilation
 
 WRITTEN = (".npz", ".safetensors")
 
@@ -158,7 +160,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     """Compile, train, and show the ending."""
     from meshdsl.backends.train import training_run as train_run
     from meshdsl.backends.train.tokenized import tokenized
-    from meshdsl.backends.weights.params import chosen_weights, in_dtype, params_file
+    from meshdsl.backends.weights.params import params_file
     from meshdsl.backends.weights.writing import (
         check_writable,
         copy_description,
@@ -174,13 +176,10 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     data = replace(job.data, accumulate=train_run.accumulate_dim(compilation))
     job = train_run.prepared(plan, replace(job, data=data), given.seed)
     names = [str(p.value.name) for p in compilation.named.params]
-    block = given.weights
-    if block is not None:
-        block, _, dtype = block.replace(" ", "").partition(":")
-        weights = in_dtype(chosen_weights(compilation, block), dtype or None)
-        job = replace(job, weights=weights)
-        if job.out is not None:
-            diagnostics.add(*check_writable(weights, compilation.named))
+    block, as_model = _written_as(compilation, given.weights)
+    if as_model is not None and job.out is not None:
+        diagnostics.add(*check_writable(as_model, compilation.named))
+    job = replace(job, weights=as_model)
     title = running.headline(compilation, given.engine)
     with (
         tokenized(job.data, given.texts) as tokens,
@@ -197,8 +196,8 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         ending = train_run.train(plan.emitted, given.engine, job, tell, compilation.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
-    if job.out is not None and job.weights is not None and given.params is not None:
-        copy_description(str(given.params), job.out, model_dtype(job.weights, compilation.named))
+    if job.out is not None and as_model is not None and given.params is not None:
+        copy_description(str(given.params), job.out, model_dtype(as_model, compilation.named))
     written = given.trace is not None and traces.write_measured(given.trace, compilation, job.timed)
     if given.json:
         files = {"log": job.log, "out": job.out}
@@ -210,6 +209,16 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         if written:
             common.say(f"wrote {given.trace}")
     return ending
+
+
+def _written_as(made: Compilation, option: str | None) -> tuple[str | None, WeightMap | None]:
+    """The block of weights that `--as hf:bf16` names, and how a model is written by it."""
+    from meshdsl.backends.weights.params import chosen_weights, in_dtype
+
+    if option is None:
+        return None, None
+    block, _, dtype = option.replace(" ", "").partition(":")
+    return block, in_dtype(chosen_weights(made, block), dtype or None)
 
 
 def _note(event: Mapping[str, Any]) -> Diagnostic:
