@@ -161,11 +161,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     from meshdsl.backends.train import training_run as train_run
     from meshdsl.backends.train.tokenized import tokenized
     from meshdsl.backends.weights.params import params_file
-    from meshdsl.backends.weights.writing import (
-        check_writable,
-        copy_description,
-        model_dtype,
-    )
+    from meshdsl.backends.weights.writing import check_writable, copy_description, model_dtype
     from meshdsl.report import running, training_progress
 
     until = "placed" if given.engine == "reference" else "device"
