@@ -76,16 +76,15 @@ def logged(path: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_run_goes_on_bit_for_bit(order: str, program: str, cli: Cli) -> None:
     given = ("--order", order, "--layout", "zero3", "--eval-every", "4", "--seed", "3")
-    train(cli, "--steps", "30", "--out", "whole.npz", "--log", "whole", *given)
+    train(cli, "--steps", "20", "--out", "whole.npz", "--log", "whole", *given)
     kept = ("--checkpoint", "ck", "--log", "parts", *given)
     train(cli, "--steps", "12", *kept)  # a pass over windows that lie end to end has 16 steps
-    train(cli, "--steps", "20", "--resume", *kept)
-    printed = train(cli, "--steps", "30", "--resume", "--out", "parts.npz", *kept)
+    printed = train(cli, "--steps", "20", "--resume", "--out", "parts.npz", *kept)
     assert "note" not in printed
     assert logged("whole") == logged("parts")
     whole, parts = params("whole.npz"), params("parts.npz")
     assert {n: a.tobytes() for n, a in whole.items()} == {n: a.tobytes() for n, a in parts.items()}
-    manifest = json.loads(Path("ck/step-30/manifest.json").read_text())
+    manifest = json.loads(Path("ck/step-20/manifest.json").read_text())
     assert (manifest["meta"]["order"], set(manifest["meta"]["data"])) == (
         *(order, {"train_0.bin", "train_1.bin"}),
     )
@@ -180,11 +179,10 @@ def test_averages_are_over_every_window_whatever_the_batches(program: str, cli: 
     cases: list[tuple[int, tuple[str, ...]]] = [(4, ()), (4, ("--layout", "zero3"))]
     cases += [(3, ("--set", "batch=6", "--layout", "words")), (2, ("--set", "batch=15"))]
     cases += [(1, ("--set", "batch=99", "--layout", "sequence")), (3, ("--set", "batch=7"))]
-    for batches, options in cases:
-        for source in ("o.npz", "ck"):
-            result = found("--params", source, *options)
-            assert (result["batches"], result["samples"], result["tokens"]) == (batches, 16, 96)
-            assert result["values"] == pytest.approx(wanted, rel=1e-5)
+    for number, (batches, options) in enumerate(cases):
+        result = found("--params", ("o.npz", "ck")[number % 2], *options)
+        assert (result["batches"], result["samples"], result["tokens"]) == (batches, 16, 96)
+        assert result["values"] == pytest.approx(wanted, rel=1e-5)
     for engine in ("torchrun", "reference"):
         result = found("--params", "o.npz", "--engine", engine, "--set", "batch=7")
         assert result["values"] == pytest.approx(wanted, rel=1e-5)
