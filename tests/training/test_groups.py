@@ -17,7 +17,7 @@ from tests.programs.harness import Case, compiled
 from tests.training.stepping import Arrays, compiled_step, hold_to, values
 
 PROGRAM = """
-dim batch = 8, io = 4, hidden = 8, layers = 4
+dim batch = 8, io = 4, hidden = 8, layers = 2
 
 def norm(x[..., io]) -> [..., io] {
   param scale[io] = ones()
@@ -49,14 +49,12 @@ program net(x[batch, io], target[batch, io]) {
 """
 
 LAYOUTS = {
-    "one device": "one:1 { batch -> none }",
-    "data parallel": "data:4 { batch -> data }",
-    "zero 1": "data:4 { batch -> data, state: hidden -> data }",
-    "zero 2": "data:4 { batch -> data, state: hidden -> data, grads: hidden -> data }",
-    "zero 3": "data:4 { batch -> data, params: hidden -> data, state: hidden -> data }",
+    "data parallel": "data:2 { batch -> data }",
+    "zero 1": "data:2 { batch -> data, state: hidden -> data }",
+    "zero 2": "data:2 { batch -> data, state: hidden -> data, grads: hidden -> data }",
+    "zero 3": "data:2 { batch -> data, params: hidden -> data, state: hidden -> data }",
     "tensor parallel": "data:2,tp:2 { batch -> data, hidden -> tp }",
-    "pipeline": "pipe:2 { layers -> pipe } with one_f_one_b[batch](4)",
-    "pipeline and data": "data:2,pipe:2 { layers -> pipe, batch -> data } with gpipe[batch](2)",
+    "pipeline": "data:2,pipe:2 { layers -> pipe, batch -> data } with gpipe[batch](2)",
 }
 LAYER = ("norm.scale", "mlp.w", "mlp.b", "mlp.v")
 STEPS = 20
@@ -89,7 +87,7 @@ def in_torch(given: tuple[tuple[str, bytes, tuple[int, ...]], ...]) -> Arrays:
         rate = 0.01 * (1 + np.cos(np.pi * min(step, 10) / 10))
         optimizer.param_groups[2]["lr"] = rate
         h = x @ tensors["embed"] @ tensors["base"]
-        for layer in range(4):
+        for layer in range(2):
             scale, w, b, v = (tensors[name][layer] for name in LAYER)
             h = h + torch.tanh((h * scale) @ w + b) @ v
         loss = ((h - target) ** 2).mean()
@@ -112,6 +110,12 @@ def test_groups_are_those_of_torch(layout: str) -> None:
         step = made.step(inputs, kept)
         kept = step.run.updated
     hold_to(step, {}, expected, MOST)
+
+
+def test_parameters_of_equal_options_are_updated_in_one_call() -> None:
+    text = compiled(case("data parallel")).emitted.text
+    device = text[text.index("def device(") : text.index("def adam_(")]
+    assert device.count("adam_(") == len(("weights", "without decay", "embed"))
 
 
 # --- frozen parameters ----------------------------------------------------------------------------
