@@ -238,9 +238,9 @@ def _selects_nothing(rule: GroupRule, params: Sequence[Value]) -> Diagnostic:
     names = selectable(params, dotted=len(rule.selector) > 1)
     listed = ", ".join(f"`{name}`" for name in names[:MOST_LISTED])
     more = ", …" if len(names) > MOST_LISTED else ""
-    help = did_you_mean(selector, names)
+    help = did_you_mean(selector, [*names, ALL])
     help = help or (f"there are {listed}{more}" if names else "the program has no parameters")
-    fixes = spelled_right(rule.place, selector, names)
+    fixes = spelled_right(rule.place, selector, [*names, ALL])
     message = f"`{selector}` selects no parameter that is trained"
     return Diagnostic("MD0277", message, rule.place, help=help, fixes=fixes)
 

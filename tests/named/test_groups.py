@@ -83,6 +83,7 @@ def _different(options: Any, usual: Any) -> dict[str, Any]:
 
 WRONG = [
     ("wieght: lr = 1", "MD0277", "wieght", "did you mean `weight`?"),
+    ("parms: frozen", "MD0277", "parms", "did you mean `params`?"),
     ("total: lr = 1", "MD0277", "total", "there are `weight`"),
     ("y: frozen", "MD0277", "y", "there are `weight`, `w`, `f`, `s`, `g`"),
     ("(w, q): frozen", "MD0277", "q", "there are `weight`"),
