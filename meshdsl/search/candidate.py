@@ -190,8 +190,8 @@ class Candidate:
             return beyond
         self.__dict__["placed"] = placed
         if timing is self.timing:
-            whole = (watched for watched in watches if watched.body is placed.body)
-            self.__dict__.update(("_sent", watched) for watched in whole)
+            complete = (watched for watched in watches if watched.body is placed.body)
+            self.__dict__.update(("_sent", watched) for watched in complete)
         return None if kept == -math.inf else self.beyond(most, computing)
 
     def beyond(self, most: float, computing: float | None) -> Beyond | None:
