@@ -436,8 +436,13 @@ def test_what_each_batch_does_of_its_own_is_refused(name: str) -> None:
 HALVES = {"pipe:2": "zb_h1[b](4)", "pipe:4": "zb_h2[b](8)", "d:2,pipe:2,tp:2": "zb_h1[b](2)"}
 
 
-@in_turn(name=[name for name in PROGRAMS if name not in BY_ROWS], mesh=HALVES)
+IDLE = [name for name in PROGRAMS if name not in BY_ROWS]
+IDLE = IDLE if "MESHDSL_CASES" in os.environ else IDLE[:: len(IDLE) // 3]
+
+
+@in_turn(name=IDLE, mesh=HALVES)
 def test_backward_passes_in_halves_are_idle_as_the_schedule_says(name: str, mesh: str) -> None:
+    """Whatever the program is: its table decides."""
     text = PROGRAMS[name].replace("OPT", "sgd(lr=0.1)")
     made = compiled(text, mesh, MESHES[mesh], f"with {HALVES[mesh]}")
     stages, micro = made.device.mesh.size("pipe"), int(HALVES[mesh].split("(")[1][:-1])
