@@ -119,8 +119,9 @@ def _true_rows(
     count = len(sig.ins)
     choices = [_components(t) for t in sig.ins]
     most = count if math.prod(map(len, choices)) <= MOST_ROWS else 2
+    candidates = [_components(t) for t in sig.outs]
     tried: dict[tuple[Component, ...], list[list[Component]]] = {
-        ins: [_components(t) for t in sig.outs]
+        ins: [[*components] for components in candidates]
         for ins in itertools.product(*choices)
         if sum(isinstance(c, Partial) for c in ins) <= most
     }
@@ -329,14 +330,19 @@ def draw(
         return rng.integers(0, INDEX_SIZE // share, shape).astype(dtype)
     sign = SIGNS[rng.integers(0, 2, shape)]
     magnitude = rng.integers(1, largest + 1, shape)
-    drawn = {
-        "int": lambda: sign * magnitude,
-        "nonzero": lambda: sign * magnitude,
-        "positive": lambda: rng.integers(1, 13, shape) / 4,
-        "half": lambda: sign * (magnitude - 0.5),
-        "unit": lambda: rng.uniform(-1, 1, shape),
-        "bool": lambda: rng.random(shape) < rng.choice([0.02, 0.5, 0.98]),
-    }[kind]()
+    drawn: np.ndarray
+    match kind:
+        case "int" | "nonzero":
+            drawn = sign * magnitude
+        case "positive":
+            drawn = rng.integers(1, 13, shape) / 4
+        case "half":
+            drawn = sign * (magnitude - 0.5)
+        case "unit":
+            drawn = rng.uniform(-1, 1, shape)
+        case _:
+            assert kind == "bool", kind
+            drawn = rng.random(shape) < rng.choice([0.02, 0.5, 0.98])
     return np.asarray(drawn, dtype=dtype)
 
 
