@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -160,14 +159,13 @@ def test_never_worse_than_without(name: str) -> None:
     assert not with_stages.proven
 
 
-@pytest.mark.parametrize("mesh", [PAIR, MESH] if "MESHDSL_CASES" in os.environ else [PAIR])
-def test_memory_that_only_stages_keep_to(mesh: str) -> None:
+def test_memory_that_only_stages_keep_to() -> None:
     """Below what any layout without stages takes, one with them is found, and fits."""
-    limit = between(mesh)
-    found = found_in(TEXT, mesh, limit)
+    limit = between(MESH)
+    found = found_in(TEXT, MESH, limit)
     assert found.plans
     assert all(p.schedule is not None and p.peak <= limit for p in found.plans)
-    assert not found_in(TEXT, mesh, limit, None).plans
+    assert not found_in(TEXT, MESH, limit, None).plans
 
 
 def test_computing_again_is_found_where_nothing_else_fits() -> None:
