@@ -44,8 +44,7 @@ class GenerationRequest:
         self._check_beams(contract)
         count = codec.known(contract.counted)
         prompts = [
-            _tokens(prompt, self._named(n), codec, contract.counted)
-            for n, prompt in enumerate(self.prompts)
+            _tokens(prompt, self._named(n), codec, count) for n, prompt in enumerate(self.prompts)
         ]
         steps = tuple(
             _steps(contract.room, len(prompt), self.steps, self._named(n))
@@ -137,7 +136,7 @@ def _tokens(
             fail("MD0626", f"{name} has {token!r}, which is no token", help="tokens are integers")
         if token >= words:
             what = "byte" if codec.kind == "bytes" else "token"
-            message = f"{name} has the {what} {token}, and the program {counted(words, 'token')}"
+            message = f"{name} has the {what} {token}, and there are {counted(words, 'token')}"
             help = "give the text as the model was trained on it, or train with more tokens"
             fail("MD0626", message, help=help)
     return tuple(int(token) for token in tokens)

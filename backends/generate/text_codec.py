@@ -48,7 +48,7 @@ class TextCodec:
         if self.kind == "tokenizer":
             return tuple(self._tokenizer.encode(text))
         if self.kind == "bytes":
-            return tuple(text.encode("utf-8", "surrogateescape"))
+            return _bytes_of(text, what)
         numbers = {char: n for n, char in enumerate(self.source)}
         for at, char in enumerate(text):
             if char not in numbers:
@@ -83,6 +83,14 @@ class TextCodec:
         """The text of tokens."""
         decode = self.decoder()
         return "".join(decode(token) for token in (*tokens, None))
+
+
+def _bytes_of(text: str, what: str) -> tuple[int, ...]:
+    try:
+        return tuple(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        message = f"{what} has half of a character, {text[error.start]!r}"
+        fail("MD0626", message, help="give the whole character, or the bytes as numbers")
 
 
 class _Decoder:

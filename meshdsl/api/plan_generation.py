@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.dims import check_seed, kind_of
 from meshdsl.backends.generate.generated import Generated
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import DiagnosticError, Span, fail
+from meshdsl.pipeline import Compilation
 from meshdsl.records import dataclass
 from meshdsl.report.document import Document, line
 from meshdsl.report.views.parts import View
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from meshdsl.backends.generate.contract import Chosen, Contract
     from meshdsl.backends.generate.task import Task, TextPiece
     from meshdsl.backends.generate.text_codec import TextCodec
-    from meshdsl.pipeline import Compilation
 
 Prompt = str | Sequence[int]
 """The beginning of a text: the text, or its tokens."""
@@ -64,17 +64,27 @@ def generate(
         help = f"choose one of {', '.join(generation.ENGINES)}"
         fail("MD0602", f"{engine!r} is no engine that generates", span, help=help)
     results = Results(task)
+    errors: list[BaseException] = []
 
     def hear(piece: TextPiece) -> None:
         results.hear(piece)
         if on_text is not None and piece.shown:
-            on_text(piece.text, piece.shown)
+            try:
+                on_text(piece.text, piece.shown)
+            except BaseException as error:
+                errors.append(error)
+                raise
 
     with tempfile.TemporaryDirectory(prefix="meshdsl-") as folder:
         file = os.path.join(folder, "params.npz")
         states = programs.contract.states
         write_npz(file, {n: a for n, a in params.items() if n not in states}, durable=False)
-        generation.generate(programs, engine, replace(task, params=file), hear)
+        try:
+            generation.generate(programs, engine, replace(task, params=file), hear)
+        except DiagnosticError:
+            if errors:  # the caller's own, which ended the run
+                raise errors[0] from None
+            raise
     return Generation(results.texts, results.seconds, results.first, results.rate)
 
 
@@ -85,6 +95,9 @@ def programs_of(step: Compilation, prefill: str | Compilation | None) -> Chosen:
     chosen = of_one_token(step)
     if prefill is None or isinstance(prefill, str):
         return with_prefill(chosen, prefill)
+    if not isinstance(prefill, Compilation):
+        help = "give its name, a plan of it, or 'none'"
+        fail("MD0624", f"{kind_of(prefill)} is no program that reads prompts", help=help)
     return with_prefill(chosen, prefill.named.name, {prefill.named.name: prefill})
 
 
@@ -95,6 +108,9 @@ def task_of(
     from meshdsl.backends.generate.generation_request import GenerationRequest
 
     stop = asked["stop"]
+    if not isinstance(stop, Sequence):
+        help = "give a text, or a list of texts"
+        fail("MD0627", f"{kind_of(stop)} is no stop string", span, help=help)
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     asked = {**asked, "stop": stop, "seed": check_seed(asked["seed"])}
     return GenerationRequest(_as_prompts(prompts, span), **asked).task(contract, codec)
@@ -107,10 +123,16 @@ def codec_of(tokens: str | None, tokenizer: Any) -> TextCodec:
     if tokenizer is not None:
         if tokens is not None:
             fail("MD0601", "`tokenizer` and `tokens` are both given", help="choose one of both")
+        if not isinstance(tokenizer, str | os.PathLike):
+            help = "name the file `tokenizer.json`, or the folder it lies in"
+            fail("MD0583", f"{kind_of(tokenizer)} is no path of a tokenizer", help=help)
         return TextCodec("tokenizer", os.fspath(tokenizer))
     if tokens in (None, "bytes"):
         return TextCodec("numbers" if tokens is None else "bytes")
-    return TextCodec("chars", str(tokens))
+    if not isinstance(tokens, str) or not tokens or len({*tokens}) < len(tokens):
+        help = "give 'bytes', or each character once, in the order of their tokens"
+        fail("MD0627", f"{tokens!r} says of no text which tokens it has", help=help)
+    return TextCodec("chars", tokens)
 
 
 def _as_prompts(prompts: Any, span: Span) -> tuple[Prompt, ...]:
@@ -121,8 +143,14 @@ def _as_prompts(prompts: Any, span: Span) -> tuple[Prompt, ...]:
     if not isinstance(plain, Sequence):
         help = "give a text, the numbers of its tokens, or a list of these"
         fail("MD0626", f"{kind_of(prompts)} is no prompt", span, help=help)
-    if plain and not isinstance(plain[0], str | Sequence) and not hasattr(plain[0], "tolist"):
+    if not any(isinstance(item, Sequence) or hasattr(item, "tolist") for item in plain):
         return (tuple(plain),)
-    return tuple(
-        p if isinstance(p, str) else _as_prompts(p, span)[0] if len(p) else () for p in plain
-    )
+    return tuple(item if isinstance(item, str) else _as_tokens(item, span) for item in plain)
+
+
+def _as_tokens(tokens: Any, span: Span) -> tuple[int, ...]:
+    plain = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    if not isinstance(plain, Sequence):
+        help = "give all prompts as text or as lists of tokens"
+        fail("MD0626", f"{kind_of(tokens)} is no prompt", span, help=help)
+    return tuple(plain)

@@ -62,6 +62,15 @@ def test_texts_of_a_plan(step: md.Plan) -> None:
         ({"prompts": "abc"}, "MD0626"),
         ({"prompts": 3}, "MD0626"),
         ({"prompts": [[1], "a"]}, "MD0626"),
+        ({"prompts": [[1], 2]}, "MD0626"),
+        ({"prompts": [[[1]]]}, "MD0626"),
+        ({"prompts": [[3]], "tokens": "abc"}, "MD0626"),
+        ({"prompts": "\ud800", "tokens": "bytes"}, "MD0626"),
+        ({"prefill": 3}, "MD0624"),
+        ({"tokenizer": 3}, "MD0583"),
+        ({"tokens": 3}, "MD0627"),
+        ({"tokens": "aba"}, "MD0627"),
+        ({"stop": 3}, "MD0627"),
         ({"prompts": []}, "MD0626"),
         ({"prefill": "none such"}, "MD0624"),
         ({"prefill": "lm_step"}, "MD0624"),
@@ -76,6 +85,14 @@ def test_what_is_refused_in_python(step: md.Plan, asked: dict[str, Any], code: s
     with pytest.raises(md.ProgramError) as error:
         step.generate(**{"prompts": [(1,)], **asked})
     assert [d.code for d in error.value.diagnostics] == [code]
+
+
+def test_an_error_of_the_caller_is_raised_as_it_is(step: md.Plan) -> None:
+    def on_text(number: int, text: str) -> None:
+        raise ZeroDivisionError(text)
+
+    with pytest.raises(ZeroDivisionError):
+        step.generate("ab", 2, tokens=LETTERS, on_text=on_text)
 
 
 def test_a_plan_of_another_form() -> None:
