@@ -55,11 +55,11 @@ def _text(path: str) -> str:
 
 def _document(line: bytes, field: str, place: str) -> str:
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         help = 'each line is a document: `{"text": "…"}`'
         fail("MD0582", f"{place} is no JSON", help=help)
-    fields = found if isinstance(found, dict) else {}
+    fields = parsed if isinstance(parsed, dict) else {}
     if isinstance(fields.get(field), str):
         return _whole(fields[field], place)
     others = [key for key, value in fields.items() if isinstance(value, str)]

@@ -105,10 +105,10 @@ def load_tokenizer(path: str) -> Tokenizer:
 def _end_named(config: Path) -> str | None:
     """The text of the token that ends a text, as the file `config` has it."""
     try:
-        found = json.loads(read_regular(str(config)).decode("utf-8"))
+        settings = json.loads(read_regular(str(config)).decode("utf-8"))
     except (OSError, ValueError):
         return None
-    named = found.get("eos_token") if isinstance(found, dict) else None
+    named = settings.get("eos_token") if isinstance(settings, dict) else None
     named = named.get("content") if isinstance(named, dict) else named
     return named if isinstance(named, str) else None
 

@@ -170,7 +170,7 @@ def read_checked(
     A table of parameters in another program's model was compared when it was made.
     Raises MD0504 where they do not fit the program, MD0505 where there is no such file.
     """
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
     try:
         arrays = dict(read_arrays(path))
         if path.endswith(SUFFIX):

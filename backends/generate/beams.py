@@ -50,7 +50,7 @@ class BeamSearch(Continuation):
         likelihoods = self._likelihoods[:, None] + _log_softmax(logits)
         beams: list[tuple[int, ...]] = []
         sources: list[int] = []
-        kept: list[float] = []
+        beam_likelihoods: list[float] = []
         for rank, at in enumerate(np.argsort(-likelihoods, axis=None, kind="stable")):
             source, token = divmod(int(at), logits.shape[1])
             tokens, likelihood = (*self._beams[source], token), float(likelihoods[source, token])
@@ -58,18 +58,18 @@ class BeamSearch(Continuation):
             if end is None:
                 beams.append(tokens)
                 sources.append(source)
-                kept.append(likelihood)
+                beam_likelihoods.append(likelihood)
             elif rank < self.width and np.isfinite(likelihood):
                 self._ended.append(_Ended(self._score(likelihood, tokens), tokens, end))
             if len(beams) == self.width or (rank >= self.width and not beams):
                 break
         self._ended = sorted(self._ended, key=lambda ended: -ended.score)[: self.width]
-        if not beams or self._is_over(kept[0], beams[0]):
+        if not beams or self._is_over(beam_likelihoods[0], beams[0]):
             return self._result()
         missing = self.width - len(beams)
         self._beams = beams + beams[:1] * missing
         self.sources = sources + sources[:1] * missing
-        self._likelihoods = np.array(kept + [-np.inf] * missing)
+        self._likelihoods = np.array(beam_likelihoods + [-np.inf] * missing)
         return (), ""
 
     def _score(self, likelihood: float, tokens: tuple[int, ...]) -> float:

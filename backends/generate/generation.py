@@ -40,8 +40,8 @@ ENGINES = ("local", "torchrun")
 def generate(programs: Chosen, engine: str, task: Task, tell: Tell) -> None:
     """Run the programs; `tell` gets every piece of text. Raises DiagnosticError."""
     step, prefill = programs.step.checked(), programs.prefill
-    for made in (step, *([prefill.checked()] if prefill else [])):
-        refuse_too_large(made, engine, None)
+    for compilation in (step, *([prefill.checked()] if prefill else [])):
+        refuse_too_large(compilation, engine, None)
     texts = Emitted(step.emitted, None if prefill is None else prefill.emitted)
     with errors_at(step.source):
         _ENGINES[engine](texts, task, tell)

@@ -85,9 +85,9 @@ def measured(made: Compilation, rows: bool) -> Compilation:
     Of padded `rows` the program alone says which targets count.
     """
     written = made.written if rows else with_measures(made.written)
-    known = Known(made.known.tree, made.declarations, written)
+    known_stages = Known(made.known.tree, made.declarations, written)
     options = replace(made.options, evaluate=True, measured=False)
-    return Compilation(made.source, options, made.diagnostics, known)
+    return Compilation(made.source, options, made.diagnostics, known_stages)
 
 
 def evaluate(
@@ -97,9 +97,9 @@ def evaluate(
 
     Notes about the data and the short batch go to `diagnostics`.
     """
-    whole = on_engine(measured(made, job.data.rows), engine)
-    refuse_too_large(whole, "local" if engine == "reference" else engine, None)
-    program = Emitted(whole.emitted).load().program
+    full_batch = on_engine(measured(made, job.data.rows), engine)
+    refuse_too_large(full_batch, "local" if engine == "reference" else engine, None)
+    program = Emitted(full_batch.emitted).load().program
     if job.params is not None:
         notes = read_checked(job.params, program.PARAMS, "parameters")[1]
         diagnostics.add(*(Diagnostic("MD0506", note, severity="note") for note in notes))
@@ -110,7 +110,7 @@ def evaluate(
     if everything.rest and not limited:
         short = of_size(made, engine, everything, job.data.rows)
     with errors_at(made.source):
-        return _ENGINES[engine](plan_of(whole, short, engine), job, everything)
+        return _ENGINES[engine](plan_of(full_batch, short, engine), job, everything)
 
 
 def known_vocabulary(params: str | None) -> str | None:
@@ -182,14 +182,14 @@ def sums_over(
     All devices make this call. Raises DataRefused.
     """
     scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
-    found = Sums(dict.fromkeys(scalars, 0.0))
+    sums = Sums(dict.fromkeys(scalars, 0.0))
     feed, groups = Feed(program, batches, ranks, seed), ranks.groups(program.GROUPS)
     passes = batches.order.passes
     for batch in range(passes if limit is None else min(passes, limit)):
         outputs = program.device(ranks.rank, groups, feed.batch(batch), params)
         weight = batches.weight(batch)
-        found.add({n: float(outputs[n].item()) * weight for n in scalars}, weight)
-    return found
+        sums.add({n: float(outputs[n].item()) * weight for n in scalars}, weight)
+    return sums
 
 
 class Sums:
@@ -219,15 +219,15 @@ def evaluate_on(
         is_short = program is programs.evaluation
         params = _params(program.PARAMS, job, ranks)
         batches = everything.batches(is_short)
-        found = sums_over(program, params, batches, ranks, job.seed, job.batches)
-        samples += found.batches * (everything.rest if is_short else everything.size)
-        sums.add(found.values, found.weight, found.batches)
+        added = sums_over(program, params, batches, ranks, job.seed, job.batches)
+        samples += added.batches * (everything.rest if is_short else everything.size)
+        sums.add(added.values, added.weight, added.batches)
     values = sums.averages
     if CROSS_ENTROPY in values and "perplexity" not in values:
         values["perplexity"] = _exp(values[CROSS_ENTROPY])
-    rest = everything.rest if programs.evaluation is not None else 0
+    short = everything.rest if programs.evaluation is not None else 0
     seconds, amount = time.perf_counter() - began, samples * everything.amount
-    return Evaluation(values, samples, sums.batches, rest, amount, everything.unit, seconds)
+    return Evaluation(values, samples, sums.batches, short, amount, everything.unit, seconds)
 
 
 def _exp(value: float) -> float:

@@ -253,9 +253,9 @@ def _flat(files: tuple[TokenFile, ...], bound: int) -> FlatTokens:
 def _cut(files: DataFiles, tokens: TokenSequence, vocabulary: str | None = None) -> TokenSource:
     """The tokens with the last `fraction` of them held out, where that is wanted."""
     cut = len(tokens) - math.floor(len(tokens) * files.fraction)
-    training, rest = _part(tokens, 0, cut), _part(tokens, cut, len(tokens))
+    training, held_out = _part(tokens, 0, cut), _part(tokens, cut, len(tokens))
     where = f"the last {files.fraction:g} of {files.path}"
-    return TokenSource(training, rest if files.fraction else None, where, vocabulary)
+    return TokenSource(training, held_out if files.fraction else None, where, vocabulary)
 
 
 def _enough_windows(windows: int, rows: int, length: int, where: str) -> None:

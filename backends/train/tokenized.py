@@ -32,12 +32,12 @@ class Texts:
 
 def check_options(files: DataFiles, texts: Texts) -> None:
     """Refuse options that mean nothing, or contradict each other. Raises MD0601 and MD0602."""
-    for option, value, known in (
+    for option, value, choices in (
         ("tokens", files.tokens, TOKENS),
         ("order", files.order, ORDERS),
     ):
-        if value is not None and value not in known:
-            help = did_you_mean(value, list(known)) or f"there are {', '.join(known)}"
+        if value is not None and value not in choices:
+            help = did_you_mean(value, list(choices)) or f"there are {', '.join(choices)}"
             fail("MD0602", f"`--{option} {value}`: not one of those there are", help=help)
     if texts.tokenizer is not None and files.tokens is not None:
         help = "choose one: a tokenizer is for texts, a dtype for files of tokens"
@@ -68,12 +68,12 @@ def tokenized(files: DataFiles, texts: Texts, all_of_it: bool = False) -> Iterat
         with unreadable("name a text, a .jsonl file or a folder of them"):
             paths = text_files(files.path, all_of_it)
             end = end_of(tokenizer, texts.end, paths)
-            training, kept = stored(paths, files.path, "train.npy"), tuple[TokenFile, ...]()
+            training, held_out = stored(paths, files.path, "train.npy"), tuple[TokenFile, ...]()
             of_folder = files.fraction > 0 and has_validation(files.path, SUFFIXES)
             if files.held_out is not None or of_folder:
                 held = files.held_out or files.path
-                kept = (stored(text_files(held, held_out=True), held, "val.npy"),)
-        files = replace(files, stored=(training,), stored_held_out=kept, end=end)
+                held_out = (stored(text_files(held, held_out=True), held, "val.npy"),)
+        files = replace(files, stored=(training,), stored_held_out=held_out, end=end)
         yield replace(files, sources=(*paths, tokenizer.path))
 
 

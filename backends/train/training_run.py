@@ -207,8 +207,8 @@ def train(
 
 def refused(ending: Ending, job: Job) -> Diagnostic:
     """The diagnostic of data that a run came upon, with what is kept of it."""
-    kept = " and ".join(path for path in (ending.checkpoint, job.out) if path)
-    where = f"in {kept}" if kept else "not kept: `--checkpoint DIR` would have them"
+    places = " and ".join(path for path in (ending.checkpoint, job.out) if path)
+    where = f"in {places}" if places else "not kept: `--checkpoint DIR` would have them"
     help = f"{ending.refused['help']}. The parameters of step {ending.step} are {where}"
     return Diagnostic(ending.refused["code"], ending.refused["text"], help=help)
 

@@ -147,8 +147,8 @@ def _fits(param: str, types: Mapping[str, TensorType], pattern: KeyPattern) -> I
     """How a parameter may lie in the tensors of a pattern: at most one choice of numbered dims."""
     if kind_of(pattern.dtype) != types[param].dtype.kind:
         return
-    for numbered, rest in _numbered(types[param], pattern):
-        places = tuple(_places(rest, pattern.shape))
+    for numbered, shape in _numbered(types[param], pattern):
+        places = tuple(_places(shape, pattern.shape))
         if places:
             yield _Fit(param, pattern, numbered, places)
             return

@@ -102,8 +102,8 @@ def evaluate(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any])
         params = _stored(plan.params, Path(folder, "params.npz"))
         job = EvaluationJob(files, params, asked["batches"], asked["seed"])
         notes = Diagnostics()
-        found = averages(made, asked["engine"], job, notes)
-        return replace(found, notes=tuple(note.message for note in notes))
+        evaluation = averages(made, asked["engine"], job, notes)
+        return replace(evaluation, notes=tuple(note.message for note in notes))
 
 
 @contextmanager

@@ -44,6 +44,6 @@ def command(
         from meshdsl.backends.weights.params import read_model
 
         chosen = Options(program=given.program, set_dims=sizes(given.settings or []))
-        made = common.compiled(file, chosen, diagnostics, "named")
-        types = {str(p.value.name): p.value.type for p in made.named.params}
+        compilation = common.compiled(file, chosen, diagnostics, "named")
+        types = {str(p.value.name): p.value.type for p in compilation.named.params}
         sys.stdout.write(draft(given.name, types, read_model(str(model))))

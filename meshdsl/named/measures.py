@@ -19,10 +19,12 @@ A program's own outputs keep such a name.
 
 def with_measures(program: NamedProgram) -> NamedProgram:
     """The program with both among its outputs, if it has one `cross_entropy` outside of loops."""
-    found = [op for op in program.body if isinstance(op, NamedOp) and op.name == "cross_entropy"]
-    if len(found) != 1:
+    entropies = [
+        op for op in program.body if isinstance(op, NamedOp) and op.name == "cross_entropy"
+    ]
+    if len(entropies) != 1:
         return program
-    (op,) = found
+    (op,) = entropies
     builder = Builder(Diagnostics())
     builder.adopt(program)
     emit = Emit(builder, op.span, None)
