@@ -11,7 +11,7 @@ from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 
-MOST = {"to the device program": (529, 77), "with text and report": (826, 103)}
+MOST = {"to the device program": (529, 76), "with text and report": (826, 102)}
 """The most functions and files of a warm compile. Raise them only for a good reason.
 
 The last were two passes: batch norms are found, and sums are taken out of backward loops.

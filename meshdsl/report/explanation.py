@@ -26,7 +26,7 @@ from meshdsl.device.offloaded_updates import traffic
 from meshdsl.device.traffic import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.ir.program import every, loops
-from meshdsl.named.ir import NamedOp, Value
+from meshdsl.named.ir import Goal, NamedOp, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.place import SOME_ROUTES
@@ -69,7 +69,7 @@ def explain(
     variables of the emitted text. It is called only if a subexpression is sent, since that has no
     name in the source; without it, subexpressions are shown by their hints.
     """
-    source = program.placed
+    source, goal = program.placed, program.placed.named.goal
     moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n in moves for m in n.moves)
@@ -82,6 +82,7 @@ def explain(
     timed: TimedFacts = {} if timing is None else {"time": times(program, timing)}
     is_bounded = bool(source.bounded and not source.plan)
     bounded: BoundedFacts = {"bounded": SOME_ROUTES} if is_bounded else {}
+    frozen: TrainedFacts = {} if goal is None else _frozen(program, goal)
     return {
         "version": VERSION,
         "program": source.named.name,
@@ -98,7 +99,7 @@ def explain(
         "collectives": collectives,
         "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
         "memory": {**memory(program)},
-        **_frozen(program),
+        **frozen,
         **_away(program),
         **piped(program),
         **timed,
@@ -126,10 +127,9 @@ def _compressed(program: placed.PlacedProgram) -> CompressionFacts:
     return compression
 
 
-def _frozen(program: DeviceProgram) -> TrainedFacts:
+def _frozen(program: DeviceProgram, goal: Goal) -> TrainedFacts:
     """The parameters of a training step that have no gradient and no state, if there are some."""
-    goal = program.placed.named.goal
-    if goal is None or not goal.untrained:
+    if not goal.untrained:
         return {}
     variables = [v for v in program.params if v.value in goal.untrained]
     most = max(walk.bytes(variables) for walk in walks(program))

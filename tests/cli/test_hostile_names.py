@@ -42,6 +42,7 @@ CALLS = {
     ],
     "tokenize": ["tokenize EVIL.jsonl --tokenizer EVIL --out EVIL.npy"],
     "generate": ["generate EVIL.mdsl --prompt EVIL --params EVIL.npz --steps 1"],
+    "weights": ["weights EVIL.mdsl EVIL", "weights EVIL.mdsl EVIL.npz"],
     "compare": ["compare EVIL.mdsl", "compare EVIL.mdsl --html EVIL.html"],
     "cluster": ["cluster show EVIL.toml", "cluster show EVIL"],
     "simulate": [
