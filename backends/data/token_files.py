@@ -213,6 +213,9 @@ def shards(folder: str, suffixes: Sequence[str], held_out: bool = False) -> list
     trained = [name for name in names if "train" in words[name]]
     validated = [name for name in names if words[name] & VALIDATION]
     unclear = [name for name in names if (name in trained) == (name in validated)]
+    if validated == names and not held_out:
+        help = "name a folder that has files to train on, too; `--val F` names what is held out"
+        fail("MD0580", f"{folder} has files for validation alone: {names[0]}", help=help)
     if not validated or not trained:
         validated = names if held_out else []
         trained = names
@@ -312,8 +315,17 @@ def _whole(
 
 
 def _names(folder: str) -> list[str]:
+    """The files of a folder, and links that lead nowhere: who opens them says so.
+
+    Hidden files are not data: some systems leave one beside each file that they copy.
+    """
     try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+        return sorted(
+            entry.name
+            for entry in os.scandir(folder)
+            if not entry.name.startswith(".")
+            and (entry.is_file() or (entry.is_symlink() and not entry.is_dir()))
+        )
     except OSError as error:
         raise Refused(f"cannot read {folder}: {error.strerror}") from None
 

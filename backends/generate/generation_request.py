@@ -75,7 +75,7 @@ class GenerationRequest:
             help = "give a whole number from 1, or leave it out: any token may be drawn then"
             fail("MD0627", f"top-k is {self.top_k!r}", help=help)
         if not _is_number(self.top_p, 0) or not 0 < self.top_p <= 1:
-            help = "give a probability above 0; 1, the default, leaves no token out"
+            help = "give a probability above 0; 1 is the most, the default, and leaves no token out"
             fail("MD0627", f"top-p is {self.top_p!r}", help=help)
         if not self.temperature and (self.top_k is not None or self.top_p < 1):
             option = "top-k" if self.top_k is not None else "top-p"

@@ -124,8 +124,15 @@ def planned(asked: Compilation, engine: str, evaluated: bool) -> TrainingPlan:
 
 
 def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
-    """The job with the program's description for checkpoints, resumed where it is to be."""
+    """The job with the program's description for checkpoints, resumed where it is to be.
+
+    Raises MD0511 if there are to be evaluations and nothing is held out.
+    """
     from meshdsl.device.memory import memory
+
+    if job.eval_every and not job.data.fraction and job.data.held_out is None:
+        help = "hold out a part, `--eval-fraction 0.1`, or name other data, `--val F`"
+        fail("MD0511", "nothing is held out to evaluate", help=help)
 
     compilation = plan.made
     goal = compilation.named.goal

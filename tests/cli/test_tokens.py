@@ -91,16 +91,23 @@ def test_a_run_goes_on_bit_for_bit(order: str, program: str, cli: Cli) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_bit_for_bit(program: str, cli: Cli) -> None:
-    given = ("--steps", "12", "--layout", "data")
+    given = ("--steps", "40", "--layout", "data")
     train(cli, *given, "--out", "whole.npz")
-    kept = ("--checkpoint", "ck", "--checkpoint-every", "1")
+    kept = ("--checkpoint", "ck", "--checkpoint-every", "1", "--log", "log")
     with at_work("train", program, "--data", "shards", *RAW, *given, *kept) as run:
-        until(Path("ck/step-3").exists)
+        until(lambda: Path("log").exists() and Path("log").read_text().count("\n") > 2)
         run.send_signal(signal.SIGKILL)
         run.communicate()
     train(cli, *given, "--resume", *kept, "--out", "rest.npz")
     whole, rest = params("whole.npz"), params("rest.npz")
     assert {n: a.tobytes() for n, a in whole.items()} == {n: a.tobytes() for n, a in rest.items()}
+
+
+def test_evaluations_need_what_is_held_out(program: str, cli: Cli) -> None:
+    given = ("--steps", "2", "--eval-every", "1", "--eval-fraction", "0")
+    printed = train(cli, *given, "--checkpoint", "ck", code=2)
+    assert "error[MD0511]: nothing is held out to evaluate" in printed
+    assert not Path("ck").exists()
 
 
 def test_a_changed_shard_and_another_order_are_told(program: str, cli: Cli) -> None:

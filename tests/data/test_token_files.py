@@ -253,6 +253,17 @@ def test_a_folder_has_files_for_training_and_validation(tmp_path: Path) -> None:
     assert "several kinds: .bin and .npy" in refusal(pair, "MD0580")
 
 
+def test_what_is_no_data_of_a_folder_is_not_read_and_what_is_gone_is_missed(
+    tmp_path: Path,
+) -> None:
+    files = folder(tmp_path, "val.bin")
+    assert "has files for validation alone: val.bin" in refusal(files, "MD0580")
+    folder(tmp_path, "train.bin", "._train.bin")
+    assert numbers(files) == ({0}, {0})
+    (tmp_path / "train_2.bin").symlink_to(tmp_path / "gone")
+    assert "train_2.bin" in refusal(files, "MD0505")
+
+
 def test_a_folder_without_such_names_is_all_of_it_cut(tmp_path: Path) -> None:
     files = folder(tmp_path, "a.bin", "b.bin")
     assert numbers(files) == ({0, 1}, {1})
