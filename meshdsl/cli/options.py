@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -494,12 +495,24 @@ def _whole_number(text: str, info: Any) -> int | None:
     return None if low or high else number
 
 
+def _real_number(text: str, info: Any) -> float | None:
+    """None: typer reads it, except infinities and NaN, which would be refused by a range."""
+    try:
+        finite = math.isfinite(float(text))
+    except ValueError:
+        return None
+    if not finite:
+        raise typer.BadParameter(f"{text} is no finite number")
+    return None
+
+
 _PLAIN: dict[Any, Callable[[str, Any], Any]] = {
     str: lambda text, info: text,
     list[str]: lambda text, info: text,
     Path: lambda text, info: Path(text),
     list[Path]: lambda text, info: Path(text),
     int: _whole_number,
+    float: _real_number,
 }
 """How texts are read by the type of a parameter; None where the text is none of it."""
 
