@@ -197,33 +197,16 @@ def token_files(path: str, tokens: str | None, held_out: bool = False) -> tuple[
 
 
 def shards(folder: str, suffixes: Sequence[str], held_out: bool = False) -> list[str]:
-    """The files of a folder that end in one of the suffixes, sorted by name.
+    """The files of a folder to train on, or those that are `held_out`, sorted by name.
 
-    Where names have the word `train`, these are for training, and those with `val`, `valid` or
-    `validation` are held out. All files must be of one suffix, and of one of the two kinds.
-    Raises MD0580.
+    A folder whose files are all of one kind has these for both. Raises MD0580, as `_by_use`.
     """
-    names = [name for name in _names(folder) if name.endswith(tuple(suffixes))]
-    kinds = {os.path.splitext(name)[1] for name in names}
-    if len(kinds) != 1:
-        there = " and ".join(sorted(kinds)) or "none"
-        help = f"name a folder with files of one of {', '.join(suffixes)}"
-        fail("MD0580", f"{folder} has files of several kinds: {there}", help=help)
-    words = {name: set(re.findall(r"[a-z]+", name.lower())) for name in names}
-    trained = [name for name in names if "train" in words[name]]
-    validated = [name for name in names if words[name] & VALIDATION]
-    unclear = [name for name in names if (name in trained) == (name in validated)]
-    if validated == names and not held_out:
+    training, validation = _by_use(folder, suffixes)
+    if not training and not held_out:
         help = "name a folder that has files to train on, too; `--val F` names what is held out"
-        fail("MD0580", f"{folder} has files for validation alone: {names[0]}", help=help)
-    if not validated or not trained:
-        validated = names if held_out else []
-        trained = names
-    elif unclear:
-        message = f"of {folder} some files are for training or validation by name: {unclear[0]} is"
-        help = "files without `train` or `val` in their names go into another folder"
-        fail("MD0580", f"{message} {'both' if unclear[0] in trained else 'neither'}", help=help)
-    return [os.path.join(folder, name) for name in (validated if held_out else trained)]
+        fail("MD0580", f"{folder} has files for validation alone: {validation[0]}", help=help)
+    names = (validation or training) if held_out else training
+    return [os.path.join(folder, name) for name in names]
 
 
 VALIDATION = {"val", "valid", "validation"}
@@ -232,9 +215,35 @@ VALIDATION = {"val", "valid", "validation"}
 
 def has_validation(path: str, suffixes: Sequence[str] = SUFFIXES) -> bool:
     """Whether a folder has files that are held out beside those to train on."""
-    if not os.path.isdir(path):
-        return False
-    return set(shards(path, suffixes)).isdisjoint(shards(path, suffixes, held_out=True))
+    return os.path.isdir(path) and all(_by_use(path, suffixes))
+
+
+def _by_use(folder: str, suffixes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files of a folder to train on, and those for validation, by the words in their names.
+
+    All are of one of the suffixes, and to train on if none has the word `train` or one of
+    `VALIDATION`. Raises MD0580 for other folders: a file without such a word may be of either use.
+    """
+    names = [name for name in _names(folder) if name.endswith(tuple(suffixes))]
+    kinds = sorted({os.path.splitext(name)[1] for name in names})
+    if len(kinds) != 1:
+        there = f"files of several kinds: {' and '.join(kinds)}"
+        there = there if kinds else f"no file that ends in {' or '.join(suffixes)}"
+        help = f"name a folder with files of one of {', '.join(suffixes)}"
+        fail("MD0580", f"{folder} has {there}", help=help)
+    words = {name: set(re.findall(r"[a-z]+", name.lower())) for name in names}
+    training = [name for name in names if "train" in words[name]]
+    validation = [name for name in names if words[name] & VALIDATION]
+    if not training and not validation:
+        return names, []
+    for name in names:
+        if (name in training) == (name in validation):
+            is_both = name in training
+            message = f"of {folder} some files are for training or validation by name: {name} is"
+            help = "files without `train` or `val` in their names go into another folder"
+            help = "leave one of the words out of its name" if is_both else help
+            fail("MD0580", f"{message} {'both' if is_both else 'neither'}", help=help)
+    return training, validation
 
 
 def token_file(path: str, tokens: str | None) -> TokenFile:

@@ -97,7 +97,8 @@ def write_texts(paths: Sequence[str], texts: Texts, out: str) -> int:
             if has_validation(path, SUFFIXES):
                 help = "name the files of each, and write them into files of their own"
                 fail("MD0580", f"{path} has texts for training and for validation", help=help)
-        every = [file for path in paths for file in text_files(path)]
+        # Files for validation alone are texts as well as any.
+        every = [file for path in paths for file in text_files(path, held_out=True)]
         end = end_of(tokenizer, texts.end, every)
         try:
             with replacing_for_good(out) as file:

@@ -335,4 +335,15 @@ def test_tokens_of_texts_are_written_once(program: str, cli: Cli) -> None:
     assert cli("tokenize", "d.jsonl", *named, "--out", "t.bin").codes == ["error[MD0602]"]
     assert cli("tokenize", "d.jsonl", "--out", "u.npy").codes == ["error[MD0601]"]
     assert cli("tokenize", "e.txt", *named, "--out", "u.npy").codes == ["error[MD0505]"]
+    Path("v").mkdir()
+    Path("d.jsonl").rename("v/val.jsonl")  # texts for validation alone are made tokens of, too
+    assert cli("tokenize", "v", *named, "--out", "v.npy").code == 0
+    assert Path("v.npy").read_bytes() == Path("t.npy").read_bytes()
+    Path("v/train.jsonl").write_text("")
+    assert cli("tokenize", "v", *named, "--out", "u.npy").codes == ["error[MD0580]"]
+    Path("n").mkdir()
+    assert (
+        "n has no file that ends in .jsonl or .txt"
+        in cli("tokenize", "n", *named, "--out", "u.npy").err
+    )
     assert not Path("u.npy").exists()

@@ -253,6 +253,15 @@ def test_a_folder_has_files_for_training_and_validation(tmp_path: Path) -> None:
     assert "several kinds: .bin and .npy" in refusal(pair, "MD0580")
 
 
+@pytest.mark.parametrize("named", ["train.bin", "val.bin"])
+def test_a_file_beside_those_of_one_use_is_of_none(named: str, tmp_path: Path) -> None:
+    """Else what is held out by its name would be trained on."""
+    files = folder(tmp_path, named, "b.bin")
+    assert "b.bin is neither" in refusal(files, "MD0580")
+    with pytest.raises(DiagnosticError, match=r"b\.bin is neither"):
+        open_everything(files, inputs(), False)
+
+
 def test_what_is_no_data_of_a_folder_is_not_read_and_what_is_gone_is_missed(
     tmp_path: Path,
 ) -> None:
