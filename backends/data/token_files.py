@@ -12,6 +12,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO, Any, Protocol
 
 from meshdsl.backends.runtime.array_files import read_npy_header
@@ -53,7 +54,7 @@ STATED = "state it: `--tokens uint16`, as nanoGPT writes them, or `--tokens uint
 class TokenFile:
     """`count` tokens of a numpy dtype in a file, from byte `offset` on.
 
-    `name` is what messages call the file; empty: `path`.
+    `name` is what messages call the file; empty: `path`. `is_raw`: `--tokens` states the dtype.
     """
 
     path: str
@@ -61,6 +62,7 @@ class TokenFile:
     count: int
     offset: int = 0
     name: str = ""
+    is_raw: bool = False
 
     @property
     def label(self) -> str:
@@ -113,12 +115,12 @@ class FlatTokens:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def place(self, index: int) -> str:
+    def place(self, index: int) -> tuple[TokenFile, int]:
         """Where a token is: its file, and its index in it."""
         at = self._range[index]
         number = int(np.searchsorted(self._ends, at, "right"))
         file = self.files[number]
-        return f"{file.label}, token {at - (int(self._ends[number]) - file.count)}"
+        return file, at - (int(self._ends[number]) - file.count)
 
     def may_exceed(self, bound: int) -> bool:
         """Whether the dtype of a file has numbers that are no tokens below `bound`."""
@@ -265,14 +267,16 @@ def token_file(path: str, tokens: str | None) -> TokenFile:
     if not is_dtype(tokens):
         fail("MD0581", f"{path} has tokens of a dtype that nothing states", help=STATED)
     assert tokens is not None
-    return _whole(path, tokens, size)
+    return replace(_whole(path, tokens, size), is_raw=True)
 
 
 def _of_npy(file: IO[bytes], path: str, tokens: str | None, size: int) -> TokenFile:
     shape, _, dtype = read_npy_header(file, path)
     if dtype.kind not in "iu" or len(shape) != 1:
         message = f"{path} holds {dtype} of shape {shape}, and tokens are whole numbers in one dim"
-        help = "save them so: `numpy.save(path, tokens.reshape(-1))`; several arrays go into a .npz"
+        whole = "" if dtype.kind in "iu" else ".astype('uint32')"
+        help = f"save them so: `numpy.save(path, tokens{whole}.reshape(-1))`"
+        help += "; several arrays go into a .npz"
         fail("MD0580", message, help=help)
     if dtype.byteorder == ">" and dtype.itemsize > 1:
         help = "`numpy.save(path, tokens.astype(tokens.dtype.newbyteorder('<')))`"

@@ -211,10 +211,14 @@ class Everything:
         return Batches(self.reader, order, amount, self.unit, may_refuse=self.may_refuse)
 
 
-def enough(count: int, batch: int, what: str, dim: str, times: int = 1) -> None:
-    """Refuse data of fewer samples than a step takes."""
+GIVE_MORE = "give more samples there"
+HOLD_OUT_MORE = "hold out more of it with `--eval-fraction`"
+
+
+def enough(
+    count: int, batch: int, what: str, dim: str, times: int = 1, more: str = GIVE_MORE
+) -> None:
+    """Refuse data of fewer samples than a step takes. `more` is the way to have more of them."""
     if count < batch:
-        help = (
-            f"give more samples there, or a smaller batch: `--set {dim}={max(count // times, 1)}`"
-        )
-        fail("MD0511", f"{what}, and a step takes {batch}", help=help)
+        smaller = f", or a smaller batch: `--set {dim}={count // times}`" if count >= times else ""
+        fail("MD0511", f"{what}, and a step takes {batch}", help=more + smaller)

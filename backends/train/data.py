@@ -23,6 +23,7 @@ from meshdsl.backends.runtime.stored import StoredArray, from_stored
 from meshdsl.backends.runtime.user_files import regular
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast
 from meshdsl.backends.train.batches import (
+    HOLD_OUT_MORE,
     Batches,
     Data,
     Everything,
@@ -106,9 +107,8 @@ def open_arrays(
     elif files.fraction:
         held = math.floor(count * files.fraction)
         count -= held
-        enough(
-            held, size, f"{files.fraction:g} of {files.path} is {counted(held, 'sample')}", batch
-        )
+        what = f"{files.fraction:g} of {files.path} is {counted(held, 'sample')}"
+        enough(held, size, what, batch, more=HOLD_OUT_MORE)
         held_out = Batches(reader, InOrder(count, held, size), size, "samples")
     what = f"{files.path} holds {counted(count, 'sample')} to train on"
     enough(count, size * times, what, batch, times)

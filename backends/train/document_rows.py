@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from meshdsl.backends.data.token_files import FlatTokens, TokenSequence, holds_tokens
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast
-from meshdsl.backends.train.batches import Batches, Data, Everything, InOrder, enough, order_of
+from meshdsl.backends.train.batches import (
+    GIVE_MORE,
+    Batches,
+    Data,
+    Everything,
+    InOrder,
+    enough,
+    order_of,
+)
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.train.token_data import (
     check_tokens,
@@ -76,9 +84,9 @@ def open_rows(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: in
     if source.held_out is not None:
         held = make(source.held_out)
         what = f"{source.held_out_of} has {counted(len(held), 'row')} of documents"
-        enough(len(held), size, what, batch)
+        enough(len(held), size, what, batch, more=source.more_held_out)
         held_out = Batches(held, InOrder(0, len(held), size), size, "samples", may_refuse=True)
-    what = f"{files.path} has {counted(len(reader), 'row')} of documents to train on"
+    what = f"{source.training_of} has {counted(len(reader), 'row')} of documents to train on"
     enough(len(reader), size * times, what, batch, times)
     order = order_of(files.order, seed, len(reader), size * times)
     training = Batches(reader, order, size * times, "samples", files.accumulate, may_refuse=True)
@@ -87,10 +95,12 @@ def open_rows(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: in
 
 def every_row(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
     """All documents, in order. Raises DiagnosticError and Refused."""
-    make, (batch, size) = _reader(files, inputs)
+    make, (_, size) = _reader(files, inputs)
     source = token_source(files, index_bound(inputs[make.names[0]]), all_of_it=True)
     reader = make(source.training)
-    enough(len(reader), 1, f"{files.path} has no document of two tokens", batch)
+    if not len(reader):
+        message = f"{source.training_of} has no document of two tokens or more"
+        fail("MD0511", message, help=GIVE_MORE)
     return Everything(reader, len(reader), size, may_refuse=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshdsl.backends.data.token_files import (
@@ -23,6 +23,8 @@ from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Part, Spec
 from meshdsl.backends.train.batches import (
+    GIVE_MORE,
+    HOLD_OUT_MORE,
     Anywhere,
     Batches,
     Data,
@@ -30,6 +32,7 @@ from meshdsl.backends.train.batches import (
     InOrder,
     Order,
     Spaced,
+    enough,
     order_of,
 )
 from meshdsl.backends.train.job import DataFiles
@@ -117,9 +120,10 @@ def check_tokens(tokens: TokenSequence, start: int, window: Array, bound: int) -
     if at is None:
         return
     assert isinstance(tokens, FlatTokens)
-    message = f"{tokens.place(start + at)} is {int(window[at])}, and the program has room for"
+    file, index = tokens.place(start + at)
+    message = f"{file.label}, token {index} is {int(window[at])}, and the program has room for"
     help = "make the dim that tokens index larger with `--set`, by whatever name it has"
-    if not tokens.files[0].name and tokens.files[0].dtype != "uint8":  # as it was given
+    if file.is_raw:
         help += "; or the file is of another dtype: `--tokens` states it"
     fail("MD0513", f"{message} {counted(bound, 'token')}", help=help)
 
@@ -138,13 +142,21 @@ def _check_all(tokens: FlatTokens, bound: int) -> None:
 class TokenSource:
     """Tokens to train on and those that are held out (None: not wanted).
 
-    `vocabulary` are the characters of a text, `held_out_of` says where held-out tokens are from.
+    `vocabulary` are the characters of a text. `training_of` and `held_out_of` are what messages
+    call the two; held-out tokens may be the last part of the others: `is_cut`.
     """
 
     training: TokenSequence
-    held_out: TokenSequence | None
-    held_out_of: str
+    training_of: str
+    held_out: TokenSequence | None = None
+    held_out_of: str = ""
     vocabulary: str | None = None
+    is_cut: bool = False
+
+    @property
+    def more_held_out(self) -> str:
+        """The way to more samples that are held out."""
+        return HOLD_OUT_MORE if self.is_cut else GIVE_MORE
 
 
 def open_tokens(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: int) -> Data:
@@ -155,14 +167,15 @@ def open_tokens(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: 
     bound = min(index_bound(inputs[name]) for name in names)
     source = token_source(files, bound)
     window = length + len(names) - 1
-    _long_enough(source.training, window, files.path)
-    order = _order(files, seed, len(source.training), (length, window), rows * times)
+    _long_enough(source.training, window, source.training_of, " to train on")
+    order = _order(files, seed, source, (length, window), rows * times)
     amount, reader = rows * length, Windows(source.training, names, batch, bound)
     batches = Batches(reader, order, amount * times, "tokens", files.accumulate, reader.may_refuse)
     evaluated = None
     if source.held_out is not None:
         windows = max(len(source.held_out) - len(names) + 1, 0) // length
-        _enough_windows(windows, rows, length, source.held_out_of)
+        what = f"{source.held_out_of} has {counted(windows, 'window')} of {length} tokens"
+        enough(windows, rows, what, batch, more=source.more_held_out)
         reader = Windows(source.held_out, names, batch, bound)
         in_order = InOrder(0, windows, rows, length)
         evaluated = Batches(reader, in_order, amount, "tokens", may_refuse=reader.may_refuse)
@@ -176,36 +189,36 @@ def every_window(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
     (batch, rows), (_, length) = spec.dims.items()
     bound = min(index_bound(inputs[name]) for name in names)
     tokens: TokenSequence
-    vocabulary = None
+    vocabulary, where = None, files.path
     if files.stored or holds_tokens(files.path, files.tokens):
-        tokens = token_source(files, bound, all_of_it=True).training
+        source = token_source(files, bound, all_of_it=True)
+        tokens, where = source.training, source.training_of
     else:
         if files.tokens != "bytes" and files.vocabulary is None:
             message = f"nothing says which numbers the characters of {files.path} had in training"
             help = "name the folder of the run's checkpoints with `--params`"
             fail("MD0513", message, help=help)
         tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
-    windows = max(len(tokens) - len(names) + 1, 0) // length
-    if not windows:
-        message = f"{files.path} has {counted(len(tokens), 'token')}, and a window takes"
-        help = "give more tokens, or make the windows shorter with `--set`"
-        fail("MD0511", f"{message} {length + len(names) - 1}", help=help)
+    _long_enough(tokens, length + len(names) - 1, where)
+    windows = (len(tokens) - len(names) + 1) // length
     reader = Windows(tokens, names, batch, bound)
     unit, refuses = "tokens", reader.may_refuse
     return Everything(reader, windows, rows, length, length, unit, refuses, vocabulary)
 
 
-def _order(files: DataFiles, seed: int, tokens: int, window: tuple[int, int], batch: int) -> Order:
+def _order(
+    files: DataFiles, seed: int, source: TokenSource, window: tuple[int, int], batch: int
+) -> Order:
     """The places of the windows of each step. A window is `length` tokens apart from the next.
 
     `window` is that and the tokens that are read, with the one that follows.
     """
-    length, read = window
+    (length, read), tokens = window, len(source.training)
     if files.order in (None, "random"):
         return Anywhere(seed, tokens - read + 1, batch)
     windows = (tokens - read) // length + 1
     if windows < batch:
-        message = f"{files.path} has {counted(windows, 'window')} of {length} tokens"
+        message = f"{source.training_of} has {counted(windows, 'window')} of {length} tokens"
         help = "give more tokens, a smaller batch or shorter windows with `--set`"
         fail("MD0511", f"{message} one after the other, and a step takes {batch}", help=help)
     return Spaced(order_of(files.order, seed, windows, batch), length)
@@ -215,19 +228,20 @@ def token_source(files: DataFiles, bound: int, all_of_it: bool = False) -> Token
     """The tokens of a run, or all that an evaluation reads. Raises MD0513, MD0580 and Refused."""
     if all_of_it:
         stored = files.stored or token_files(files.path, files.tokens, held_out=True)
-        return TokenSource(_flat(stored, bound), None, "")
+        return TokenSource(_flat(stored, bound), _label(stored, files.path))
     if files.stored or holds_tokens(files.path, files.tokens):
         return _flat_source(files, bound)
     tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
     if files.held_out is not None:
         other = _held_out(files, vocabulary, bound)
-        return TokenSource(tokens, other, files.held_out, vocabulary)
-    return _cut(files, tokens, vocabulary)
+        return TokenSource(tokens, files.path, other, files.held_out, vocabulary)
+    return _cut(files, tokens, files.path, vocabulary)
 
 
 def _flat_source(files: DataFiles, bound: int) -> TokenSource:
     """The tokens of flat files."""
-    training = _flat(files.stored or token_files(files.path, files.tokens), bound)
+    stored = files.stored or token_files(files.path, files.tokens)
+    training, training_of = _flat(stored, bound), _label(stored, files.path)
     held, where = files.stored_held_out, files.held_out or files.path
     wanted = files.held_out is not None or files.fraction > 0
     if not held and files.held_out is not None:
@@ -239,8 +253,13 @@ def _flat_source(files: DataFiles, bound: int) -> TokenSource:
     elif not held and wanted and has_validation(files.path):
         held = token_files(files.path, files.tokens, held_out=True)
     if held:
-        return TokenSource(training, _flat(held, bound), where)
-    return _cut(files, training)
+        return TokenSource(training, training_of, _flat(held, bound), _label(held, where))
+    return _cut(files, training, training_of)
+
+
+def _label(files: Sequence[TokenFile], path: str) -> str:
+    """What messages call the files of `path`: the one of a folder, if it is the only one."""
+    return files[0].label if len(files) == 1 else path
 
 
 def _flat(files: tuple[TokenFile, ...], bound: int) -> FlatTokens:
@@ -250,21 +269,16 @@ def _flat(files: tuple[TokenFile, ...], bound: int) -> FlatTokens:
     return tokens
 
 
-def _cut(files: DataFiles, tokens: TokenSequence, vocabulary: str | None = None) -> TokenSource:
+def _cut(
+    files: DataFiles, tokens: TokenSequence, path: str, vocabulary: str | None = None
+) -> TokenSource:
     """The tokens with the last `fraction` of them held out, where that is wanted."""
     cut = len(tokens) - math.floor(len(tokens) * files.fraction)
     training, held_out = _part(tokens, 0, cut), _part(tokens, cut, len(tokens))
-    where = f"the last {files.fraction:g} of {files.path}"
-    return TokenSource(training, held_out if files.fraction else None, where, vocabulary)
-
-
-def _enough_windows(windows: int, rows: int, length: int, where: str) -> None:
-    """Refuse a text to evaluate on that is too short for a batch."""
-    if windows >= rows:
-        return
-    message = f"{where} has {counted(windows, 'window')} of {length} tokens, and a batch {rows}"
-    help = "give a longer text, hold out more of it, or make the batch smaller"
-    fail("MD0511", message, help=help)
+    if not files.fraction:
+        return TokenSource(training, path, vocabulary=vocabulary)
+    where = f"the last {files.fraction:g} of {path}"
+    return TokenSource(training, path, held_out, where, vocabulary, is_cut=True)
 
 
 def text_inputs(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[str, ...]:
@@ -363,9 +377,10 @@ def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> TokenSequ
     return tokens_of(files.held_out, files.tokens, vocabulary, bound)[0]
 
 
-def _long_enough(tokens: TokenSequence, window: int, path: str) -> None:
+def _long_enough(tokens: TokenSequence, window: int, path: str, use: str = "") -> None:
     if len(tokens) < window:
-        message = (
-            f"{path} has {counted(len(tokens), 'token')} to train on, and a window takes {window}"
-        )
-        fail("MD0511", message, help="give a longer text, or make the windows shorter with `--set`")
+        message = f"{path} has {counted(len(tokens), 'token')}{use}, and a window takes {window}"
+        help = "give more tokens there"
+        if len(tokens) > 1:
+            help += ", or make the windows shorter with `--set`"
+        fail("MD0511", message, help=help)

@@ -327,7 +327,11 @@ TEXTS_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "short": ({"text": "to be"}, "MD0511", "has 5 tokens to train on, and a window takes 7"),
     "empty": ({"text": "", "tokens": "bytes"}, "MD0511", "has no tokens to train on"),
-    "nothing held out": ({"fraction": 0.1}, "MD0511", "has 1 window of 6 tokens, and a batch 4"),
+    "nothing held out": (
+        {"fraction": 0.1},
+        "MD0511",
+        "has 1 window of 6 tokens, and a step takes 4",
+    ),
     "unknown": ({"vocabulary": "tobe, "}, "MD0513", "'r', character 8, is not among those"),
     "no such input": ({"text_inputs": ("token",)}, "MD0602", "the program has no input `token`"),
     "one input left": ({"text_inputs": ("tokens",)}, "MD0512", "the program takes tokens[batch"),

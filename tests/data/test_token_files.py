@@ -18,7 +18,7 @@ from meshdsl.backends.runtime.user_files import Refused
 from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.backends.train.data import fingerprints, open_data, open_everything
 from meshdsl.backends.train.job import ORDERS, DataFiles
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import Diagnostic, DiagnosticError
 
 BATCH, SEQ = 4, 6
 TOKENS = (np.arange(1000) * 7919 + np.arange(1000) ** 2) % 997
@@ -166,12 +166,16 @@ def test_files_that_are_refused(case: str, tmp_path: Path) -> None:
 
 
 def refusal(files: DataFiles, code: str, bound: int = 1000) -> str:
+    return refused(files, code, bound).message
+
+
+def refused(files: DataFiles, code: str, bound: int = 1000) -> Diagnostic:
     with pytest.raises(DiagnosticError) as caught:
         open_data(files, inputs(bound), 0)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == code
     assert diagnostic.help
-    return diagnostic.message
+    return diagnostic
 
 
 def test_arrays_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
@@ -253,6 +257,31 @@ def test_a_folder_has_files_for_training_and_validation(tmp_path: Path) -> None:
     assert "several kinds: .bin and .npy" in refusal(pair, "MD0580")
 
 
+def test_the_file_that_has_too_little_is_named_with_a_way_that_helps(tmp_path: Path) -> None:
+    files = folder(tmp_path, "train.bin", "val.bin")
+    for size, help in ((0, ""), (20, ", or a smaller batch: `--set batch=3`")):
+        np.zeros(size, "<u2").tofile(tmp_path / "val.bin")
+        found = refused(files, "MD0511")
+        assert found.message.startswith(f"{tmp_path / 'val.bin'} has ")
+        assert found.help == f"give more samples there{help}"
+    assert open_data(files, inputs(rows=3), 0).held_out is not None  # that way does help
+    np.zeros(0, "<u2").tofile(tmp_path / "val.bin")
+    with pytest.raises(DiagnosticError, match=r"val\.bin has no tokens, and a window takes 7"):
+        open_everything(files, inputs(), False)
+    np.zeros(3, "<u2").tofile(tmp_path / "train.bin")
+    assert refusal(files, "MD0511").startswith(f"{tmp_path / 'train.bin'} has 3 tokens to")
+    np.zeros(100, "<u2").tofile(tmp_path / "train.bin")
+    (tmp_path / "val.bin").unlink()
+    assert str(refused(files, "MD0511").help).startswith("hold out more of it with `--eval-f")
+
+
+def test_a_dtype_is_doubted_only_where_an_option_states_it(tmp_path: Path) -> None:
+    for kind in ("uint16", "npy", "gpt-2", "megatron"):
+        (tmp_path / kind).mkdir()
+        found = refused(written(tmp_path / kind, kind), "MD0513", bound=900)
+        assert ("`--tokens` states it" in str(found.help)) == (kind == "uint16")
+
+
 @pytest.mark.parametrize("named", ["train.bin", "val.bin"])
 def test_a_file_beside_those_of_one_use_is_of_none(named: str, tmp_path: Path) -> None:
     """Else what is held out by its name would be trained on."""
@@ -290,7 +319,7 @@ def test_many_shards_are_not_all_open_and_a_changed_one_is_told(
     assert len(tokens._open) == 2
     later = tokens.part(8, 22)
     assert [*later[1:4]] == [0, 1, 1]
-    assert later.place(13) == f"{paths[2]}, token 1"
+    assert later.place(13) == (tokens.files[2], 1)
     np.zeros(10, "<u2").tofile(tmp_path / "new")
     os.replace(tmp_path / "new", paths[0])
     with pytest.raises(Refused, match=r"0.bin has changed since the run began"):
