@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 ENGINES = ("local", "torchrun", "reference")
 
 
+def check_together(job: Job) -> None:
+    """Refuse options whose required companions are missing. Raises MD0516."""
+    needs = {
+        "--resume": (job.resume, "--checkpoint DIR", job.checkpoint),
+        "--checkpoint-every": (job.checkpoint_every, "--checkpoint DIR", job.checkpoint),
+        "--eval-data": (job.data.held_out, "--eval-every K", job.eval_every),
+    }
+    for name, (is_given, needed, there) in needs.items():
+        if is_given and not there:
+            fail("MD0516", f"`{name}` without `{needed}`", help=f"add `{needed}`")
+
+
 def check_trainable(made: Compilation) -> None:
     """Refuse a program that has nothing to train. Raises MD0510."""
     program = made.named

@@ -80,6 +80,7 @@ def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) ->
     from meshdsl.backends.train.training_run import check_trainable, own_folder
 
     check_trainable(made)
+    _check_arguments(asked)
     with (
         own_folder(asked["checkpoint"], asked["resume"], asked["force"]),
         tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
@@ -94,6 +95,7 @@ def evaluate(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any])
     from meshdsl.backends.train.evaluation import evaluate as averages
     from meshdsl.backends.train.tokenized import tokenized
 
+    _check_arguments(asked)
     with (
         tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
         _by_arguments(folder),
@@ -104,6 +106,32 @@ def evaluate(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any])
         notes = Diagnostics()
         evaluation = averages(made, asked["engine"], job, notes)
         return replace(evaluation, notes=tuple(note.message for note in notes))
+
+
+_LEAST = {"steps": 0, "eval_every": 0, "checkpoint_every": 0, "batches": 1}
+"""The least that arguments may be which are whole numbers."""
+
+
+def _check_arguments(asked: Mapping[str, Any]) -> None:
+    """Refuse values that the command line refuses as well. Raises MD0602 and MD0604."""
+    from meshdsl.backends.train.training_run import ENGINES
+
+    if asked["engine"] not in ENGINES:
+        message = f"`engine={asked['engine']!r}`: not one of those there are"
+        fail("MD0602", message, help=f"there are {', '.join(ENGINES)}")
+    for name, least in _LEAST.items():
+        value = asked.get(name)
+        if value is not None and not (isinstance(value, int | np.integer) and value >= least):
+            help = f"for instance `{name}={least + 1}`"
+            message = f"`{name}={value!r}`: a whole number from {least} on is needed"
+            fail("MD0604", message, help=help)
+    fraction = asked.get("eval_fraction", 0)
+    if not (isinstance(fraction, int | float | np.number) and 0 <= fraction <= 1):
+        message = f"`eval_fraction={fraction!r}`: a number from 0 to 1 is needed"
+        fail("MD0604", message, help="for instance `eval_fraction=0.1`")
+    if not isinstance(asked["end_token"], str | None):
+        message = f"`end_token={asked['end_token']!r}`: a text is needed"
+        fail("MD0604", message, help=f"`end_token={str(asked['end_token'])!r}`")
 
 
 @contextmanager
@@ -139,7 +167,13 @@ def _train(
 ) -> Training:
     from meshdsl.backends.train.job import Job
     from meshdsl.backends.train.tokenized import tokenized
-    from meshdsl.backends.train.training_run import accumulate_dim, planned, prepared, train
+    from meshdsl.backends.train.training_run import (
+        accumulate_dim,
+        check_together,
+        planned,
+        prepared,
+        train,
+    )
 
     files, held = _files(data, asked, folder), None
     if asked["eval_data"] is not None:
@@ -157,6 +191,7 @@ def _train(
         checkpoint_every=asked["checkpoint_every"],
         resume=asked["resume"],
     )
+    check_together(job)
     losses: list[float] = []
     norms: list[float] = []
     notes = Diagnostics()

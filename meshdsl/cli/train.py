@@ -114,30 +114,18 @@ def _job(given: Train) -> Job:
 def _check(job: Job, given: Train) -> None:
     """Refuse options that contradict each other, and outputs that cannot be written."""
     from meshdsl.backends.train.tokenized import check_options
-    from meshdsl.backends.train.training_run import ENGINES
+    from meshdsl.backends.train.training_run import ENGINES, check_together
 
     refuse_unknown("engine", given.engine, ENGINES, "not one of those there are")
     check_options(job.data, given.texts)
-    _check_together(job)
+    check_together(job)
+    if job.resume and job.params is not None:
+        help = "leave one of them out: a run that is resumed has its values in the checkpoint"
+        fail("MD0516", "`--params` and `--resume` both say what to begin with", help=help)
     if given.weights is not None and job.out is None and job.params is None:
         help = "name a model: `--params FOLDER` to read one, `--out FOLDER` to write one"
         fail("MD0516", f"`--as {given.weights}` without `--params` or `--out`", help=help)
     _check_outputs(job, given)
-
-
-def _check_together(job: Job) -> None:
-    """Refuse options whose required companions are missing."""
-    needs = {
-        "--resume": (job.resume, "--checkpoint DIR", job.checkpoint),
-        "--checkpoint-every": (job.checkpoint_every, "--checkpoint DIR", job.checkpoint),
-        "--eval-data": (job.data.held_out, "--eval-every K", job.eval_every),
-    }
-    for name, (is_given, needed, there) in needs.items():
-        if is_given and not there:
-            fail("MD0516", f"`{name}` without `{needed}`", help=f"add `{needed}`")
-    if job.resume and job.params is not None:
-        help = "leave one of them out: a run that is resumed has its values in the checkpoint"
-        fail("MD0516", "`--params` and `--resume` both say what to begin with", help=help)
 
 
 def _check_outputs(job: Job, given: Train) -> None:

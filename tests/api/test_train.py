@@ -129,6 +129,36 @@ def test_what_cannot_be_trained_is_refused() -> None:
         net.compile().train({"x": X}, 3)
 
 
+REFUSED = {
+    "train": {
+        "MD0516": [{"resume": True}, {"checkpoint_every": 1}, {"eval_data": {"x": X, "target": X}}],
+        "MD0511": [{"eval_every": 1, "eval_fraction": 0}],
+        "MD0602": [{"engine": "lokal"}],
+        "MD0604": [
+            *({"eval_fraction": f, "eval_every": 1} for f in (-0.1, 2, float("nan"), "a", None)),
+            *({name: n} for name in ("eval_every", "checkpoint_every") for n in (-1, 1.5)),
+            {"end_token": 0},
+        ],
+    },
+    "evaluate": {
+        "MD0602": [{"engine": "lokal"}],
+        "MD0604": [{"batches": 0}, {"batches": 1.5}, {"end_token": 0}],
+    },
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_arguments_are_refused_as_options_are(method: str) -> None:
+    plan = net.compile()
+    call = {"train": lambda **more: plan.train({"x": X, "target": X}, 1, **more)}
+    call["evaluate"] = lambda **more: plan.evaluate({"x": X, "target": X}, **more)
+    for code, every in REFUSED[method].items():
+        for arguments in every:
+            with pytest.raises(md.ProgramError) as caught:
+                call[method](**arguments)
+            assert [d.code for d in caught.value.diagnostics] == [code], arguments
+
+
 def test_a_plan_as_a_module_learns_in_a_loop_of_ones_own() -> None:
     import torch
 
