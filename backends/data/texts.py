@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ SUFFIXES = (".jsonl", ".txt")
 AT_ONCE = 1 << 22
 """The characters that are made tokens of at once."""
 
-UTF8 = "texts are UTF-8: `iconv -t utf-8` makes them so"
+UTF8 = "write it as UTF-8: `iconv -f ENCODING -t utf-8 OLD > NEW`, from the encoding that it has"
 
 
 def text_files(path: str, held_out: bool = False) -> list[str]:
@@ -56,6 +57,8 @@ def _text(path: str) -> str:
 def _document(line: bytes, field: str, place: str) -> str:
     try:
         parsed = json.loads(line)
+    except UnicodeDecodeError:
+        fail("MD0582", f"{place} is not UTF-8", help=UTF8)
     except (ValueError, RecursionError):
         help = 'each line is a document: `{"text": "…"}`'
         fail("MD0582", f"{place} is no JSON", help=help)
@@ -63,7 +66,7 @@ def _document(line: bytes, field: str, place: str) -> str:
     if isinstance(fields.get(field), str):
         return _whole(fields[field], place)
     others = [key for key, value in fields.items() if isinstance(value, str)]
-    help = f"`--text-field {others[0]}`" if others else 'each line is: `{"text": "…"}`'
+    help = f"`--text-field {shlex.quote(others[0])}`" if others else 'each line is: `{"text": "…"}`'
     fail("MD0582", f"{place} has no text `{field}`", help=help)
 
 
@@ -72,7 +75,7 @@ def _whole(text: str, place: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        help = "a pair of `\\\\u` escapes is one character; this one has only its half"
+        help = "a pair of `\\u` escapes is one character; this one has only its half"
         fail("MD0582", f"{place} has half a character", help=help)
     return text
 

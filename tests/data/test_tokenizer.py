@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from meshdsl.backends.data.texts import documents
 from meshdsl.backends.data.tokenizer import batched, load_tokenizer
 from meshdsl.diagnostics import DiagnosticError
 
@@ -69,3 +70,23 @@ def test_texts_come_in_batches() -> None:
         ["defg"],
         ["", "h"],
     ]
+
+
+LINES = {
+    b'{"text": "caf\xe9"}': ("line 1 is not UTF-8", "iconv -f ENCODING"),
+    b'{"text": "a"}\n{"text"': ("line 2 is no JSON", "each line is a document"),
+    b'{"text": "\\ud83d"}': ("line 1 has half a character", "a pair of `\\u` escapes"),
+    b'{"the body": "a"}': ("line 1 has no text `text`", "`--text-field 'the body'`"),
+    b"[]": ("line 1 has no text `text`", 'each line is: `{"text"'),
+}
+
+
+@pytest.mark.parametrize("content", LINES)
+def test_a_line_that_is_no_document_is_told_with_a_way_out(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(content)
+    with pytest.raises(DiagnosticError) as caught:
+        list(documents(str(tmp_path / "d.jsonl"), "text"))
+    (found,) = caught.value.diagnostics
+    message, help = LINES[content]
+    assert message in found.message
+    assert help in str(found.help)
