@@ -211,8 +211,8 @@ def evaluation_lines(result: Evaluation) -> Iterator[str]:
     yield f"averages over {result.amount:,} {result.unit} in {batches}{last}"
 
 
-def evaluation_as_json(made: Compilation, engine: str, result: Evaluation) -> dict[str, object]:
-    """An evaluation, as data."""
+def _identity(made: Compilation, engine: str) -> dict[str, object]:
+    """The version of the data, and which program ran where: what the data of a run begin with."""
     program = made.device
     return {
         "version": 1,
@@ -220,6 +220,13 @@ def evaluation_as_json(made: Compilation, engine: str, result: Evaluation) -> di
         "mesh": dict(program.mesh.axes),
         "layout": program.placed.layout,
         "engine": engine,
+    }
+
+
+def evaluation_as_json(made: Compilation, engine: str, result: Evaluation) -> dict[str, object]:
+    """An evaluation, as data."""
+    return {
+        **_identity(made, engine),
         "values": dict(result.values),
         "batches": result.batches,
         "samples": result.samples,
@@ -232,13 +239,8 @@ def ending_as_json(
     made: Compilation, engine: str, ending: Ending, files: Mapping[str, str | None]
 ) -> dict[str, object]:
     """The ending of a run, as data. `files` are the written ones, by kind."""
-    program = made.device
     return {
-        "version": 1,
-        "program": program.placed.named.name,
-        "mesh": dict(program.mesh.axes),
-        "layout": program.placed.layout,
-        "engine": engine,
+        **_identity(made, engine),
         "ended": ending.how,
         "start": ending.start,
         "steps": ending.step,
