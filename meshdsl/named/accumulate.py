@@ -206,9 +206,8 @@ def goal_gradients(builder: Builder, goal: Goal, params: Sequence[Value]) -> dic
     """
     grad_of: dict[Value, Value] = {}
     for each in goal.all:
-        trained = [p for p in params if p not in each.frozen and p not in grad_of]
-        grads = gradients(builder, each.loss, trained)
-        grad_of.update((p, g) for p, g in zip(trained, grads, strict=True) if g is not None)
+        grads = gradients(builder, each.loss, each.trained)
+        grad_of.update((p, g) for p, g in zip(each.trained, grads, strict=True) if g is not None)
     return {p: grad_of[p] for p in params if p in grad_of}
 
 

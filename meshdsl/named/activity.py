@@ -29,6 +29,17 @@ def active(
     return activity.active
 
 
+def reaching(nodes: Sequence[Node], target: Value) -> set[Value]:
+    """Floats that `target` depends on in a differentiable way: `active`, read backwards.
+
+    A gradient that is not written out yet counts as depending on all operands of its `grad`.
+    """
+    reached = _Reached(target)
+    for node in reversed(nodes):
+        reached.visit(node)
+    return reached.values
+
+
 def is_differentiable(op: NamedOp) -> bool:
     """Whether the operator has a gradient: its own rule, or those of its definition."""
     opdef = lookup(op.name)
@@ -56,6 +67,29 @@ class _Activity(Visitor):
                 break
         self.active |= {c.result for c in loop.carries if c.next in self.active}
         self.active |= {c.outer for c in loop.collected if c.inside in self.active}
+
+
+class _Reached(Visitor):
+    def __init__(self, target: Value) -> None:
+        self.values = _floats((target,))
+
+    def op(self, op: NamedOp) -> None:
+        if self.values.isdisjoint(op.outs):
+            return
+        if op.name == "grad" or is_differentiable(op):
+            self.values |= _floats(op.ins)
+
+    def loop(self, loop: NamedLoop) -> None:
+        """Follow iterations until no more of what is carried is reached."""
+        more = {c.inside for c in loop.collected if c.outer in self.values}
+        more |= {c.next for c in loop.carries if c.result in self.values}
+        while more:
+            self.values |= _floats(more)
+            for node in reversed(loop.body):
+                self.visit(node)
+            more = {c.next for c in loop.carries if c.inside in self.values} - self.values
+        self.values |= {c.init for c in loop.carries if c.inside in self.values}
+        self.values |= {s.outer for s in loop.stacked if s.inside in self.values}
 
 
 def _floats(values: Iterable[Value]) -> set[Value]:

@@ -5,7 +5,7 @@ Which operators stay wide follows torch's autocast lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +16,15 @@ from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Val
 from meshdsl.ops.opdef import lookup
 
 
-def mixed(program: NamedProgram, compute: DType) -> NamedProgram:
-    """The program with parameters and products in `compute`.
+def mixed(program: NamedProgram, compute: DType, narrow: Container[Value]) -> NamedProgram:
+    """The program with the parameters that are `narrow`, and products, in `compute`.
 
-    Inputs, losses, the states that the program assigns and parameters whose declarations state a
-    dtype keep theirs.
+    Inputs, losses, all other parameters, the states that the program assigns and parameters whose
+    declarations state a dtype keep theirs.
     """
-    rebuild, trainable = _Mixed(compute), {*program.trainable}
+    rebuild = _Mixed(compute)
     for param in program.params:
-        if param.value in trainable and not param.typed:
+        if param.value in narrow and not param.typed:
             rebuild.typed(param.value, compute)
     body = rebuild.nodes(program.body)
     updates = tuple(rebuild.update(u) for u in program.updates)

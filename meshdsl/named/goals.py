@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Related, Span, all_of, both, fail
+from meshdsl.named.activity import reaching
 from meshdsl.named.builder import Operand, Scope, need_tensor
-from meshdsl.named.ir import Goal, NamedOp, Param, Update, Value, trainable
+from meshdsl.named.ir import Goal, NamedOp, NamedProgram, Value
 from meshdsl.named.loops import without_returns
 from meshdsl.named.optimizers import COMMON, WrittenRule, resolve
 from meshdsl.named.param_groups import GroupRule, group_rules, param_groups
@@ -88,15 +88,33 @@ class Goals:
         rules = group_rules(node, optimizer, evaluate, self._written, self.builder.diagnostics)
         self.pending.append((goal, rules))
 
-    def finish(self, params: Sequence[Param], updates: Sequence[Update]) -> Goal:
-        """The goals of a whole program, whose parameters and states are known by now."""
-        learned, diagnostics = trainable(params, updates), self.builder.diagnostics
+    def written(self) -> Goal | None:
+        """The goals as they are written; `finish` says which parameters they are of."""
+        if not self.pending:
+            return None
+        first, *others = (goal for goal, _ in self.pending)
+        return replace(first, others=tuple(others))
+
+    def finish(self, program: NamedProgram) -> NamedProgram:
+        """The whole program with the parameters that each loss depends on, and their groups."""
+        if program.goal is None:
+            return program
+        rules = (rules for _, rules in self.pending)
+        goals = (replace(goal, others=()) for goal in program.goal.all)
         first, *others = (
-            replace(goal, groups=param_groups(goal.optimizer, rules, learned, diagnostics))
-            for goal, rules in self.pending
+            self._with_params(goal, rules_of_goal, program)
+            for goal, rules_of_goal in zip(goals, rules, strict=True)
         )
-        goal = replace(first, others=tuple(others))
-        for param in learned:
+        return replace(program, goal=replace(first, others=tuple(others)))
+
+    def _with_params(self, goal: Goal, rules: tuple[GroupRule, ...], program: NamedProgram) -> Goal:
+        reached = reaching(program.body, goal.loss)
+        params = tuple(p for p in program.trainable if p in reached)
+        unreached = tuple(p for p in program.trainable if p not in reached)
+        diagnostics = self.builder.diagnostics
+        groups = param_groups(goal.optimizer, rules, params, unreached, diagnostics)
+        goal = replace(goal, params=params, groups=groups)
+        for param in goal.trained:
             self._check_written(goal, param)
         return goal
 
@@ -109,12 +127,11 @@ class Goals:
 
     def _check_written(self, goal: Goal, param: Value) -> None:
         """Report what is wrong with the function that is the optimizer of a parameter."""
-        for each in goal.all:
-            optimizer = None if param in each.frozen else each.optimizer_of(param)
-            if optimizer is not None and optimizer.written is not None:
-                dims = param.positions
-                build = partial(written_step, optimizer, str(param.name), param.type, dims)
-                self.builder.diagnostics.of(build)
+        optimizer = goal.optimizer_of(param)
+        if optimizer.written is not None:
+            dims = param.positions
+            build = partial(written_step, optimizer, str(param.name), param.type, dims)
+            self.builder.diagnostics.of(build)
 
     def _constant(self, scope: Scope, node: ast.Expr) -> Operand:
         """The value of an option, computed as anywhere in the program."""

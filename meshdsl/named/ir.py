@@ -215,10 +215,11 @@ class ParamGroup:
 class Goal:
     """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`.
 
-    `groups` are the parameters that it does not update as all others, each in one of them. `others`
-    are further goals, each with parameters of its own: all are updated in one step, by gradients at
-    the same values. What is of the whole step (`COMMON` in `optimizers.py`) is said by the first
-    one, apart from `clip`, which is of the gradients of each.
+    `params` are those that the loss depends on. `groups` are those of them that it does not update
+    as all others, each in one of them. `others` are further goals, each of which trains parameters
+    of its own: all are updated in one step, by gradients at the same values. What is of the whole
+    step (`COMMON` in `optimizers.py`) is said by the first one, apart from `clip`, which is of the
+    gradients of each.
     `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
     An update takes the mean gradient of all batches that are accumulated, or of so many of them as
     are `taken` where it is made on the way (`placed/async_checks.py`).
@@ -229,6 +230,7 @@ class Goal:
     span: Span
     norm: str | None = None
     taken: int | None = None
+    params: tuple[Value, ...] = ()
     groups: tuple[ParamGroup, ...] = ()
     others: tuple[Goal, ...] = ()
 
@@ -244,13 +246,20 @@ class Goal:
 
     @property
     def frozen(self) -> frozenset[Value]:
-        """The parameters that this goal does not train."""
+        """The parameters that the loss depends on and that this goal does not train."""
         return frozenset(p for g in self.groups if g.optimizer is None for p in g.params)
 
     @property
+    def trained(self) -> tuple[Value, ...]:
+        """The parameters that this goal trains."""
+        frozen = self.frozen
+        return tuple(p for p in self.params if p not in frozen)
+
+    @property
     def untrained(self) -> frozenset[Value]:
-        """The parameters that no goal trains: they have no gradient."""
-        return frozenset.intersection(*(goal.frozen for goal in self.all))
+        """The parameters that losses depend on and no goal trains: they have no gradient."""
+        frozen = frozenset[Value]().union(*(goal.frozen for goal in self.all))
+        return frozen.difference(*(goal.trained for goal in self.all))
 
     def optimizer_of(self, param: Value) -> Any:
         """The optimizer with the options for one parameter, which is not frozen."""
@@ -259,9 +268,10 @@ class Goal:
 
     def on(self, of: Callable[[Value], Value]) -> Goal:
         """The goal on the values in place of those that it names."""
+        params = tuple(map(of, self.params))
         groups = tuple(replace(g, params=tuple(map(of, g.params))) for g in self.groups)
         others = tuple(goal.on(of) for goal in self.others)
-        return replace(self, loss=of(self.loss), groups=groups, others=others)
+        return replace(self, loss=of(self.loss), params=params, groups=groups, others=others)
 
     def without_mixed(self) -> Goal:
         """The same goal in one precision, for `--dtype`."""
@@ -294,14 +304,18 @@ class NamedProgram:
 
     @property
     def learned(self) -> tuple[Value, ...]:
-        """The parameters that are minimised by: those that can be trained and are not frozen."""
-        untrained = self.goal.untrained if self.goal else ()
-        return tuple(v for v in self.trainable if v not in untrained)
+        """The parameters that goals train; without a goal all that could be trained."""
+        if self.goal is None:
+            return self.trainable
+        trained = {p for goal in self.goal.all for p in goal.trained}
+        return tuple(v for v in self.trainable if v in trained)
 
     @property
     def trainable(self) -> tuple[Value, ...]:
         """The parameters that could be minimised by: floats that the program does not assign."""
-        return trainable(self.params, self.updates)
+        assigned = {update.old for update in self.updates}
+        values = (p.value for p in self.params)
+        return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
 
     def rebuilt(self, body: Iterable[Node], of: Callable[[Value], Value]) -> NamedProgram:
         """The program with another body; `of` gives the values in place of those that it names."""
@@ -320,13 +334,6 @@ class NamedProgram:
     def counter(self) -> Value | None:
         """The state that counts steps, where the optimizer keeps one."""
         return next((s.value for s in self.states if s.of is None), None)
-
-
-def trainable(params: Iterable[Param], updates: Iterable[Update]) -> tuple[Value, ...]:
-    """The parameters that could be minimised by, among `params`."""
-    assigned = {update.old for update in updates}
-    values = (p.value for p in params)
-    return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
 
 
 def kept(program: NamedProgram) -> list[Value]:

@@ -54,7 +54,7 @@ def emit_updates(
     counter = _Counter.begun(emitter)
     each_shared = []
     for each in goal.all:
-        pairs = tuple((p, g) for p, g in grads.items() if p not in each.frozen)
+        pairs = tuple((p, grads[p]) for p in each.trained if p in grads)
         shared = _Shared(emitter.at(each.span), each, counter, pairs)
         if each.optimizer.compress is not None:
             shared.pairs = _compressed(shared, each.optimizer.compress, stacked or {})

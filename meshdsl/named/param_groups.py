@@ -159,16 +159,17 @@ def param_groups(
     optimizer: Optimizer,
     rules: Sequence[GroupRule],
     params: Sequence[Value],
+    unreached: Sequence[Value],
     diagnostics: Diagnostics,
 ) -> tuple[ParamGroup, ...]:
     """The groups of parameters whose updates have other options than `optimizer`, or none.
 
-    `params` are all that can be trained. Reports selectors that name none of them (MD0277), and
-    settings of one option that are equally narrow (MD0278).
+    `params` are all that the loss depends on, and `unreached` all others. Reports selectors that
+    name none of `params` (MD0277), and settings of one option that are equally narrow (MD0278).
     """
     for rule in _firsts(rules):
         if rule.selector != (ALL,) and not any(rule.level(p) is not None for p in params):
-            diagnostics.add(_selects_nothing(rule, params))
+            diagnostics.add(_selects_nothing(rule, params, unreached))
     members: list[tuple[Optimizer | None, list[Value]]] = []
     for param in params:
         chosen = diagnostics.of(partial(_chosen, param, rules)) or {}
@@ -232,16 +233,21 @@ def _firsts(rules: Iterable[GroupRule]) -> Iterable[GroupRule]:
     return firsts.values()
 
 
-def _selects_nothing(rule: GroupRule, params: Sequence[Value]) -> Diagnostic:
+def _selects_nothing(
+    rule: GroupRule, params: Sequence[Value], unreached: Sequence[Value]
+) -> Diagnostic:
     """MD0277, with the nearest names that select a parameter."""
     selector = ".".join(rule.selector)
+    message = f"`{selector}` selects no parameter that is trained"
+    if any(rule.level(p) is not None for p in unreached):
+        leave = "the loss does not depend on what it selects: leave it out"
+        return Diagnostic("MD0277", message, rule.place, help=leave)
     names = selectable(params, dotted=len(rule.selector) > 1)
     listed = ", ".join(f"`{name}`" for name in names[:MOST_LISTED])
     more = ", …" if len(names) > MOST_LISTED else ""
     help = did_you_mean(selector, [*names, ALL])
-    help = help or (f"there are {listed}{more}" if names else "the program has no parameters")
+    help = help or (f"there are {listed}{more}" if names else "the loss depends on no parameter")
     fixes = spelled_right(rule.place, selector, [*names, ALL])
-    message = f"`{selector}` selects no parameter that is trained"
     return Diagnostic("MD0277", message, rule.place, help=help, fixes=fixes)
 
 

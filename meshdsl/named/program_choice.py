@@ -42,16 +42,17 @@ def build_partly(
 
     Errors go to `diagnostics`. Gradients are written out where there are none.
     """
-    from meshdsl.named.training_step import check_minimised, with_owners
+    from meshdsl.named.training_step import check_minimised
 
     before = len(diagnostics.errors)
     try:
-        built = ProgramBuilder(declarations, diagnostics).build(program)
+        builder = ProgramBuilder(declarations, diagnostics)
+        built = builder.build(program)
         if len(diagnostics.errors) == before:
             built = with_gradients(_fused(built, spoken), diagnostics)
-            if built.goal is not None:
-                check_minimised(built, diagnostics)
-                built = with_owners(built, diagnostics)
+        built = builder.goals.finish(built)
+        if len(diagnostics.errors) == before:
+            check_minimised(built, diagnostics)
     except ProgramTooLarge as error:
         diagnostics.add(*error.diagnostics)
         return None

@@ -15,7 +15,7 @@ from meshdsl.ir.program import loops
 from meshdsl.ir.rewrite import Rebuild
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated, goal_gradients
-from meshdsl.named.activity import active
+from meshdsl.named.activity import reaching
 from meshdsl.named.autocast import mixed
 from meshdsl.named.builder import Builder
 from meshdsl.named.emit import Emit
@@ -26,7 +26,6 @@ from meshdsl.named.ir import (
     NamedProgram,
     Node,
     Output,
-    ParamGroup,
     State,
     Update,
     Value,
@@ -42,11 +41,13 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
 
     Raises MD0294 when the loss depends on no parameter that is trained.
     """
-    assert program.goal is not None
-    optimizer = program.goal.optimizer
     program = with_loss(program)
+    goal = program.goal
+    assert goal is not None
+    optimizer = goal.optimizer
     if optimizer.compute is not None:
-        program = mixed(program, optimizer.compute)
+        depended_on = {p for each in goal.all for p in each.params}
+        program = mixed(program, optimizer.compute, depended_on)
     goal = program.goal
     assert goal is not None
     builder = Builder(Diagnostics())
@@ -56,7 +57,7 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
         builder.adopt(program)
         grad_of = goal_gradients(builder, goal, program.learned)
     for each in goal.all:
-        if each.frozen.issuperset(grad_of):
+        if grad_of.keys().isdisjoint(each.trained):
             _refuse_constant(each)
     emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
@@ -82,44 +83,27 @@ def _refuse_constant(goal: Goal) -> NoReturn:
 
 
 def check_minimised(program: NamedProgram, diagnostics: Diagnostics) -> None:
-    """Report MD0141 for each state through which a minimised loss has a gradient."""
+    """Report what no step could do.
+
+    MD0141 is for each state through which a minimised loss has a gradient, MD0295 for each
+    parameter that two losses train.
+    """
     if program.goal is None:
         return
+    goals = program.goal.all
+    reached = set[Value]().union(*(reaching(program.body, goal.loss) for goal in goals))
     for update in program.updates:
-        if not active(program.body, {update.old}).isdisjoint(program.goal.losses):
+        if update.old in reached:
             name, where = update.old.label, Related(program.goal.span, "minimised here")
             message = f"`{name}` is assigned, and the loss has a gradient with respect to it"
             help = f"assign or minimise; `stop_gradient({name})` is its value alone"
             diagnostics.add(
                 Diagnostic("MD0141", message, update.old.span, related=(where,), help=help)
             )
-
-
-def with_owners(program: NamedProgram, diagnostics: Diagnostics) -> NamedProgram:
-    """The program whose goals freeze the parameters that others train: those of their losses.
-
-    Reports MD0295 for each parameter of two losses.
-    """
-    goal = program.goal
-    if goal is None or not goal.others:
-        return program
-    others: dict[Goal, list[Value]] = {each: [] for each in goal.all}
     for param in program.learned:
-        trained_by = active(program.body, {param})
-        owners = [g for g in goal.all if param not in g.frozen and g.loss in trained_by]
+        owners = [goal for goal in goals if param in goal.trained]
         if len(owners) > 1:
             diagnostics.add(_of_two_losses(param, *owners[:2]))
-        for each in goal.all if owners else ():
-            if each is not owners[0] and param not in each.frozen:
-                others[each].append(param)
-    first, *more = (_freezing(each, params) for each, params in others.items())
-    return replace(program, goal=replace(first, others=tuple(more)))
-
-
-def _freezing(goal: Goal, params: Sequence[Value]) -> Goal:
-    """A goal that freezes more parameters."""
-    left = (replace(g, params=tuple(p for p in g.params if p not in params)) for g in goal.groups)
-    return replace(goal, groups=(*left, ParamGroup(tuple(params), None)))
 
 
 def _of_two_losses(param: Value, first: Goal, second: Goal) -> Diagnostic:

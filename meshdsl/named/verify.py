@@ -32,7 +32,8 @@ def verify(program: NamedProgram) -> None:
 def _check_groups(goal: Goal, params: Set[Value]) -> None:
     for each in goal.all:
         members = [param for group in each.groups for param in group.params]
-        assert params >= {*members}, "a group has what is no parameter"
+        assert params >= {*each.params}, "a goal has what is no parameter"
+        assert {*each.params} >= {*members}, "a group has what the loss does not depend on"
         assert len(members) == len({*members}), "a parameter is in two groups"
 
 

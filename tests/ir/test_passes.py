@@ -99,7 +99,8 @@ def train(program: named.NamedProgram, optimizer: str) -> named.NamedProgram:
     assert not list(problems), list(problems)
     (written,) = (item for item in tree.declarations if isinstance(item, ast.ProgramDecl))
     (goal,) = (s for s in written.body if isinstance(s, ast.Minimize))
-    found = named.Goal(program.outputs[0].value, resolve(goal.optimizer), program.span)
+    loss, params = program.outputs[0].value, program.trainable
+    found = named.Goal(loss, resolve(goal.optimizer), program.span, params=params)
     return simplify(training_step(replace(program, goal=found)))
 
 
@@ -139,7 +140,7 @@ PASSES: dict[str, Pass] = {
     "cse": Pass(NAMED, NAMED, lambda p, _: cse(p, lambda one, other: True)),
     "gradient": Pass(NAMED, NAMED, gradient),
     "train": Pass(NAMED, NAMED, train),
-    "mixed": Pass(NAMED, NAMED, lambda p, dtype: mixed(p, DTYPES[dtype])),
+    "mixed": Pass(NAMED, NAMED, lambda p, dtype: mixed(p, DTYPES[dtype], p.trainable)),
     "retype": Pass(NAMED, NAMED, lambda p, dtype: retype(p, DTYPES[dtype])),
     "place": Pass(NAMED, PLACED, place),
     "route": Pass(UNROUTED, PLACED, routed),

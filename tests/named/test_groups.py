@@ -27,13 +27,14 @@ def g(x[a]) {{
 program p(x[a]) {{
   param weight[a]
   param total[a] = zeros()
+  param scale[a]
   total := total + x
   y = x
   repeat n {{
     y = f(y) * weight
   }}
   loss = sum(g(y)^2)
-  return loss
+  return loss, y * scale
   minimize loss with adamw(lr=1e-3) {{ {groups} }}
 }}
 """
@@ -85,6 +86,8 @@ WRONG = [
     ("wieght: lr = 1", "MD0277", "wieght", "did you mean `weight`?"),
     ("parms: frozen", "MD0277", "parms", "did you mean `params`?"),
     ("total: lr = 1", "MD0277", "total", "there are `weight`"),
+    ("scale: lr = 1", "MD0277", "scale", "the loss does not depend on what it selects"),
+    ("scale: frozen", "MD0277", "scale", "leave it out"),
     ("y: frozen", "MD0277", "y", "there are `weight`, `w`, `f`, `s`, `g`"),
     ("(w, q): frozen", "MD0277", "q", "there are `weight`"),
     ("f.s: frozen", "MD0277", "f.s", "did you mean `f.g.s`?"),
@@ -117,6 +120,43 @@ def test_a_wrong_group_is_reported_where_it_stands(
     assert found.code == code
     assert place in (None, found.span.text)
     assert help in found.help
+
+
+OTHER_OUTPUT = """
+dim a = 4, b = 2
+
+def of_matrices[r, c](w[..., r, c], g[..., r, c], lr) -> [..., r, c] {{
+  return w - lr * g
+}}
+
+program p(x[a]) {{
+  param w[a, b]
+  param frozen[b, a]
+  param scale[a]
+  loss = sum(einsum(einsum(x, w -> [b]), frozen -> [a])^2)
+  return loss, x * scale
+  minimize loss with {optimizer} {{ frozen: frozen }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtypes"),
+    [
+        ("of_matrices(lr=1.0)", ["f32", "f32", "f32"]),
+        ('of_matrices(lr=1.0, compute="bf16")', ["bf16", "bf16", "f32"]),
+        ('sgd(compute="bf16", accumulate=2)', ["bf16", "bf16", "f32"]),
+    ],
+)
+def test_a_parameter_of_another_output_is_not_of_the_loss(
+    optimizer: str, dtypes: list[str]
+) -> None:
+    """No optimizer need be for it, and it is stored as it is declared."""
+    made = named(OTHER_OUTPUT.format(optimizer=optimizer))
+    assert [p.value.type.dtype.name for p in made.params] == dtypes
+    assert made.goal is not None
+    assert [v.name for v in made.goal.trained] == ["w"]
+    assert {u.old.source.name for u in made.updates} == {"w", "step"}
 
 
 @pytest.mark.parametrize("code", ["MD0277", "MD0278", "MD0279"])

@@ -136,9 +136,8 @@ class Engine:
         values = [Value(p.type, SPAN, role="grad", rules_from=p) for p in params]
         for value, array in zip(values, grads, strict=True):
             self.give(value, array)
-        emit_updates(
-            self, Goal(values[0], optimizer, SPAN), dict(zip(params, values, strict=True)), stacked
-        )
+        goal = Goal(values[0], optimizer, SPAN, params=tuple(params))
+        emit_updates(self, goal, dict(zip(params, values, strict=True)), stacked)
         new = {old: self.known[made] for old, made in self.updates.items()}
         assert set(new) == {*params, *(state for state, _ in self.states.values())}
         self.known = {p: new[p] for p in params}

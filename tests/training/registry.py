@@ -259,7 +259,7 @@ def step_of(
     """The program built so far, as a step that subtracts the gradient of `loss`."""
     learned = tuple(Param(v, Init("normal"), 1, 1) for v in params)
     body, outputs = tuple(builder.frames[0].body), (Output("loss", loss, SPAN),)
-    goal = Goal(loss, _descent(), SPAN)
+    goal = Goal(loss, _descent(), SPAN, params=tuple(params))
     program = NamedProgram("step", tuple(inputs), learned, body, outputs, SPAN, goal=goal)
     return finish_named(program, None, evaluate=False)
 
