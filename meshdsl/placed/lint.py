@@ -460,7 +460,8 @@ def _sets_nothing(setting: Setting, known: list[str]) -> Diagnostic:
 
 
 def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
-    meant = None if selector in known else did_you_mean(selector, known)
+    is_clear = selector in known or selector in ROLES
+    meant = None if is_clear else did_you_mean(selector, known)
     help = meant or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
     fixes = (_spelled(rule.span, selector, known) if meant else ()) or (removal(rule.span),)

@@ -78,6 +78,7 @@ def test_a_rule_that_selects_nothing_is_reported(rules: str, codes: list[str]) -
     found = Diagnostics()
     placed(rules, found)
     assert [d.code for d in found] == codes
+    assert {d.help for d in found} <= {"remove the rule"}, "a role is no misspelt name"
 
 
 def test_without_training_rules_for_it_are_left_aside() -> None:
