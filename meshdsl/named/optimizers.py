@@ -596,7 +596,8 @@ def _form(call: ast.CallExpr, known: Mapping[str, Option]) -> str:
     """The form of a call of this optimizer, compression or schedule."""
     name = call.function.text
     if "lr" in known:
-        return f"{name}(lr={known['lr'].shown})"
+        needed = (n for n, option in known.items() if n == "lr" or option.default is ...)
+        return f"{name}({', '.join(f'{n}={known[n].shown}' for n in needed)})"
     is_compression = name in COMPRESSIONS
     shown = (o.shown for o in known.values() if is_compression or o.default is ...)
     return f"{name}({', '.join(shown)})"

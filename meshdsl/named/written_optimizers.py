@@ -24,11 +24,15 @@ from typing import Any, NoReturn
 from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.named.dtype_override import retype
-from meshdsl.named.ir import NamedProgram
-from meshdsl.named.optimizers import LearningRate, Optimizer, Option
+from meshdsl.named.ir import NamedProgram, walk
+from meshdsl.named.optimizers import COMMON, LearningRate, Optimizer, Option, literal
+from meshdsl.named.param_groups import OPTIMIZER, WORDS
 from meshdsl.syntax import ast
 
 RATE, STEP = "lr", "step"
+RESERVED = frozenset({*COMMON, *WORDS, OPTIMIZER})
+"""Names that no option of an optimizer of one's own may have."""
+
 FORM = "`def lion(w[...], g[...], lr) -> [...] { … }`"
 
 
@@ -42,6 +46,13 @@ def options_of(function: ast.FunctionDecl) -> dict[str, Option]:
         message = f"`{function.name.text}` is no optimizer"
         help = f"it takes a parameter, its gradient and the learning rate: {FORM}"
         fail("MD0279", message, function.name.span, help=help)
+    for param in function.params[2:]:
+        if param.name.text in RESERVED:
+            message = (
+                f"`{function.name.text}` takes `{param.name.text}`, which means something else"
+            )
+            help = "give the argument another name: groups or all optimizers have this one"
+            fail("MD0279", message, param.span, help=help)
     others = {p.name.text: _option(function, p) for p in function.params[2:]}
     others.pop(STEP, None)
     return {RATE: others.pop(RATE), **others}
@@ -49,10 +60,9 @@ def options_of(function: ast.FunctionDecl) -> dict[str, Option]:
 
 def _option(function: ast.FunctionDecl, param: ast.TensorParam) -> Option:
     """An argument as an option: a number, or a learning rate."""
-    default: Any = ...
-    if isinstance(param.default, ast.Number):
-        default = param.default.value
-    elif param.default is not None:
+    default: Any = ... if param.default is None else literal(param.default)
+    if default is not ... and not isinstance(default, int | float):
+        assert param.default is not None
         message = f"the default of `{param.name.text}` is no number"
         help = "options of an optimizer are numbers"
         fail("MD0279", message, param.default.span, help=help)
@@ -146,6 +156,14 @@ def _check(program: NamedProgram, function: ast.FunctionDecl) -> None:
     assigned = {update.old for update in program.updates}
     if len(program.inputs) > len((*"wg", RATE, STEP)):
         _refuse("draws random numbers", function.name.span, "leave them out", function)
+    for op in walk(program.body):
+        if op.name == "grad":
+            help = "its second argument is the gradient of the loss"
+            _refuse("calls `grad`", op.span, help, function)
+    dtype = program.outputs[0].value.type.dtype
+    if dtype != F32:
+        help = "return `cast(…, f32)`: a step computes in f32, or in the dtype of a wider parameter"
+        _refuse(f"returns {dtype.name}", function.name.span, help, function)
     for param in program.params:
         if param.value not in assigned:
             message = f"declares `{param.value.label}`, which it does not assign"

@@ -155,6 +155,13 @@ WRONG = {
     "tensors(lr=1)": ("MD0279", "v[d]", "leave out its dims"),
     "unassigned(lr=1)": ("MD0279", "m[...]", "write `m := …`"),
     "with_ones(lr=1)": ("MD0279", "m[...]", "`= zeros()`"),
+    "narrow(lr=1)": ("MD0279", "narrow", "return `cast(…, f32)`"),
+    "of_gradient(lr=1)": ("MD0279", "grad(sum(w^2), w)", "the gradient of the loss"),
+    "clipping(lr=1)": ("MD0279", "clip = 1.0", "another name"),
+    "worded(lr=1) { b: optimizer = 1 }": ("MD0279", "optimizer = 1.0", "another name"),
+    "below_zero(lr=1)": None,
+    "needy(lr=1)": ("MD0274", "needy(lr=1)", "write `needy(lr=0.001, much=1.0)`"),
+    "needy(lr=0.001, much=1.0)": None,
     "drawing(lr=1)": ("MD0279", "drawing", "leave them out"),
     "misshapen(lr=1)": ("MD0250", "misshapen", "change the dims"),
     "mistaken(lr=1)": ("MD0102", "q", "known: `w`, `g`, `lr`"),
@@ -172,6 +179,12 @@ def with_ones(w[...], g[...], lr) -> [...] {
   return w - lr * m
 }
 def drawing(w[...], g[...], lr) -> [...] { return w - lr * dropout(g, 0.5) }
+def narrow(w[...], g[...], lr) -> [...] { return cast(w - lr * g, bf16) }
+def of_gradient(w[...], g[...], lr) -> [...] { return w - lr * grad(sum(w^2), w) }
+def clipping(w[...], g[...], lr, clip = 1.0) -> [...] { return w - lr * clip * g }
+def worded(w[...], g[...], lr, optimizer = 1.0) -> [...] { return w - lr * optimizer * g }
+def below_zero(w[...], g[...], lr, much = -1) -> [...] { return w + lr * much * g }
+def needy(w[...], g[...], lr, much) -> [...] { return w - lr * much * g }
 def misshapen(w[...], g[...], lr) { return sum[...](w - lr * g) }
 def mistaken(w[...], g[...], lr) { return w - lr * q }
 
