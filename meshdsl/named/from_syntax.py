@@ -90,7 +90,7 @@ class ProgramBuilder:
         finished = finish_params(params, body)
         inputs = (*self.inputs, *self.streams.seeds)
         parts = (inputs, finished, body, outputs, node.name.span)
-        goal = self.goals.written()
+        goal = self.goals.written() if self.goals.pending else None
         return NamedProgram(node.name.text, *parts, updates=updates, goal=goal)
 
     def apart(self, node: ast.ProgramDecl, dims: Mapping[str, Dim]) -> NamedProgram:

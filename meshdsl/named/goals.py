@@ -88,17 +88,14 @@ class Goals:
         rules = group_rules(node, optimizer, evaluate, self._written, self.builder.diagnostics)
         self.pending.append((goal, rules))
 
-    def written(self) -> Goal | None:
+    def written(self) -> Goal:
         """The goals as they are written; `finish` says which parameters they are of."""
-        if not self.pending:
-            return None
         first, *others = (goal for goal, _ in self.pending)
         return replace(first, others=tuple(others))
 
     def finish(self, program: NamedProgram) -> NamedProgram:
         """The whole program with the parameters that each loss depends on, and their groups."""
-        if program.goal is None:
-            return program
+        assert program.goal is not None
         rules = (rules for _, rules in self.pending)
         goals = (replace(goal, others=()) for goal in program.goal.all)
         first, *others = (

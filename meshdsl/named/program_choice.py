@@ -50,9 +50,10 @@ def build_partly(
         built = builder.build(program)
         if len(diagnostics.errors) == before:
             built = with_gradients(_fused(built, spoken), diagnostics)
-        built = builder.goals.finish(built)
-        if len(diagnostics.errors) == before:
-            check_minimised(built, diagnostics)
+        if built.goal is not None:
+            built = builder.goals.finish(built)
+            if len(diagnostics.errors) == before:
+                check_minimised(built, diagnostics)
     except ProgramTooLarge as error:
         diagnostics.add(*error.diagnostics)
         return None

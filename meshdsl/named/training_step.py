@@ -88,8 +88,7 @@ def check_minimised(program: NamedProgram, diagnostics: Diagnostics) -> None:
     MD0141 is for each state through which a minimised loss has a gradient, MD0295 for each
     parameter that two losses train.
     """
-    if program.goal is None:
-        return
+    assert program.goal is not None
     goals = program.goal.all
     reached = set[Value]().union(*(reaching(program.body, goal.loss) for goal in goals))
     for update in program.updates:

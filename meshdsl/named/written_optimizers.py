@@ -48,10 +48,9 @@ def options_of(function: ast.FunctionDecl) -> dict[str, Option]:
         fail("MD0279", message, function.name.span, help=help)
     for param in function.params[2:]:
         if param.name.text in RESERVED:
-            message = (
-                f"`{function.name.text}` takes `{param.name.text}`, which means something else"
-            )
-            help = "give the argument another name: groups or all optimizers have this one"
+            name = param.name.text
+            message = f"`{function.name.text}` takes `{name}`, which has another meaning"
+            help = "give it another name: this is an option of all optimizers, or a word of groups"
             fail("MD0279", message, param.span, help=help)
     others = {p.name.text: _option(function, p) for p in function.params[2:]}
     others.pop(STEP, None)
