@@ -94,7 +94,10 @@ class Goals:
         return replace(first, others=tuple(others))
 
     def finish(self, program: NamedProgram) -> NamedProgram:
-        """The whole program with the parameters that each loss depends on, and their groups."""
+        """The whole program with the parameters that each loss depends on, and their groups.
+
+        Of a program with errors a loss may depend on all of them.
+        """
         assert program.goal is not None
         rules = (rules for _, rules in self.pending)
         goals = (replace(goal, others=()) for goal in program.goal.all)
@@ -105,14 +108,15 @@ class Goals:
         return replace(program, goal=replace(first, others=tuple(others)))
 
     def _with_params(self, goal: Goal, rules: tuple[GroupRule, ...], program: NamedProgram) -> Goal:
-        reached = reaching(program.body, goal.loss)
-        params = tuple(p for p in program.trainable if p in reached)
-        unreached = tuple(p for p in program.trainable if p not in reached)
-        diagnostics = self.builder.diagnostics
+        reached, diagnostics = reaching(program.body, goal.loss), self.builder.diagnostics
+        depended_on = {*program.trainable} if diagnostics.errors else reached
+        params = tuple(p for p in program.trainable if p in depended_on)
+        unreached = tuple(p for p in program.trainable if p not in depended_on)
         groups = param_groups(goal.optimizer, rules, params, unreached, diagnostics)
         goal = replace(goal, params=params, groups=groups)
         for param in goal.trained:
-            self._check_written(goal, param)
+            if param in reached:
+                self._check_written(goal, param)
         return goal
 
     def _written(self, name: ast.Name) -> WrittenRule | None:

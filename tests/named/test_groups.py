@@ -159,6 +159,14 @@ def test_a_parameter_of_another_output_is_not_of_the_loss(
     assert {u.old.source.name for u in made.updates} == {"w", "step"}
 
 
+def test_an_error_on_the_way_to_the_loss_is_no_error_of_a_group() -> None:
+    text = PROGRAM.format(groups="f: lr = 1").replace("y = f(y)", "y = unknown(f(y))")
+    text = text.replace("sum(g(y)^2)", "sum(g(x)^2)")
+    with pytest.raises(DiagnosticError) as raised:
+        named(text)
+    assert [d.code for d in raised.value.diagnostics] == ["MD0103"]
+
+
 @pytest.mark.parametrize("code", ["MD0277", "MD0278", "MD0279"])
 def test_the_wrong_example_of_a_code_is_wrong_in_this_way(code: str) -> None:
     with pytest.raises(DiagnosticError) as raised:
