@@ -331,8 +331,11 @@ def _group_settings(
     for key, options in groups.items():
         names = key if isinstance(key, tuple) else (key,)
         span = place.entry(key) if isinstance(key, str) else place.span
+        if not names or not all(isinstance(name, str) for name in names):
+            help = 'write the name of a parameter or a function, or a tuple: `("w", "norm")`'
+            fail("MD0815", f"{kind_of(key)} selects no parameters", place.span, help=help)
         for name in names:
-            for part in str(name).split("."):
+            for part in name.split("."):
                 check_name("parameter", part, span)
         selectors = tuple(tuple(ast.Name(p, span) for p in n.split(".")) for n in names)
         if isinstance(options, str):
@@ -341,9 +344,10 @@ def _group_settings(
         if isinstance(options, Form):
             yield ast.GroupOptimizer(selectors, tracer.form(options), span)
             continue
-        if not isinstance(options, Mapping):
+        if not isinstance(options, Mapping) or not all(isinstance(o, str) for o in options):
             help = 'write `{"weight_decay": 0}`, or "frozen"'
-            fail("MD0815", f"options are a dict, not {kind_of(options)}", span, help=help)
+            wrong = "one without names" if isinstance(options, Mapping) else kind_of(options)
+            fail("MD0815", f"options are a dict by name, not {wrong}", span, help=help)
         call = tracer.form(Form(optimizer.name, (), tuple(options.items()), span))
         for keyword in call.keywords:
             assert not isinstance(keyword.value, tuple), "an option is one value"

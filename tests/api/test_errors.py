@@ -247,6 +247,20 @@ def a_group_with_an_option_of_all(x: T[batch, io]):
     return x
 
 
+@wrong("MD0815", '{True: "frozen"}')
+def a_group_of_no_name(x: T[batch, io]):
+    w = md.param([io])
+    md.minimize(md.mean(x * w), md.sgd(lr=0.1), {True: "frozen"})
+    return x
+
+
+@wrong("MD0815", '"w": {3: 1.0}')
+def an_option_of_no_name(x: T[batch, io]):
+    w = md.param([io])
+    md.minimize(md.mean(x * w), md.sgd(lr=0.1), {"w": {3: 1.0}})
+    return x
+
+
 @wrong("MD0815", "3")
 def groups_that_are_a_number(x: T[batch, io]):
     w = md.param([io])
