@@ -328,22 +328,36 @@ def random_entry(draw: random.Random) -> tuple[str, dict[str, Any], dict[str, An
         for axis, dim in enumerate(order):
             if dim not in numbered:  # what the file lacks is 0
                 values[name][(slice(None),) * axis + (slice(stored[dim], None),)] = 0
+    blocks = []
+    for n, order in enumerate(orders):
+        wanted = [terms[n] if count > 1 and dim == rest[joined] else dim for dim in rest]
+        axes = [order.index(dim) for dim in (*numbered, *wanted)]
+        blocks.append(values[f"p{n}"].transpose(axes))
+    model = random_tensors(blocks, joined, [stored[dim] for dim in rest], groups)
+    return text, values, model
+
+
+def random_tensors(
+    blocks: list[Any], joined: int, sizes: list[int], groups: list[list[str]]
+) -> dict[str, Any]:
+    """The tensors of the file: of a block of `sizes`, or of several joined along a dim.
+
+    The first dims of a block are numbers of the key. The others are merged by groups.
+    """
     model = {}
-    for at in np.ndindex(*(sizes[dim] for dim in numbered)):
-        parts = []
-        for n, order in enumerate(orders):
-            wanted = [terms[n] if count > 1 and dim == rest[joined] else dim for dim in rest]
-            part = values[f"p{n}"].transpose([order.index(d) for d in (*numbered, *wanted)])
-            parts.append(part[at])
-        tensor = parts[0] if count == 1 else np.concatenate(parts, axis=joined)
-        for axis, dim in enumerate(rest if count == 1 else ()):
-            size = stored[dim] - tensor.shape[axis]
-            ends = [(0, max(size, 0)) if a == axis else (0, 0) for a in range(len(rest))]
-            tensor = np.pad(tensor, ends)[(slice(None),) * axis + (slice(stored[dim]),)]
+    for at in np.ndindex(*blocks[0].shape[: -len(sizes)]):
+        parts = [block[at] for block in blocks]
+        tensor = parts[0]
+        if len(parts) > 1:
+            tensor = np.concatenate(parts, axis=joined)
+        else:
+            lacks = zip(sizes, tensor.shape, strict=True)
+            ends = [(0, max(size - own, 0)) for size, own in lacks]
+            tensor = np.pad(tensor, ends)[tuple(map(slice, sizes))]
         widths = iter(tensor.shape)
         shape = [int(np.prod([next(widths) for _ in group])) for group in groups]
         model["t" + "".join(f".{index + 1}" for index in at)] = tensor.reshape(shape)
-    return text, values, model
+    return model
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("MESHDSL_CASES", "25"))))
