@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,11 +110,12 @@ class GenerationRequest:
         if number is None or number == NO_END:
             return ()
         if isinstance(number, str):
-            is_numeric = number.isascii() and number.isdigit() and len(number) < 19
-            number = int(number) if is_numeric else codec.number(number)
+            is_number = re.fullmatch(r"-?[0-9]{1,18}", number) is not None
+            number = int(number) if is_number else codec.number(number)
         if not _is_number(number, 0, integer=True) or number >= known:
             message = f"the end token is {number!r}, and the program has {counted(known, 'token')}"
-            fail("MD0627", message, help=f"give a number from 0 to {known - 1}, or a token's text")
+            help = f"give a number from 0 to {known - 1}, a token's text, or `{NO_END}`"
+            fail("MD0627", message, help=help)
         return (int(number),)
 
 

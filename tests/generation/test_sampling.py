@@ -118,3 +118,7 @@ def test_the_end_token_is_a_number_or_one_character() -> None:
         for end in (3, "1", "b")
     ]
     assert ends == [(3,), (1,), (3,)]
+    for end in (-1, "-1"):
+        with pytest.raises(DiagnosticError, match="the end token is -1, and") as error:
+            GenerationRequest(["a"], end_token=end).task(contract, words)
+        assert "or `none`" in str(error.value.diagnostics[0].help)
