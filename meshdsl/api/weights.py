@@ -29,7 +29,7 @@ def loaded(made: Compilation, path: Any, weights: Weights, site: Site) -> dict[s
     from meshdsl.backends.weights.params import mapped_model
 
     made, block = _with_weights(made, weights, site.span)
-    mapped = mapped_model(os.fspath(path), made, block)
+    mapped = mapped_model(_path(path, "MD0553", site.span), made, block)
     _warn(mapped.changes, site)
     return {name: array[()] for name, array in mapped.arrays.items()}
 
@@ -53,13 +53,21 @@ def save(
     from meshdsl.backends.weights.writing import check_model, check_writable
 
     made, block = _with_weights(made, weights, site.span)
-    target = os.fspath(path)
+    target = _path(path, "MD0554", site.span)
     check_model(target, force)
     chosen = in_dtype(chosen_weights(made, block), dtype)
     notes = check_writable(chosen, made.named)
     _warn((note for note in notes if note.code == "MD0555"), site)
     blocks = {n: torch.from_numpy(params[n]).to(torch_dtype(s.dtype)) for n, s in specs.items()}
     export_params({0: blocks}, target, specs, {}, chosen)
+
+
+def _path(path: Any, code: str, span: Span) -> str:
+    """The path of a model. Raises the diagnostic `code` for a value that is none."""
+    if not isinstance(path, str | os.PathLike):
+        help = "name a folder, a .safetensors file or a state dict of torch"
+        fail(code, f"{kind_of(path)} is no path of a model", span, help=help)
+    return os.fspath(path)
 
 
 def _warn(notes: Iterable[Diagnostic], site: Site) -> None:

@@ -377,6 +377,8 @@ CALLS: dict[str, tuple[str, str, Callable[[], object]]] = {
     "a layout that is none": ("MD0108", '"mine"', lambda: keeper.compile({"d": 2}, "mine")),
     "a mesh that is none": ("MD0108", '"mine"', lambda: keeper.compile("mine")),
     "no mesh": ("MD0815", "4", lambda: keeper.compile(4)),
+    "no model": ("MD0553", "PLAN.load_weights(5)", lambda: PLAN.load_weights(5)),
+    "no place of a model": ("MD0554", "PLAN.save_weights(5)", lambda: PLAN.save_weights(5)),
     "an axis of 0": ("MD0105", '"d": 0', lambda: keeper.compile({"d": 0})),
     "not divisible": (
         "MD0310",
