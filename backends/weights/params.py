@@ -110,6 +110,9 @@ def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:
     listed = ", ".join(f"`{name}`" for name in blocks)
     if block is not None and block not in blocks:
         help = did_you_mean(block, list(blocks)) or f"declared: {listed or 'none'}"
+        name, _, dtype = block.partition(":")
+        if dtype and name in blocks:
+            help = f"write `--as {name}`: a dtype is only named for a model that is written"
         fail("MD0552", f"no `weights {block}` is declared", help=help)
     if not blocks:
         message = f"{made.source.name} declares no `weights` block to read or write a model by"

@@ -585,6 +585,7 @@ def test_groups_of_keys_and_dims_of_other_sizes(tmp_path, prefix):
 def test_which_block_is_meant(tmp_path, models):
     path = models[1]["folder"]
     assert "no `weights nix`" in refused(path, block="nix").message
+    assert "write `--as hf`: " in refused(path, block="hf:bf16").help
     plain = PROGRAM[: PROGRAM.index("weights")] + PROGRAM[PROGRAM.index("program") :]
     assert refused(path, plain).code == "MD0552"
     with pytest.raises(DiagnosticError) as error:
