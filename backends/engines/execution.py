@@ -17,7 +17,13 @@ from meshdsl.backends.engines.against_reference import NOTHING, Reference, Tenso
 from meshdsl.backends.engines.asynchronous_reference import replay_of
 from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.reference import copy_specs, made_up, whole_specs
-from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
+from meshdsl.backends.runtime.array_files import (
+    ArraysRefused,
+    Refused,
+    check_arrays,
+    read_arrays,
+    what_writes,
+)
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
 from meshdsl.backends.runtime.values import Array, Spec
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
@@ -183,8 +189,7 @@ def read_checked(
             help = "to read a model with names of its own, declare a `weights` block"
         fail("MD0504", str(refused), help=help)
     except Refused as refused:
-        help = "numpy.savez(path, name=array, …) writes a file that is read"
-        fail("MD0505", str(refused), help=help)
+        fail("MD0505", str(refused), help=what_writes(path))
 
 
 def _specs(made: Compilation) -> tuple[dict[str, Spec], dict[str, Spec]]:

@@ -66,6 +66,13 @@ def read_arrays(path: str, proven: bool = False) -> dict[str, Any]:
     return {}
 
 
+def what_writes(path: str) -> str:
+    """For a help: what writes arrays that are read, in the format that `path` is named after."""
+    if path.endswith(".safetensors"):
+        return "safetensors.numpy.save_file({name: array, …}, path) writes a file that is read"
+    return "numpy.savez(path, name=array, …) writes a file that is read"
+
+
 def refuse_other(file: IO[bytes], path: str) -> None:
     """Refuse a file that is neither .npz nor .safetensors, saying what to do instead."""
     start = file.read(8)

@@ -18,6 +18,7 @@ from meshdsl.backends.runtime.array_files import (
     Refused,
     check_arrays,
     read_arrays,
+    what_writes,
 )
 from meshdsl.backends.runtime.stored import StoredArray, from_stored
 from meshdsl.backends.runtime.user_files import regular
@@ -51,7 +52,7 @@ def open_data(
     inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
     times = max((spec.dims.get(files.accumulate or "", 1) for spec in inputs.values()), default=1)
     declared = {name: one_batch(spec, files.accumulate) for name, spec in inputs.items()}
-    with _refusals():
+    with _refusals(files.path):
         if files.rows:
             return open_rows(files, declared, seed, times)
         if is_tokens(files):
@@ -65,7 +66,7 @@ def open_everything(files: DataFiles, inputs: Mapping[str, Spec], proven: bool) 
     Of a folder with files for validation these are taken. `proven` is as of `read_arrays`.
     """
     inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
-    with _refusals():
+    with _refusals(files.path):
         if files.rows:
             return every_row(files, inputs)
         if is_tokens(files):
@@ -78,15 +79,14 @@ def open_everything(files: DataFiles, inputs: Mapping[str, Spec], proven: bool) 
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(path: str) -> Iterator[None]:
     """Raise what is refused as a diagnostic."""
     try:
         yield
     except ArraysRefused as refused:
         fail("MD0504", str(refused), help=NAMED)
     except Refused as refused:
-        help = "numpy.savez(path, name=array, …) writes a file that is read; so is any text"
-        fail("MD0505", str(refused), help=help)
+        fail("MD0505", str(refused), help=f"{what_writes(path)}; so is any text")
 
 
 def open_arrays(
