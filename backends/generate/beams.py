@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshdsl.backends.runtime.values import Array
 
 
 class _Ended(NamedTuple):
-    """A text that has ended; `score` is its log-probability over its length, with the penalty."""
+    """A text that has ended, with its score among texts, the best of which is the largest."""
 
     score: float
     tokens: tuple[int, ...]
@@ -73,8 +74,13 @@ class BeamSearch(Continuation):
         return (), ""
 
     def _score(self, likelihood: float, tokens: tuple[int, ...]) -> float:
+        """The order of texts: by their log-probability, over their length with the penalty.
+
+        It is made of logarithms, since the power may be too large for a float.
+        """
         count = len(tokens) - len(self.task.prompts[self.number])
-        return float(likelihood / count**self.task.length_penalty)
+        size = math.log(-likelihood) if likelihood else -math.inf
+        return self.task.length_penalty * math.log(count) - size
 
     def _end_of(self, tokens: tuple[int, ...]) -> str | None:
         """Why a candidate ends, if it does."""

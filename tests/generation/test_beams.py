@@ -91,6 +91,13 @@ def test_few_beams(tmp_path: Path) -> None:
         shown = [words.text([n for n in tokens if n != end]) for tokens in expected]
         assert [t.text for t in results.texts] == shown
     assert ends == {"end token", "length"}
+    asked: dict[str, Any] = {"steps": 6, "beams": 2, "end_token": 3}
+    lengths = [
+        len(t.tokens)
+        for penalty in (-1e5, 1e5)  # powers that no float has
+        for t in texts(found, tmp_path, prompts, words, length_penalty=penalty, **asked)[0].texts
+    ]
+    assert lengths == [4, 1, 6, 4, 6, 6]
     plain, _ = texts(found, tmp_path, prompts[:1], words, steps=6, beams=2)
     stop = plain.texts[0].text[2:4]
     stopped, _ = texts(found, tmp_path, prompts[:1], words, steps=6, beams=2, stop=(stop,))
