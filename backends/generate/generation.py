@@ -181,8 +181,9 @@ class Speaker:
             return
         values = self._logits(part.program.OUTPUTS[logits], outputs[logits])
         for text in ready:
-            own_rows = self._rows_of(text, rows)
-            tokens, shown = text.extend(values[own_rows, : self.task.known])
+            chosen_from = values[self._rows_of(text, rows), : self.task.known]
+            _refuse_non_numbers(chosen_from, text)
+            tokens, shown = text.extend(chosen_from)
             if self.ranks.rank == 0 and tokens:
                 seconds = time.perf_counter() - self.started
                 self.tell(TextPiece(text.number, tokens, shown, text.end, seconds))
@@ -235,6 +236,18 @@ class _DeviceProgram:
             for n, a in inputs.items()
         }
         return call_device(self.ranks, self.program, (blocks, self.params, {}))
+
+
+def _refuse_non_numbers(logits: Array, text: Continuation) -> None:
+    """Refuse logits of which none is the largest: NaN, infinity, or minus infinity alone (MD0720).
+
+    Minus infinity leaves a token out.
+    """
+    if not np.isfinite(logits.max(-1)).all():
+        place = f"token {text.length} of text {text.number + 1}"
+        message = f"the logits after {place} are NaN or infinite"
+        help = "look for such values in the parameters; `--dtype f64` rules out an overflow"
+        fail("MD0720", message, help=help)
 
 
 def _index(text: Continuation, position: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from meshdsl.backends.generate.contract import Contract
@@ -51,12 +52,13 @@ class GenerationRequest:
             _steps(contract.room, len(prompt), self.steps, self._named(n))
             for n, prompt in enumerate(prompts)
         )
+        top_k = None if self.top_k is None else int(self.top_k)
         return Task(
             *(contract, tuple(prompts), steps, count, "", codec),
-            Sampling(self.temperature, self.top_k, self.top_p, self.seed),
+            Sampling(float(self.temperature), top_k, float(self.top_p), self.seed),
             self._end_tokens(codec, count),
             tuple(self.stop),
-            *(self.beams, self.length_penalty),
+            *(int(self.beams), float(self.length_penalty)),
         )
 
     def _named(self, number: int) -> str:
@@ -120,9 +122,12 @@ class GenerationRequest:
 
 
 def _is_number(value: Any, least: float, integer: bool = False) -> bool:
-    kinds = int if integer else int | float
-    is_kind = isinstance(value, kinds) and not isinstance(value, bool)
-    return is_kind and math.isfinite(value) and value >= least
+    """Whether a value is a number, of Python or numpy, in the range of floats."""
+    is_kind = isinstance(value, Integral if integer else Real) and not isinstance(value, bool)
+    try:
+        return is_kind and math.isfinite(value) and bool(value >= least)
+    except OverflowError:
+        return False
 
 
 def _tokens(
@@ -157,4 +162,4 @@ def _steps(room: int | None, length: int, steps: int | None, name: str) -> int:
             help = f"write `--steps {room + 1 - length}` or fewer"
         message += f": the program has room to read {room}"
         fail("MD0625", message, help=help)
-    return steps
+    return int(steps)

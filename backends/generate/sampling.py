@@ -37,8 +37,9 @@ class Sampling:
             spec = Spec("f64", {"known": size}, {}, ("uniform", 0.0, 1.0))
             name = f"token {position}" + (f" of text {text}" if text else "")
             chance = drawn_part(spec, name, self.seed, (slice(0, size),))
-            with np.errstate(divide="ignore"):
-                scores = self.kept(scores / self.temperature) - np.log(-np.log(chance))
+            with np.errstate(divide="ignore", over="ignore"):
+                scores = (scores - scores.max()) / self.temperature
+                scores = self.kept(scores) - np.log(-np.log(chance))
         return int(np.argmax(scores))
 
     def kept(self, scores: Array) -> Array:

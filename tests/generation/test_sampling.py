@@ -13,10 +13,11 @@ import pytest
 from meshdsl.backends.generate.generation_request import GenerationRequest
 from meshdsl.backends.generate.sampling import Sampling
 from meshdsl.backends.generate.text_codec import TextCodec
+from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.backends.runtime.values import Array, Spec, drawn_part
 from meshdsl.diagnostics import DiagnosticError
 
-from .models import NUMBERS, SIZES, Oracle, programs, texts
+from .models import NUMBERS, SIZES, Oracle, params, programs, texts
 
 LOGITS = np.array([0.5, 2.0, -1.0, 2.0, 0.0, -3.0, 1.0])
 
@@ -88,6 +89,8 @@ def test_draws_are_of_the_seed_the_text_and_the_position(tmp_path: Path) -> None
         ({"steps": True}, "MD0627"),
         ({"temperature": -1.0}, "MD0627"),
         ({"temperature": math.nan}, "MD0627"),
+        ({"temperature": 10**400}, "MD0627"),
+        ({"temperature": np.float32(np.inf)}, "MD0627"),
         ({"temperature": 1, "top_k": 0}, "MD0627"),
         ({"temperature": 1, "top_p": 0.0}, "MD0627"),
         ({"top_k": 3}, "MD0627"),
@@ -122,3 +125,36 @@ def test_the_end_token_is_a_number_or_one_character() -> None:
         with pytest.raises(DiagnosticError, match="the end token is -1, and") as error:
             GenerationRequest(["a"], end_token=end).task(contract, words)
         assert "or `none`" in str(error.value.diagnostics[0].help)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """They become Python's, which can be sent to other processes."""
+    contract = programs(layout="batch:device", mesh="device:1").contract
+    names: dict[str, Any] = {"steps": 2, "top_k": 3, "beams": 1, "end_token": 4}
+    floats: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "length_penalty": 2.0}
+    asked: dict[str, Any] = {"prompts": [[np.int32(5)]]}
+    asked |= {n: np.int64(x) for n, x in names.items()}
+    asked |= {n: np.float32(x) for n, x in floats.items()}
+    task = GenerationRequest(**asked).task(contract, NUMBERS)
+    assert task == GenerationRequest([[5]], **names, **floats).task(contract, NUMBERS)
+    of_task = (*task.steps, *task.end_tokens, task.beams, task.sampling.top_k)
+    assert {type(number) for number in of_task} == {int}
+    assert {type(n) for n in (task.sampling.temperature, task.length_penalty)} == {float}
+
+
+def test_the_coldest_draws_are_the_likeliest_token() -> None:
+    assert {Sampling(5e-324, seed=seed).next(LOGITS - 1e3, 0) for seed in range(5)} <= {1, 3}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("asked", [{}, {"temperature": 1.0, "top_p": 0.5}, {"beams": 2}], ids=str)
+def test_logits_that_are_not_numbers_are_refused(
+    bad: float, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    arrays = params()
+    arrays["embed"][3] = bad
+    write_npz(str(tmp_path / "params.npz"), arrays)
+    found = programs(layout="batch:device", mesh="device:1", prefill="none")
+    with pytest.raises(DiagnosticError) as error:
+        texts(found, tmp_path, [(1,)], steps=2, **asked)
+    assert [d.code for d in error.value.diagnostics] == ["MD0720"]
