@@ -231,11 +231,12 @@ def cast_notes(casts: Mapping[tuple[str, str], int], done: str) -> Iterator[Diag
     for (stored, dtype), count in casts.items():
         if stored != dtype:
             exact = _is_exact(stored, dtype)
-            how = "exactly" if exact else "rounded" if kind_of(stored) == "float" else "if they fit"
+            is_float = kind_of(stored) == "float"
+            how = "exactly" if exact else "rounded" if is_float else "if they fit"
             message = f"{count} {plural(count, 'parameter')} of {stored} {done} as {dtype}, {how}"
             told = Diagnostic("MD0551", message, severity="note")
             help = f"`--dtype {stored}` computes in the dtype of the model"
-            yield told if exact or done != "read" else replace(told, help=help)
+            yield replace(told, help=help) if is_float and not exact and done == "read" else told
 
 
 def _is_exact(stored: str, dtype: str) -> bool:

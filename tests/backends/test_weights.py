@@ -29,7 +29,7 @@ from meshdsl.backends.weights import writing
 from meshdsl.backends.weights.model_files import ModelTensor, tensors_of
 from meshdsl.backends.weights.params import chosen_weights, mapped_model, params_file
 from meshdsl.backends.weights.patterns import patterns_of
-from meshdsl.backends.weights.reading import mapped_params
+from meshdsl.backends.weights.reading import cast_notes, mapped_params
 from meshdsl.backends.weights.writing import check_writable, write_model
 from meshdsl.cli.app import app
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
@@ -614,6 +614,9 @@ def test_entries_that_say_nothing_are_refused(models, entry):
 def test_casts_are_told(models):
     mapped = mapped_model(str(models[1]["folder"]), compiled(dtype="bf16"), None)
     assert [n.message for n in mapped.notes] == ["6 parameters of f32 read as bf16, rounded"]
+    (whole,) = cast_notes({("i64", "i32"): 1}, "read")
+    assert (mapped.notes[0].help or "").startswith("`--dtype f32`")
+    assert whole.help is None, "`--dtype` is for floats"
     mapped = mapped_model(str(models[1]["folder"]), compiled(dtype="f64"), None)
     assert [n.message for n in mapped.notes] == ["6 parameters of f32 read as f64, exactly"]
 
