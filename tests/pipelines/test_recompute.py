@@ -20,9 +20,11 @@ from tests.pipelines.test_programs import (
     BY_ROWS,
     MESHES,
     OPTIMIZERS,
+    PRINTED,
     PROGRAMS,
     compiled,
     hold_bytes,
+    hold_text,
     results,
 )
 
@@ -51,6 +53,8 @@ def test_the_numbers_are_the_same_bits(name: str, use: tuple[str, str], optimize
         np.testing.assert_array_equal(array, kept[key], key)
     assert not run.disagreements()
     hold_bytes(run, made)
+    if PRINTED == 1:
+        hold_text(made)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
