@@ -167,9 +167,9 @@ def _of_loop(
         pairs = recomputed(pairs, node, names, lists)
     else:
         pairs = slices_cut_again(pairs, program.inputs, names, lists)
-    if table.changes and not (pipe.use is not None and pipe.use.recompute):
-        stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
-        pairs = made_of_weights(pairs, node, stored, names, lists)
+        if table.changes:
+            stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
+            pairs = made_of_weights(pairs, node, stored, names, lists)
     if table.schedule.halves or (pipe.use is not None and pipe.use.splits_backward):
         program = replace(program, lists=frozenset(lists))
         split = _in_halves(pairs, program, pipe, names, lists)
