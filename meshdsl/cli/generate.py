@@ -40,19 +40,19 @@ class Generate(PlacingOptions, AsData):
         "--params", "F", "Parameters: a file, or a checkpoint's or model's folder.", ...
     )
     weights: str | None = weights("The `weights` block by which a model is read.")
-    prompt: list[str] = opt("--prompt", "TEXT", "The beginning of a text; several times for more.")
+    prompt: list[str] = opt("--prompt", "TEXT", "The beginning of a text; repeat it for more.")
     prompts: Path | None = opt("--prompts", "F", "A file with a prompt on each line.")
     steps: int | None = opt("--steps", "N", "How many tokens (what there is room for).", min=1)
     temperature: float = opt("--temperature", "T", "0: the likeliest token.", 0.0, min=0.0)
-    top_k: int | None = opt("--top-k", "K", "Draw of the K likeliest tokens.", min=1)
-    top_p: float = opt("--top-p", "P", "Draw of the likeliest tokens of P in sum.", 1.0)
-    seed: int = opt("--seed", "S", "Of the choice at other temperatures.", 0)
+    top_k: int | None = opt("--top-k", "K", "Draw from the K likeliest tokens.", min=1)
+    top_p: float = opt("--top-p", "P", "Draw from the fewest with probability P in all.", 1.0)
+    seed: int = opt("--seed", "S", "Seed of the draws.", 0)
     beams: int = opt("--beams", "N", "Search with N beams, each in a row of the batch.", 1, min=1)
     length_penalty: float = opt("--length-penalty", "A", "Of beams: above 1 for longer texts.", 1.0)
     end_token: str | None = opt(
         "--end-token", "T", "What ends a text: a token by number or text; none."
     )
-    stop: list[str] = opt("--stop", "TEXT", "End a text before this; several times for more.")
+    stop: list[str] = opt("--stop", "TEXT", "End a text before this; repeat it for more.")
     tokens: str | None = opt("--tokens", "T", "bytes or chars (as in training).")
     tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json (that of a model's folder).")
     prefill: str | None = opt(
