@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 class EvaluationJob:
     """What is evaluated: samples, by parameters in a file.
 
-    At most so many `batches`, where there is a limit. `dim` is the one that tells samples apart.
+    At most so many `batches`, where there is a limit. `measures`: the output `cross_entropy` is
+    that of `with_measures`, so its exponential is the perplexity. A program's own is any number.
     """
 
     data: DataFiles
     params: str | None
     batches: int | None = None
     seed: int = 0
+    measures: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ def evaluate(
     Notes about the data and the short batch go to `diagnostics`.
     """
     full_batch = on_engine(measured(made, job.data.rows), engine)
+    own = {output.name for output in made.written.outputs}
+    job = replace(job, measures=CROSS_ENTROPY not in own)
     refuse_too_large(full_batch, "local" if engine == "reference" else engine, None)
     program = Emitted(full_batch.emitted).load().program
     if job.params is not None:
@@ -223,7 +227,7 @@ def evaluate_on(
         samples += added.batches * (everything.rest if is_short else everything.size)
         sums.add(added.values, added.weight, added.batches)
     values = sums.averages
-    if CROSS_ENTROPY in values and "perplexity" not in values:
+    if job.measures and CROSS_ENTROPY in values and "perplexity" not in values:
         values["perplexity"] = _exp(values[CROSS_ENTROPY])
     short = everything.rest if programs.evaluation is not None else 0
     seconds, amount = time.perf_counter() - began, samples * everything.amount

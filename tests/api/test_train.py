@@ -226,3 +226,23 @@ def test_tokens_are_an_array_or_a_file_and_evaluated(tmp_path: Path) -> None:
         plans[0].train(np.where(np.arange(400) == 5, 60, TOKENS), 1)
     with pytest.raises(md.ProgramError, match="MD0602"):
         plans[0].train(TOKENS, 1, order="any")
+
+
+OWN = """
+dim row = 4, seq = 6, vocab = 50, model = 2
+program p(tokens[row, seq]: i32, targets[row, seq]: i32) {
+  param embed[vocab, model]
+  param out[model, vocab]
+  logits = einsum(embed[vocab = tokens], out -> [row, seq, vocab])
+  cross_entropy = sum(cross_entropy[vocab](logits, targets))
+  return cross_entropy
+}
+"""
+
+
+def test_the_perplexity_is_of_no_output_that_happens_to_be_called_cross_entropy(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "p.mdsl").write_text(OWN)
+    found = md.load(tmp_path / "p.mdsl").compile().evaluate(TOKENS)
+    assert set(found.values) == {"cross_entropy", "accuracy"}
