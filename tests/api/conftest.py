@@ -32,8 +32,10 @@ class Watched(Tracer):
     def build(self, node: ast.ProgramDecl) -> ir.NamedProgram:
         """The program at once, without its tree."""
         made = super().build(node)
-        # With errors it is nothing that a pass could read.
-        Watched.built = made if self.diagnostics.errors else with_gradients(made, Diagnostics())
+        Watched.built = made
+        if not self.diagnostics.errors:  # With errors it is nothing that a pass could read.
+            whole = with_gradients(made, Diagnostics())
+            Watched.built = whole if whole.goal is None else self.goals.finish(whole)
         return made
 
 
