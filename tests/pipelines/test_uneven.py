@@ -5,6 +5,7 @@ With other options together: `test_pairs.py`.
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +16,9 @@ from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import DeviceLoop
 from meshdsl.diagnostics import Source
+from meshdsl.ir.program import loops
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.explanation import explain
@@ -157,4 +160,33 @@ def test_a_rule_for_one_cotangent_is_no_pipeline(rules: str) -> None:
     text = STACKS["a loop inside"].replace("OPT", "sgd(lr=0.1)").replace("l = 4", "l = 8")
     made = compiled(text, "d:2,pipe:2", rules, 'with one_f_one_b[b](2, layers="3 5")')
     hold(made, text)
+    hold_text(made)
+
+
+OUTPUTS = """
+dim b = 4, m = 4, h = 6, l = 4
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    param w[m, h]
+    param u[h, m]
+    x = x + einsum(tanh(einsum(x, w -> [b, h])), u -> [b, m])
+    q = 2.0 * einsum(tanh(einsum(x, w -> [b, h])), u -> [b, m])
+  }
+  loss = mean((x - t)^2)
+  return loss, q
+  minimize loss with sgd(lr=0.1)
+}
+"""
+"""A stage collects `q`, which is reduced in each iteration."""
+
+
+@pytest.mark.parametrize("layers", ["3 1", "1 3"])
+def test_outputs_of_a_stage_arrive_during_its_next_iteration(layers: str) -> None:
+    """Those of its last one, after its own loop."""
+    use = f'with one_f_one_b[b](2, layers="{layers}")'
+    made = compiled(OUTPUTS, "tp:2,pipe:2", "l -> pipe, h -> tp, q: m -> tp", use, "deferred")
+    (late,) = [loop for loop in loops(made.device.body, DeviceLoop) if loop.late]
+    assert late.phase == "forward"
+    assert re.search(r"if (\w+):\n +(\w+)\[l - 1\] = \1\.wait\(\)", made.text)
+    hold(made, OUTPUTS)
     hold_text(made)
