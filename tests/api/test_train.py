@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         net.compile().train({"x": X}, 3)
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, list[dict[str, Any]]]] = {
     "train": {
         "MD0516": [{"resume": True}, {"checkpoint_every": 1}, {"eval_data": {"x": X, "target": X}}],
         "MD0511": [{"eval_every": 1, "eval_fraction": 0}],
@@ -150,12 +151,11 @@ REFUSED = {
 @pytest.mark.parametrize("method", REFUSED)
 def test_arguments_are_refused_as_options_are(method: str) -> None:
     plan = net.compile()
-    call = {"train": lambda **more: plan.train({"x": X, "target": X}, 1, **more)}
-    call["evaluate"] = lambda **more: plan.evaluate({"x": X, "target": X}, **more)
+    steps = [1] if method == "train" else []
     for code, every in REFUSED[method].items():
         for arguments in every:
             with pytest.raises(md.ProgramError) as caught:
-                call[method](**arguments)
+                getattr(plan, method)({"x": X, "target": X}, *steps, **arguments)
             assert [d.code for d in caught.value.diagnostics] == [code], arguments
 
 
