@@ -225,6 +225,12 @@ def test_what_is_told() -> None:
     assert print_program(parse_program(text)) == text
 
 
+def test_iterations_of_uneven_stages_are_read_back() -> None:
+    made = compiled(PLAIN, "pipe:2", LOOP, 'gpipe[batch](4, layers="LAYERS")')
+    again = parse_program(print_program(made.device))
+    assert [n.sizes for n in again.body if isinstance(n, Pipeline)] == [(3, 5)]
+
+
 STEP = (
     PLAIN.replace("x[batch, model])", "x[batch, model], t[batch, model])")
     .replace(
