@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,13 @@ def test_never_worse_and_the_changes_add_up(start: str, method: str, objective: 
     saved = sum(change.saved["bytes"] for change in made)
     assert not made or saved == first.sent - best.sent
     assert not made or set(made[-1].plan.rules) == set(best.rules)
+
+
+def test_one_of_more_rules_than_are_allowed_is_no_answer() -> None:
+    asked = begin("both", "bytes", "")
+    few = replace(asked, request=replace(asked.request, max_rules=1))
+    assert {len(plan.rules) for plan in solve([few], METHODS["layouts"]).plans} == {1}
+    assert started(few).rules == STARTS["both"]
 
 
 ATTENTION = """
