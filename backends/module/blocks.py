@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 from meshdsl.backends.engines.in_process import as_tensor, torch_dtype
 from meshdsl.backends.engines.persistent import lacking
-from meshdsl.backends.module.mesh import MeshRanks
+from meshdsl.backends.module.mesh import MeshRanks, is_strided
 from meshdsl.backends.runtime.values import Spec, draw_part
 from meshdsl.diagnostics import did_you_mean, fail
 
@@ -35,12 +35,45 @@ def block(
         message = f"`{name}` has the shape {list(shape)}, and {list(value.shape)} is given"
         fail(code, message, help="give the whole tensor, or a DTensor")
     if isinstance(value, DTensor):
-        same = value.device_mesh == ranks.device_mesh and ranks.is_expressible(spec)
-        if same:
-            return value.redistribute(placements=ranks.placements(name, spec)).to_local()
+        placements = ranks.placements(name, spec)
+        if value.device_mesh == ranks.device_mesh and (
+            value.placements == placements or not any(map(is_strided, placements))
+        ):
+            return value.redistribute(placements=placements).to_local()
         value = value.full_tensor()
     part: torch.Tensor = value[ranks.part(spec)]
     return part.to(ranks.where)
+
+
+def local_param(
+    ranks: MeshRanks, name: str, placements: tuple[Placement, ...], param: torch.Tensor
+) -> torch.Tensor:
+    """This device's block of a parameter, through which gradients go back to it.
+
+    Raises MD0561 for a plain tensor where there is a DeviceMesh.
+    """
+    if ranks.device_mesh is None:
+        return param
+    if not isinstance(param, DTensor):
+        message = f"the parameter `{name}` was replaced by a plain tensor, which has no placement"
+        help = f'make a DTensor: `distribute_tensor(whole, mesh, module.placements("{name}"))`'
+        fail("MD0561", message, help=help)
+    if param.placements != placements:
+        param = param.redistribute(placements=placements)
+    local: torch.Tensor = param.to_local()
+    return local
+
+
+def summed_gradient(param: torch.Tensor) -> torch.Tensor:
+    """This device's block of the gradient of a parameter, which is summed where it is partial."""
+    grad = param.grad
+    assert grad is not None
+    if not isinstance(grad, DTensor):
+        return grad
+    assert isinstance(param, DTensor)
+    if grad.placements != param.placements:
+        grad = param.grad = grad.redistribute(placements=param.placements)
+    return grad.to_local()
 
 
 def refuse_without_values(name: str, value: Any, code: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from meshdsl.backends.engines.ranks import Axes, Ranks
 from meshdsl.backends.runtime.values import Spec
@@ -62,21 +63,42 @@ class MeshRanks(Ranks):
             yield
 
     def placements(self, name: str, spec: Spec) -> tuple[Placement, ...]:
-        """A tensor's splits as DTensor placements. Raises MD0562 where DTensor has none."""
+        """A tensor's splits and partial sums as DTensor placements.
+
+        An axis that splits a dim after axes that the mesh has further in is strided, as
+        tensor-parallel parameters under FSDP are. Raises MD0562 for uneven blocks of these.
+        """
         placements: list[Placement] = [Replicate() for _ in self.mesh]
         order = list(self.mesh)
-        for position, dim in enumerate(spec.dims):
+        for position, (dim, size) in enumerate(spec.dims.items()):
             axes = spec.split.get(dim, ())
-            if list(axes) != sorted(axes, key=order.index):
-                _refuse_order(name, dim, axes, order)
-            for axis in axes:
-                placements[order.index(axis)] = Shard(position)
+            for number, axis in enumerate(axes):
+                earlier = (a for a in axes[:number] if order.index(a) > order.index(axis))
+                factor = math.prod(self.mesh[a] for a in earlier)
+                if factor == 1:
+                    placements[order.index(axis)] = Shard(position)
+                    continue
+                if size % math.prod(self.mesh[a] for a in axes):
+                    _refuse_order(name, dim, size, axes, order)
+                placements[order.index(axis)] = _StridedShard(position, split_factor=factor)
+        for axis in spec.parts:
+            placements[order.index(axis)] = Partial()
         return tuple(placements)
 
-    def is_expressible(self, spec: Spec) -> bool:
-        """Whether DTensor has a placement for these splits."""
-        order = list(self.mesh)
-        return all(list(a) == sorted(a, key=order.index) for a in spec.split.values())
+    def as_dtensor(self, name: str, spec: Spec, local: torch.Tensor) -> torch.Tensor:
+        """This device's block as a DTensor; itself without a DeviceMesh. Gradients go through."""
+        if self.device_mesh is None:
+            return local
+        # DTensor would take all blocks to be as large as this one.
+        shape = torch.Size(spec.dims.values())
+        stride = torch.empty(shape, device="meta").stride()
+        placements = self.placements(name, spec)
+        return DTensor.from_local(local, self.device_mesh, placements, shape=shape, stride=stride)
+
+
+def is_strided(placement: Placement) -> bool:
+    """Whether an axis splits a dim after axes that are further in on the mesh."""
+    return isinstance(placement, _StridedShard)
 
 
 def check_same(ranks: MeshRanks, axes: Mapping[str, int]) -> None:
@@ -128,15 +150,17 @@ def _device(kind: str) -> torch.device:
     return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
-def _refuse_order(name: str, dim: str, axes: Sequence[str], order: Sequence[str]) -> None:
+def _refuse_order(
+    name: str, dim: str, size: int, axes: Sequence[str], order: Sequence[str]
+) -> None:
     written = ", ".join(axes)
     message = (
-        f"`{name}` has `{dim}` split over ({written}), outer first, and the DeviceMesh has "
-        f"{', '.join(order)}: a DTensor splits in the order of its mesh"
+        f"`{name}` has `{dim} = {size}` split unevenly over ({written}), outer first, and the "
+        f"DeviceMesh has {', '.join(order)}: a DTensor splits unevenly only in that order"
     )
     sorted_axes = ", ".join(sorted(axes, key=order.index))
     help = (
-        f"write `{dim} -> ({sorted_axes})`, or make the DeviceMesh with its dims in that order; "
-        "`whole_state_dict()` works with any"
+        f"write `{dim} -> ({sorted_axes})`, make the DeviceMesh with its dims in the order of the "
+        f"layout, or give `{dim}` a size that divides evenly"
     )
     fail("MD0562", message, help=help)

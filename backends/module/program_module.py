@@ -13,15 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import Placement
 
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import torch_dtype
-from meshdsl.backends.module.blocks import block, drawn, local_input, refuse_names
+from meshdsl.backends.module.blocks import (
+    block,
+    drawn,
+    local_input,
+    local_param,
+    refuse_names,
+    summed_gradient,
+)
 from meshdsl.backends.module.compiler import Compiler, compiler
-from meshdsl.backends.module.guard import guard
 from meshdsl.backends.module.mesh import MeshRanks, check_same
 from meshdsl.backends.module.step import CompiledStep
+from meshdsl.backends.module.whole_updates import WITH_DTENSORS
 from meshdsl.backends.runtime.values import Spec, shape_of, step_seed
 from meshdsl.diagnostics import fail
 
@@ -57,30 +64,24 @@ class ProgramModule(torch.nn.Module):
         for name, spec in specs.items():
             value = (params or {}).get(name)
             with torch.no_grad():
-                tensor = (
+                local = (
                     drawn(ranks, name, spec, seed)
                     if value is None
                     else block(ranks, name, spec, value).clone()
                 )
+                tensor = ranks.as_dtensor(name, spec, local)
             if name in self._runtime.states.values():
                 self._put(name, tensor)
                 continue
             learns = spec.dtype not in ("i32", "i64", "bool")
             self._put(name, torch.nn.Parameter(tensor, requires_grad=learns))
-        self._guard()
-        self.register_state_dict_post_hook(_as_dtensors)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_as_blocks)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_as_dtensors)  # type: ignore[no-untyped-call]
+        WITH_DTENSORS.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of another module; copies of parameters are guarded anew."""
+        """Take the state of another module."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._guard()
-
-    def _guard(self) -> None:
-        """Let parameters of which this device has a block refuse what takes that for the whole."""
-        for name, param in self._own_parameters():
-            if isinstance(param, torch.nn.Parameter) and self._runtime.params[name].split:
-                guard(param, name)
+        WITH_DTENSORS.add(self)
 
     def _put(self, name: str, tensor: torch.Tensor) -> None:
         """Register a parameter or buffer by its dotted name, even if modules have the attribute."""
@@ -113,8 +114,7 @@ class ProgramModule(torch.nn.Module):
         runtime = self._runtime if self.training else self._evaluating()
         local_inputs = runtime.given(args, inputs, (self._seed, self._calls))
         self._calls += 1
-        params = dict(self._own_parameters())
-        runtime.check_params(params)
+        params = runtime.local_params(dict(self._own_parameters()))
         wanted = _requiring(params), _requiring(local_inputs)
         step = runtime.step(*wanted) if torch.is_grad_enabled() and any(wanted) else None
         if step is None:
@@ -124,7 +124,9 @@ class ProgramModule(torch.nn.Module):
         count = len(runtime.outputs)
         for state, new in zip(runtime.states.values(), results[count:], strict=True):
             if self.training:
-                self._put(state, new.detach())  # anew: the backward pass may read the old one
+                # Anew: the backward pass may read the old one.
+                spec = runtime.params[state]
+                self._put(state, runtime.ranks.as_dtensor(state, spec, new.detach()))
         return runtime.outputs_type(*results[:count])
 
     def _evaluating(self) -> _Runtime:
@@ -178,22 +180,25 @@ class ProgramModule(torch.nn.Module):
     def whole_state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters, whole, on every device. All processes have to call it."""
         ranks, specs = self._runtime.ranks, self._runtime.params
-        held = dict(self._own_parameters())
-        return {name: ranks.whole(spec, held[name].detach()) for name, spec in specs.items()}
+        local = self._runtime.local_params(dict(self._own_parameters()))
+        return {name: ranks.whole(spec, local[name].detach()) for name, spec in specs.items()}
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients down to a norm over all devices; returns the norm before.
 
-        `torch.nn.utils.clip_grad_norm_` sees only the blocks of this process.
+        As `torch.nn.utils.clip_grad_norm_`, with one all_reduce in place of one for each parameter.
         """
         ranks, specs = self._runtime.ranks, self._runtime.params
         squares: dict[tuple[str, ...], torch.Tensor] = {}
-        grads = [(specs[n], p.grad) for n, p in self._own_parameters() if p.grad is not None]
+        grads = [
+            (specs[name], summed_gradient(param))
+            for name, param in self._own_parameters()
+            if param.grad is not None
+        ]
         for spec, grad in grads:
             axes = tuple(a for a in ranks.mesh if any(a in s for s in spec.split.values()))
             wide = torch.promote_types(grad.dtype, torch.float32)
-            local = grad.as_subclass(torch.Tensor)
-            square = torch.linalg.vector_norm(local, dtype=wide).square()
+            square = torch.linalg.vector_norm(grad, dtype=wide).square()
             squares[axes] = squares[axes] + square if axes in squares else square
         for axes, square in squares.items():
             if axes:
@@ -231,6 +236,7 @@ class _Runtime:
             n: spec for n, spec in first.program.OUTPUTS.items() if n not in self.states
         }
         self.dtypes = {name: torch_dtype(spec.dtype) for name, spec in self.params.items()}
+        self.placements = {n: ranks.placements(n, spec) for n, spec in self.params.items()}
         self.outputs_type = namedtuple("Outputs", list(self.outputs), rename=True)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runtime:
@@ -295,13 +301,20 @@ class _Runtime:
             for name, spec in self.inputs.items()
         }
 
-    def check_params(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Refuse parameters that have been cast to another dtype."""
+    def local_params(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This device's blocks of the parameters; gradients go back to these.
+
+        Refuses those that have been cast to another dtype, or replaced by plain tensors.
+        """
         for name, param in params.items():
             if param.dtype != self.dtypes[name]:
                 message = f"the parameter `{name}` was made {param.dtype}: the program has another"
                 help = 'compile the program for that type: `dtype="f64"`, or `"bf16"`'
                 fail("MD0561", message, help=help)
+        return {
+            name: local_param(self.ranks, name, self.placements[name], param)
+            for name, param in params.items()
+        }
 
 
 def _requiring(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
@@ -313,35 +326,15 @@ def _requiring(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
 
 
 @told
-def _as_dtensors(
-    module: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
-) -> None:
-    """Make the blocks in a state dict DTensors, which have their placements."""
-    assert isinstance(module, ProgramModule)
-    ranks = module._runtime.ranks
-    if ranks.device_mesh is None:
-        return
-    for name, spec in module._runtime.params.items():
-        if prefix + name in state:
-            local = state[prefix + name].detach()
-            placements = ranks.placements(name, spec)
-            # DTensor would take all blocks to be as large as this one.
-            shape = torch.Size(spec.dims.values())
-            stride = torch.empty(shape, device="meta").stride()
-            state[prefix + name] = DTensor.from_local(
-                local, ranks.device_mesh, placements, shape=shape, stride=stride
-            )
-
-
-@told
-def _as_blocks(module: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
-    """Make whole tensors and DTensors in a state dict this device's blocks."""
+def _as_dtensors(module: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Make whole tensors and DTensors in a state dict those of the module's placements."""
     assert isinstance(module, ProgramModule)
     runtime = module._runtime
     with torch.no_grad():
         for name, spec in runtime.params.items():
             if prefix + name in state:
-                state[prefix + name] = block(runtime.ranks, name, spec, state[prefix + name])
+                local = block(runtime.ranks, name, spec, state[prefix + name])
+                state[prefix + name] = runtime.ranks.as_dtensor(name, spec, local)
 
 
 # --- making one --------------------------------------------------------------------------------

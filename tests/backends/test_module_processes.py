@@ -5,18 +5,22 @@ The processes of one world go through all of its scenes, one after the other.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -31,6 +35,7 @@ from tests.backends.module_cases import (
     MLP,
     SCALARS,
     Case,
+    Tensors,
     drawn,
     expected,
     mlp,
@@ -60,13 +65,19 @@ def made(folder: Path, case: Case, **options: Any) -> tuple[Any, dict[str, torch
     return shown, params
 
 
-def close(found: torch.Tensor, right: torch.Tensor) -> None:
-    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-10)
-
-
-def local(shown: ProgramModule, name: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """This process's block of a whole tensor, as DTensor shards it."""
+def whole(tensor: torch.Tensor | None) -> torch.Tensor:
+    """All of a DTensor; any other tensor as it is."""
     assert tensor is not None
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def close(found: torch.Tensor | None, right: torch.Tensor | None) -> None:
+    """Whether tensors are equal up to rounding: of a DTensor all of it."""
+    torch.testing.assert_close(whole(found), whole(right), rtol=1e-9, atol=1e-10)
+
+
+def block(shown: ProgramModule, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """This process's block of a whole output or input, as DTensor shards it."""
     return distribute_tensor(tensor, shown.device_mesh, shown.placements(name)).to_local()
 
 
@@ -90,22 +101,18 @@ def agree(folder: Path, case: Case) -> None:
     inputs, cotangents = drawn(specs.inputs, 1), drawn(specs.outputs, 2)
     right = expected(case, inputs, params, cotangents)
     own = {n: shown.local(n, t).clone().requires_grad_() for n, t in inputs.items()}
-    outputs = shown(**own)._asdict()
-    loss = sum((outputs[n] * local(shown, n, t)).sum() for n, t in cotangents.items())
+    found = shown(**own)._asdict()
+    loss = sum((found[n] * block(shown, n, t)).sum() for n, t in cotangents.items())
     assert isinstance(loss, torch.Tensor)
     loss.backward(retain_graph=True)
     for name, tensor in right.outputs.items():
-        close(outputs[name].detach(), local(shown, name, tensor))
+        close(found[name].detach(), block(shown, name, tensor))
     for name, tensor in right.inputs.items():
-        grad = own[name].grad
-        assert grad is not None
-        close(grad, local(shown, name, tensor))
+        close(own[name].grad, block(shown, name, tensor))
     grads = {n: p.grad.clone() for n, p in shown.named_parameters()}
     assert list(grads) == list(params)
-    if case.layout == "swapped":
-        return
     for name, tensor in right.params.items():
-        close(grads[name], local(shown, name, tensor))
+        close(grads[name], tensor)
     loss.backward()
     for name, param in shown.named_parameters():
         close(param.grad, 2 * grads[name])
@@ -113,64 +120,167 @@ def agree(folder: Path, case: Case) -> None:
         loss.backward()
 
 
+TRAINED: dict[int, list[tuple[str, dict[str, int], dict[str, int]]]] = {
+    2: [("tp", {"a": 2}, {}), ("kept", {"a": 2}, {"batch": 3, "io": 5, "hidden": 7})],
+    4: [
+        ("both", SQUARE, {"batch": 5, "io": 7, "hidden": 9}),
+        ("zero2", SQUARE, {}),
+        ("hybrid", SQUARE, {}),
+        ("swapped", SQUARE, {}),
+        ("fsdp", {"a": 4}, {"io": 1, "hidden": 3}),
+    ],
+}
+"""Layouts, meshes and sizes that are trained on so many processes."""
+
+
 def training(folder: Path) -> None:
-    """Five steps of AdamW, the loss and the clipped norm of each, against a module of torch."""
-    world = dist.get_world_size()
-    for layout, axes in [("fsdp", {"a": world}), ("tp", {"a": world}), ("hybrid", SQUARE)]:
-        if math.prod(axes.values()) == world:
-            train(folder, layout, axes)
+    """Ten steps of Muon and AdamW, and the clipped norm of each, against parameters of torch."""
+    for layout, axes, dims in TRAINED[dist.get_world_size()]:
+        train(folder, Case(MLP, mlp, layout, axes), dims)
 
 
-def train(folder: Path, layout: str, axes: dict[str, int]) -> None:
-    shown, start = made(folder, Case(MLP, mlp, layout, axes))
+def train(folder: Path, case: Case, dims: dict[str, int]) -> None:
+    shown, start = made(folder, case, dims=dims)
     params = {n: torch.nn.Parameter(t.clone()) for n, t in start.items()}
-    optimizers = [torch.optim.AdamW(p, lr=0.05) for p in (shown.parameters(), params.values())]
-    for step in range(5):
+    both = [o for p in (shown.parameters(), params.values()) for o in muon([*p])]
+    clip = torch.nn.utils.clip_grad_norm_
+    for step in range(10):
         inputs = drawn(shown._runtime.inputs, step)
         own = {n: shown.local(n, t) for n, t in inputs.items()}
         loss, right = shown(**own).loss, mlp(params, inputs)["loss"]
         close(loss.detach(), right.detach())
-        for optimizer, value in zip(optimizers, (loss, right), strict=True):
+        for optimizer in both:
             optimizer.zero_grad()
+        for value in (loss, right):
             value.backward()
-        norm = torch.nn.utils.clip_grad_norm_(params.values(), 0.1)
-        torch.testing.assert_close(shown.clip_grad_norm_(0.1), norm)
-        for optimizer in optimizers:
+        norm = shown.clip_grad_norm_(0.1) if step % 2 else clip(shown.parameters(), 0.1)
+        expected_norm = clip(params.values(), 0.1)
+        close(norm, expected_norm)
+        assert float(norm) == pytest.approx(float(expected_norm))
+        for optimizer in both:
             optimizer.step()
-    for name, tensor in shown.whole_state_dict().items():
-        close(tensor, params[name].detach())
+    for name, param in shown.named_parameters():
+        assert param.device_mesh == shown.device_mesh
+        assert param.placements == param.grad.placements == shown.placements(name)
+        close(param.detach(), params[name].detach())
 
 
-def guards(folder: Path) -> None:
-    """Split parameters refuse norms and optimizers of whole tensors; a deep copy does, too."""
+def muon(params: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for all else."""
+    matrices = [p for p in params if p.ndim == 2]
+    others = [p for p in params if p.ndim != 2]
+    return [torch.optim.Muon(matrices, lr=0.05), torch.optim.AdamW(others, lr=0.05)]
+
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "foreach": lambda p: torch.optim.AdamW(p, lr=0.05, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.05, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05),
+    "closure": lambda p: torch.optim.Muon([x for x in p if x.ndim == 2], lr=0.05, nesterov=False),
+}
+
+
+def optimizers(folder: Path) -> None:
+    """Other optimizers of torch, on a deep copy; one that cannot work is refused."""
     world = dist.get_world_size()
-    first, start = made(folder, Case(MLP, mlp, "tp", {"a": world}))
-    params = {n: torch.nn.Parameter(t.clone()) for n, t in start.items()}
-    shown = copy.deepcopy(first)
-    split = [
-        p for n, p in shown.named_parameters() if any(x.is_shard() for x in shown.placements(n))
-    ]
-    assert split
-    optimizers = [torch.optim.AdamW(p, foreach=True) for p in (shown.parameters(), params.values())]
+    case = Case(MLP, mlp, "tp", {"a": world})
+    first, start = made(folder, case)
+    inputs = drawn(first._runtime.inputs, 1)
+    own = {n: first.local(n, t) for n, t in inputs.items()}
+    for name, make in OPTIMIZERS.items():
+        shown = copy.deepcopy(first)
+        params = {n: torch.nn.Parameter(t.clone()) for n, t in start.items()}
+        optimizer = three_steps(make, [*shown.parameters()], partial(shown, **own))
+        three_steps(make, [*params.values()], partial(outputs, params, inputs))
+        for key, param in shown.named_parameters():
+            close(param.detach(), params[key].detach())
+        for param, state in optimizer.state.items():
+            assert all(t.shape in ((), param.shape) or name == "adafactor" for t in state.values())
+    shown(**own).loss.backward()
+    refused("MD0561", lambda: torch.optim.LBFGS(shown.parameters()).step(lambda: 0.0))
+    plain = {"w": start["w"]}
+    refused("MD0561", lambda: torch.func.functional_call(shown, plain, (), own))
+
+
+def outputs(params: Tensors, inputs: Tensors) -> Any:
+    """The outputs of the MLP, as a module has them."""
+    return SimpleNamespace(**mlp(params, inputs))
+
+
+def three_steps(make: Make, params: list[Any], call: Callable[[], Any]) -> torch.optim.Optimizer:
+    """Steps with a closure, as some optimizers of torch need it."""
+    optimizer = make(params)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = call().loss
+        loss.backward()
+        return float(loss.detach())
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return optimizer
+
+
+def averages(folder: Path) -> None:
+    """The averaged weights of torch's utilities."""
+    world = dist.get_world_size()
+    shown, mean = made(folder, Case(MLP, mlp, "hybrid" if world == 4 else "tp", axes_of(world)))
+    ema = torch.optim.swa_utils.AveragedModel(
+        shown, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+    )
     for step in range(3):
-        inputs = drawn(shown._runtime.inputs, step)
-        own = {n: shown.local(n, t) for n, t in inputs.items()}
-        for optimizer, loss in zip(
-            optimizers, (shown(**own).loss, mlp(params, inputs)["loss"]), strict=True
-        ):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    refused("MD0561", lambda: torch.nn.utils.clip_grad_norm_(split, 1.0, foreach=False))
-    for param in split:
-        grad = param.grad
-        assert grad is not None
-        for mixed in (grad.sum, grad.norm, grad.max):
-            refused("MD0561", mixed)
-    matrices = [p for p in split if p.ndim == 2]
-    refused("MD0561", torch.optim.Muon(matrices).step)
-    for name, tensor in shown.whole_state_dict().items():
-        close(tensor, params[name].detach())
+        with torch.no_grad():
+            for param in shown.parameters():
+                param.add_(step)
+        ema.update_parameters(shown)
+        now = shown.whole_state_dict()
+        mean = {n: 0.9 * t + 0.1 * now[n] if step else now[n] for n, t in mean.items()}
+    for name, param in ema.module.named_parameters():
+        close(param.detach(), mean[name])
+    inputs = drawn(shown._runtime.inputs, 1)
+    loss = ema(**{n: shown.local(n, t) for n, t in inputs.items()}).loss
+    close(loss.detach(), mlp(mean, inputs)["loss"])
+
+
+def axes_of(world: int) -> dict[str, int]:
+    """A mesh of so many processes."""
+    return SQUARE if world == 4 else {"a": world}
+
+
+def checkpoints(folder: Path) -> None:
+    """Module and used saved by torch go on under another layout as if nothing had been."""
+    world = dist.get_world_size()
+    layouts: list[tuple[str, dict[str, int]]] = [("tp", {"a": world}), ("fsdp", {"a": world})]
+    layouts += [("swapped", SQUARE)] if world == 4 else []
+    first, start = made(folder, Case(MLP, mlp, *layouts[-1]))
+    used = muon([*first.parameters()])
+    step_all(first, used, 1)
+    state = dict(zip("mo", get_state_dict(first, used), strict=True))
+    save(state, checkpoint_id=folder / f"checkpoint-{world}")
+    step_all(first, used, 2)
+    for layout, axes in layouts[:-1]:
+        other, _ = made(folder, Case(MLP, mlp, layout, axes), seed=9)
+        again = muon([*other.parameters()])
+        state = dict(zip("mo", get_state_dict(other, again), strict=True))
+        load(state, checkpoint_id=folder / f"checkpoint-{world}")
+        set_state_dict(other, again, model_state_dict=state["m"], optim_state_dict=state["o"])
+        step_all(other, again, 2)
+        right = first.whole_state_dict()
+        for name, tensor in other.whole_state_dict().items():
+            close(tensor, right[name])
+            assert not torch.equal(tensor, start[name])
+
+
+def step_all(shown: Any, optimizers: list[torch.optim.Optimizer], seed: int) -> None:
+    """A step of each optimizer on a drawn batch."""
+    inputs = drawn(shown._runtime.inputs, seed)
+    shown(**{n: shown.local(n, t) for n, t in inputs.items()}).loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def data_parallel(folder: Path) -> None:
@@ -184,9 +294,7 @@ def data_parallel(folder: Path) -> None:
     params = {n: t.clone().requires_grad_() for n, t in start.items()}
     mlp(params, inputs)["loss"].backward()
     for name, param in shown.named_parameters():
-        grad = params[name].grad
-        assert grad is not None
-        close(param.grad, grad)
+        close(param.grad, params[name].grad)
 
 
 def accumulation(folder: Path) -> None:
@@ -300,7 +408,7 @@ def part_of_a_mesh(folder: Path) -> None:
     loss.backward()
     right.backward()
     close(loss.detach(), right.detach())
-    close(shown.w.grad, local(shown, "w", params["w"].grad))
+    close(shown.w.grad, params["w"].grad)
 
 
 def uneven(folder: Path) -> None:
@@ -317,12 +425,11 @@ def uneven(folder: Path) -> None:
         loss.backward()
         right.backward()
         close(loss.detach(), right.detach())
-        for name, whole in params.items():
-            assert whole.grad is not None
-            close(getattr(shown, name).grad, local(shown, name, whole.grad))
-            close(shown.state_dict()[name].full_tensor(), whole.detach())
+        for name, param in params.items():
+            close(getattr(shown, name).grad, param.grad)
+            close(shown.state_dict()[name], param.detach())
         shown.load_state_dict({n: 2 * t.detach() for n, t in params.items()})
-        close(shown.w.detach(), local(shown, "w", 2 * params["w"].detach()))
+        close(shown.w.detach(), 2 * params["w"].detach())
 
 
 def refusals(folder: Path) -> None:
@@ -341,20 +448,24 @@ def refusals(folder: Path) -> None:
     refused("MD0561", lambda: shown(**inputs))
     refused("MD0561", lambda: shown(**{**own, "x": elsewhere}))
     if world == 4:
-        swapped = module(path, mesh_of(SQUARE), "swapped")
-        refused("MD0562", swapped.state_dict)
-        assert list(swapped.whole_state_dict()) == ["w", "b", "v"]
+        refused("MD0562", lambda: module(path, mesh_of(SQUARE), "swapped", dims={"hidden": 15}))
 
 
 def documented(folder: Path) -> None:
     """The page about modules runs as written."""
     page = (ROOT / "docs" / "module.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
+    if not dist.get_rank():
+        (folder / "examples").symlink_to(ROOT / "examples")
+    dist.barrier()
     names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, "docs/module.md", "exec"), names)
+    with contextlib.chdir(folder):  # where it saves
+        for text in blocks:
+            exec(compile(text, "docs/module.md", "exec"), names)
     assert names["loss"].isfinite()
+    right = names["model"].whole_state_dict()
+    assert all(torch.equal(t, right[n]) for n, t in names["other"].whole_state_dict().items())
 
 
 def refused(code: str, call: Callable[[], Any]) -> None:
@@ -368,7 +479,9 @@ def refused(code: str, call: Callable[[], Any]) -> None:
 SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
     2: (
         training,
-        guards,
+        optimizers,
+        averages,
+        checkpoints,
         data_parallel,
         accumulation,
         distributed_tensors,
@@ -376,7 +489,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         given_values,
         refusals,
     ),
-    4: (gradients, uneven, part_of_a_mesh, documented),
+    4: (gradients, training, checkpoints, uneven, part_of_a_mesh, documented),
 }
 """The scenes for each number of processes."""
 
