@@ -163,15 +163,21 @@ class Example:
             return f" {self.opdef.infix} ".join(self.names)
         tensors = ", ".join(self.names)
         if surface.items == "out":
-            return f"{name}({tensors} -> [{_word(self.attrs['dims'])}])"
+            return f"{name}({tensors}{self._result})"
         options = [(n, self.attrs.get(n, d), d) for n, d in surface.options]
         given = [f"{n}={_option(value)}" for n, value, default in options if value != default]
         if surface.indexed:
             dim, (*names, index) = self.attrs["dim"].name, self.names
-            return f"{name}[{dim} = {index}]({', '.join([*names, *given])})"
-        inside = ", ".join([*self.names, *given])
-        inside += f" -> [{_word(self.attrs['dims'])}]" if surface.items == "filter" else ""
+            inside = ", ".join([*names, *given])
+            return f"{name}[{dim} = {index}]({inside}{self._result})"
+        inside = ", ".join([*self.names, *given]) + self._result
         return f"{name}{self._brackets()}" + (f"({inside})" if self._has_parentheses else "")
+
+    @property
+    def _result(self) -> str:
+        """The dims of the result, where a call may state them."""
+        stated = self.opdef.surface.states_result
+        return f" -> [{_word(self.attrs['dims'])}]" if stated else ""
 
     @property
     def _has_parentheses(self) -> bool:

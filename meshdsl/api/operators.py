@@ -74,8 +74,8 @@ class Applied:
         """Apply it to tensors and numbers; a tuple where it yields several tensors."""
         site = here()
         opdef = load_all().get(self._name)
-        is_filter = opdef is not None and opdef.surface.items == "filter"
-        out = options.pop("out", None) if is_filter else None
+        states_result = opdef is not None and opdef.surface.states_result
+        out = options.pop("out", None) if states_result else None
         return tracing(site).call(self._name, self._items, tensors, options, site, out)
 
 

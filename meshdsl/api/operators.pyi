@@ -61,6 +61,12 @@ class _BatchNormApplied(Protocol):
 class _BatchNorm(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _BatchNormApplied: ...
 
+class _BincountApplied(Protocol):
+    def __call__(self, ids: Operand) -> Tensor: ...
+
+class _Bincount(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _BincountApplied: ...
+
 class _BroadcastApplied(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -312,6 +318,12 @@ class _SampleApplied(Protocol):
 class _Sample(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _SampleApplied: ...
 
+class _ScatterAddApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, /, *, out: Sequence[Dim] | None = ...) -> Tensor: ...
+
+class _ScatterAdd(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _ScatterAddApplied: ...
+
 class _ShiftApplied(Protocol):
     def __call__(self, x: Operand, /, by: float | Any) -> Tensor: ...
 
@@ -429,6 +441,7 @@ argmax: _Argmax
 attention: _Attention
 avg_pool: _AvgPool
 batch_norm: _BatchNorm
+bincount: _Bincount
 broadcast: _Broadcast
 cast: _Cast
 concat: _Concat
@@ -486,6 +499,7 @@ rms_norm: _RmsNorm
 roll: _Roll
 rsqrt: _Rsqrt
 sample: _Sample
+scatter_add: _ScatterAdd
 shift: _Shift
 sigmoid: _Sigmoid
 sign: _Sign
@@ -535,6 +549,7 @@ __all__ = [
     "attention",
     "avg_pool",
     "batch_norm",
+    "bincount",
     "broadcast",
     "cast",
     "concat",
@@ -600,6 +615,7 @@ __all__ = [
     "roll",
     "rsqrt",
     "sample",
+    "scatter_add",
     "sgd",
     "shift",
     "sigmoid",

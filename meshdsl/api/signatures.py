@@ -31,6 +31,8 @@ _BRACKETS = {
     "filter": "Brackets hold windows: `{name}[h.by(kh) >> ho](x, k)`; `out` lists the dims of the "
     "result.",
     "slide": "Brackets hold windows: `{name}[h.by(3) >> ho](x)`.",
+    "rows": "Brackets hold the dim of the indices: `{name}[rows](x, ids)`; `out` lists the dims of "
+    "the result.",
     "out": "`out` lists the dims of the result; dims that are not in it are summed.",
     "none": "",
 }
@@ -60,7 +62,7 @@ def signature_of(name: str) -> inspect.Signature:
         shown = inspect.Parameter.empty if needed else default
         shown = shown.name if isinstance(shown, DType) else shown
         parameters.append(inspect.Parameter(option, kind, default=shown))
-    if opdef.surface.items in ("out", "filter"):
+    if opdef.surface.states_result:
         needed = opdef.surface.items == "out"
         default = inspect.Parameter.empty if needed else None
         parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=default))
@@ -135,7 +137,8 @@ def describe(name: str) -> str:
 
 def brackets_of(opdef: OpDef) -> str:
     """The brackets of a call in Python, as `[old >> new]`; empty where it has none."""
-    shown = {"none": "", "out": "", "dim": "[dim]", "arrow": "[old >> new]", "join": "[old >> new]"}
+    shown = {"none": "", "out": "", "dim": "[dim]", "rows": "[dim]"}
+    shown |= {"arrow": "[old >> new]", "join": "[old >> new]"}
     shown |= {"filter": "[dim.by(window) >> new]", "slide": "[dim.by(size) >> new]"}
     return shown.get(opdef.surface.items, "[dims]")
 
@@ -186,7 +189,7 @@ def _class(name: str) -> str:
     head = f"class _{_camel(name)}(Protocol):\n"
     call = f"def __call__({_typed(opdef)}) -> {_result(opdef)}: ..."
     kind = opdef.surface.items
-    dims = {"dim": "Dim", "arrow": "Arrow", "join": "Dim | Arrow"}.get(kind, "_Dims")
+    dims = {"dim": "Dim", "rows": "Dim", "arrow": "Arrow", "join": "Dim | Arrow"}.get(kind, "_Dims")
     dims = "By | tuple[By, ...]" if kind in ("filter", "slide") else dims
     if kind in ("none", "out"):
         return f"{head}    {call}\n\n"

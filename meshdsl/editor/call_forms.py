@@ -26,6 +26,7 @@ _BRACKETS = {
     "maker": "[dims]",
     "filter": "[dim by window -> new]",
     "slide": "[dim by size -> new]",
+    "rows": "[dim]",
 }
 _LETTERS = ("x", "y", "z", "u", "v", "w")
 
@@ -65,7 +66,7 @@ def _call(record: OpDef) -> str:
         names.append("…")
     for option, default in record.surface.options:
         names.append(option if default in (..., None) else f"{option}={default}")
-    out = " -> [dims]" if record.surface.items in ("out", "filter") else ""
+    out = " -> [dims]" if record.surface.states_result else ""
     bracket = _BRACKETS[record.surface.items]
     if record.surface.indexed:
         bracket = f"[dim = {names.pop()}]"

@@ -145,8 +145,7 @@ class Calls:
         if opdef.surface.items == "dims?" and _changes_nothing(opdef, attrs, tensors[0]):
             return (tensors[0],)
         expressions = self.program.expressions
-        dtype = expressions.literal_dtype(opdef.name, arguments.operands)
-        dtypes = self._dtypes(opdef, arguments, dtype, attrs)
+        dtypes = self._dtypes(opdef, arguments, attrs)
         values = tuple(
             expressions.as_value(expressions.retyped(x, d, scope), d, s, scope)
             for x, d, s in zip(arguments.operands, dtypes, arguments.spans, strict=True)
@@ -230,14 +229,16 @@ class Calls:
             fail("MD0253", "the bounds of a slice are integers", node.span, help=help)
         return operand
 
-    def _dtypes(
-        self, opdef: OpDef, arguments: Arguments, dtype: DType, attrs: Mapping[str, Any]
-    ) -> list[DType]:
+    def _dtypes(self, opdef: OpDef, arguments: Arguments, attrs: Mapping[str, Any]) -> list[DType]:
         """The dtype that a number has as each operand."""
-        dtypes = [dtype] * len(arguments.operands)
-        if opdef.surface.indexed:
-            dtypes[-1] = self._index_dtype(arguments, attrs["dim"])
-        return dtypes
+        dtype_of, operands = self.program.expressions.literal_dtype, arguments.operands
+        if not opdef.surface.indexed:
+            return [dtype_of(opdef.name, operands)] * len(operands)
+        index = self._index_dtype(arguments, attrs["dim"])
+        written = operands[:-1]
+        is_integer = self.program.expressions.may_be(written, index)
+        dtype = index if is_integer else dtype_of(opdef.name, written)
+        return [*[dtype] * len(written), index]
 
     def _index_dtype(self, arguments: Arguments, dim: Dim) -> DType:
         """i32, of an index that is a number, which must be one of the dim."""
@@ -300,6 +301,8 @@ class Calls:
             return {"dims": self.program.expressions.dims(node.out, scope)}
         if kind in ("filter", "slide"):
             return self._windows(opdef, node, scope)
+        if kind == "rows":
+            return self._rows(opdef, node, scope)
         if node.out is not None:
             _no_result_dims(opdef, node)
         if kind == "dims?" and node.items is None:
@@ -307,13 +310,24 @@ class Calls:
         joins = kind == "join" and any(isinstance(i, ast.ArrowItem) for i in node.items or ())
         if kind == "arrow" or joins:
             return self._arrow(opdef, node, scope)
+        if kind in ("dim", "join"):
+            return {"dim": self._one_dim(opdef, node, scope)}
+        return {"dims": self._dims(opdef, node, scope)}
+
+    def _one_dim(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> Dim:
         dims = self._dims(opdef, node, scope)
-        if kind not in ("dim", "join"):
-            return {"dims": dims}
         if len(dims) != 1:
             help = f"write `{surface_name(opdef)}`"
             fail("MD0252", f"`{opdef.name}` takes one dim in `[ ]`", node.span, help=help)
-        return {"dim": dims[0]}
+        return dims[0]
+
+    def _rows(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> Attrs:
+        """The `dim` in the brackets and the `dims` of the result, None if they are left out."""
+        dim, dims = both(
+            partial(self._one_dim, opdef, node, scope),
+            lambda: None if node.out is None else self.program.expressions.dims(node.out, scope),
+        )
+        return {"dim": dim, "dims": dims}
 
     def _row_major(self, opdef: OpDef, dims: tuple[Dim, ...], span: Span, scope: Scope) -> Value:
         """The row-major index over several dims, of the indices along each."""

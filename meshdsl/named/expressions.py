@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -266,10 +266,14 @@ class Expressions:
     def _fits(self, made: Literals, dtype: DType) -> bool:
         """Whether all literals of an operator are of a dtype: an integer is of any number's."""
         read = made.operands[1:] if made.name == "where" else made.operands
-        inner = [self.literals[x] for x in read if isinstance(x, Value)]
-        numbers = [x for x in read if isinstance(x, int | float)]
+        return self.may_be(read, dtype) and _takes(made, dtype)
+
+    def may_be(self, operands: Sequence[Operand], dtype: DType) -> bool:
+        """Whether operands are made of literals alone, and all of these are of a dtype."""
+        made = [self.literals.get(x) for x in operands if isinstance(x, Value)]
+        numbers = [x for x in operands if isinstance(x, int | float)]
         fits = dtype.kind == "float" or all(isinstance(x, int) for x in numbers)
-        return fits and all(self._fits(x, dtype) for x in inner) and _takes(made, dtype)
+        return fits and all(x is not None and self._fits(x, dtype) for x in made)
 
     def as_value(self, operand: Operand, dtype: DType, span: Span, scope: Scope) -> Value:
         """A tensor as it is, a number as a constant of `dtype`."""
@@ -365,5 +369,5 @@ def surface_name(opdef: OpDef) -> str:
         "slide": "[dim by size -> new]",
     }.get(opdef.surface.items, "")
     items = "[dim = index]" if opdef.surface.indexed else items
-    out = " -> [dims]" if opdef.surface.items in ("out", "filter") else ""
+    out = " -> [dims]" if opdef.surface.states_result else ""
     return f"{opdef.name}{items}(…{out})"

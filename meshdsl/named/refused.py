@@ -85,7 +85,9 @@ def is_foreign(node: ast.CallExpr) -> bool:
         return True
     most = opdef.surface.arity[1]
     # `dropout(x, 0.1, seed)` is how it is written here.
-    takes_dims = opdef.surface.items in ("dims?", "dim", "dims") and not opdef.surface.seeded
+    takes_dims = (
+        opdef.surface.items in ("dims?", "dim", "dims", "rows") and not opdef.surface.seeded
+    )
     return takes_dims and node.items is None and most is not None and len(node.args) > most
 
 

@@ -361,7 +361,8 @@ class Surface:
     items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
     (`a -> b`); `join` (a dim, or `(a, b) -> c`); `out` (`(… -> [dims])`); `maker` (the dims of the
     result); `filter` (`h by kh -> ho`, windows that are dims, and `(… -> [dims])`, which may be
-    left out); `slide` (`h by 3 -> ho`, windows of any size); `view` (only through a view).
+    left out); `slide` (`h by 3 -> ho`, windows of any size); `rows` (a dim of the result, and
+    `(… -> [dims])`, which may be left out); `view` (only through a view).
     arity: least and most number of tensors, None for any number. `options`: names of constant
     arguments, in order, with defaults (they may be given by position after the tensors).
     `seeded`: the last tensor is a seed, which may be left out or be the option `seed`; the indices
@@ -370,13 +371,17 @@ class Surface:
     `name[dim = index](…)`.
     """
 
-    items: Literal[
-        "none", "dims", "dims?", "dim", "arrow", "join", "out", "maker", "filter", "slide", "view"
-    ]
+    items: Literal["none", "dims", "dims?", "dim", "arrow", "join", "out", "maker",
+                   "filter", "slide", "rows", "view"]  # fmt: skip
     arity: tuple[int, int | None]
     options: tuple[tuple[str, Any], ...] = ()
     seeded: bool = False
     indexed: bool = False
+
+    @property
+    def states_result(self) -> bool:
+        """Whether a call may state the dims of its result: `(… -> [dims])`."""
+        return self.items in ("out", "filter", "rows")
 
 
 @dataclass(frozen=True, slots=True)

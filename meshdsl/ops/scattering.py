@@ -1,12 +1,15 @@
-"""`scatter_add`, the gradient of a gather: each position's part added to the row it was taken from.
+"""`scatter_add[rows = ids](x)`: elements added up at the indices that each position has.
 
-With the indexed dim split, each device sums the positions of its own rows; the parts of the
-others go to one more row, which is cut off. Indices are checked here too: a program may have the
-gradient alone, without the gather.
+It is the sum over segments, a histogram where `x` is 1, and the gradient of a gather. Dims of the
+indices that the result has are paired by name, the others list positions and are summed. With the
+indexed dim split, each device sums the positions of its own rows; the elements of the others go to
+one more row, which is cut off. Indices are checked here too: a program may have it without a
+gather.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,39 +17,71 @@ from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import indexing, kit
 
 
+def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
+    """`dims` as stated, or else those of `x`, with `dim` in the place of the positions."""
+    if attrs["dims"] is not None:
+        return attrs
+    x, ids = ins
+    positions = [i for i, d in enumerate(x.dims) if ids.has(d.name)]
+    at = positions[0] if positions else 0
+    before, after = (
+        tuple(d for d in part if not ids.has(d.name)) for part in (x.dims[:at], x.dims[at:])
+    )
+    return {**attrs, "dims": (*before, attrs["dim"], *after)}
+
+
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-    """The type of the result: `dims` are `dim`, which is indexed, and any others of `dy`."""
-    dy, ids = ins
+    """The type of the result: `dims` are `dim`, which is indexed, and others of the operands."""
+    x, ids = ins
     dims, dim = attrs["dims"], attrs["dim"]
+    kit.need_kind("scatter_add", "number", x)
+    indexing.need_indices("scatter_add", ids, dim)
+    if x.has(dim.name):
+        message = f"`scatter_add` makes the dim `{dim}`, and {x} has it already"
+        raise kit.OpError("MD0205", message, f"rename it first: `x[{dim} -> other]`")
     kit.need_distinct("scatter_add", dims)
-    kit.need_dims("scatter_add", dy, ids.dims)
-    kit.need_dims("scatter_add", dy, [d for d in dims if d != dim])
-    gone = [d for d in dy.dims if d not in dims]
-    kit.need_dims("scatter_add", ids, gone)
-    assert dim in dims, f"scatter_add yields {dims}, without {dim}"
-    return (kit.TensorType(dims, dy.dtype),)
+    every = kit.merged_dims("scatter_add", x, ids)
+    strange = [d.name for d in dims if d not in (*every, dim)]
+    if strange or dim not in dims:
+        lacks = f"neither {x} nor {ids} has {kit.listed(strange)}"
+        message = lacks if strange else f"the result of `scatter_add` lacks its dim `{dim}`"
+        known = [d.name for d in (*every, dim) if d in dims or not ids.has(d.name)]
+        raise kit.OpError("MD0204", message, f"write `-> [{', '.join(known)}]`")
+    gone = [d.name for d in x.dims if d not in dims and not ids.has(d.name)]
+    if gone:
+        message = f"`scatter_add` sums positions, and the indices lack {kit.listed(gone)}"
+        raise kit.OpError("MD0204", message, f"sum before: `sum[{', '.join(gone)}](x)`")
+    return (kit.TensorType(dims, x.dtype),)
 
 
 def _factors(sig: kit.Signature) -> kit.Factors:
-    gone = [n for n in sig.ins[0].names if not sig.outs[0].has(n)]
-    summed = tuple(kit.loop(sig, n, "sum") for n in gone)
+    every = dict.fromkeys(n for t in sig.ins for n in t.names)
+    summed = tuple(kit.loop(sig, n, "sum") for n in every if not sig.outs[0].has(n))
     return kit.Factors((*kit.loops(sig), *summed), (frozenset({0}),))
 
 
-def _numpy(call: kit.NumpyCall, dy: kit.Array, ids: kit.Array) -> kit.Array:
-    dim, dims = call.attrs["dim"].name, call.local(call.ins[0]).dims
+def _flops(sig: kit.Signature) -> int:
+    """An addition for each position, and element there."""
+    return math.prod(d.size for d in kit.merged_dims("scatter_add", *sig.ins))
+
+
+def _numpy(call: kit.NumpyCall, x: kit.Array, ids: kit.Array) -> kit.Array:
+    dim = call.attrs["dim"].name
+    dims = kit.merged_dims("scatter_add", *(call.local(t) for t in call.ins))
     index, inside = (
         kit.align(a, call.ins[1], dims) for a in indexing.local_numpy(call, 1, ids, dim)
     )
     key = []
     for name in call.outs[0].names:
-        grid = (kit.align(np.arange(d.size), kit.TensorType((d,), kit.I64), dims) for d in dims)
-        local = np.where(inside, index, 0)
-        key.append(local if name == dim else dict(zip(call.ins[0].names, grid, strict=True))[name])
-    out = np.zeros(call.local(call.outs[0]).shape, dy.dtype)
+        along = [np.arange(d.size) for d in dims if d.name == name]
+        grid = kit.fitted(along[0], [name], [d.name for d in dims]) if along else None
+        key.append(np.where(inside, index, 0) if grid is None else grid)
+    out = np.zeros(call.local(call.outs[0]).shape, x.dtype)
     if not call.extent(dim):
         return out
-    np.add.at(out, tuple(np.broadcast_arrays(*key, dy)[:-1]), np.where(inside, dy, 0))
+    added = np.where(inside, kit.align(x, call.ins[0], dims), 0)
+    shape = [d.size for d in dims]
+    np.add.at(out, tuple(np.broadcast_to(k, shape) for k in key), np.broadcast_to(added, shape))
     return out
 
 
@@ -54,18 +89,18 @@ def _numpy(call: kit.NumpyCall, dy: kit.Array, ids: kit.Array) -> kit.Array:
 
 
 def _text(call: kit.TorchCall) -> str:
-    dy, out, dim = call.ins[0], call.outs[0], call.attrs["dim"].name
+    x, out, dim = call.ins[0], call.outs[0], call.attrs["dim"].name
     at, rows = out.index(dim), call.extent(dim)
     parts, target = _parts(call)
     # A sum of many small numbers in half precision would stop growing.
-    is_half = dy.dtype.bytes < kit.F32.bytes
+    is_half = x.dtype.bytes < kit.F32.bytes
     parts = f"{parts}.float()" if is_half else parts
     parts = parts if parts.isidentifier() else call.let("parts", parts)
     spare = call.is_split(dim)
     shape = [_one_more(rows) if spare and n == dim else call.extent(n) for n in out.names]
     added = _added(call, f"{parts}.new_zeros({kit.tuple_text(shape)})", parts, _rows(call), target)
     trimmed = f"{added}.narrow({at}, 0, {rows})" if spare else added
-    return f"{trimmed}.to({dy.dtype.torch})" if is_half else trimmed
+    return f"{trimmed}.to({x.dtype.torch})" if is_half else trimmed
 
 
 def _adding_text(call: kit.TorchCall, total: str) -> str:
@@ -86,10 +121,10 @@ def _parts(call: kit.TorchCall) -> tuple[str, kit.Names]:
     """The parts in the order of the result, their positions joined in one dim; their dims."""
     out, dim = call.outs[0], call.attrs["dim"].name
     at = out.index(dim)
-    positions = tuple(n for n in call.ins[1].names if not out.has(n))
-    target = (*out.names[:at], *positions, *out.names[at + 1 :])
-    permuted = kit.permuted(call.tensor(0), call.ins[0].names, target)
-    return kit.joined(permuted, at, len(positions)), target
+    positions = tuple(d for d in call.ins[1].dims if not out.has(d.name))
+    target = (*out.dims[:at], *positions, *out.dims[at + 1 :])
+    parts = kit.expanded(call, 0, target)
+    return kit.joined(parts, at, len(positions)), tuple(d.name for d in target)
 
 
 def _one_more(count: str) -> str:
@@ -126,24 +161,28 @@ def _added(call: kit.TorchCall, zeros: str, parts: str, index: str, target: kit.
 
 
 def _gradient(call: kit.Backward) -> kit.Grads:
-    """The gradient by the parts: the cotangent gathered at their positions."""
-    grad, dim = call.grad, call.attrs["dim"]
-    if not grad.type.has(dim.name):
-        return {0: grad}
-    return {0: call.emit("gather", grad, call.operand(1), dim=dim)}
+    """The gradient by `x`: the cotangent gathered at the indices, summed over what `x` lacks."""
+    rows, dim, ids = call.grad, call.attrs["dim"], call.ins[1]
+    if rows.type.has(dim.name):
+        rows = call.emit("gather", rows, call.operand(1), dim=dim)
+    lacking = [d for d in ids.dims if not call.ins[0].has(d.name)]
+    repeats = math.prod(d.size for d in lacking if not rows.type.has(d.name))
+    summed = tuple(d for d in lacking if rows.type.has(d.name))
+    rows = call.emit("sum", rows, dims=summed) if summed else rows
+    return {0: call.emit("mul", rows, float(repeats)) if repeats > 1 else rows}
 
 
 def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
     """The bytes of f32 copies for half precision: the parts, and the result before rounding."""
     del numbers
     is_half = sig.outs[0].dtype.bytes < kit.F32.bytes
-    elements = sig.ins[0].elements + sig.outs[0].elements
+    elements = _flops(sig) + sig.outs[0].elements
     return elements * kit.F32.bytes if is_half else 0
 
 
 kit.operator(
     "scatter_add",
-    kit.Surface("view", (2, 2)),
+    kit.Surface("rows", (2, 2), indexed=True),
     _infer,
     _factors,
     _numpy,
@@ -156,9 +195,12 @@ kit.operator(
         "b s h; b s: i32 | dim=v dims=(s v h)",
         "s h b; b s: i32 | dim=v dims=(h v b)",
         "b s h; b s: i32 | dim=v dims=(s b v h)",
+        "(); b s: i32 | dim=v dims=(v)",
+        "h s: i32; b s: i32 | dim=v dims=(v b h)",
         values="int index:v",
     ),
-    flops=lambda sig: sig.ins[0].elements,
+    flops=_flops,
+    bind=_bind,
     true_rows=kit.rows_with_reason(
         "only where no two positions can mean one row",
         "P(max), B -> P(max)",
@@ -170,5 +212,6 @@ kit.operator(
     scratch=_scratch,
     indices=1,
     ordered="dim",
-    meaning="The gradient of `gather`: rows added up at the indices they were read from.",
+    meaning="The elements added up at their indices of a dim: sums of segments, a histogram of "
+    "`1`, and the gradient of `gather`. Dims of the indices that the result lacks are summed.",
 )

@@ -55,7 +55,7 @@ def _python_dims(sample: Sample) -> dict[str, api.Dim]:
 def _brackets(opdef: OpDef, attrs: dict[str, Any], dims: dict[str, api.Dim]) -> Any:
     """The content of the brackets of a call with these attributes; None for no brackets."""
     match opdef.surface.items:
-        case "dim":
+        case "dim" | "rows":
             return dims[attrs["dim"].name]
         case "dims" | "dims?" | "maker":
             return tuple(dims[d.name] for d in attrs["dims"])
@@ -88,7 +88,7 @@ def _apply(opdef: OpDef, sample: Sample, tensors: list[Any], dims: dict[str, api
     items = _brackets(opdef, attrs, dims)
     if items is None:
         return operator(*tensors, **options)
-    if opdef.surface.items == "filter":
+    if opdef.surface.items in ("filter", "rows"):
         options["out"] = [dims[d.name] for d in attrs["dims"]]
     applied = operator[items]
     return applied if isinstance(applied, md.Tensor) else applied(*tensors, **options)

@@ -24,6 +24,7 @@ CALLS = {
     "elu": "y = elu(x)",
     "hard_swish": "y = hard_swish(x)",
     "sample": "y = sample[experts](x, 3)",
+    "bincount": "y = bincount[experts](argmax[experts](x))",
 }
 """A call of every function; what it yields is returned."""
 

@@ -40,6 +40,7 @@ CALLS = {
     "sort": "x[b, n, t]: sort[n](x)",
     "put": "x[b, n], y[b], i: i32: put[n = i](x, y)",
     "put, an index each": "x[b, n], y[b], i[b]: i32: put[n = i](x, y)",
+    "scatter_add": "x[b, t], i[b]: i32: scatter_add[n = i](x)",
     "roll": "x[b, n]: roll[n](x, by=3)",
     "reverse": "x[b, n]: reverse[n](x)",
     "cumprod": "x[b, n]: cumprod[n](x)",
