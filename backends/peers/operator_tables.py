@@ -190,6 +190,22 @@ def _jax_cumsum(call: PeerCall) -> str | None:
     return call.write(f"jnp.cumsum({x}, {{dim}}, dtype={{dtype}})")
 
 
+def _jax_recurrence(call: PeerCall) -> str:
+    """Two steps (a, b) are one; with an initial state, that times all `a` so far is added."""
+    dim = call.attrs["dim"].name
+    at = call.out.names.index(dim)
+    reverse = ", reverse=True" if call.attrs["reverse"] else ""
+    a, b = (
+        f"jnp.broadcast_to({call.tensor(i)}, {call.out.shape}, out_sharding={call.spec})"
+        for i in (0, 1)
+    )
+    step = "lambda s, t: (t[0] * s[0], t[0] * s[1] + t[1])"
+    scan = f"jax.lax.associative_scan({step}, ({a}, {b}), axis={at}{reverse})"
+    if len(call.ins) == 2:
+        return f"{scan}[1]"
+    return f"(lambda s: s[0] * {call.aligned(2, full=True)} + s[1])({scan})"
+
+
 def _flow_cumsum(call: PeerCall) -> str | None:
     at, by = call.at, -1 if call.attrs["reverse"] else 1
     x = _flow_pad(_shifted(call, by)) if call.attrs["exclusive"] else call.args[0]
@@ -319,6 +335,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "any": ("jnp.any({x}, {dims})", _one_by_one("any")),
     "all": ("jnp.all({x}, {dims})", _one_by_one("all")),
     "cumsum": (_jax_cumsum, _flow_cumsum),
+    "linear_recurrence": (_jax_recurrence, None),
     "cumprod": ("jax.lax.cumprod({x}, {at})", "flow.cumprod({x}, {dim})"),
     "conv": (window_spellings.jax_conv, window_spellings.flow_as_torch("conv")),
     "upconv": (window_spellings.jax_upconv, window_spellings.flow_as_torch("upconv")),
@@ -411,11 +428,17 @@ BECOMES: Mapping[str, frozenset[str]] = {
 """By system the operators that leave a result partial where a loop that it lacks is split."""
 
 _WRITTEN = "it leaves open which of equal positions is written"
+_SCANNED = "there is no operator there that scans with a function of two steps"
 _CUT = "it promises nothing of margins that are negative"
 _ORDERED = "it promises no order of equal elements"
 REASONS: Mapping[str, Mapping[str, str]] = {
-    "dtensor": {"put": _WRITTEN},
+    "dtensor": {"put": _WRITTEN, "linear_recurrence": _SCANNED},
     "jax": {"put": _WRITTEN},
-    "oneflow": {"top_k": _ORDERED, "sort": _ORDERED, "upconv": _CUT},
+    "oneflow": {
+        "top_k": _ORDERED,
+        "sort": _ORDERED,
+        "upconv": _CUT,
+        "linear_recurrence": _SCANNED,
+    },
 }
 """By system and operator, why a call is refused where it is."""

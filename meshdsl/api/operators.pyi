@@ -170,6 +170,12 @@ class _Le(Protocol):
 class _LeakyRelu(Protocol):
     def __call__(self, x: Operand, slope: Operand = ...) -> Tensor: ...
 
+class _LinearRecurrenceApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, z: Operand = ..., /, reverse: float | Any = ...) -> Tensor: ...
+
+class _LinearRecurrence(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _LinearRecurrenceApplied: ...
+
 class _Log(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -468,6 +474,7 @@ iota: _Iota
 layer_norm: _LayerNorm
 le: _Le
 leaky_relu: _LeakyRelu
+linear_recurrence: _LinearRecurrence
 log: _Log
 log_softmax: _LogSoftmax
 logaddexp: _Logaddexp
@@ -580,6 +587,7 @@ __all__ = [
     "le",
     "leaky_relu",
     "linear",
+    "linear_recurrence",
     "linear_warmup",
     "log",
     "log_softmax",

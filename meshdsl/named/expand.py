@@ -1,8 +1,9 @@
 """Forms of operators whose own dim is split, in operators that can work on parts.
 
 Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks
-plus the sum of the blocks before: only one number per block is exchanged; `top_k` ranks inside
-blocks, and exchanges the best of each. Floats of two bytes are f32 from the first operator of a
+plus the sum of the blocks before: only one number per block is exchanged; `linear_recurrence` runs
+inside blocks, and sends the states at their ends along a tree; `top_k` ranks inside blocks, and
+exchanges the best of each. Floats of two bytes are f32 from the first operator of a
 definition or a sum to the last, as inside torch's kernels: in f16 a sum of squares soon overflows.
 """
 
@@ -75,11 +76,13 @@ def _of_a_step(op: NamedOp) -> NamedOp:
 
 def _in_blocks_or_parts(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
     if op.name in IN_BLOCKS:
-        scanned = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
-        if "." in scanned[0].name:  # what blocks exchange: it would be taken apart without end
+        (dim,) = op.attr("source") if op.name == "top_k" else own_dims(dict(op.attrs))
+        if "." in dim.name:  # what blocks exchange: it would be taken apart without end
             return None
-        parts = math.prod(size for _, size in split[scanned[0].name])
-        return None if scanned[0].size % parts else IN_BLOCKS[op.name](op, split)  # uneven blocks
+        parts = math.prod(size for _, size in split[dim.name])
+        if op.name == "top_k" and dim.size % parts:  # no element to add is less than all others
+            return None
+        return IN_BLOCKS[op.name](op, split)
     if op.name in IN_PARTS:
         return _in_parts(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
@@ -155,8 +158,13 @@ def _bind_dims(function: ast.FunctionDecl, own: tuple[Dim, ...], scope: Scope) -
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Dims for the blocks of one that is split, for all of them on each device, and of a block."""
+    """Dims for the blocks of one that is split, for all of them on each device, and of a block.
 
+    `whole` is the dim with blocks of one size: itself, or with elements added to the last ones.
+    """
+
+    dim: Dim
+    whole: Dim
     blocks: Dim
     every: Dim
     block: Dim
@@ -167,8 +175,27 @@ class _Blocks:
         """The dims for `dim` over `axes`. A user's name cannot contain a dot."""
         parts = math.prod(size for _, size in axes)
         blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
-        rules = ((blocks, tuple(a for a, _ in axes)),)
-        return cls(blocks, every, Dim(f"{dim.name}.block", dim.size // parts), rules)
+        block = Dim(f"{dim.name}.block", -(-dim.size // parts))
+        size = parts * block.size
+        whole = dim if size == dim.size else Dim(f"{dim.name}.padded", size)
+        dims = (blocks,) if whole == dim else (whole, blocks)
+        rules = tuple((d, tuple(a for a, _ in axes)) for d in dims)
+        return cls(dim, whole, blocks, every, block, rules)
+
+    def split(self, emit: Emit, x: Value, fill: float) -> Value:
+        """`x` in blocks; each element that is added is `fill`, in the block that it stands in."""
+        if self.whole != self.dim:
+            after, ends = self.whole.size - self.dim.size, ((self.dim,), (self.whole,))
+            source, target = ends
+            x = emit("pad", x, source=source, target=target, before=0, after=after, value=fill)
+        return emit("split", x, dim=self.whole, into=(self.blocks, self.block))
+
+    def merge(self, emit: Emit, x: Value) -> Value:
+        """The inverse of `split`."""
+        x = emit("merge", x, dims=(self.blocks, self.block), into=self.whole)
+        if self.whole == self.dim:
+            return x
+        return emit("slice", x, dim=self.whole, start=0, stop=self.dim.size, target=self.dim)
 
 
 def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
@@ -178,13 +205,53 @@ def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     blocks, every, block = block_dims.blocks, block_dims.every, block_dims.block
     emit = _emit(op)
     (operand,) = _operands(op, emit)
-    x = emit("split", operand, dim=dim, into=(blocks, block))
+    x = block_dims.split(emit, operand, 0)
     totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
     others = emit("cumsum", totals, **{**dict(op.attrs), "dim": every, "exclusive": 1})
     offsets = emit("rename", others, pairs=((every, blocks),))
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
-    result = emit("merge", y, dims=(blocks, block), into=dim)
-    return Expansion(_yield(emit, (result,), op), block_dims.rules)
+    return Expansion(_yield(emit, (block_dims.merge(emit, y),), op), block_dims.rules)
+
+
+def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
+    """A recurrence inside blocks, plus the state before each block times all `a` from there on.
+
+    The states before are a scan over the blocks: of the block before each, then of twice as many
+    blocks at each step of a tree. What a step sends is one state, and the product of `a` over the
+    blocks that it is of. The first block begins with the initial state.
+    """
+    dim, reverse = op.attr("dim"), op.attr("reverse")
+    block_dims = _Blocks.of(dim, split[dim.name])
+    blocks, block = block_dims.blocks, block_dims.block
+    first, last = (blocks.size - 1, 0) if reverse else (0, block.size - 1)
+    emit = _emit(op)
+
+    def moved(value: Value, by: int) -> Value:
+        return emit("shift", value, dim=blocks, by=-by if reverse else by)
+
+    a, b, *initial = _operands(op, emit)
+    if not a.type.has(dim.name):
+        a = emit.full(a, (dim, *a.type.dims))
+    if not b.type.has(dim.name):
+        b = emit.full(b, (dim, *b.type.dims))
+    a, b = block_dims.split(emit, a, 1.0), block_dims.split(emit, b, 0.0)
+    if initial:
+        is_first = emit("eq", emit("iota", dim=blocks), emit.number(first, I32))
+        initial = [emit("where", is_first, initial[0], emit.number(0.0, initial[0].type.dtype))]
+    inside = emit("linear_recurrence", a, b, *initial, dim=block, reverse=reverse)
+    decay = emit("reverse", a, dim=block) if reverse else a
+    decay = emit("cumprod", decay, dim=block)
+    decay = emit("reverse", decay, dim=block) if reverse else decay
+    state = moved(emit("pick", inside, dim=block, index=last), 1)
+    decays, step = emit("pick", decay, dim=block, index=last), 1
+    decays = moved(decays, 1) if blocks.size > 2 else decays
+    while step < blocks.size - 1:
+        state = emit("add", state, emit("mul", decays, moved(state, step)))
+        step, reach = 2 * step, step
+        if step < blocks.size - 1:
+            decays = emit("mul", decays, moved(decays, reach))
+    y = emit("add", inside, emit("mul", decay, state))
+    return Expansion(_yield(emit, (block_dims.merge(emit, y),), op), block_dims.rules)
 
 
 def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
@@ -205,7 +272,7 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
         renamed = emit("rename", value, pairs=((block_dims.blocks, block_dims.every),))
         return emit("merge", renamed, dims=(block_dims.every, top), into=candidates)
 
-    x = emit("split", op.ins[0], dim=dim, into=(block_dims.blocks, block_dims.block))
+    x = block_dims.split(emit, op.ins[0], 0)
     best, inside = emit.all("top_k", x, source=(block_dims.block,), target=(top,))
     width = emit.number(block_dims.block.size, I32)
     start = emit("mul", emit("iota", dim=block_dims.blocks), width)
@@ -219,7 +286,7 @@ def _top_of_tops(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     return Expansion(tuple(placed), block_dims.rules)
 
 
-IN_BLOCKS = {"cumsum": _running_sum, "top_k": _top_of_tops}
+IN_BLOCKS = {"cumsum": _running_sum, "linear_recurrence": _recurrence, "top_k": _top_of_tops}
 """Operators that work on the blocks of their own dim, and then on one or a few values of each."""
 
 IN_PARTS = {

@@ -79,7 +79,9 @@ def test_gradients_cannot_be_called_by_name() -> None:
     assert {lookup(n).surface.items for n in made} == {"view"}
 
 
-NO_AUTOGRAD = {"silu_grad", "dropout", "batch_norm_stats", "frozen_batch_norm"}
+NO_AUTOGRAD = {
+    *("silu_grad", "dropout", "batch_norm_stats", "frozen_batch_norm", "linear_recurrence")
+}
 """Kernels, or texts, that torch cannot differentiate."""
 
 # --- cases ------------------------------------------------------------------------------------

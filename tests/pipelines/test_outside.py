@@ -106,6 +106,7 @@ OPERATORS = {
     "gather": "z + sum[d](s[v = i])",
     "iota": "z + cast(iota[m], f32)",
     "layer_norm": "layer_norm[m](z)",
+    "linear_recurrence": "linear_recurrence[m](z, z * 0.5, sum[d](w))",
     "log_softmax": "log_softmax[m](z)",
     "logsumexp": "z + logsumexp[d](w)",
     "max_pool": "max_pool[m by 3 -> m](z, stride=1, pad=1)",

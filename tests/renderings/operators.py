@@ -44,6 +44,9 @@ CALLS = {
     "roll": "x[b, n]: roll[n](x, by=3)",
     "reverse": "x[b, n]: reverse[n](x)",
     "cumprod": "x[b, n]: cumprod[n](x)",
+    "linear_recurrence": "x[b, n], y[n, t]: linear_recurrence[n](x, y)",
+    "linear_recurrence, initial": "x[n], y[b, n, t], z[t]: "
+    "linear_recurrence[n](x, y, z, reverse=1)",
     "logaddexp": "x[b, n], y[n]: logaddexp(x, y)",
 }
 """The inputs and the call, by a name."""

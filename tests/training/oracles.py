@@ -175,6 +175,20 @@ def attention_slope(
     return torch.einsum(f"{term(names)},{ends[0]}->{ends[1]}", ds, k)
 
 
+def recurrence(sig: Signature, *xs: Tensor) -> Tensor:
+    """One step after the other."""
+    names = dict.fromkeys(d.name for t in (sig.ins[1], sig.ins[0], *sig.ins[2:]) for d in t.dims)
+    assert tuple(names) == sig.outs[0].names
+    full = [spread(x, t.names, sig.outs[0].dims) for x, t in zip(xs, sig.ins, strict=True)]
+    along = sig.outs[0].names.index(sig.attrs["dim"].name)
+    a, b = (x.unbind(along) for x in full[:2])
+    h = full[2].select(along, 0) if len(full) > 2 else torch.zeros_like(b[0])
+    states, order = list(b), range(len(b))
+    for t in reversed(order) if sig.attrs["reverse"] else order:
+        h = states[t] = a[t] * h + b[t]
+    return torch.stack(states, along)
+
+
 def silu_slope(dy: Tensor, x: Tensor) -> Tensor:
     s = torch.sigmoid(x)
     return dy * s * (1 + x * (1 - s))
@@ -190,6 +204,7 @@ ORACLES: dict[str, Oracle] = {
     "dropout": dropped,
     "frozen_batch_norm": batch_normed,
     "layer_norm_grad": pulled_back(normed(True, 1e-5)),
+    "linear_recurrence": recurrence,
     "rms_norm_grad": pulled_back(normed(False, 1e-6)),
     "silu_grad": pointwise(silu_slope),
 }
