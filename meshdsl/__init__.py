@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshdsl.api.module import module
     from meshdsl.api.operators import *  # noqa: F403
     from meshdsl.api.plan import Plan
-    from meshdsl.api.programs import Program, check, load, program
+    from meshdsl.api.programs import Program, check, load, program, sizes
     from meshdsl.api.schedules import Schedule, scheduled
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat, update
     from meshdsl.api.tensor import Tensor
@@ -44,7 +44,7 @@ __all__ = [
     "Plan", "Program", "ProgramError", "ProgramWarning", "Schedule", "Simulation", "Tensor", "bf16",
     "bool", "check", "dim", "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout",
     "load", "mesh", "minimize", "module", "name", "param", "program", "recompute", "repeat",
-    "scheduled", "update",
+    "scheduled", "sizes", "update",
 ]  # fmt: skip
 
 _PUBLIC = {
@@ -54,7 +54,7 @@ _PUBLIC = {
     "layouts": "Layout Mesh layout mesh",
     "module": "module",
     "plan": "Comparison Cost Explanation Outputs Plan Simulation",
-    "programs": "Program check load program",
+    "programs": "Program check load program sizes",
     "schedules": "Schedule scheduled",
     "statements": "grad minimize name param recompute repeat update",
     "tensor": "Tensor",

@@ -88,7 +88,7 @@ def analyse_tree(
     """
     diagnostics = Diagnostics()
     diagnostics.add(*problems)
-    declarations = declare(tree, diagnostics, options.set_dims)
+    declarations = declare(tree, diagnostics, options.set_dims, options.set_in)
     _check_declared(declarations, diagnostics)
     broken = bool(problems) or bool(declarations.unsized)
     written: dict[str, NamedProgram | None] = {}

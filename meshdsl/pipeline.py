@@ -52,7 +52,8 @@ class Options:
     adds: gradients and update. With `measured`, a training step returns the norm of the gradient.
     Unless `fused`, attention is written in primitives, as other systems are told of it. `cluster`
     is a profile by name or `.toml` file, that of the mesh where None; with one, `optimal` counts
-    time, and bytes where `objective` is `bytes`.
+    time, and bytes where `objective` is `bytes`. `set_in` has the places of the sizes of
+    `set_dims` that a file has.
     """
 
     program: str | None = None
@@ -64,6 +65,7 @@ class Options:
     message_bytes: int = MESSAGE_BYTES
     cache: bool = True
     set_dims: Mapping[str, int] = field(default_factory=dict)
+    set_in: Mapping[str, Span] = field(default_factory=dict)
     dtype: str | None = None
     strict: bool = False
     evaluate: bool = False
@@ -119,7 +121,7 @@ class Compilation:
         if self.known.declarations is not None:
             return self.known.declarations
         problems = Diagnostics()
-        declarations = declare(self.tree, problems, self.options.set_dims)
+        declarations = declare(self.tree, problems, self.options.set_dims, self.options.set_in)
         self._keep(problems)
         return declarations
 

@@ -63,3 +63,8 @@ def matching(*patterns: str) -> list[Path]:
     """The project's files that match one of the patterns from its root, as whole paths, sorted."""
     known = {ROOT / path for path in tracked()}
     return sorted({path for pattern in patterns for path in ROOT.glob(pattern)} & known)
+
+
+def examples() -> list[Path]:
+    """The examples that have a program; files of sizes have dims alone."""
+    return [path for path in matching("examples/**/*.mdsl") if path.parent.name != "sizes"]

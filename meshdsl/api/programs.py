@@ -528,6 +528,20 @@ def load(
 
 
 @told
+def sizes(path: str | Path) -> dict[str, int]:
+    """The sizes by dim of a `.mdsl` file of nothing but dims, for `dims=` of `load` and `module`.
+
+    `md.load("llama.mdsl", dims={**md.sizes("llama3_70b.mdsl"), "batch": 16})`.
+
+    Raises:
+        ProgramError: the file cannot be read, or is wrong, or has more than dims (MD0601).
+    """
+    from meshdsl.named.size_files import read_size_file
+
+    return dict(read_size_file(path).sizes)
+
+
+@told
 def check(path: str | Path) -> None:
     """Hold a `.mdsl` file to its `expect` blocks, after all else that `meshdsl check` reports.
 

@@ -26,6 +26,7 @@ from meshdsl.cli import complete
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.ir.types import DTYPES
 from meshdsl.named.declarations import MAX_DIM
+from meshdsl.named.size_files import SUFFIX, SetSizes, read_size_file
 from meshdsl.pipeline import DEFAULT_POLICY, OBJECTIVES, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.records import dataclass
@@ -80,6 +81,12 @@ def opt(
 def flag(name: str, help: str) -> Any:
     """A boolean option."""
     return opt(name, None, help, False)
+
+
+def settings() -> Any:
+    """The option of other sizes for dims."""
+    help = "Other sizes for dims; FILE.mdsl: those that it declares."
+    return opt("--set", "DIM=N …", help, completed=complete.sizes, show_default=False)
 
 
 def weights(help: str) -> Any:
@@ -172,9 +179,7 @@ class ClusterOptions:
 class Sizes:
     """Options of sizes and types that override the file's."""
 
-    settings: list[str] | None = opt(
-        "--set", "DIM=N …", "Other sizes for dims.", completed=complete.sizes, show_default=False
-    )
+    settings: list[str] | None = settings()
     dtype: str | None = opt("--dtype", "T", "Another type of float.", completed=complete.floats)
 
 
@@ -260,6 +265,7 @@ def pipeline_options(given: Any) -> Options:
     timed = given if isinstance(given, ClusterOptions) else ClusterOptions()
     if timed.objective is not None:
         refuse_unknown("objective", timed.objective, OBJECTIVES, "a plan is not made for that")
+    given_sizes = sizes(given.settings or [])
     return Options(
         program=given.program,
         mesh=given.mesh,
@@ -269,7 +275,8 @@ def pipeline_options(given: Any) -> Options:
         reduce=placed.reduce,
         message_bytes=given.message_bytes,
         cache=not given.no_cache,
-        set_dims=sizes(given.settings or []),
+        set_dims=given_sizes.sizes,
+        set_in=given_sizes.places,
         dtype=dtype,
         strict=given.strict,
         cluster=timed.cluster,
@@ -300,20 +307,29 @@ def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> N
         fail("MD0602", f"`--{option} {value}`: {why}", help=help)
 
 
-def sizes(settings: Iterable[str]) -> dict[str, int]:
-    """The sizes by dim of `dim=N` texts."""
-    by_dim = {}
+def sizes(settings: Iterable[str]) -> SetSizes:
+    """The sizes by dim of `dim=N` texts and of files; the last one of a dim counts."""
+    by_dim: dict[str, int] = {}
+    places: dict[str, Span] = {}
     for text in settings:
+        if text.endswith(SUFFIX):
+            file = read_size_file(text)
+            by_dim |= file.sizes
+            places |= file.places
+            continue
         name, equals, size = text.partition("=")
         if not equals or not size.strip().isascii() or not size.strip().isdigit():
-            help = "for instance `--set batch=64 hidden=2048`"
+            help = (
+                "for instance `--set batch=64 hidden=2048`, or a file of dims: `--set sizes.mdsl`"
+            )
             fail("MD0601", f"`--set {text[:40]}`: write `--set dim=N`, N a whole number", help=help)
         if len(size) > MOST_DIGITS:
             place = Span(Source("--set", text), 0, len(text))
             help = f"choose one: `--set {name.strip()}=N`"
             fail("MD0106", f"the size of a dim lies in 1 … {MAX_DIM}", place, help=help)
         by_dim[name.strip()] = int(size)
-    return by_dim
+        places.pop(name.strip(), None)
+    return SetSizes(by_dim, places)
 
 
 # --- adapters to typer -----------------------------------------------------------------------
@@ -365,14 +381,18 @@ def _options(kind: Any) -> Iterator[inspect.Parameter]:
 
 
 def spread_settings(arguments: list[str]) -> list[str]:
-    """Rewrite `--set a=1 b=2` as `--set a=1 --set b=2`: the parser's options take one value."""
+    """Rewrite `--set a=1 b=2` as `--set a=1 --set b=2`: the parser's options take one value.
+
+    A file of sizes stands right behind `--set`: elsewhere it is a file of the command.
+    """
     words: list[str] = []
     setting = False
     for argument in arguments:
-        if setting and SETTING.fullmatch(argument) and words[-1] != "--set":
+        first = bool(words) and words[-1] == "--set"
+        if setting and SETTING.fullmatch(argument) and not first:
             words.append("--set")
         elif not SETTING.fullmatch(argument):
-            setting = argument == "--set"
+            setting = argument == "--set" or (first and argument.endswith(SUFFIX))
         words.append(argument)
     return words
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import File, opt, option, sizes
+from meshdsl.cli.options import File, opt, option, settings, sizes
 from meshdsl.pipeline import Options
 from meshdsl.syntax import ast
 
@@ -25,9 +25,7 @@ class WeightsOptions:
         "Which program (the only one).",
         completed=complete.declared(ast.ProgramDecl),
     )
-    settings: list[str] | None = opt(
-        "--set", "DIM=N …", "Other sizes for dims.", completed=complete.sizes, show_default=False
-    )
+    settings: list[str] | None = settings()
 
 
 def command(
@@ -43,7 +41,10 @@ def command(
         from meshdsl.backends.weights.draft import draft
         from meshdsl.backends.weights.params import read_model
 
-        chosen = Options(program=given.program, set_dims=sizes(given.settings or []))
+        given_sizes = sizes(given.settings or [])
+        chosen = Options(
+            program=given.program, set_dims=given_sizes.sizes, set_in=given_sizes.places
+        )
         compilation = common.compiled(file, chosen, diagnostics, "named")
         types = {str(p.value.name): p.value.type for p in compilation.named.params}
         sys.stdout.write(draft(given.name, types, read_model(str(model))))

@@ -64,12 +64,18 @@ class Declarations:
 
 
 def declare(
-    tree: ast.SourceFile, diagnostics: Diagnostics, set_dims: Mapping[str, int] | None = None
+    tree: ast.SourceFile,
+    diagnostics: Diagnostics,
+    set_dims: Mapping[str, int] | None = None,
+    set_in: Mapping[str, Span] | None = None,
 ) -> Declarations:
-    """Resolve the declarations of `tree`; errors go to `diagnostics`, wrong ones are left out."""
+    """Resolve the declarations of `tree`; errors go to `diagnostics`, wrong ones are left out.
+
+    `set_dims` are sizes from outside, `set_in` the places of those that a file has.
+    """
     source = tree.span.source
     entries = _unique(tree.declarations, diagnostics)
-    sizes = _DimSizes(entries["dim"], set_dims or {}, diagnostics)
+    sizes = _DimSizes(entries["dim"], set_dims or {}, set_in or {}, diagnostics)
     dims = sizes.resolve()
     expects = tuple(d for d in tree.declarations if isinstance(d, ast.Expect))
     _check_profiles(tree.declarations, diagnostics)
@@ -189,10 +195,12 @@ class _DimSizes:
         self,
         entries: dict[str, ast.NamedDeclaration],
         set_dims: Mapping[str, int],
+        set_in: Mapping[str, Span],
         diagnostics: Diagnostics,
     ) -> None:
         self.entries = _of(entries, ast.DimDecl)
         self.set_dims = set_dims
+        self.set_in = set_in
         self.diagnostics = diagnostics
         self.sizes: dict[str, int] = {}
         self.failed: set[str] = set()
@@ -208,7 +216,8 @@ class _DimSizes:
             if name not in self.entries:
                 help = did_you_mean(name, list(self.entries)) or _known("dim", list(self.entries))
                 message = f"`--set {name}`: no such dim"
-                self.diagnostics.add(Diagnostic("MD0115", message, _option(name), help=help))
+                span = self.set_in.get(name) or _option(name)
+                self.diagnostics.add(Diagnostic("MD0115", message, span, help=help))
             elif not 1 <= size <= MAX_DIM:
                 message = f"the size of a dim lies in 1 … {MAX_DIM}"
                 help = f"choose one: `--set {name}=N`"

@@ -31,12 +31,13 @@ def lint_symbols(file: ast.SourceFile) -> tuple[Diagnostic, ...]:
 
 def _unused(known: Symbols) -> Iterator[Diagnostic]:
     selectors = _selectors(known.file)
+    sizes_alone = all(isinstance(d, ast.DimDecl) for d in known.file.declarations)
     for symbol in known.every:
         if symbol.name.startswith("_") or not symbol.definitions:
             continue
         if symbol.kind in TENSORS and all(s.start in selectors for s in symbol.references):
             yield from _unused_tensor(known, symbol)
-        elif symbol.kind == "dim" and not symbol.references:
+        elif symbol.kind == "dim" and not symbol.references and not sizes_alone:
             yield _unused_dim(known, symbol)
         elif symbol.kind == "schedule" and not symbol.references:
             yield _unused_schedule(known, symbol)

@@ -19,9 +19,9 @@ from meshdsl.named.printer import print_program
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.syntax.parse import read_source
 from tests.api.twins import EXAMPLES, program_of, twin_of
-from tests.project import matching
+from tests.project import examples, matching
 
-FILES = matching("examples/**/*.mdsl")
+FILES = examples()
 NAMES = [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in FILES]
 SCRIPTS = ("mlp", "matmul", "transformer")
 SOME = NAMES if "MESHDSL_CASES" in os.environ else ["dlrm", "mlp", "moe", "nmt", "sbp/megatron"]

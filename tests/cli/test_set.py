@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import meshdsl as md
 from meshdsl.cli.options import spread_settings
 
-from .command import Cli
+from .command import Cli, write
 
 SPREAD = {
     "check f.mdsl": "check f.mdsl",
@@ -18,6 +19,10 @@ SPREAD = {
     "check f.mdsl --set a=x b=2": "check f.mdsl --set a=x b=2",
     "check f.mdsl --set a=1 b=-2": "check f.mdsl --set a=1 --set b=-2",
     "check f.mdsl --set": "check f.mdsl --set",
+    "check --set s.mdsl f.mdsl": "check --set s.mdsl f.mdsl",
+    "check --set s.mdsl b=2 f.mdsl": "check --set s.mdsl --set b=2 f.mdsl",
+    "check --set a=1 f.mdsl b=2": "check --set a=1 f.mdsl b=2",
+    "check --set s.mdsl b=2 --set t.mdsl": "check --set s.mdsl --set b=2 --set t.mdsl",
 }
 
 
@@ -43,6 +48,49 @@ def test_sizes_are_taken(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> 
     assert done.code == 0
     assert '"c"' in done.out
     assert "6" in done.out
+
+
+def test_a_file_of_sizes(cli: Cli) -> None:
+    """Alone, with other sizes before and after it, before the file, and in Python."""
+    write(FILE, "f.mdsl")
+    write("dim b = 2, a = 2 * b", "s.mdsl")
+    assert cli("check", "f.mdsl", "--set", "s.mdsl").code == 0
+    assert cli("check", "--set", "a=3", "--set", "s.mdsl", "b=3", "f.mdsl").code == 0
+    assert cli("check", "f.mdsl", "--set", "s.mdsl", "a=3").code == 1
+    assert md.sizes("s.mdsl") == {"b": 2, "a": 4}
+    with pytest.raises(md.ProgramError):
+        md.load("f.mdsl")
+    assert md.load("f.mdsl", dims=md.sizes("s.mdsl")).outputs
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("dim b = 2, aa = 4", 1, "error[MD0115]: `--set aa`: no such dim"),
+        ("dim a = 0", 1, "error[MD0105]"),
+        ("dim a = 4 * c", 1, "error[MD0101]"),
+        ("dim a = ", 1, "error[MD00"),
+        ("dim a = 4\nmesh m = { x: 2 }", 2, "error[MD0601]: a file of sizes has `dim`"),
+        ("# nothing", 2, "error[MD0601]: `s.mdsl` has no dims"),
+        (None, 2, "error[MD0010]: there is no file `s.mdsl`"),
+    ],
+)
+def test_a_wrong_file_of_sizes(text: str | None, code: int, said: str, cli: Cli) -> None:
+    """The place is in that file, if it is there and not empty."""
+    write(FILE, "f.mdsl")
+    if text is not None:
+        write(text, "s.mdsl")
+    done = cli("check", "f.mdsl", "--set", "s.mdsl")
+    assert done.code == code
+    assert said in done.err
+    assert "--> s.mdsl:" in done.err or "no " in said
+    if "MD0115" not in said:
+        with pytest.raises(md.ProgramError, match=said[6:12]):
+            md.sizes("s.mdsl")
+
+
+def test_a_file_of_sizes_is_no_program_with_unused_dims(cli: Cli) -> None:
+    assert cli("check", write("dim a = 4, b = 2 * a"), "--strict").code == 0
 
 
 def test_the_last_one_counts(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:

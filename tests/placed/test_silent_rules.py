@@ -20,7 +20,7 @@ from meshdsl.syntax.edits import apply
 from meshdsl.syntax.parse import read_source
 from tests.programs.harness import Case
 from tests.programs.strategy import cases
-from tests.project import ROOT, matching
+from tests.project import ROOT, examples
 
 CASES = int(os.environ.get("MESHDSL_CASES", "40"))
 
@@ -105,7 +105,7 @@ def test_a_rule_that_serves_one_program_of_the_file_is_not_told() -> None:
     assert "MD0226" not in [d.code for d in told]
 
 
-@pytest.mark.parametrize("path", matching("examples/**/*.mdsl"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", examples(), ids=lambda path: path.stem)
 def test_no_layout_of_the_examples_has_a_rule_without_effect(path) -> None:
     told = analyse(read_source(ROOT / path), Options()).diagnostics
     assert [d.message for d in told if d.code == "MD0226"] == []

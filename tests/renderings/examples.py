@@ -13,12 +13,12 @@ from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.ir import NamedProgram
 from meshdsl.pipeline import Compilation, Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
-from tests.project import ROOT, matching
+from tests.project import ROOT, examples
 
 UNWRITTEN = ("dlrm", "mixtral")
 """Examples that OneFlow cannot write: a gather of tables, an order of equal elements."""
 
-FILES = [path for path in matching("examples/**/*.mdsl") if path.stem not in UNWRITTEN]
+FILES = [path for path in examples() if path.stem not in UNWRITTEN]
 
 _WIDE = {"batch": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 _BLOCK = {**_WIDE, "seq": 4}

@@ -18,7 +18,7 @@ import pytest
 from meshdsl.backends.torch.line_breaks import double_quoted, statement
 from meshdsl.backends.torch.preamble import RUNTIME
 from tests.compiling import compile_text
-from tests.project import ROOT, matching
+from tests.project import ROOT, examples
 from tests.report.golden import CASES, Case, made
 from tests.waiting import ended, started
 
@@ -37,7 +37,7 @@ EVERY = 1 if "MESHDSL_CASES" in os.environ else 12
 
 def _everything(home: Path, seed: str, *parts: tuple[int, int]) -> dict[str, Any]:
     """The emissions of all examples by one process for each part, in a folder of their own."""
-    for path in matching("examples/**/*.mdsl"):
+    for path in examples():
         copy = home / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
