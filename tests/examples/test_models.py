@@ -20,6 +20,11 @@ from torch.nn import functional
 
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import Emitted
+from meshdsl.backends.generate.contract import NO_PREFILL, chosen
+from meshdsl.backends.generate.generated import Results
+from meshdsl.backends.generate.generation import generate
+from meshdsl.backends.generate.generation_request import GenerationRequest
+from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.backends.train.devices import train_local
 from meshdsl.backends.train.job import DataFiles, Job
 from meshdsl.backends.weights.draft import draft
@@ -250,8 +255,10 @@ def drawn(shapes: dict[str, list[int]], dtype: str) -> State:
     }
 
 
-def compiled(model: str, layout: str, dtype: str, evaluate: bool = True) -> Compilation:
-    sizes = {"batch": BATCH, "seq": SEQ, "model": MODEL, "vocab": VOCAB, "layers": LAYERS}
+def compiled(
+    model: str, layout: str, dtype: str, evaluate: bool = True, batch: int = BATCH
+) -> Compilation:
+    sizes = {"batch": batch, "seq": SEQ, "model": MODEL, "vocab": VOCAB, "layers": LAYERS}
     sizes |= MODELS[model].sizes
     path = ROOT / "examples" / "models" / f"{model}.mdsl"
     text = Source(str(path), path.read_text(encoding="utf-8"))
@@ -293,6 +300,31 @@ def test_logits_are_those_of_the_publishers_formulas(folder, model, layout):
         wanted = published.apply(drawn(published.shapes(), dtype), ids).numpy()
         error = np.abs(result.outputs["logits"] - wanted).max() / np.abs(wanted).max()
         assert error < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("model", "layout"), [("gpt2", "zero3"), ("llama", "megatron")])
+def test_texts_are_those_of_the_publishers_formulas(folder, model, layout):
+    """The likeliest token after each; prompts of two lengths, read at once and token by token."""
+    path = str(folder / f"{model}-f64.safetensors")
+    state = drawn(MODELS[model].shapes(), "f64")
+    prompts: list[tuple[int, ...]] = [(3, 1, 4), (15,)]
+    wanted = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(3):
+            logits = MODELS[model].apply(state, torch.tensor([ids]))
+            ids.append(int(logits[0, -1].argmax()))
+        wanted.append(tuple(ids[len(prompt) :]))
+    for prefill in (None, NO_PREFILL):
+        programs = chosen(compiled(model, layout, "f64", batch=2), prefill)
+        assert (programs.prefill is None) == (prefill is not None)
+        names = [str(p.value.name) for p in programs.step.named.params]
+        task = GenerationRequest(prompts, 3).task(programs.contract, TextCodec("numbers"))
+        with params_file(path, programs.step, names, None, Diagnostics()) as params:
+            task = replace(task, params=params)
+            results = Results(task)
+            generate(programs, "local", task, results.hear)
+        assert [text.tokens for text in results.texts] == wanted
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -9,22 +9,35 @@ mem = md.dim("mem", like=seq)
 
 
 @md.function
-def attention(x: md.Tensor[batch, seq, model]) -> md.Tensor[batch, seq, model]:
+def project(x: md.Tensor[batch, seq, model]):
     wq = md.param([model, heads, key], init=md.normal(0.02))
     wk = md.param([model, heads, key], init=md.normal(0.02))
     wv = md.param([model, heads, key], init=md.normal(0.02))
-    wo = md.param([heads, key, model], init=md.normal(0.02))
     bq = md.param([heads, key], init=md.zeros())
     bk = md.param([heads, key], init=md.zeros())
     bv = md.param([heads, key], init=md.zeros())
-    bo = md.param([model], init=md.zeros())
     q = md.einsum(x, wq, out=[batch, heads, seq, key]) + bq
-    k = (md.einsum(x, wk, out=[batch, heads, seq, key]) + bk)[seq >> mem]
-    v = (md.einsum(x, wv, out=[batch, heads, seq, key]) + bv)[seq >> mem]
+    k = md.einsum(x, wk, out=[batch, heads, seq, key]) + bk
+    v = md.einsum(x, wv, out=[batch, heads, seq, key]) + bv
+    return q, k, v
+
+
+@md.function
+def joined(o: md.Tensor[batch, heads, seq, key]) -> md.Tensor[batch, seq, model]:
+    wo = md.param([heads, key, model], init=md.normal(0.02))
+    bo = md.param([model], init=md.zeros())
+    return md.einsum(o, wo, out=[batch, seq, model]) + bo
+
+
+@md.function
+def attention(
+    q: md.Tensor[batch, heads, seq, key],
+    k: md.Tensor[batch, heads, mem, key],
+    v: md.Tensor[batch, heads, mem, key],
+):
     s = md.einsum(q, k, out=[batch, heads, seq, mem]) / md.sqrt(key)
     s = md.where(md.iota[seq] >= md.iota[mem], s, -1e9)
-    o = md.einsum(md.softmax[mem](s), v, out=[batch, heads, seq, key])
-    return md.einsum(o, wo, out=[batch, seq, model]) + bo
+    return md.einsum(md.softmax[mem](s), v, out=[batch, heads, seq, key])
 
 
 @md.function
@@ -48,7 +61,8 @@ def gpt2(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
         b1 = md.param([model], init=md.zeros())
         g2 = md.param([model], init=md.ones())
         b2 = md.param([model], init=md.zeros())
-        x = x + attention(md.layer_norm[model](x, g1, b1))
+        q, k, v = project(md.layer_norm[model](x, g1, b1))
+        x = x + joined(attention(q, k[seq >> mem], v[seq >> mem]))
         x = x + mlp(md.layer_norm[model](x, g2, b2))
         return x
 

@@ -10,8 +10,8 @@ mem = md.dim("mem", like=seq)
 
 
 @md.function
-def turned(x: md.Tensor[..., seq, key]) -> md.Tensor[..., seq, key]:
-    angle = md.cast(md.iota[seq], md.f32) * 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
+def turned(x: md.Tensor[..., key], pos: md.i32[...]) -> md.Tensor[..., key]:
+    angle = md.cast(pos, md.f32) * 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
     a = x[key >> (two, half)].pick(two, 0)
     b = x[key >> (two, half)].pick(two, 1)
     first = a * md.cos(angle) - b * md.sin(angle)
@@ -25,18 +25,31 @@ def norm(x: md.Tensor[..., model], g: md.Tensor[model]) -> md.Tensor[..., model]
 
 
 @md.function
-def attention(x: md.Tensor[batch, seq, model]) -> md.Tensor[batch, seq, model]:
+def project(x: md.Tensor[batch, seq, model]):
     wq = md.param([model, kv, group, key], init=md.normal(0.02))
     wk = md.param([model, kv, key], init=md.normal(0.02))
     wv = md.param([model, kv, key], init=md.normal(0.02))
-    wo = md.param([kv, group, key, model], init=md.normal(0.02))
-    q = turned(md.einsum(x, wq, out=[batch, kv, group, seq, key]))
-    k = turned(md.einsum(x, wk, out=[batch, kv, seq, key]))
+    q = md.einsum(x, wq, out=[batch, kv, group, seq, key])
+    k = md.einsum(x, wk, out=[batch, kv, seq, key])
     v = md.einsum(x, wv, out=[batch, kv, seq, key])
-    s = md.einsum(q, k[seq >> mem], out=[batch, kv, group, seq, mem]) / md.sqrt(key)
-    s = md.where(md.iota[seq] >= md.iota[mem], s, -1e9)
-    o = md.einsum(md.softmax[mem](s), v[seq >> mem], out=[batch, kv, group, seq, key])
+    return q, k, v
+
+
+@md.function
+def joined(o: md.Tensor[batch, kv, group, seq, key]) -> md.Tensor[batch, seq, model]:
+    wo = md.param([kv, group, key, model], init=md.normal(0.02))
     return md.einsum(o, wo, out=[batch, seq, model])
+
+
+@md.function
+def attention(
+    q: md.Tensor[batch, kv, group, seq, key],
+    k: md.Tensor[batch, kv, mem, key],
+    v: md.Tensor[batch, kv, mem, key],
+):
+    s = md.einsum(q, k, out=[batch, kv, group, seq, mem]) / md.sqrt(key)
+    s = md.where(md.iota[seq] >= md.iota[mem], s, -1e9)
+    return md.einsum(md.softmax[mem](s), v, out=[batch, kv, group, seq, key])
 
 
 @md.function
@@ -58,7 +71,9 @@ def llama(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
     def layer(x):
         g1 = md.param([model], init=md.ones())
         g2 = md.param([model], init=md.ones())
-        x = x + attention(norm(x, g1))
+        q, k, v = project(norm(x, g1))
+        k = turned(k, md.iota[seq])
+        x = x + joined(attention(turned(q, md.iota[seq]), k[seq >> mem], v[seq >> mem]))
         x = x + mlp(norm(x, g2))
         return x
 
