@@ -59,7 +59,8 @@ class Job:
     `about` describes the program to readers of a checkpoint. `rate` is the schedule of the learning
     rate, of which a step makes so many `updates`, and `predicted` is the memory per device in bytes
     as `explain` has it. With `weights`, `out` is written as another program's model.
-    In the folder `timed` each device writes how long the lines of one step took.
+    The folder `tensorboard` gets an event file. In the folder `timed` each device writes how long
+    the lines of one step took.
     """
 
     data: DataFiles
@@ -70,6 +71,7 @@ class Job:
     out: str | None = None
     weights: WeightMap | None = None
     log: str | None = None
+    tensorboard: str | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 0
     resume: bool = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.train.batches import Data
 from meshdsl.backends.train.evaluation import sums_over
+from meshdsl.backends.train.event_log import EventLog
 from meshdsl.backends.train.feed import DataRefused, Feed
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
@@ -71,12 +72,12 @@ class Trainer:
         self.refused: DataRefused | None = None
         self.is_zero_known = False
         self._asked = 0
-        self._log: MetricsLog | None = None
+        self._logs: tuple[MetricsLog | EventLog, ...] = ()
 
     def run(self) -> Ending:
         """Train to the end, until stopped, or until the loss is not finite."""
-        if self.ranks.rank == 0 and self.job.log is not None:
-            self._log = MetricsLog(self.job.log, self.start)
+        if self.ranks.rank == 0:
+            self._logs = tuple(self._opened_logs())
         for note in self.notes:
             self._tell(**_note(note))
         measure = {"amount": self.amount, "unit": self.unit}
@@ -93,8 +94,8 @@ class Trainer:
                 self.refused = error
         if self.trouble is None:
             self._save()
-        if self._log is not None:
-            self._log.close()
+        for log in self._logs:
+            log.close()
         how = "data refused" if self.refused else how
         return self._ending("not finite" if self.trouble else how)
 
@@ -195,17 +196,23 @@ class Trainer:
         if self.ranks.rank == 0:
             self.control.tell(event)
 
+    def _opened_logs(self) -> Iterator[MetricsLog | EventLog]:
+        if self.job.log is not None:
+            yield MetricsLog(self.job.log, self.start)
+        if self.job.tensorboard is not None:
+            yield EventLog(self.job.tensorboard, self.start)
+
     def _write(self, seconds: float, evaluated: bool) -> None:
-        """Write the step's numbers into the log, on device 0."""
-        if self._log is None:
-            return
+        """Write the step's numbers into the logs, on device 0."""
         record: dict[str, Any] = {"step": self.step, **self.values}
         if evaluated:
             record |= {f"eval_{name}": value for name, value in self.evaluated.items()}
         # An output of the program keeps its name.
         columns = {n if n not in self.values else f"train_{n}": v for n, v in self.measured.items()}
         record |= {**columns, "step": self.step, "seconds": seconds}
-        self._log.write({**record, f"{self.unit}_per_s": self.amount / seconds})
+        record[f"{self.unit}_per_s"] = self.amount / seconds
+        for log in self._logs:
+            log.write(record)
 
     # --- evaluation ----------------------------------------------------------------------------
 

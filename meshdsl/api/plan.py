@@ -390,6 +390,7 @@ class Plan(Looks):
         eval_every: int = 0,
         eval_data: str | Mapping[str, Array] | Array | None = None,
         eval_fraction: float = 0.1,
+        tensorboard: str | None = None,
         checkpoint: str | None = None,
         checkpoint_every: int = 0,
         resume: bool = False,
@@ -413,7 +414,8 @@ class Plan(Looks):
             "steps": steps, "seed": seed, "engine": engine, "batch": batch, "tokens": tokens,
             "tokenizer": tokenizer, "end_token": end_token, "text_field": text_field,
             "documents": documents, "order": order, "eval_every": eval_every,
-            "eval_data": eval_data, "eval_fraction": eval_fraction, "checkpoint": checkpoint,
+            "eval_data": eval_data, "eval_fraction": eval_fraction,
+            "tensorboard": tensorboard, "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every, "resume": resume, "force": force,
             "progress": progress,
         }  # fmt: skip

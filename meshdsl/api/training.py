@@ -165,6 +165,7 @@ def _texts(asked: Mapping[str, Any]) -> Texts:
 def _train(
     plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
+    from meshdsl.backends.train.event_log import check_events
     from meshdsl.backends.train.job import Job
     from meshdsl.backends.train.tokenized import tokenized
     from meshdsl.backends.train.training_run import (
@@ -187,11 +188,14 @@ def _train(
     job = Job(files, asked["steps"], eval_every=asked["eval_every"], params=begin, out=out)
     job = replace(
         job,
+        tensorboard=asked["tensorboard"],
         checkpoint=asked["checkpoint"],
         checkpoint_every=asked["checkpoint_every"],
         resume=asked["resume"],
     )
     check_together(job)
+    if job.tensorboard is not None:
+        check_events(job.tensorboard, job.resume, asked["force"])
     losses: list[float] = []
     norms: list[float] = []
     notes = Diagnostics()

@@ -50,6 +50,7 @@ class Train(DataOptions, PlacingOptions, Force, AsData):
         "--eval-fraction", "P", "Without it, this last part.", 0.1, min=0.0, max=1.0
     )
     log: Path | None = opt("--log", "F.jsonl", "Write a JSON object per step.")
+    tensorboard: Path | None = opt("--tensorboard", "DIR", "Write event files for TensorBoard.")
     checkpoint: Path | None = opt("--checkpoint", "DIR", "Write checkpoints there.")
     checkpoint_every: int = opt(
         "--checkpoint-every", "K", "After every K steps (the last).", 0, min=0
@@ -73,7 +74,9 @@ def command(file: File, given: Train) -> None:
         chosen = replace(pipeline_options(given), measured=True)
         job = _job(given)
         _check(job, given)
-        written = [str(path) for path in (given.log, given.trace) if path is not None]
+        written = [
+            str(path) for path in (given.log, given.trace, given.tensorboard) if path is not None
+        ]
         with (
             own_folder(job.checkpoint, job.resume, given.force, written),
             traces.timed(given.trace, given.engine, given.force) as folder,
@@ -105,6 +108,7 @@ def _job(given: Train) -> Job:
         params=_text(given.params),
         out=_text(given.out),
         log=_text(given.log),
+        tensorboard=_text(given.tensorboard),
         checkpoint=_text(given.checkpoint),
         checkpoint_every=given.checkpoint_every,
         resume=given.resume,
@@ -142,6 +146,10 @@ def _check_outputs(job: Job, given: Train) -> None:
         common.check_output(out, force)
     if job.log is not None:
         common.check_output(Path(job.log), force or job.resume)
+    if job.tensorboard is not None:
+        from meshdsl.backends.train.event_log import check_events
+
+        check_events(job.tensorboard, job.resume, force)
 
 
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
@@ -150,7 +158,9 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     from meshdsl.backends.train.tokenized import tokenized
     from meshdsl.backends.weights.params import params_file
     from meshdsl.backends.weights.writing import check_writable, copy_description, model_dtype
+    from meshdsl.named.training_step import loss_name
     from meshdsl.report import running, training_progress
+    from meshdsl.report.loss_plot import LossPlot
 
     until = "placed" if given.engine == "reference" else "device"
     asked = common.compiled(file, chosen, diagnostics, until)
@@ -165,6 +175,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         diagnostics.add(*check_writable(as_model, compilation.named))
     job = replace(job, weights=as_model)
     title = running.headline(compilation, given.engine)
+    plot = LossPlot(loss_name(compilation.named))
     with (
         tokenized(job.data, given.texts) as tokens,
         params_file(job.params, compilation, names, block, diagnostics) as params,
@@ -175,6 +186,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
             if event["kind"] == "note":
                 diagnostics.add(_note(event))
             show(event)
+            plot.hear(event)
 
         job = replace(job, params=params, data=tokens)
         ending = train_run.train(plan.emitted, given.engine, job, tell, compilation.source)
@@ -184,12 +196,12 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         copy_description(str(given.params), job.out, model_dtype(as_model, compilation.named))
     written = given.trace is not None and traces.write_measured(given.trace, compilation, job.timed)
     if given.json:
-        files = {"log": job.log, "out": job.out}
+        files = {"log": job.log, "tensorboard": job.tensorboard, "out": job.out}
         common.print_json(
             training_progress.ending_as_json(compilation, given.engine, ending, files)
         )
     else:
-        training_progress.print_ending(ending, job.out)
+        training_progress.print_ending(ending, job.out, plot)
         if written:
             common.say(f"wrote {given.trace}")
     return ending

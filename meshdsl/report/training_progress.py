@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.train.evaluation import Evaluation
     from meshdsl.backends.train.job import Ending, Event
     from meshdsl.pipeline import Compilation
+    from meshdsl.report.loss_plot import LossPlot
 
 LINES = 10
 """The number of progress lines of a run without a terminal …"""
@@ -178,12 +179,12 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rounded % 60:02}" if hours else f"{minutes}:{rounded % 60:02}"
 
 
-def print_ending(ending: Ending, out: str | None) -> None:
+def print_ending(ending: Ending, out: str | None, plot: LossPlot) -> None:
     """Print the ending of a run, for people."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    for line in _lines(ending, out):
+    for line in (*plot.lines(), *_lines(ending, out)):
         console.print(safe(line), markup=False, soft_wrap=True)
 
 

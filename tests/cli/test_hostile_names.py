@@ -35,6 +35,7 @@ CALLS = {
     "train": [
         "train EVIL.mdsl --data d.npz --steps 1 --log EVIL.jsonl --checkpoint EVIL --out EVIL.npz",
         "train EVIL.mdsl --data EVIL.mdsl --steps 1",
+        "train EVIL.mdsl --data d.npz --steps 1 --tensorboard EVIL.mdsl",
     ],
     "evaluate": [
         "evaluate EVIL.mdsl --data EVIL.mdsl --params EVIL.npz",
