@@ -22,7 +22,7 @@ LAYERS = (
     ("costgraph",),
     ("simulate",),
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
-    ("analysis",),
+    ("analysis", "prove"),
     ("pipeline",),
     ("columns",),
     ("search",),

@@ -54,6 +54,7 @@ from meshdsl.ops.pointwise import BINARY as BINARY
 from meshdsl.ops.pointwise import UNARY as UNARY
 from meshdsl.ops.pointwise import numpy_pointwise as numpy_pointwise
 from meshdsl.ops.pointwise import pointwise as pointwise
+from meshdsl.ops.pointwise import pointwise_record as pointwise_record
 from meshdsl.ops.pointwise import pointwise_type as pointwise_type
 from meshdsl.ops.pointwise import smooth as smooth
 from meshdsl.ops.pointwise import torch_pointwise as torch_pointwise

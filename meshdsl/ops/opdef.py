@@ -495,6 +495,8 @@ class OpDef:
              it may be other than 0 everywhere.
     meaning: what the result is, in one sentence of Markdown; for the operator's page and its
              docstring.
+    imports: the modules that the torch text calls functions of, by their full names; an emitted
+             program imports them. For operators of packages: those of the project need none.
     """
 
     name: str
@@ -542,6 +544,7 @@ class OpDef:
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     zeros: ZeroRule | None = None
     meaning: str = ""
+    imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "words", self.words or f"`{self.name}`")
@@ -600,6 +603,14 @@ class OpDef:
 
 
 REGISTRY: dict[str, OpDef] = {}
+"""The operators of the language, by name."""
+
+ADDED: dict[str, OpDef] = {}
+"""The operators of the packages that have been loaded (`named/packages.py`).
+
+A file may call those of the packages that it uses.
+"""
+
 _Fields = ParamSpec("_Fields")
 
 
@@ -610,14 +621,16 @@ def register(opdef: OpDef) -> OpDef:
     return opdef
 
 
-def _registering(record: Callable[_Fields, OpDef]) -> Callable[_Fields, OpDef]:
+def registering(record: Callable[_Fields, OpDef]) -> Callable[_Fields, OpDef]:
+    """The function that makes a record as `record` does, and puts it into the registry."""
+
     def operator(*args: _Fields.args, **kwargs: _Fields.kwargs) -> OpDef:
         return register(record(*args, **kwargs))
 
     return operator
 
 
-operator = _registering(OpDef)
+operator = registering(OpDef)
 """Put the record with these fields into the registry."""
 
 
@@ -625,7 +638,7 @@ def lookup(name: str) -> OpDef:
     """The record of operator `name`; it must exist."""
     if not _LOADED:
         load_all()
-    return REGISTRY[name]
+    return REGISTRY[name] if name in REGISTRY else ADDED[name]
 
 
 def load_all() -> dict[str, OpDef]:

@@ -19,7 +19,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     Types,
     ZeroRule,
-    operator,
+    registering,
 )
 from meshdsl.ops.requirements import (
     NO_TRUE_ROWS,
@@ -37,7 +37,7 @@ Text = str | Callable[[TorchCall, list[str]], str]
 NOT_SPELLED: Mapping[str, Spelling] = {}
 
 
-def pointwise(
+def pointwise_record(
     name: str,
     arity: int,
     numpy: Callable[..., Array],
@@ -64,8 +64,9 @@ def pointwise(
     spelled: Mapping[str, Spelling] = NOT_SPELLED,
     zeros: ZeroRule | None = None,
     keeps_zero: bool = False,
+    imports: tuple[str, ...] = (),
 ) -> OpDef:
-    """Register a pointwise operator on operands of one dtype.
+    """The record of a pointwise operator on operands of one dtype.
 
     `numpy` takes aligned arrays. `torch` is a template over aligned texts, or a function of the
     call and those texts. `accept` is a key of `KINDS`; `result`, where given, the result's dtype.
@@ -74,7 +75,7 @@ def pointwise(
     the result in its memory. `said` is its name in messages, `infix` its sign in the language.
     A function of one operand that is 0 at 0 `keeps_zero`.
     """
-    return operator(
+    return OpDef(
         name,
         Surface("view" if internal else "none", (arity, arity)),
         pointwise_type(said or infix or name, accept, check, result),
@@ -94,7 +95,12 @@ def pointwise(
         spelled=spelled,
         zeros=passes(0) if keeps_zero else zeros,
         meaning=meaning,
+        imports=imports,
     )
+
+
+pointwise = registering(pointwise_record)
+"""Put the record that `pointwise_record` makes into the registry."""
 
 
 def pointwise_type(

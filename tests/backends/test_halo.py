@@ -19,8 +19,8 @@ from meshdsl.ops.opdef import Reads
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed import collectives as c
 from meshdsl.placed.placements import WHOLE, Mesh, Placement, Window, placement
+from meshdsl.prove.window_rows import padded
 from tests.backends.conftest import emitted
-from tests.ops.window_rows import padded
 
 MESHES = ({"p": 1}, {"p": 2}, {"p": 3}, {"p": 4}, {"p": 2, "q": 2}, {"q": 2, "p": 3})
 

@@ -14,9 +14,9 @@ from meshdsl.named.ir import Goal, Node, Value
 from meshdsl.named.optimizer_updates import emit_updates
 from meshdsl.named.optimizers import Optimizer, resolve
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
+from meshdsl.prove.torch_run import TORCH, call, evaluate, several, to_torch
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
-from tests.ops.torch_run import TORCH, call, evaluate, several, to_torch
 
 SPAN = Span(Source("test.mdsl", "x"), 0, 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshdsl.ops.opdef import Sample, load_all
-from tests.ops.torch_run import FLOATS, retyped
+from meshdsl.prove.torch_run import FLOATS, retyped
 from tests.together import Check, named_as, run_all
 
 

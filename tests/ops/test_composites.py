@@ -10,9 +10,9 @@ from meshdsl.named.expand import expand
 from meshdsl.named.identities import OF_STEPS
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import NumpyCall, Sample, lookup
+from meshdsl.prove.numpy_backward import NOWHERE, Evaluator
+from meshdsl.prove.values import draw, results, signature
 from tests.ops.cases import SAMPLES, of_each_operator
-from tests.ops.numpy_backward import NOWHERE, Evaluator
-from tests.ops.row_prover import draw, results, signature
 
 COMPOSITES = {label: case for label, case in SAMPLES.items() if lookup(case[0]).composite}
 

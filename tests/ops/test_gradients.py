@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from meshdsl.ir.types import BF16, BOOL, F32, F64, I32, Dim, TensorType
+from meshdsl.ir.types import BF16, BOOL, F32, I32, Dim, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (
     REGISTRY,
     Backward,
-    NumpyCall,
     OpDef,
     Sample,
-    Signature,
     load_all,
     lookup,
 )
 from meshdsl.ops.samples import SEQ
+from meshdsl.prove.gradients import (
+    against_autograd,
+    against_differences,
+    drawn,
+    floats,
+    gradient_of,
+    is_differentiated,
+)
+from meshdsl.prove.numpy_backward import NumpyBackward, spread
+from meshdsl.prove.problems import found
+from meshdsl.prove.torch_run import call, evaluate
+from meshdsl.prove.values import signature
 from tests.ops.cases import SAMPLES, of_each_operator
-from tests.ops.numpy_backward import NumpyBackward, spread
-from tests.ops.row_prover import draw, results, signature
-from tests.ops.torch_run import TORCH, call, evaluate, retyped, several
 
 # --- which operators have one -----------------------------------------------------------------
 
@@ -58,18 +64,18 @@ EXPANDED = {
 """Composites that are differentiated by their definition in primitives."""
 
 
-def _takes_floats(opdef: OpDef) -> bool:
+def _takesfloats(opdef: OpDef) -> bool:
     return any(t.dtype.kind == "float" for s in opdef.samples for t in s.ins)
 
 
 def test_every_operator_on_floats_has_a_gradient_or_a_reason() -> None:
-    without = {n for n, op in load_all().items() if _takes_floats(op) and op.gradient is None}
+    without = {n for n, op in load_all().items() if _takesfloats(op) and op.gradient is None}
     assert without == {*CONSTANT, *EXPANDED}
     assert all(lookup(name).composite for name in EXPANDED)
 
 
 def test_no_other_operator_has_one() -> None:
-    needless = {n for n, op in load_all().items() if op.gradient and not _takes_floats(op)}
+    needless = {n for n, op in load_all().items() if op.gradient and not _takesfloats(op)}
     assert not needless
 
 
@@ -87,94 +93,20 @@ NO_AUTOGRAD = {
 # --- cases ------------------------------------------------------------------------------------
 
 
-def _is_differentiated(opdef: OpDef, sample: Sample) -> bool:
-    types = (*sample.ins, *signature(opdef, sample).outs)
-    return any(t.dtype.kind == "float" for t in sample.ins) and types[-1].dtype.kind == "float"
-
-
 CASES = {
     label: (name, sample)
     for label, (name, sample) in SAMPLES.items()
-    if lookup(name).gradient is not None and _is_differentiated(lookup(name), sample)
+    if lookup(name).gradient is not None and is_differentiated(lookup(name), sample)
 }
 BY_TORCH = {label: case for label, case in CASES.items() if case[0] not in NO_AUTOGRAD}
-
-
-def _floats(sig: Signature) -> list[int]:
-    return [i for i, t in enumerate(sig.ins) if t.dtype.kind == "float"]
-
-
-def _drawn(sample: Sample, noise: float) -> list[np.ndarray]:
-    """Random operands; with `noise` no two floats are equal, and none is at a corner."""
-    rng = np.random.default_rng(3)
-    found = []
-    for type_, kind in zip(sample.ins, sample.values, strict=True):
-        array = draw(type_, kind, rng)
-        if type_.dtype.kind == "float":
-            array = np.asarray(array + noise * rng.uniform(0.1, 1, array.shape))
-        found.append(array)
-    return found
-
-
-def _subsets(dims: tuple[Dim, ...]) -> Iterator[tuple[Dim, ...]]:
-    for count in range(len(dims) + 1):
-        yield from itertools.combinations(dims, count)
-
-
-def _gradient(
-    name: str, sig: Signature, arrays: list[np.ndarray], grad: np.ndarray, dims: tuple[Dim, ...]
-) -> dict[int, np.ndarray]:
-    """The gradients of all float operands, full; their compact types are checked on the way."""
-    opdef = lookup(name)
-    assert opdef.gradient is not None
-    backward = NumpyBackward(opdef, sig, arrays, grad, dims, frozenset(_floats(sig)))
-    with np.errstate(all="ignore"):
-        found = opdef.gradient(backward)
-    full = {}
-    for index, value in found.items():
-        own = sig.ins[index]
-        assert value.type.dtype == own.dtype
-        assert set(value.type.dims) <= set(own.dims)
-        full[index] = spread(backward.evaluator.arrays[value], value.type.dims, own)
-    return full
-
-
-def _close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    scale = np.max(np.abs(expected[np.isfinite(expected)]), initial=1e-3)
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
 
 
 # --- finite differences -----------------------------------------------------------------------
 
 
-def _jacobian(name: str, sig: Signature, arrays: list[np.ndarray], index: int) -> np.ndarray:
-    """Central differences, [elements of operand `index`, dims of the result…]."""
-    whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
-    step, rows = 1e-5, []
-    for at in np.ndindex(arrays[index].shape):
-        sides = []
-        for sign in (1, -1):
-            moved = [a.copy() for a in arrays]
-            moved[index][at] += sign * step
-            sides.append(results(lookup(name), whole, moved)[0])
-        rows.append((sides[0] - sides[1]) / (2 * step))
-    return np.array(rows)
-
-
 def check_gradient(name: str, sample: Sample) -> None:
     """For cotangents with all dims of the result, and with every choice of them missing."""
-    sig, arrays = signature(lookup(name), sample), _drawn(sample, 0.2)
-    jacobians = {i: _jacobian(name, sig, arrays, i) for i in _floats(sig)}
-    rng = np.random.default_rng(4)
-    for dims in _subsets(sig.outs[0].dims):
-        order = tuple(rng.permutation(np.array(dims, dtype=object))) if dims else ()
-        grad = rng.normal(size=[d.size for d in order])
-        whole = spread(grad, order, sig.outs[0])
-        found = _gradient(name, sig, arrays, np.asarray(grad), order)
-        for index, jacobian in jacobians.items():
-            expected = (jacobian * whole).reshape(len(jacobian), -1).sum(1)
-            own = found.get(index, np.zeros(sig.ins[index].shape))
-            _close(own, expected.reshape(sig.ins[index].shape), 1e-6)
+    assert not found(against_differences(lookup(name), sample))
 
 
 test_gradient_is_that_of_finite_differences = of_each_operator(CASES)(check_gradient)
@@ -182,9 +114,9 @@ test_gradient_is_that_of_finite_differences = of_each_operator(CASES)(check_grad
 
 @of_each_operator(CASES)
 def test_each_operand_alone_gets_the_same(name: str, sample: Sample) -> None:
-    sig, arrays = signature(lookup(name), sample), _drawn(sample, 0.2)
+    sig, arrays = signature(lookup(name), sample), drawn(sample, 0.2)
     grad, dims = np.ones(sig.outs[0].shape), sig.outs[0].dims
-    every = _gradient(name, sig, arrays, grad, dims)
+    every = gradient_of(lookup(name), sig, arrays, grad, dims)
     gradient = lookup(name).gradient
     assert gradient is not None
     for index in every:
@@ -221,44 +153,21 @@ def test_a_planted_wrong_gradient_is_caught(name: str, monkeypatch: pytest.Monke
 # --- torch's autograd -------------------------------------------------------------------------
 
 
-def _autograd(
-    name: str, sig: Signature, arrays: list[np.ndarray], grad: np.ndarray
-) -> dict[int, np.ndarray]:
-    """The gradients of torch's autograd through the operator's text."""
-    operands = [
-        torch.tensor(a, dtype=TORCH[t.dtype.name], requires_grad=t.dtype.kind == "float")
-        for a, t in zip(arrays, sig.ins, strict=True)
-    ]
-    found = several(evaluate(lookup(name), call(sig), operands))[0]
-    cotangent = torch.tensor(grad).broadcast_to(found.shape).to(found.dtype)
-    floats = _floats(sig)
-    grads = torch.autograd.grad(
-        found, [operands[i] for i in floats], cotangent, allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(floats, (g.to(torch.float64).numpy() for g in grads), strict=True))
-
-
 def _check_autograd(name: str, sample: Sample, arrays: list[np.ndarray]) -> None:
-    sample = retyped(sample, F64)
-    sig = signature(lookup(name), sample)
-    grad = np.random.default_rng(5).normal(size=sig.outs[0].shape)
-    expected = _autograd(name, sig, arrays, grad)
-    found = _gradient(name, sig, arrays, np.asarray(grad), sig.outs[0].dims)
-    narrow = {t.dtype for t in (*sig.ins, *sig.outs)} & {F32, BF16}
-    for index, wanted in expected.items():
-        own = found.get(index, np.zeros(wanted.shape))
-        _close(own, wanted, 1e-2 if narrow else 1e-9)
+    cases = [*against_autograd(lookup(name), sample, arrays)]
+    assert cases, "torch does not differentiate it"
+    assert not any(cases)
 
 
 @of_each_operator(BY_TORCH)
 def test_gradient_is_that_of_autograd(name: str, sample: Sample) -> None:
     """On integers: equal values are frequent."""
-    _check_autograd(name, sample, _drawn(sample, 0.0))
+    _check_autograd(name, sample, drawn(sample, 0.0))
 
 
 def _with_zeros(sample: Sample) -> list[np.ndarray]:
     """Random operands of small integers; every second float of those that may be so is 0."""
-    arrays, rng = _drawn(sample, 0.0), np.random.default_rng(6)
+    arrays, rng = drawn(sample, 0.0), np.random.default_rng(6)
     for i, (type_, kind) in enumerate(zip(sample.ins, sample.values, strict=True)):
         if type_.dtype.kind == "float" and kind in ("int", "positive"):
             arrays[i] = np.where(rng.random(arrays[i].shape) < 0.5, 0.0, arrays[i])
@@ -375,7 +284,7 @@ def test_little_is_kept_and_little_is_done(
     arrays = [np.ones(t.shape, int if t.dtype == I32 else float) for t in ins]
     arrays = [a.astype(np.int32) if t.dtype == I32 else a for a, t in zip(arrays, ins, strict=True)]
     grad = np.ones([d.size for d in dims])
-    wants = frozenset(_floats(sig))
+    wants = frozenset(floats(sig))
     backward = NumpyBackward(lookup(name), sig, arrays, grad, dims, wants)
     gradient = lookup(name).gradient
     assert gradient is not None

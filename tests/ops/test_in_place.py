@@ -8,27 +8,17 @@ import torch
 
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import Sample, load_all, lookup
+from meshdsl.prove.memory import places_in_place
+from meshdsl.prove.torch_run import call, evaluate, run_lines, to_torch
+from meshdsl.prove.values import draw, signature
 from tests.ops.cases import SAMPLES, of_each_operator
-from tests.ops.row_prover import draw, signature
-from tests.ops.torch_run import call, evaluate, run_lines, to_torch
 
-
-def _cases() -> dict[str, tuple[str, int, Sample, frozenset[int]]]:
-    """Every operand that may be written over, in every sample; the others as literals as well."""
-    found = {}
-    for label, (name, sample) in SAMPLES.items():
-        opdef = lookup(name)
-        for index in opdef.in_place:
-            if sample.ins[index] != signature(opdef, sample).outs[0]:
-                continue
-            scalars = {i for i, t in enumerate(sample.ins) if not t.dims} - {index}
-            for literal in (frozenset[int](), *(frozenset({i}) for i in scalars)):
-                if index in opdef.written_over(sample.ins, literal):
-                    found[f"{label}-{index}-{sorted(literal)}"] = (name, index, sample, literal)
-    return found
-
-
-CASES = _cases()
+CASES = {
+    f"{label}-{index}-{sorted(literal)}": (name, index, sample, literal)
+    for label, (name, sample) in SAMPLES.items()
+    for index, literal in places_in_place(lookup(name), sample)
+}
+"""Every operand that may be written over, in every sample; the others as literals as well."""
 
 
 def test_there_are_such_texts() -> None:

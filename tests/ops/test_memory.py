@@ -9,58 +9,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from meshdsl.ir.types import F64
-from meshdsl.ops.opdef import REGISTRY, NumpyCall, OpDef, Sample, Signature, lookup
+from meshdsl.ops.opdef import REGISTRY, Sample, lookup
+from meshdsl.prove.memories import one_at_a_time, own
+from meshdsl.prove.memory import drawn, in_place, meaning_of, on_any_memory, unlike_on_memory
+from meshdsl.prove.problems import found
+from meshdsl.prove.torch_run import call, evaluate, retyped, run_lines, to_torch
+from meshdsl.prove.values import draw, signature
 from tests.ops.cases import SAMPLES, of_each_operator
-from tests.ops.memories import one_at_a_time, overlaps, own, share, views
-from tests.ops.row_prover import draw, results, signature
 from tests.ops.test_in_place import CASES as IN_PLACE
-from tests.ops.torch_run import call, evaluate, retyped, run_lines, several, to_torch
 
 WITH_OPERANDS = {
     label: (name, retyped(sample, F64)) for label, (name, sample) in SAMPLES.items() if sample.ins
 }
 
 
-def drawn(sig: Signature, sample: Sample) -> list[torch.Tensor]:
-    rng = np.random.default_rng(12)
-    arrays = [draw(t, kind, rng) for t, kind in zip(sig.ins, sample.values, strict=True)]
-    return [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
-
-
-def meaning(opdef: OpDef, sig: Signature, operands: list[torch.Tensor]) -> tuple[np.ndarray, ...]:
-    """The numpy meaning of a call, of the values that the tensors have now."""
-    arrays = [x.double().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in operands]
-    whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
-    return results(opdef, whole, [a.copy() for a in arrays])
-
-
-def close(found: torch.Tensor, expected: np.ndarray, said: str) -> None:
-    """Equal up to rounding, also where broadcast operands cancel to nothing."""
-    most = {torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(found.dtype, 1e-11)
-    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    got = found.double().numpy()
-    np.testing.assert_allclose(got, expected, rtol=most, atol=most * scale, err_msg=said)
-
-
 def check_memory(name: str, sample: Sample) -> None:
     """On operands that lie anyhow: the values, and which results show which operands."""
-    opdef, sig = lookup(name), signature(lookup(name), sample)
-    shows = opdef.shows_operand(sig.ins, sig.attrs)
-    for said, operands in one_at_a_time(drawn(sig, sample)):
-        if any(overlaps(operands[i]) for i in opdef.overwrites):
-            continue  # never requested
-        expected, before = meaning(opdef, sig, operands), [x.clone() for x in operands]
-        found = several(evaluate(opdef, call(sig), operands))
-        for got, wanted in zip(found, expected, strict=True):
-            close(got, wanted, said)
-        for i, (now, then) in enumerate(zip(operands, before, strict=True)):
-            assert i in opdef.overwrites or torch.equal(now, then), f"{said}: {i} is changed"
-            shared = i in opdef.overwrites or (shows and i == 0)
-            assert shared or not any(share(x, now) for x in found), f"{said}: it shows {i}"
-        assert shows or not any(map(overlaps, found)), f"{said}: elements share a place"
+    assert not found(on_any_memory(lookup(name), sample))
 
 
 test_texts_are_right_on_any_memory = of_each_operator(WITH_OPERANDS)(check_memory)
@@ -68,45 +35,10 @@ test_texts_are_right_on_any_memory = of_each_operator(WITH_OPERANDS)(check_memor
 
 def check_in_place(name: str, index: int, sample: Sample, literal: frozenset[int]) -> None:
     """The result of an operand written over, on operands that lie anyhow."""
-    sig = signature(lookup(name), sample)
-    operands = drawn(sig, sample)
-    args = tuple(repr(x.item()) if i in literal else f"x{i}" for i, x in enumerate(operands))
-    constants = tuple(i in literal for i in range(len(operands)))
-    for said, target in own(operands[index]).items():
-        for other in (i for i in range(len(operands)) if i != index):
-            for kind, view in views(operands[other]).items():
-                given = list(operands)
-                given[index], given[other] = target.clone(), view
-                _check_in_place(name, index, sig, given, (args, constants), f"{said}, {kind}")
-        _check_in_place(
-            name, index, sig, [*operands[:index], target, *operands[index + 1 :]],
-            (args, constants), said,
-        )  # fmt: skip
+    assert not found(in_place(lookup(name), index, sample, literal))
 
 
 test_texts_in_place_are_right_on_any_memory = of_each_operator(IN_PLACE)(check_in_place)
-
-
-def _check_in_place(
-    name: str,
-    index: int,
-    sig: Signature,
-    operands: list[torch.Tensor],
-    how: tuple[tuple[str, ...], tuple[bool, ...]],
-    said: str,
-) -> None:
-    opdef, text = lookup(name), call(sig, args=how[0], constants=how[1])
-    written = opdef.in_place[index](text)
-    if written is None:
-        return
-    expected, before = meaning(opdef, sig, operands), [x.clone() for x in operands]
-    found = run_lines(text, written, operands)
-    close(found, expected[0], said)
-    close(operands[index], expected[0], f"{said}: the operand")
-    for i, x in enumerate(operands):
-        assert i == index or torch.equal(x, before[i]), f"{said}: operand {i} is changed"
-        assert i == index or not share(found, x), f"{said}: the result shows operand {i}"
-
 
 ADDING = {
     label: (name, sample)
@@ -129,8 +61,8 @@ def test_texts_that_add_to_a_sum_are_right_on_any_memory(name: str, sample: Samp
         for said, given in one_at_a_time(operands):
             there, text = memory.clone(), call(sig)
             run_lines(text, opdef.adds(text, "total"), given, names={"total": there})
-            expected = total.double().numpy() + meaning(opdef, sig, given)[0]
-            close(there, expected, f"{kind}, {said}")
+            expected = total.double().numpy() + meaning_of(opdef, sig, given)[0]
+            assert not unlike_on_memory(there, expected), f"{kind}, {said}"
 
 
 CONTIGUOUS = {
@@ -183,5 +115,5 @@ def test_a_view_that_is_not_told_is_caught(
 ) -> None:
     monkeypatch.setitem(REGISTRY, name, replace(lookup(name), view=False, shows=None))
     sample = lookup(name).samples[number]
-    with pytest.raises(AssertionError, match="it shows 0"):
+    with pytest.raises(AssertionError, match="in the memory of operand 0"):
         check_memory(name, sample)

@@ -9,7 +9,8 @@ import pytest
 
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Sample, load_all, lookup
-from tests.ops.row_prover import judge, signature
+from meshdsl.prove.row_prover import judge
+from meshdsl.prove.values import signature
 
 OPS = sorted(load_all())
 

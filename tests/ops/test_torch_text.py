@@ -2,63 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-import torch
 
 from meshdsl.ir.types import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, lookup
-from meshdsl.placed.placements import Component, Split
-from meshdsl.placed.sharding_rules import Row, rows
-from tests.ops.cases import IN_EVERY_FLOAT, SAMPLES, of_each_operator
-from tests.ops.row_prover import (
-    RANKS,
-    declared_rows,
-    draw,
-    draw_parts,
-    join,
-    results,
-    signature,
-)
-from tests.ops.torch_run import (
+from meshdsl.placed.sharding_rules import Row
+from meshdsl.prove.problems import found
+from meshdsl.prove.row_prover import declared_rows
+from meshdsl.prove.texts import literals, on_parts, on_wholes, on_windows, windows, with_literals
+from meshdsl.prove.torch_run import (
     assert_same,
     call,
     evaluate,
-    retyped,
-    several,
     to_torch,
-    window_call,
 )
-from tests.ops.window_rows import piece, reads_windows
-
-
-def rows_of(name: str, sample: Sample) -> tuple[Row, ...]:
-    """The rows of a sample, of splits that divide its dims or not."""
-    sig = signature(lookup(name), sample)
-    return rows(lookup(name).factors(sig), len(sig.ins), len(sig.outs))
-
-
-def _drawn(sample: Sample) -> list[np.ndarray]:
-    rng = np.random.default_rng(11)
-    return [draw(t, kind, rng) for t, kind in zip(sample.ins, sample.values, strict=True)]
+from meshdsl.prove.values import RANKS, draw, results, signature
+from meshdsl.prove.window_rows import reads_windows
+from tests.ops.cases import IN_EVERY_FLOAT, SAMPLES, of_each_operator
 
 
 @of_each_operator(IN_EVERY_FLOAT)
 def test_text_is_the_numpy_meaning(name: str, sample: Sample) -> None:
-    opdef, sig = lookup(name), signature(lookup(name), sample)
-    arrays = _drawn(sample)
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
-    for strided in (False, True):
-        operands = [to_torch(a, t, strided) for a, t in zip(arrays, sig.ins, strict=True)]
-        found = evaluate(opdef, call(sig), operands)
-        if name == "constant":
-            assert found == expected[0]
-            continue
-        for got, wanted, type_ in zip(several(found), expected, sig.outs, strict=True):
-            assert_same(got, wanted, type_)
+    if name == "constant":  # a literal
+        sig = signature(lookup(name), sample)
+        (expected,) = results(lookup(name), NumpyCall(sig.ins, sig.outs, sig.attrs), [])
+        assert evaluate(lookup(name), call(sig), []) == expected
+        return
+    assert not found(on_wholes(lookup(name), sample))
 
 
 @of_each_operator(IN_EVERY_FLOAT)
@@ -66,15 +38,13 @@ def test_text_on_parts_is_the_numpy_meaning_of_the_whole(name: str, sample: Samp
     opdef, sig = lookup(name), signature(lookup(name), sample)
     for row in declared_rows(opdef, sig):
         if row.factor is not None and not reads_windows(row):
-            _check_split(name, sample, sig, row)
+            assert not found(on_parts(opdef, sample, row))
 
 
 READING = {
-    f"{label}-{row}-{ranks}": (*case, row, ranks)
-    for label, case in IN_EVERY_FLOAT.items()
-    for row in rows_of(*case)
-    if reads_windows(row)
-    for ranks in (2, 3)
+    f"{label}-{row}-{ranks}": (name, sample, row, ranks)
+    for label, (name, sample) in IN_EVERY_FLOAT.items()
+    for row, ranks in windows(lookup(name), sample)
 }
 
 
@@ -82,93 +52,21 @@ READING = {
 def test_text_on_windows_is_the_numpy_meaning_of_the_whole(
     name: str, sample: Sample, row: Row, ranks: int
 ) -> None:
-    opdef, sig = lookup(name), signature(lookup(name), sample)
-    wholes = _drawn(sample)
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
-    found = []
-    for rank in range(ranks):
-        local, arrays = piece(sig, row, wholes, (ranks,), (rank,))
-        text = window_call(local, tuple(map(np.shape, arrays)))
-        operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
-        found.append(several(evaluate(opdef, text, operands, rank)))
-    for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
-        arrays = [to_numpy(own[i]) for own in found]
-        assert_same(to_torch(join(arrays, out, type_), type_), expected[i], type_)
-
-
-def _check_split(name: str, sample: Sample, sig: Signature, row: Row) -> None:
-    rng, opdef = np.random.default_rng(11), lookup(name)
-    parts = [
-        draw_parts(t, kind, c, rng, 4)
-        for t, kind, c in zip(sig.ins, sample.values, row.ins, strict=True)
-    ]
-    wholes = [join(p, c, t) for p, c, t in zip(parts, row.ins, sig.ins, strict=True)]
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
-    types = zip((*sig.ins, *sig.outs), (*row.ins, *row.outs), strict=True)
-    extents = {c.dim: t.size(c.dim) // RANKS for t, c in types if isinstance(c, Split)}
-    found = []
-    for rank in range(RANKS):
-        operands = [to_torch(p[rank], t) for p, t in zip(parts, sig.ins, strict=True)]
-        yielded = evaluate(opdef, call(sig, extents=extents, offsets=extents), operands, rank)
-        found.append(several(yielded))
-    for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
-        _check_parts([own[i] for own in found], expected[i], out, type_, extents)
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The array of a result."""
-    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
-
-
-def _check_parts(
-    found: list[torch.Tensor],
-    expected: np.ndarray,
-    placed: Component,
-    type_: TensorType,
-    extents: dict[str, int],
-) -> None:
-    local = type_.resized(extents) if isinstance(placed, Split) else type_
-    assert all(tuple(f.shape) == local.shape for f in found)
-    joined = to_torch(join(list(map(to_numpy, found)), placed, type_), type_)
-    assert_same(joined, expected, type_)
+    assert not found(on_windows(lookup(name), sample, row, ranks))
 
 
 # --- literals as operands --------------------------------------------------------------------
 
-LITERALS = {"float": ("1.5", "-0.5"), "int": ("3", "-2"), "bool": ("True", "False")}
+LITERAL = {
+    f"{label}-{sorted(literal)}": (name, sample, literal)
+    for label, (name, sample) in SAMPLES.items()
+    for literal in literals(lookup(name), sample)
+}
 
 
-def _literal_cases() -> dict[str, tuple[str, Sample, set[int]]]:
-    """Every sample with scalar operands, with every choice of them written as literals."""
-    found = {}
-    for label, (name, own) in SAMPLES.items():
-        written = lookup(name).overwrites
-        scalars = [j for j, t in enumerate(own.ins) if not t.dims and j not in written]
-        for chosen in itertools.product([False, True], repeat=len(scalars)):
-            if literal := {j for j, c in zip(scalars, chosen, strict=True) if c}:
-                found[f"{label}-{sorted(literal)}"] = (name, own, literal)
-    return found
-
-
-@of_each_operator(_literal_cases())
-def test_literals_stand_for_scalars(name: str, sample: Sample, literal: set[int]) -> None:
-    sample = retyped(sample, DTYPES["f64"])
-    opdef, sig = lookup(name), signature(lookup(name), sample)
-    arrays, args = _drawn(sample), [f"x{i}" for i in range(len(sample.ins))]
-    for i in literal:
-        dtype = sample.ins[i].dtype
-        if not sample.values[i].startswith(("index", "positive")):
-            arrays[i] = np.asarray(eval(LITERALS[dtype.kind][i % 2]), arrays[i].dtype)
-        args[i] = repr(arrays[i].item())
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
-    operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
-    constants = tuple(i in literal for i in range(len(sample.ins)))
-    text = call(sig, constants=constants, args=tuple(args))
-    with np.errstate(all="ignore"):
-        found = several(evaluate(opdef, text, operands))
-    for got, wanted, type_ in zip(found, expected, sig.outs, strict=True):
-        assert_same(got, wanted, type_)
+@of_each_operator(LITERAL)
+def test_literals_stand_for_scalars(name: str, sample: Sample, literal: frozenset[int]) -> None:
+    assert not found(with_literals(lookup(name), sample, literal))
 
 
 # --- the text itself -------------------------------------------------------------------------

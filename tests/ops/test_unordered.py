@@ -8,7 +8,7 @@ import numpy as np
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Factor, NumpyCall, Signature, load_all, lookup
-from tests.ops.row_prover import draw, results, signature
+from meshdsl.prove.values import draw, results, signature
 from tests.together import together
 
 

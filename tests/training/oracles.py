@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from meshdsl.ir.types import Dim
 from meshdsl.ops.opdef import Signature, lookup
-from tests.ops.torch_run import call, evaluate
+from meshdsl.prove.torch_run import call, evaluate
 
 Oracle = Callable[..., Tensor]
 

@@ -6,6 +6,7 @@ import functools
 import importlib
 import itertools
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshdsl.backends import runtime
 from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
+from meshdsl.prove.problems import difference
 
 TORCH = {
     "f32": torch.float32,
@@ -77,7 +79,8 @@ def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchT
 
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:
     """The result of the text on `operands`."""
-    return result_of(opdef, run_lines(text, opdef.torch(text), operands, rank), operands)
+    value = run_lines(text, opdef.torch(text), operands, rank, imports=opdef.imports)
+    return result_of(opdef, value, operands)
 
 
 def result_of(opdef: OpDef, value: Any, operands: list[torch.Tensor]) -> Any:
@@ -92,14 +95,25 @@ def run_lines(
     operands: list[torch.Tensor],
     rank: int = 0,
     names: Mapping[str, Any] | None = None,
+    imports: tuple[str, ...] = (),
 ) -> Any:
-    """The value of an expression after the statements that precede it; `names` are further ones."""
+    """The value of an expression after the statements that precede it.
+
+    `names` are further ones, `imports` the modules of the record.
+    """
     scope = {"torch": torch, "rank": rank} | {name: SUPPORT[name] for name in text.used}
+    scope |= {name.partition(".")[0]: _root(name) for name in imports}
     scope |= names or {}
     scope |= {f"x{i}": x for i, x in enumerate(operands)}
     for line in text.lines:
         exec(line, scope)
     return eval(expression, scope)
+
+
+def _root(name: str) -> Any:
+    """The first package of a module's name, which is imported."""
+    importlib.import_module(name)
+    return sys.modules[name.partition(".")[0]]
 
 
 def several(found: Any) -> tuple[Any, ...]:
@@ -129,11 +143,25 @@ FLOATS = (F32, F64)
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f64": 1e-11}
 
 
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The array of a result."""
+    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def unlike(found: torch.Tensor, expected: np.ndarray, type_: TensorType) -> str:
+    """How a result differs from what is expected in dtype, shape or value; empty: it does not.
+
+    Values are equal up to the rounding of the dtype.
+    """
+    if found.dtype != TORCH[type_.dtype.name]:
+        return f"the dtype {found.dtype} for {type_.dtype}"
+    tolerance = TOLERANCE.get(type_.dtype.name, 0)
+    got = found.detach().to(torch.float64).numpy()
+    return difference(got, expected, tolerance, type_.names)
+
+
 def assert_same(found: torch.Tensor, expected: np.ndarray, type_: TensorType) -> None:
     """Equal dtype and shape, and values up to the rounding of the dtype."""
-    assert found.dtype == TORCH[type_.dtype.name]
-    assert tuple(found.shape) == expected.shape
-    rtol = TOLERANCE.get(type_.dtype.name, 0)
-    got = found.detach().to(torch.float64).numpy()
-    scale = np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0)
-    np.testing.assert_allclose(got, expected.astype(np.float64), rtol=rtol, atol=rtol * scale)
+    said = unlike(found, expected, type_)
+    assert not said, said

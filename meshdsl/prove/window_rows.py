@@ -15,7 +15,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Reads, Sample, Signature
 from meshdsl.placed.placements import B, Partial, Split
 from meshdsl.placed.sharding_rules import Row
-from tests.ops import row_prover
+from meshdsl.prove.values import draw, join, results, same
 
 DRAWS = 12
 
@@ -50,15 +50,15 @@ def _holds_once(
     opdef: OpDef, sig: Signature, sample: Sample, row: Row, ranks: int, rng: np.random.Generator
 ) -> bool:
     pairs = zip(sig.ins, sample.values, strict=True)
-    wholes = [row_prover.draw(type_, kind, rng, 9) for type_, kind in pairs]
+    wholes = [draw(type_, kind, rng, 9) for type_, kind in pairs]
     call = NumpyCall(sig.ins, sig.outs, sig.attrs)
-    expected = row_prover.results(opdef, call, wholes)
+    expected = results(opdef, call, wholes)
     pieces = [piece(sig, row, wholes, (ranks,), (rank,)) for rank in range(ranks)]
-    parts = zip(*(row_prover.results(opdef, local, xs) for local, xs in pieces), strict=True)
+    parts = zip(*(results(opdef, local, xs) for local, xs in pieces), strict=True)
     found = zip(sig.outs, row.outs, expected, parts, strict=True)
     return all(
-        row_prover.same(row_prover.join(list(p), component, type_), whole)
-        and (component != B or all(row_prover.same(p[0], q) for q in p))
+        same(join(list(p), component, type_), whole)
+        and (component != B or all(same(p[0], q) for q in p))
         for type_, component, whole, p in found
     )
 
