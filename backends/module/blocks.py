@@ -45,10 +45,10 @@ def block(
     return part.to(ranks.where)
 
 
-def local_param(
+def stored_param(
     ranks: MeshRanks, name: str, placements: tuple[Placement, ...], param: torch.Tensor
 ) -> torch.Tensor:
-    """This device's block of a parameter, through which gradients go back to it.
+    """A parameter as the program stores it: a DTensor of these placements.
 
     Raises MD0561 for a plain tensor where there is a DeviceMesh.
     """
@@ -58,22 +58,20 @@ def local_param(
         message = f"the parameter `{name}` was replaced by a plain tensor, which has no placement"
         help = f'make a DTensor: `distribute_tensor(whole, mesh, module.placements("{name}"))`'
         fail("MD0561", message, help=help)
-    if param.placements != placements:
-        param = param.redistribute(placements=placements)
-    local: torch.Tensor = param.to_local()
-    return local
+    return param if param.placements == placements else param.redistribute(placements=placements)
 
 
-def summed_gradient(param: torch.Tensor) -> torch.Tensor:
-    """This device's block of the gradient of a parameter, which is summed where it is partial."""
-    grad = param.grad
-    assert grad is not None
-    if not isinstance(grad, DTensor):
-        return grad
-    assert isinstance(param, DTensor)
-    if grad.placements != param.placements:
-        grad = param.grad = grad.redistribute(placements=param.placements)
-    return grad.to_local()
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this device has of a tensor; gradients go through."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sum_gradient(param: torch.Tensor) -> None:
+    """Reduce the gradient of a parameter where it is a partial sum."""
+    grad = param.grad if param.is_leaf else None
+    if isinstance(grad, DTensor) and any(p.is_partial() for p in grad.placements):
+        assert isinstance(param, DTensor)
+        param.grad = grad.redistribute(placements=param.placements)
 
 
 def refuse_without_values(name: str, value: Any, code: str) -> None:

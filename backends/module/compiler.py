@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.module.module_text import emit_module
-from meshdsl.backends.module.split import halves, hurried
+from meshdsl.backends.module.split import halves, hurried, unreduced
 from meshdsl.backends.torch.emitter import ProgramText, emit
 from meshdsl.device.from_placed import lower
 from meshdsl.device.verify import verify as verify_device
@@ -46,26 +46,28 @@ class Compiler:
         program = lower_placed(self._placed(self.program))
         return emit(program, draws(self.program))
 
-    def with_gradients(self, params: Collection[str], inputs: Collection[str]) -> ProgramText:
+    def with_gradients(
+        self, params: Collection[str], inputs: Collection[str], reduced: bool = True
+    ) -> ProgramText:
         """The text of both passes, with the gradients of the named parameters and inputs.
 
-        Empty where no output depends on any of them.
+        If not `reduced`, the backward pass leaves the gradients of parameters as partial sums, and
+        a function of its own reduces them. Empty where no output depends on any of them.
         """
         extended = with_vjp(self.program, params, inputs)
         if not extended.cotangents:
             return ProgramText("", {})
         program = lower(self._placed(extended.program))
         verify_device(program)
-        cut = hurried(
-            program, halves(program, extended.cotangents, extended.params, extended.inputs)
-        )
+        cut = halves(program, extended.cotangents, extended.params, extended.inputs)
+        cut = hurried(program, cut if reduced else unreduced(cut))
         stored = {p.value.name: p for p in program.params}
-        for name, grad in cut.params:
+        for name, grad in cut.reduced or cut.params:
             assert grad.placement == stored[name].placement, f"{name} is stored otherwise"
         outputs = dict(cut.outputs)
         for name, cotangent in cut.cotangents:
             assert cotangent.placement == outputs[name].placement, f"{name} is returned otherwise"
-        with_backward = replace(program, body=(*cut.forward, *cut.backward))
+        with_backward = replace(program, body=(*cut.forward, *cut.backward, *cut.reduction))
         return emit_module(with_backward, cut, draws(self.program))
 
     def evaluating(self) -> Compiler:

@@ -68,6 +68,7 @@ class MeshRanks(Ranks):
         An axis that splits a dim after axes that the mesh has further in is strided, as
         tensor-parallel parameters under FSDP are. Raises MD0562 for uneven blocks of these.
         """
+        assert not spec.blocks, "sizes of stages belong to a schedule, which a module has none of"
         placements: list[Placement] = [Replicate() for _ in self.mesh]
         order = list(self.mesh)
         for position, (dim, size) in enumerate(spec.dims.items()):

@@ -20,7 +20,7 @@ from meshdsl.device.ir import DeviceProgram, Node, Var
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.named.ir import Value
 
-NAMES = frozenset({"forward", "backward", "saved", "cotangents"})
+NAMES = frozenset({"forward", "backward", "saved", "cotangents", "reduce_gradients", "partials"})
 """Names that the text uses for itself, beside those of every emitted text."""
 
 
@@ -33,8 +33,10 @@ def emit_module(
 
         forward(rank, groups, inputs, params) -> outputs, saved
         backward(rank, groups, saved, cotangents) -> gradients of params, gradients of inputs
+        reduce_gradients(rank, groups, partials) -> gradients of params
 
-    All of them are dicts by name, of the local blocks of device `rank`.
+    The last one is there where the gradients of parameters that `backward` yields are partial sums;
+    it may overwrite them. All of them are dicts by name, of the local blocks of device `rank`.
     """
     return _ModuleText(program, cut, draws).write()
 
@@ -53,6 +55,10 @@ class _ModuleText:
         self.out.add()
         self.out.add()
         self._backward()
+        if self.cut.reduced:
+            self.out.add()
+            self.out.add()
+            self._reduction()
         return WrittenFunctions.of(self.writer).under(self._head())
 
     def _head(self) -> list[str]:
@@ -110,6 +116,16 @@ class _ModuleText:
             taken: set[Var] = set()
             params, inputs = (self._gradients(pairs, taken) for pairs in (cut.params, cut.inputs))
             self.out.statement(f"return {params}, {inputs}")
+
+    def _reduction(self) -> None:
+        cut = self.cut
+        does = "Gradients of parameters, of their partial sums over devices."
+        with self._function("reduce_gradients", "partials", does):
+            self.state.fresh = {v for _, v in cut.params}
+            self._take("partials", cut.params)
+            self.writer.block(cut.reduction, frozenset(v for _, v in cut.reduced))
+            self._blank()
+            self.out.statement(f"return {self._gradients(cut.reduced, set())}")
 
     def _stands_alone(self, var: Var) -> bool:
         """Whether a saved variable is no list that is one with an earlier one."""

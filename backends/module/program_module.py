@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement
 
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import torch_dtype
@@ -21,9 +22,10 @@ from meshdsl.backends.module.blocks import (
     block,
     drawn,
     local_input,
-    local_param,
+    local_of,
     refuse_names,
-    summed_gradient,
+    stored_param,
+    sum_gradient,
 )
 from meshdsl.backends.module.compiler import Compiler, compiler
 from meshdsl.backends.module.mesh import MeshRanks, check_same
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
 
 
-Wanted = tuple[frozenset[str], frozenset[str]]
-"""The parameters and the inputs whose gradients are computed."""
+Wanted = tuple[frozenset[str], frozenset[str], bool]
+"""The parameters and the inputs whose gradients are computed; whether in the backward pass the
+gradients of parameters are reduced."""
 
 
 class ProgramModule(torch.nn.Module):
@@ -59,6 +62,7 @@ class ProgramModule(torch.nn.Module):
         self._runtime = _Runtime(compiled, ranks)
         self._still: _Runtime | None = None
         self._seed, self._calls = seed, 0
+        self._sync = self._always_sync = True
         specs = self._runtime.params
         refuse_names(params or {}, specs, "parameter", "MD0563")
         for name, spec in specs.items():
@@ -105,7 +109,8 @@ class ProgramModule(torch.nn.Module):
         given is made of the module's seed and the number of this call, so every process has to make
         the same calls.
 
-        A plain tensor is this device's block of the input; a DTensor is resharded to it.
+        A plain tensor is this device's block of the input; a DTensor is resharded to it. Where an
+        input is a DTensor, all outputs are.
 
         Raises:
             ProgramError: an input is missing, unknown, of another shape or dtype (MD0561); an index
@@ -114,20 +119,42 @@ class ProgramModule(torch.nn.Module):
         runtime = self._runtime if self.training else self._evaluating()
         local_inputs = runtime.given(args, inputs, (self._seed, self._calls))
         self._calls += 1
-        params = runtime.local_params(dict(self._own_parameters()))
+        params = runtime.stored(dict(self._own_parameters()))
         wanted = _requiring(params), _requiring(local_inputs)
-        step = runtime.step(*wanted) if torch.is_grad_enabled() and any(wanted) else None
+        step = None
+        if torch.is_grad_enabled() and any(wanted):
+            step = runtime.step(*wanted, self._always_sync)
         if step is None:
-            results = runtime.forward_only.evaluate(local_inputs, params)
-        else:
+            local = {name: local_of(param) for name, param in params.items()}
+            results = runtime.forward_only.evaluate(local_inputs, local)
+        elif self._sync:
             results = step.differentiable(local_inputs, params)
+        else:
+            results = step.unsynchronized(local_inputs, params)
         count = len(runtime.outputs)
         for state, new in zip(runtime.states.values(), results[count:], strict=True):
             if self.training:
                 # Anew: the backward pass may read the old one.
                 spec = runtime.params[state]
                 self._put(state, runtime.ranks.as_dtensor(state, spec, new.detach()))
-        return runtime.outputs_type(*results[:count])
+        outputs = dict(zip(runtime.outputs, results, strict=False))
+        if any(isinstance(given, DTensor) for given in (*args, *inputs.values())):
+            as_dtensor, specs = runtime.ranks.as_dtensor, runtime.outputs
+            outputs = {name: as_dtensor(name, specs[name], t) for name, t in outputs.items()}
+        return runtime.outputs_type(*outputs.values())
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A context for all batches of a step but the last: their gradients are not reduced.
+
+        Each process keeps the sum of its own as the gradients of parameters: DTensors with partial
+        sums. The backward pass of the first call behind the context reduces all of them.
+        """
+        before, self._sync, self._always_sync = self._sync, False, False
+        try:
+            yield
+        finally:
+            self._sync = before
 
     def _evaluating(self) -> _Runtime:
         """The runtime of the program without dropout."""
@@ -180,8 +207,8 @@ class ProgramModule(torch.nn.Module):
     def whole_state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters, whole, on every device. All processes have to call it."""
         ranks, specs = self._runtime.ranks, self._runtime.params
-        local = self._runtime.local_params(dict(self._own_parameters()))
-        return {name: ranks.whole(spec, local[name].detach()) for name, spec in specs.items()}
+        stored = self._runtime.stored(dict(self._own_parameters()))
+        return {n: ranks.whole(spec, local_of(stored[n].detach())) for n, spec in specs.items()}
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients down to a norm over all devices; returns the norm before.
@@ -190,11 +217,11 @@ class ProgramModule(torch.nn.Module):
         """
         ranks, specs = self._runtime.ranks, self._runtime.params
         squares: dict[tuple[str, ...], torch.Tensor] = {}
-        grads = [
-            (specs[name], summed_gradient(param))
-            for name, param in self._own_parameters()
-            if param.grad is not None
-        ]
+        grads = []
+        for name, param in self._own_parameters():
+            sum_gradient(param)
+            if param.grad is not None:
+                grads.append((specs[name], local_of(param.grad)))
         for spec, grad in grads:
             axes = tuple(a for a in ranks.mesh if any(a in s for s in spec.split.values()))
             wide = torch.promote_types(grad.dtype, torch.float32)
@@ -225,7 +252,7 @@ class _Runtime:
         self.steps: dict[Wanted | None, CompiledStep | None] = {}
         self.states = compiled.states
         learned = frozenset(str(v.name) for v in program.learned) - {*self.states.values()}
-        first = self.step(learned, frozenset()) or self.forward_only
+        first = self.step(learned, frozenset(), True) or self.forward_only
         self.text = first.text
         self.inputs: dict[str, Spec] = first.program.INPUTS
         self.shapes = {
@@ -250,9 +277,14 @@ class _Runtime:
         assert step is not None, "a forward pass needs no gradients"
         return step
 
-    def step(self, params: frozenset[str], inputs: frozenset[str]) -> CompiledStep | None:
-        """Both passes, with the named gradients; None where no output depends on those."""
-        return self._made((params, inputs))
+    def step(
+        self, params: frozenset[str], inputs: frozenset[str], reduced: bool
+    ) -> CompiledStep | None:
+        """Both passes, with the named gradients; None where no output depends on those.
+
+        If not `reduced`, gradients of parameters can be left as partial sums.
+        """
+        return self._made((params, inputs, reduced))
 
     def _made(self, wanted: Wanted | None) -> CompiledStep | None:
         if wanted not in self.steps:
@@ -301,8 +333,8 @@ class _Runtime:
             for name, spec in self.inputs.items()
         }
 
-    def local_params(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """This device's blocks of the parameters; gradients go back to these.
+    def stored(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parameters as the program stores them.
 
         Refuses those that have been cast to another dtype, or replaced by plain tensors.
         """
@@ -312,8 +344,8 @@ class _Runtime:
                 help = 'compile the program for that type: `dtype="f64"`, or `"bf16"`'
                 fail("MD0561", message, help=help)
         return {
-            name: local_param(self.ranks, name, self.placements[name], param)
-            for name, param in params.items()
+            name: stored_param(self.ranks, name, placements, params[name])
+            for name, placements in self.placements.items()
         }
 
 

@@ -1,6 +1,7 @@
 """A device program with its vector-Jacobian product, cut in two: forward and backward.
 
-Values that cross the cut are saved, as autograd saves the operands of a backward pass.
+Values that cross the cut are saved, as autograd saves the operands of a backward pass. Reductions
+of parameters' gradients may be cut off from the backward pass, to be done once for several.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from meshdsl.records import dataclass
 class SplitPasses:
     """The statements of both passes; `saved` are the variables that the second reads of the first.
 
-    They return `outputs` and `grads`; `cotangents` are the gradients of outputs, by name.
+    They return `outputs`, and the gradients of `params` and `inputs`; `cotangents` are those of
+    outputs, by name. Where the gradients of `params` are left as partial sums, the statements of
+    `reduction` make `reduced` of them.
     """
 
     forward: tuple[Node, ...]
@@ -30,6 +33,8 @@ class SplitPasses:
     cotangents: tuple[tuple[str, Var], ...]
     params: tuple[tuple[str, Var], ...]
     inputs: tuple[tuple[str, Var], ...]
+    reduction: tuple[Node, ...] = ()
+    reduced: tuple[tuple[str, Var], ...] = ()
 
     @property
     def returned(self) -> frozenset[Var]:
@@ -75,24 +80,80 @@ def halves(
     )
 
 
+def unreduced(cut: SplitPasses) -> SplitPasses:
+    """The passes with what only reduces gradients of parameters cut off from the backward pass.
+
+    These are the reshards at its end: they are linear, so that sums of gradients can go through
+    them. A reduction inside of a loop stays in the backward pass, and one that several gradients
+    are made of: each of these may be accumulated by itself.
+    """
+    movers = {node.target: node for node in cut.backward if isinstance(node, Move)}
+    readers: dict[Var, list[Node]] = {}
+    for node in cut.backward:
+        for var in reads_of(node):
+            readers.setdefault(var, []).append(node)
+    grads = [v for _, v in cut.params]
+    kept = {*(v for _, v in cut.inputs), *(v for v in grads if grads.count(v) > 1)}
+    reduction: set[Node] = set()
+    partials = []
+    for name, grad in cut.params:
+        var, moves = grad, list[Move]()
+        while (
+            (move := movers.get(var)) is not None
+            and _is_linear(move)
+            and var not in kept
+            and all(reader in (*reduction, *moves) for reader in readers.get(var, ()))
+        ):
+            moves.append(move)
+            var = move.source
+        if var in kept or not any(move.step.moves for move in moves):
+            moves, var = [], grad
+        kept.add(var)
+        reduction.update(moves)
+        partials.append((name, var))
+    return replace(
+        cut,
+        backward=tuple(node for node in cut.backward if node not in reduction),
+        params=tuple(partials),
+        reduction=tuple(node for node in cut.backward if node in reduction),
+        reduced=cut.params,
+    )
+
+
+def _is_linear(move: Move) -> bool:
+    """Whether what it makes of a sum is the sum of what it makes of the addends."""
+    before, after = move.step.before, move.step.after
+    ops = {before.op, after.op, move.step.op}
+    return move.into is None and ops <= {None, "sum"} and not (before.windows or after.windows)
+
+
 def hurried(program: DeviceProgram, cut: SplitPasses) -> SplitPasses:
     """Both passes with small collectives in buckets, and others issued early.
 
-    Each by itself: no collective in flight crosses the cut. The backward pass treats gradients as
+    Each by itself: no collective in flight crosses the cut. What makes the gradients is treated as
     a training step does updates.
     """
     saved = [(v.name, v) for v in cut.saved]
     first = replace(program, body=cut.forward, outputs=(*cut.outputs, *saved))
     stored = {v.value.name: v for v in program.params}
     held = [v for v in cut.saved if v not in program.params]
+    cotangents = [v for _, v in cut.cotangents]
+    updates = tuple((stored[name], grad) for name, grad in cut.reduced or cut.params)
     second = replace(
         program,
-        inputs=(*held, *(v for _, v in cut.cotangents)),
+        inputs=(*held, *cotangents),
         body=cut.backward,
-        outputs=cut.inputs,
-        updates=tuple((stored[name], grad) for name, grad in cut.params),
+        outputs=(*cut.inputs, *cut.params) if cut.reduced else cut.inputs,
+        updates=() if cut.reduced else updates,
     )
-    return replace(cut, forward=_hurried(first).body, backward=_hurried(second).body)
+    partials = tuple(dict.fromkeys(v for _, v in cut.params))
+    third = replace(program, inputs=partials, body=cut.reduction, outputs=(), updates=updates)
+    return replace(
+        cut,
+        forward=_hurried(first).body,
+        backward=_hurried(second).body,
+        reduction=_hurried(third).body if cut.reduced else (),
+    )
 
 
 def _hurried(program: DeviceProgram) -> DeviceProgram:

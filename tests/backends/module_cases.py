@@ -82,6 +82,7 @@ ALIAS = """
 dim n = 8, m = 4
 
 layout rows { n -> a }
+layout columns { m -> a, params: m -> none }
 
 program alias(x[n, m]) {
   param w[n, m]
@@ -191,7 +192,7 @@ def _cases() -> list[Case]:
     line, two, square = {"a": 4}, {"a": 2}, {"a": 2, "b": 2}
     meshes: dict[str, list[dict[str, int]]] = {
         **{name: [two, line] for name in ("dp", "tp", "fsdp", "kept", "inner", "sequence")},
-        "rows": [two],
+        **{name: [two] for name in ("rows", "columns")},
         **{name: [square] for name in ("both", "zero2", "hybrid", "swapped")},
     }
     found: list[Any] = []

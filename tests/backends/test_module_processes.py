@@ -40,6 +40,7 @@ from tests.backends.module_cases import (
     expected,
     mlp,
 )
+from tests.backends.module_cases import block as block_math
 from tests.ranks import Forks
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -258,15 +259,16 @@ def checkpoints(folder: Path) -> None:
     first, start = made(folder, Case(MLP, mlp, *layouts[-1]))
     used = muon([*first.parameters()])
     step_all(first, used, 1)
-    state = dict(zip("mo", get_state_dict(first, used), strict=True))
-    save(state, checkpoint_id=folder / f"checkpoint-{world}")
+    saved = dict(zip("mo", get_state_dict(first, used), strict=True))
+    save(saved, checkpoint_id=folder / f"checkpoint-{world}")
     step_all(first, used, 2)
     for layout, axes in layouts[:-1]:
         other, _ = made(folder, Case(MLP, mlp, layout, axes), seed=9)
         again = muon([*other.parameters()])
-        state = dict(zip("mo", get_state_dict(other, again), strict=True))
+        state: dict[str, Any] = dict(zip("mo", get_state_dict(other, again), strict=True))
         load(state, checkpoint_id=folder / f"checkpoint-{world}")
-        set_state_dict(other, again, model_state_dict=state["m"], optim_state_dict=state["o"])
+        modules, optimizers = state.values()
+        set_state_dict(other, again, model_state_dict=modules, optim_state_dict=optimizers)
         step_all(other, again, 2)
         right = first.whole_state_dict()
         for name, tensor in other.whole_state_dict().items():
@@ -329,6 +331,70 @@ def accumulation(folder: Path) -> None:
     close(shown.v.grad, grads[0]["v"])
 
 
+LOCAL: dict[int, list[Case]] = {
+    2: [Case(MLP, mlp, "fsdp", {"a": 2}), Case(MLP, mlp, "dp", {"a": 2})],
+    4: [Case(MLP, mlp, "hybrid", SQUARE), Case(BLOCK, block_math, "staged", SQUARE, "deferred")],
+}
+"""Cases of which several batches are accumulated."""
+
+
+def local_gradients(folder: Path) -> None:
+    """Gradients are partial sums until the last batch; a sum that is forgotten is right, too."""
+    for case in LOCAL[dist.get_world_size()]:
+        accumulate(folder, case)
+
+
+def accumulate(folder: Path, case: Case) -> None:
+    shown, start = made(folder, case)
+    batches = [drawn(shown._runtime.inputs, seed) for seed in range(3)]
+    own = [{n: shown.local(n, t) for n, t in batch.items()} for batch in batches]
+
+    def right(*counts: int) -> dict[str, torch.Tensor]:
+        """The gradients of so many of each batch."""
+        params = {n: t.clone().requires_grad_() for n, t in start.items()}
+        for count, batch in zip(counts, batches, strict=True):
+            (count * case.math(params, batch)["loss"]).backward()
+        return params
+
+    def agree(*counts: int) -> None:
+        for name, tensor in right(*counts).items():
+            close(shown.get_parameter(name).grad, tensor.grad)
+
+    early = shown(**own[0]).loss
+    for _ in range(2):
+        shown.zero_grad()
+        with shown.no_sync():
+            for inputs in own[:2]:
+                shown(**inputs).loss.backward()
+        grads = [p.grad.placements for p in shown.parameters()]
+        assert any(p.is_partial() for each in grads for p in each)
+        shown(**own[2]).loss.backward()
+        assert all(p.grad.placements == p.placements for p in shown.parameters())
+        agree(1, 1, 1)
+    with shown.no_sync():
+        shown(**own[0]).loss.backward()
+    agree(2, 1, 1)
+    shown.zero_grad()
+    with shown.no_sync():
+        shown(**own[1]).loss.backward()
+    early.backward()
+    agree(1, 1, 0)
+    shown.zero_grad()
+    with shown.no_sync():
+        shown(**own[1]).loss.backward()
+    for clip in (
+        partial(torch.nn.utils.clip_grad_norm_, shown.parameters()),
+        shown.clip_grad_norm_,
+    ):
+        norms = [whole(p.grad).norm() for p in right(0, 1, 0).values()]
+        close(clip(1e3), torch.stack(norms).norm())
+    params = right(0, 1, 0)
+    for each in (shown.parameters(), params.values()):
+        torch.optim.AdamW(each, lr=0.1).step()
+    for name, param in shown.named_parameters():
+        close(param.detach(), params[name].detach())
+
+
 def distributed_tensors(folder: Path) -> None:
     """DTensors come in however they lie, and their gradients go back to them."""
     shown, params = made(folder, Case(MLP, mlp, "dp", {"a": dist.get_world_size()}))
@@ -339,10 +405,16 @@ def distributed_tensors(folder: Path) -> None:
     for place in (Replicate(), Shard(1)):
         given = {n: distribute_tensor(t, shown.device_mesh, [place]) for n, t in inputs.items()}
         given["x"].requires_grad_()
-        shown(**given).loss.backward()
-        grad = given["x"].grad
-        assert isinstance(grad, DTensor)
-        close(grad.full_tensor(), right.inputs["x"])
+        shown.zero_grad()
+        out = shown(**given)
+        assert (out.y.placements, out.loss.placements) == ((Shard(0),), (Replicate(),))
+        close(out.y.detach(), right.outputs["y"])
+        loss = ((out.y - given["target"]) ** 2).mean()
+        close(loss.detach(), right.outputs["loss"])
+        (loss / 2 + out.loss / 2).backward()
+        close(given["x"].grad, right.inputs["x"])
+        for name, param in shown.named_parameters():
+            close(param.grad, right.params[name])
 
 
 def states(folder: Path) -> None:
@@ -455,7 +527,7 @@ def documented(folder: Path) -> None:
     """The page about modules runs as written."""
     page = (ROOT / "docs" / "module.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     if not dist.get_rank():
         (folder / "examples").symlink_to(ROOT / "examples")
     dist.barrier()
@@ -482,6 +554,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         optimizers,
         averages,
         checkpoints,
+        local_gradients,
         data_parallel,
         accumulation,
         distributed_tensors,
@@ -489,7 +562,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         given_values,
         refusals,
     ),
-    4: (gradients, training, checkpoints, uneven, part_of_a_mesh, documented),
+    4: (gradients, training, checkpoints, local_gradients, uneven, part_of_a_mesh, documented),
 }
 """The scenes for each number of processes."""
 

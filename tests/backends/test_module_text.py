@@ -19,7 +19,18 @@ from meshdsl.backends.module.compiler import Compiler, compiler
 from meshdsl.backends.runtime.values import local_part
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
-from tests.backends.module_cases import CASES, MLP, Case, drawn, expected, mlp
+from tests.backends.module_cases import (
+    ALIAS,
+    BLOCK,
+    CASES,
+    MLP,
+    Case,
+    alias,
+    block,
+    drawn,
+    expected,
+    mlp,
+)
 
 
 def compiled(case: Case) -> Compiler:
@@ -103,6 +114,65 @@ def check(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> Non
     assert list(found) == list(right)
     for name, tensor in right.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-10, msg=name)
+
+
+LOCAL = [
+    Case(MLP, mlp, "dp", {"a": 4}),
+    Case(MLP, mlp, "fsdp", {"a": 2}),
+    Case(MLP, mlp, "tp", {"a": 2}),
+    Case(MLP, mlp, "zero2", {"a": 2, "b": 2}),
+    Case(ALIAS, alias, "rows", {"a": 2}),
+    Case(ALIAS, alias, "columns", {"a": 2}),
+    Case(BLOCK, block, "hybrid", {"a": 2, "b": 2}),
+]
+"""Programs whose gradients are summed over batches before they are reduced."""
+
+
+@pytest.mark.parametrize("case", LOCAL, ids=lambda case: case.name)
+def test_gradients_of_several_batches_are_reduced_once(case: Case) -> None:
+    """They are sums of the whole program's, and their reduction sends what one pass would."""
+    made = compiled(case)
+    params = [str(p.value.name) for p in made.program.params]
+    once, local = (made.with_gradients(params, [], reduced).text for reduced in (True, False))
+    assert sent(once) == sent(local)
+    program: Any = load(local)
+    inputs = [drawn(program.INPUTS, seed) for seed in (1, 2)]
+    whole = drawn(program.PARAMS, 3)
+    cotangents = drawn(program.OUTPUTS, 4)
+    results = [expected(case, each, whole, cotangents).params for each in inputs]
+    dist = LocalDist(program.MESH, program.GROUPS, None)
+    program.dist = dist
+
+    def call(rank: int) -> Any:
+        groups, partials = dist.groups(rank), list[dict[str, torch.Tensor]]()
+        for each in inputs:
+            own = [part(program, "INPUTS", each, rank), part(program, "PARAMS", whole, rank)]
+            _, saved = program.forward(rank, groups, *own)
+            seeds = part(program, "COTANGENTS", cotangents, rank)
+            partials.append(program.backward(rank, groups, saved, seeds)[0])
+        first, second = partials
+        return program.reduce_gradients(rank, groups, {n: t + second[n] for n, t in first.items()})
+
+    found = DeviceThreads(math.prod(case.axes.values()), dist, call).run()
+    assert not found.failures, found.failures
+    total = {name: tensor + results[1][name] for name, tensor in results[0].items()}
+    for rank, grads in enumerate(found.outputs):
+        check(grads, part(program, "PARAMS", total, rank))
+
+
+def sent(text: str) -> int:
+    """Bytes that the statements of a text send, by its comments."""
+    return sum(int(n.replace(",", "")) for n in re.findall(r"# \w+, ([\d,]+) B sent", text))
+
+
+def test_local_gradients_send_nothing() -> None:
+    """Under data parallelism the backward pass then has no collective."""
+    made = compiled(Case(MLP, mlp, "dp", {"a": 2}))
+    text = made.with_gradients(["w", "b", "v"], ["x"], reduced=False).text
+    backward, reduction = text.partition("def backward")[2].split("def reduce_gradients")
+    assert sent(backward) == 0
+    assert sent(reduction.partition("# ---")[0]) > 0
+    assert '"w": "f64[io=8, hidden=16] over a"' in text
 
 
 def test_only_what_the_backward_pass_reads_is_saved() -> None:
