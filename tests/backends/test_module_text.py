@@ -118,10 +118,7 @@ def check(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> Non
 
 LOCAL = [
     Case(MLP, mlp, "dp", {"a": 4}),
-    Case(MLP, mlp, "fsdp", {"a": 2}),
-    Case(MLP, mlp, "tp", {"a": 2}),
     Case(MLP, mlp, "zero2", {"a": 2, "b": 2}),
-    Case(ALIAS, alias, "rows", {"a": 2}),
     Case(ALIAS, alias, "columns", {"a": 2}),
     Case(BLOCK, block, "hybrid", {"a": 2, "b": 2}),
 ]
