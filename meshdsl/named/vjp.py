@@ -43,9 +43,10 @@ def with_vjp(program: NamedProgram, params: Collection[str], inputs: Collection[
     assert not program.updates, "a training step is not differentiated again"
     builder = Builder(Diagnostics())
     builder.adopt(program)
-    outputs = tuple(_computed(builder, output) for output in program.outputs)
     learned = [p.value for p in program.params if _is_wanted(p.value, p.value.name, params)]
     wanted_inputs = [v for v in program.inputs if _is_wanted(v, v.label, inputs)]
+    reached = active(program.body, {*learned, *wanted_inputs})
+    outputs = tuple(_computed(builder, o) if o.value in reached else o for o in program.outputs)
     reached = active(builder.frames[0].body, {*learned, *wanted_inputs})
     seeds = [(o, _cotangent(builder, o.value)) for o in outputs if o.value in reached]
     grads = pulled_back(builder, [(o.value, seed) for o, seed in seeds], [*learned, *wanted_inputs])
