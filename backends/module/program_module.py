@@ -125,8 +125,9 @@ class ProgramModule(torch.nn.Module):
         if torch.is_grad_enabled() and any(wanted):
             step = runtime.step(*wanted, self._always_sync)
         if step is None:
+            step = runtime.forward_only
             local = {name: local_of(param) for name, param in params.items()}
-            results = runtime.forward_only.evaluate(local_inputs, local)
+            results = step.evaluate(local_inputs, local)
         elif self._sync:
             results = step.differentiable(local_inputs, params)
         else:
@@ -139,7 +140,7 @@ class ProgramModule(torch.nn.Module):
                 self._put(state, runtime.ranks.as_dtensor(state, spec, new.detach()))
         outputs = dict(zip(runtime.outputs, results, strict=False))
         if any(isinstance(given, DTensor) for given in (*args, *inputs.values())):
-            as_dtensor, specs = runtime.ranks.as_dtensor, runtime.outputs
+            as_dtensor, specs = runtime.ranks.as_dtensor, step.program.OUTPUTS
             outputs = {name: as_dtensor(name, specs[name], t) for name, t in outputs.items()}
         return runtime.outputs_type(*outputs.values())
 

@@ -1,7 +1,7 @@
 """Optimizers whose update of an element depends on its whole tensor, on parameters that are split.
 
 torch multiplies sharded matrices of `Muon` in bfloat16 and adds their partial sums rounded, so that
-each layout trains otherwise; `Adafactor` fails. Here the step of these two sees one parameter after
+each layout trains otherwise; `Adafactor` and `Rprop` fail. Here their steps see one parameter after
 the other, gathered with its gradient and state, as on one device. Between steps all are split.
 """
 
@@ -21,7 +21,7 @@ from meshdsl.diagnostics import fail
 WITH_DTENSORS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 """The modules whose parameters are gathered for an optimizer that needs whole tensors."""
 
-BY_TENSOR = (torch.optim.Muon, torch.optim.Adafactor)
+BY_TENSOR = (torch.optim.Muon, torch.optim.Adafactor, torch.optim.Rprop)
 """Optimizers that update each tensor by itself: group by group, with nothing in a group's dict."""
 
 TOGETHER = (torch.optim.LBFGS,)

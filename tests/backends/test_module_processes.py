@@ -43,6 +43,20 @@ from tests.backends.module_cases import (
 from tests.backends.module_cases import block as block_math
 from tests.ranks import Forks
 
+MEANS = """
+dim batch = 4, io = 6
+layout fsdp { batch -> a, params: io -> a }
+layout tp { io -> a }
+program means(x[batch, io]) {
+  param w[io]
+  param run[io] = zeros()
+  y = x * w
+  run := 0.5 * run + 0.5 * stop_gradient(mean[batch](y))
+  loss = mean((y - run)^2)
+  return loss
+}
+"""
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SQUARE = {"a": 2, "b": 2}
 
@@ -173,6 +187,7 @@ OPTIMIZERS: dict[str, Make] = {
     "fused": lambda p: torch.optim.AdamW(p, lr=0.05, fused=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.05),
     "closure": lambda p: torch.optim.Muon([x for x in p if x.ndim == 2], lr=0.05, nesterov=False),
 }
 
@@ -238,6 +253,23 @@ def averages(folder: Path) -> None:
     inputs = drawn(shown._runtime.inputs, 1)
     loss = ema(**{n: shown.local(n, t) for n, t in inputs.items()}).loss
     close(loss.detach(), mlp(mean, inputs)["loss"])
+
+
+def running_means(folder: Path) -> None:
+    """What the program assigns is stored as a parameter is, and averaged as one."""
+    for layout in ("fsdp", "tp"):
+        shown, start = made(folder, Case(MEANS, mlp, layout, {"a": dist.get_world_size()}))
+        ema = torch.optim.swa_utils.AveragedModel(shown, use_buffers=True)
+        mean, seen = start["run"], []
+        for step in range(3):
+            x = drawn(shown._runtime.inputs, step)["x"]
+            shown(x=shown.local("x", x)).loss.backward()
+            mean = 0.5 * mean + 0.5 * (x * start["w"]).mean(0)
+            seen.append(mean)
+            close(shown.run, mean)
+            assert shown.run.placements == shown.w.placements == (Shard(0),)
+            ema.update_parameters(shown)
+        close(ema.module.run, torch.stack(seen).mean(0))
 
 
 def axes_of(world: int) -> dict[str, int]:
@@ -545,6 +577,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         training,
         optimizers,
         averages,
+        running_means,
         checkpoints,
         local_gradients,
         data_parallel,
