@@ -14,19 +14,23 @@ Draw = tuple[object, ...]
 
 def draws(program: NamedProgram) -> dict[Value, Draw]:
     """Per input and parameter: normal floats, integers below the smallest dim they index, coins."""
-    bounds = index_bounds(program)
+    bounds = _IndexBounds()
+    bounds.block(program.body)
     drawn: dict[Value, Draw] = {v: _of_input(v, bounds) for v in program.inputs}
     drawn.update({p.value: _of_param(p) for p in program.params})
     return drawn
 
 
-def _of_input(value: Value, bounds: dict[Value, int]) -> Draw:
+def _of_input(value: Value, bounds: _IndexBounds) -> Draw:
     if value.role == "seed":
         return ("seed",)
     kind = value.type.dtype.kind
     if kind == "float":
         return ("normal", 1.0)
-    return ("coin",) if kind == "bool" else ("below", bounds.get(value, 10))
+    if kind == "bool":
+        return ("coin",)
+    ignored = (bounds.ignored[value],) if value in bounds.ignored else ()
+    return ("below", bounds.of.get(value, 10), *ignored)
 
 
 def _of_param(param: Param) -> Draw:
@@ -55,6 +59,7 @@ class _IndexBounds(Visitor):
 
     def __init__(self) -> None:
         self.of: dict[Value, int] = {}
+        self.ignored: dict[Value, int] = {}
 
     def block(self, nodes: tuple[Node, ...]) -> None:
         """Add the bounds in the nodes of a block."""
@@ -64,8 +69,10 @@ class _IndexBounds(Visitor):
     def op(self, op: NamedOp) -> None:
         for value, size in _indexed(op):
             self.bind(value, size)
+            if "ignore_index" in dict(op.attrs):
+                self.ignored[value] = op.attr("ignore_index")
         if len(op.outs) == 1 and op.out in self.of and _moves(op):
-            self.bind(op.ins[0], self.of[op.out])
+            self.pass_on(op.out, op.ins[0])
 
     def loop(self, loop: NamedLoop) -> None:
         for _ in range(2):  # the bound of a carry binds its value in the iteration before
@@ -82,6 +89,8 @@ class _IndexBounds(Visitor):
         """Bind what a value is made of by its own bound."""
         if value in self.of:
             self.bind(source, self.of[value])
+        if value in self.ignored:
+            self.ignored[source] = self.ignored[value]
 
     def bind(self, value: Value, size: int) -> None:
         """Add a bound of a value."""

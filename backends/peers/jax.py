@@ -36,17 +36,17 @@ def gelu_grad(dy, x, approximate):
     return dy * jax.jvp(curve, (x,), (jnp.ones_like(x),))[1]
 ''',
     "layer_norm": '''
-def layer_norm(x, axis, scale=1.0, shift=0.0):
+def layer_norm(x, axis, scale=1.0, shift=0.0, eps=1e-5):
     """`x` less its mean, divided by its standard deviation."""
     x = x - jnp.mean(x, axis=axis, keepdims=True)
     spread = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
-    return x * jax.lax.rsqrt(spread + 1e-5) * scale + shift
+    return x * jax.lax.rsqrt(spread + eps) * scale + shift
 ''',
     "rms_norm": '''
-def rms_norm(x, axis, scale=1.0):
+def rms_norm(x, axis, scale=1.0, eps=1e-6):
     """`x` divided by the root of the mean of its squares."""
     mean = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
-    return x * jax.lax.rsqrt(mean + 1e-6) * scale
+    return x * jax.lax.rsqrt(mean + eps) * scale
 ''',
     "window": '''
 def window(x, axis, size, before):

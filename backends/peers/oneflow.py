@@ -19,10 +19,10 @@ from meshdsl.placed.sharding_rules import Row
 
 _SUPPORT = {
     "rms_norm": '''
-def rms_norm(x, dim, scale=1.0):
+def rms_norm(x, dim, scale=1.0, eps=1e-6):
     """`x` divided by the root of the mean of its squares."""
     mean = flow.mean(flow.square(x), dim=dim, keepdim=True)
-    return x * flow.rsqrt(mean + 1e-6) * scale
+    return x * flow.rsqrt(mean + eps) * scale
 ''',
     "logsumexp": '''
 def logsumexp(x, dim):

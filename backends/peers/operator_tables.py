@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from meshdsl.backends.peers import window_spellings
 from meshdsl.backends.peers.peer_call import PeerCall, Text
+from meshdsl.ops.normalise import eps_of
 from meshdsl.ops.opdef import Spelling, lookup
 from meshdsl.ops.torch_expressions import tuple_text
 
@@ -136,7 +137,8 @@ def _flow_layer_norm(call: PeerCall) -> str:
     dim, names = call.attrs["dim"], call.ins[0].names
     last = (*(n for n in names if n != dim.name), dim.name)
     args = ", ".join([call.ordered(0, last), f"({dim.size},)", *call.args[1:]])
-    return call.permuted(f"F.layer_norm({args}, eps=1e-05)", last, names)
+    eps = eps_of("layer_norm", call.attrs)
+    return call.permuted(f"F.layer_norm({args}, eps={eps!r})", last, names)
 
 
 def _concat(start: str, end: str) -> Text:
@@ -236,7 +238,8 @@ def _norm_grad(name: str) -> Text:
 
     def write(call: PeerCall) -> str:
         scales = "".join(f", {call.aligned(i)}" for i in range(2, len(call.ins)))
-        forward = f"lambda x: {name}(x, {call.at}{scales})"
+        eps = f", eps={call.attrs['eps']!r}" if "eps" in call.attrs else ""
+        forward = f"lambda x: {name}(x, {call.at}{scales}{eps})"
         return f"jax.vjp({forward}, {call.args[1]})[1]({call.args[0]})[0]"
 
     return write
@@ -365,8 +368,8 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
         "jnp.argmax({flat}, {flat_dim}).astype({dtype})",
         "flow.argmax({flat}, {flat_dim}).to({dtype})",
     ),
-    "layer_norm": ("layer_norm({x}, {at}{rest})", _flow_layer_norm),
-    "rms_norm": "rms_norm({x}, {at}{rest})",
+    "layer_norm": ("layer_norm({x}, {at}{rest}{eps})", _flow_layer_norm),
+    "rms_norm": "rms_norm({x}, {at}{rest}{eps})",
     "cross_entropy": ("cross_entropy({x}, {at}, {1})", _flow_cross_entropy),
     "rename": "{x}",
     "transpose": "{0}",

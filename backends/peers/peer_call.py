@@ -158,6 +158,7 @@ WORDS: Mapping[str, Callable[[PeerCall], object]] = {
     "x": lambda call: call.args[0],  # operand 0 as it is
     "y": lambda call: call.args[1],
     "rest": lambda call: "".join(f", {call.aligned(i)}" for i in range(1, len(call.args))),
+    "eps": lambda call: f", eps={call.attrs['eps']!r}" if "eps" in call.attrs else "",
     "tensor": lambda call: call.tensor(0),
     "tensors": lambda call: ", ".join(call.tensor(i) for i in range(len(call.args))),
     # The operands as they are, but for literals.

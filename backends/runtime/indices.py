@@ -14,21 +14,28 @@ class IndexOutOfRange(IndexError):
 
 
 def check_index(
-    index: Any, dim: str, size: int, place: str, dims: tuple[str, ...], offsets: tuple[int, ...]
+    index: Any,
+    dim: str,
+    size: int,
+    place: str,
+    dims: tuple[str, ...],
+    offsets: tuple[int, ...],
+    ignored: int | None = None,
 ) -> Any:
-    """Return `index` if all of it lies in 0 … size - 1; nothing waits for a GPU to tell.
+    """Return `index` if all of it lies in 0 … size - 1 or is `ignored`; nothing waits for a GPU.
 
     `index` is an integer torch tensor or numpy array with dims `dims`; its first element has the
     global position `offsets`. IndexOutOfRange names the first bad element in row-major order; on
     a GPU an assertion fails instead, when it gets there.
     """
+    counted = index if ignored is None else index * (index != ignored)
     if getattr(index, "is_cuda", False):
         import torch
 
-        bad = (index < 0) | (index >= size)
+        bad = (counted < 0) | (counted >= size)
         torch._assert_async(~bad.any(), f"MD0801 {place}: no index of dim `{dim}` of size {size}")
-    elif len(flat := index.reshape(-1)) and not 0 <= int(flat.min()) <= int(flat.max()) < size:
-        first = [int(at) for at in np.argwhere(np.asarray((index < 0) | (index >= size)))[0]]
+    elif len(flat := counted.reshape(-1)) and not 0 <= int(flat.min()) <= int(flat.max()) < size:
+        first = [int(at) for at in np.argwhere(np.asarray((counted < 0) | (counted >= size)))[0]]
         position = {d: o + at for d, o, at in zip(dims, offsets, first, strict=True)}
         at = f" at [{', '.join(f'{d}={at}' for d, at in position.items())}]" if dims else ""
         wrong = f"index {int(index[(*first,)])}{at} is out of range for dim `{dim}` of size {size}"

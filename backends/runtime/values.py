@@ -27,10 +27,11 @@ class Spec(NamedTuple):
     """A tensor: sizes of dims in order, the mesh axes that split them, how values are made up.
 
     Of several axes the outer one is first. `draw` is `("normal", std)`, `("uniform", a, b)`,
-    `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, `("coin",)` for
-    booleans, `("steps",)` for the number of steps that are done, or `("seed",)` for the seed of the
-    run; `key` names another tensor whose values it begins with. Along the axes of `parts` every
-    device has a part of a sum. `blocks` says of a dim which indices of it lie in each block along
+    `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1 (a number after n is that
+    of targets that are ignored), `("coin",)` for booleans, `("steps",)` for the number of steps
+    that are done, or `("seed",)` for the seed of the run; `key` names another tensor whose values
+    it begins with. Along the axes of `parts` every device has a part of a sum. `blocks` says of a
+    dim which indices of it lie in each block along
     its outer axis, in their order; a single block is in which order all of it lies, before it is
     split alike. Between steps it lies on the `disk` or `host` that `away` names, if any.
     """

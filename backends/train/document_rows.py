@@ -19,6 +19,7 @@ from meshdsl.backends.train.batches import (
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.train.token_data import (
     check_tokens,
+    ignored_index,
     index_bound,
     shown_input,
     token_source,
@@ -34,7 +35,8 @@ class DocumentRows:
     """Rows of documents that end with the token `end`, padded with it.
 
     A document of more than `length` tokens is several rows. `names` are the inputs for tokens, for
-    those that follow, and for which of these are of the document: the others are padding.
+    those that follow, and perhaps for which of these are of the document: the others are padding.
+    Targets that are padding are `ignored` instead, where the program ignores such targets.
     """
 
     may_refuse = True
@@ -42,14 +44,16 @@ class DocumentRows:
     def __init__(
         self,
         tokens: FlatTokens,
-        names: tuple[str, str, str],
+        names: tuple[str, ...],
         batch: str,
         bound: int,
         end: int,
         length: int,
+        ignored: int | None = None,
     ) -> None:
         self.tokens, self.names, self.batch = tokens, names, batch
         self.bound, self.end = bound, end
+        self.padding = (end, end if ignored is None else ignored)
         self.starts, self.counts = rows_of(tokens, end, length)
 
     def __len__(self) -> int:
@@ -59,10 +63,10 @@ class DocumentRows:
         """The block `part` of input `name`, of these rows. Raises MD0513."""
         columns = np.arange([*spec.dims.values()][1])[part[1]]
         counts = self.counts[rows][:, None]
-        if name == self.names[2]:
-            return cast(columns < counts, spec.dtype)
         shift = self.names.index(name)
-        read = np.full((len(rows), len(columns)), self.end, np.int64)
+        if shift == len(self.padding):
+            return cast(columns < counts, spec.dtype)
+        read = np.full((len(rows), len(columns)), self.padding[shift], np.int64)
         for number, row in enumerate(rows.tolist()):
             start, stop = int(self.starts[row]), int(self.starts[row] + self.counts[row] + 1)
             document = self.tokens[start:stop]
@@ -108,16 +112,18 @@ def every_row(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
 class RowReaders:
     """Makes readers of documents for the inputs `names` of a program."""
 
-    names: tuple[str, str, str]
+    names: tuple[str, ...]
     batch: str
     bound: int
     end: int
     length: int
+    ignored: int | None
 
     def __call__(self, tokens: TokenSequence) -> DocumentRows:
         """A reader of the documents in some tokens."""
         assert isinstance(tokens, FlatTokens), "documents are in files of tokens"
-        return DocumentRows(tokens, self.names, self.batch, self.bound, self.end, self.length)
+        end, length, ignored = self.end, self.length, self.ignored
+        return DocumentRows(tokens, self.names, self.batch, self.bound, end, length, ignored)
 
 
 def _reader(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[RowReaders, tuple[str, int]]:
@@ -132,26 +138,31 @@ def _reader(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[RowReaders, t
         message = f"documents end with the token {files.end}, and the program has room for"
         help = "make the dim that tokens index larger with `--set`, by whatever name it has"
         fail("MD0513", f"{message} {counted(bound, 'token')}", help=help)
-    return RowReaders(names, batch, bound, files.end, length), (batch, size)
+    ignored = ignored_index(inputs[names[1]])
+    return RowReaders(names, batch, bound, files.end, length, ignored), (batch, size)
 
 
-def row_inputs(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[str, str, str]:
+def row_inputs(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[str, ...]:
     """The inputs for tokens, for those that follow, and for which of these count.
 
-    Raises MD0512 where the program does not say what becomes of padding.
+    The third may be missing where the program ignores targets of one index. Raises MD0512 where it
+    does not say what becomes of padding.
     """
     names = files.text_inputs or tuple(sorted(inputs, key=lambda n: not _is_index(inputs[n])))
     specs = [inputs[name] for name in names if name in inputs]
     shapes = {tuple(spec.dims.items()) for spec in specs}
     kinds = [_is_index(spec) for spec in specs]
-    fits = len(specs) == len(names) == len(inputs) == 3 and len(shapes) == 1
-    if fits and kinds == [True, True, False] and len(next(iter(shapes))) == 2:
-        return names[0], names[1], names[2]
+    fits = len(specs) == len(names) == len(inputs) and len(shapes) == 1
+    is_said = kinds == [True, True, False]
+    is_said = is_said or (kinds == [True, True] and ignored_index(specs[1]) is not None)
+    if fits and is_said and len(next(iter(shapes))) == 2:
+        return tuple(names)
     declared = ", ".join(shown_input(name, spec) for name, spec in inputs.items()) or "no inputs"
     message = f"rows of documents are padded, and the program takes {declared}"
     help = (
-        "declare `tokens[batch, seq]: i32, targets[batch, seq]: i32, counts[batch, seq]`, of which"
-        " `counts` is 0 for padding, and divide: `sum(loss * counts) / sum(counts)`"
+        "declare `tokens[batch, seq]: i32, targets[batch, seq]: i32` and give `cross_entropy` its"
+        " `ignore_index=-100`; or another input `counts[batch, seq]`, which is 0 for padding, and"
+        " divide: `sum(loss * counts) / sum(counts)`"
     )
     fail("MD0512", message, help=help)
 

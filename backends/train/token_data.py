@@ -312,6 +312,12 @@ def index_bound(spec: Spec) -> int:
     return int(how[1]) if how and how[0] == "below" else np.iinfo(np.int32).max
 
 
+def ignored_index(spec: Spec) -> int | None:
+    """The index of targets that a program ignores, of an input for targets; None: there is none."""
+    how = spec.draw
+    return int(how[2]) if how and how[0] == "below" and len(how) > 2 else None
+
+
 # --- texts as characters or bytes ----------------------------------------------------------------
 
 

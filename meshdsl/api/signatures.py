@@ -104,7 +104,8 @@ def operands_of(opdef: OpDef) -> list[str]:
 
     function = prelude().functions.get(opdef.name)
     if function is not None:
-        return [p.name.text for p in function.params]
+        options = dict(opdef.surface.options)
+        return [p.name.text for p in function.params if p.name.text not in options]
     low, high = opdef.surface.arity
     return ["x", "y", "z", "u", "v", "w"][: low if opdef.surface.seeded else high or 0]
 

@@ -61,7 +61,8 @@ def _call(record: OpDef) -> str:
     names = list(_LETTERS[: high if high is not None else low])
     definition = prelude().functions.get(record.name)
     if definition is not None:
-        names = [param.name.text for param in definition.params]
+        options = dict(record.surface.options)
+        names = [p.name.text for p in definition.params if p.name.text not in options]
     if high is None:
         names.append("…")
     for option, default in record.surface.options:

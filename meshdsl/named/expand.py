@@ -25,6 +25,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.emit import Emit
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.identities import OF_STEPS
+from meshdsl.named.ignored_targets import LOSSES, counted_loss
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
@@ -83,20 +84,25 @@ def _in_blocks_or_parts(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | N
         if op.name == "top_k" and dim.size % parts:  # no element to add is less than all others
             return None
         return IN_BLOCKS[op.name](op, split)
-    if op.name in IN_PARTS:
+    if _is_in_parts(op):
         return _in_parts(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
 
 
 def in_primitives(program: NamedProgram) -> NamedProgram:
-    """The program with its attentions and batch norms taken apart."""
+    """The program with attentions, batch norms, and what ignores targets taken apart."""
 
     def primitives(op: NamedOp) -> tuple[NamedOp, ...]:
-        if op.name not in IN_PARTS:
+        if not _is_in_parts(op):
             return (op,)
         return tuple(inner for part in _in_parts(op).ops for inner in primitives(part))
 
     return replace(program, body=rewritten(program.body, primitives))
+
+
+def _is_in_parts(op: NamedOp) -> bool:
+    """Whether its definition is a function here; that of a loss is, where it ignores targets."""
+    return op.name in IN_PARTS and (op.name not in LOSSES or "ignore_index" in dict(op.attrs))
 
 
 def _in_parts(op: NamedOp) -> Expansion:
@@ -138,9 +144,12 @@ def _definition(
     _bind_dims(function, own_dims(dict(attrs)), scope)
     for param, value in zip(function.params, _operands(op, emit), strict=False):
         scope.names[param.name.text] = value
+    given = dict(attrs)
     for param in function.params[len(ins) :]:
-        assert param.default is not None
-        scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
+        name, default = param.name.text, param.default
+        assert default is not None
+        evaluate = program.expressions.evaluate
+        scope.names[name] = given[name] if name in given else evaluate(default, scope)
     (computed,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
     return _yield(emit, (computed,), op), operands, result
@@ -292,6 +301,7 @@ IN_BLOCKS = {"cumsum": _running_sum, "linear_recurrence": _recurrence, "top_k": 
 IN_PARTS = {
     **dict.fromkeys(ATTENTION, attention_parts),
     **dict.fromkeys(BATCH_NORMS, batch_norm_parts),
+    **dict.fromkeys(LOSSES, counted_loss),
 }
 """Operators that have the definition of a function here, not one in the prelude."""
 

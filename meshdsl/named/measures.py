@@ -18,11 +18,14 @@ A program's own outputs keep such a name.
 
 
 def with_measures(program: NamedProgram) -> NamedProgram:
-    """The program with both among its outputs, if it has one `cross_entropy` outside of loops."""
+    """The program with both among its outputs, if it has one `cross_entropy` outside of loops.
+
+    Where that ignores targets, the program alone says what its average is.
+    """
     entropies = [
         op for op in program.body if isinstance(op, NamedOp) and op.name == "cross_entropy"
     ]
-    if len(entropies) != 1:
+    if len(entropies) != 1 or "ignore_index" in dict(entropies[0].attrs):
         return program
     (op,) = entropies
     builder = Builder(Diagnostics())

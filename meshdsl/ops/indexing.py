@@ -30,23 +30,33 @@ def need_indices(said: str, type_: kit.TensorType, dim: kit.Dim) -> None:
         )
 
 
-def checked_numpy(call: kit.NumpyCall, index: int, array: kit.Array, dim: str) -> kit.Array:
-    """Operand `index` as i64 indices of `dim`, checked against its global size."""
+def checked_numpy(
+    call: kit.NumpyCall, index: int, array: kit.Array, dim: str, ignored: int | None = None
+) -> kit.Array:
+    """Operand `index` as i64 indices of `dim`, checked against its global size.
+
+    The number `ignored` is allowed, too.
+    """
     names = call.ins[index].names
     offsets = tuple(call.offset(n) for n in names)
-    return np.asarray(check_index(array, dim, call.size(dim), call.place, names, offsets), np.int64)
+    size = call.size(dim)
+    return np.asarray(check_index(array, dim, size, call.place, names, offsets, ignored), np.int64)
 
 
-def checked_text(call: kit.TorchCall, index: int, dim: str) -> str:
-    """A variable with operand `index` as i64 indices of `dim`, checked at run time."""
+def checked_text(call: kit.TorchCall, index: int, dim: str, ignored: int | None = None) -> str:
+    """A variable with operand `index` as i64 indices of `dim`, checked at run time.
+
+    The number `ignored` is allowed, too.
+    """
     names, is_long = call.ins[index].names, call.ins[index].dtype == kit.I64
-    if call.seen(index, dim):
+    if call.seen(index, dim if ignored is None else f"{dim} or {ignored}"):
         if is_long or index in call.long:
             return call.long.get(index, call.args[index])
         return call.let_long(index, f"{call.tensor(index)}.long()")
     offsets = kit.tuple_text([call.offset(n) for n in names])
     shown = kit.tuple_text([repr(n) for n in names])
     args = [call.tensor(index), repr(dim), call.size(dim), call.place, shown, offsets]
+    args += [] if ignored is None else [ignored]
     text = f"{call.use('check_index')}({', '.join(map(str, args))})"
     return call.let_long(index, text if is_long else f"{text}.long()")
 

@@ -7,6 +7,7 @@ its definition of the same name in `prelude/` is used: primitives and a few smal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import indexing, kit
@@ -38,6 +39,8 @@ def composite(
     indices: int | None = None,
     below: Callable[[kit.Signature], int] | None = None,
     leaves_long: bool = False,
+    options: tuple[tuple[str, Any], ...] = (),
+    bind: kit.Bind | None = None,
 ) -> kit.OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -51,7 +54,7 @@ def composite(
 
     return kit.operator(
         name,
-        kit.Surface("view" if internal else "dims?" if reduces else "dim", arity),
+        kit.Surface("view" if internal else "dims?" if reduces else "dim", arity, options),
         infer,
         factors,
         numpy,
@@ -65,6 +68,7 @@ def composite(
         fits_in=fits_in,
         true_rows=true_rows,
         scratch=scratch,
+        bind=bind,
         indices=indices,
         below=below,
         leaves_long=leaves_long,
@@ -131,8 +135,26 @@ composite(
 )
 # --- norms -----------------------------------------------------------------------------------
 
-LAYER_NORM_EPS = 1e-5
-RMS_NORM_EPS = 1e-6
+USUAL_EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6}
+"""What is added to a variance or mean square where a call does not say it."""
+
+
+def eps_of(name: str, attrs: kit.Attrs) -> float:
+    """The attribute `eps` of a norm or its gradient; a call with the usual one has none."""
+    eps: float = attrs.get("eps", USUAL_EPS[name])
+    return eps
+
+
+def _norm_bind(name: str) -> kit.Bind:
+    def bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
+        del ins
+        eps, others = attrs["eps"], {n: value for n, value in attrs.items() if n != "eps"}
+        if not isinstance(eps, int | float) or eps < 0:
+            message = f"`eps` of `{name}` cannot be {eps}"
+            raise kit.OpError("MD0213", message, "give a number from 0 on, such as `eps=1e-5`")
+        return others if eps == USUAL_EPS[name] else {**others, "eps": float(eps)}
+
+    return bind
 
 
 def _norm_infer(name: str) -> kit.Infer:
@@ -157,12 +179,12 @@ def _layer_norm_numpy(call: kit.NumpyCall, x: kit.Array, *scales: kit.Array) -> 
     axis = kit.axis(call)
     centred = x - x.mean(axis, keepdims=True)
     variance = np.square(centred).mean(axis, keepdims=True)
-    return _scaled(call, centred / np.sqrt(variance + LAYER_NORM_EPS), scales)
+    return _scaled(call, centred / np.sqrt(variance + eps_of("layer_norm", call.attrs)), scales)
 
 
 def _rms_norm_numpy(call: kit.NumpyCall, x: kit.Array, *scales: kit.Array) -> kit.Array:
     mean = np.square(x).mean(kit.axis(call), keepdims=True)
-    return _scaled(call, x / np.sqrt(mean + RMS_NORM_EPS), scales)
+    return _scaled(call, x / np.sqrt(mean + eps_of("rms_norm", call.attrs)), scales)
 
 
 def _scaled(call: kit.NumpyCall, x: kit.Array, scales: Sequence[kit.Array]) -> kit.Array:
@@ -172,12 +194,12 @@ def _scaled(call: kit.NumpyCall, x: kit.Array, scales: Sequence[kit.Array]) -> k
     return np.asarray(x + parts[1] if len(parts) > 1 else x)
 
 
-def _norm_text(function: str, eps: float) -> Callable[[kit.TorchCall], str]:
+def _norm_text(function: str) -> Callable[[kit.TorchCall], str]:
     """A kernel that normalises the last dim; another dim is permuted there and back as a view."""
 
     def write(call: kit.TorchCall) -> str:
         dim, names = call.attrs["dim"], call.ins[0].names
-        last = (*(n for n in names if n != dim.name), dim.name)
+        last, eps = (*(n for n in names if n != dim.name), dim.name), eps_of(function, call.attrs)
         scales = "".join(f", {call.tensor(i)}" for i in range(1, len(call.ins)))
         x = kit.permuted(call.tensor(0), names, last)
         text = f"torch.nn.functional.{function}({x}, ({dim.size},){scales}, eps={eps!r})"
@@ -195,14 +217,13 @@ def _norm_gradient(name: str) -> kit.Gradient:
     """By x, one composite. By scale and shift, sums linear in a cotangent that may be partial."""
 
     def gradient(call: kit.Backward) -> kit.Grads:
-        dim, scales = call.attrs["dim"], range(1, min(2, len(call.ins)))
-        grads = {}
+        scales, grads = range(1, min(2, len(call.ins))), {}
         if call.wanted(0):
             grad = kit.full_grad(call)
             saved = [call.operand(i) for i in (0, *scales)]
-            grads[0] = call.emit(f"{name}_grad", grad, *saved, dim=dim)
+            grads[0] = call.emit(f"{name}_grad", grad, *saved, **call.attrs)
         if len(call.ins) > 1 and call.wanted(1):
-            plain = call.emit(name, call.operand(0), dim=dim)
+            plain = call.emit(name, call.operand(0), **call.attrs)
             grads[1] = kit.contracted(call, 1, call.grad, plain)
         if len(call.ins) > 2 and call.wanted(2):
             grads[2] = call.sized(call.grad, 2)
@@ -211,15 +232,21 @@ def _norm_gradient(name: str) -> kit.Gradient:
     return gradient
 
 
-def norm_samples(same: int, scales: int, values: str = "int") -> tuple[kit.Sample, ...]:
-    """Calls of `same` operands of one type, and up to `scales` that have their own dim alone."""
+def norm_samples(
+    same: int, scales: int, values: str = "int", *, has_eps: bool = False
+) -> tuple[kit.Sample, ...]:
+    """Calls of `same` operands of one type, and up to `scales` that have their own dim alone.
+
+    With `has_eps` one more has all of them, and another `eps` than the usual.
+    """
     cases = (("s", "s"), ("b s h", "s"), ("b h", "h"))
     texts = (
         "; ".join([dims] * same + [dim] * count) + f" | dim={dim}"
         for dims, dim in cases
         for count in range(scales + 1)
     )
-    return kit.samples(*texts, values=values)
+    own = "; ".join([*["b s h"] * same, *["h"] * scales]) + " | dim=h eps=0.01"
+    return kit.samples(*texts, *([own] if has_eps else []), values=values)
 
 
 composite(
@@ -227,28 +254,45 @@ composite(
     (1, 3),
     _norm_infer("layer_norm"),
     _layer_norm_numpy,
-    _norm_text("layer_norm", LAYER_NORM_EPS),
-    norm_samples(1, 2),
+    _norm_text("layer_norm"),
+    norm_samples(1, 2, has_eps=True),
+    options=(("eps", USUAL_EPS["layer_norm"]),),
+    bind=_norm_bind("layer_norm"),
     linear=_norm_linear,
     cost=8,
     true_rows={f"B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
     gradient=_norm_gradient("layer_norm"),
-    meaning="The tensor less its mean along a dim, over its deviation; times g, plus b.",
+    meaning="The tensor less its mean along a dim, over its deviation; times g, plus b. "
+    "The deviation is the root of the variance plus `eps`.",
 )
 composite(
     "rms_norm",
     (1, 2),
     _norm_infer("rms_norm"),
     _rms_norm_numpy,
-    _norm_text("rms_norm", RMS_NORM_EPS),
-    norm_samples(1, 1),
+    _norm_text("rms_norm"),
+    norm_samples(1, 1, has_eps=True),
+    options=(("eps", USUAL_EPS["rms_norm"]),),
+    bind=_norm_bind("rms_norm"),
     linear=_norm_linear,
     gradient=_norm_gradient("rms_norm"),
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the squares, where torch has no kernel for it
-    meaning="The tensor over the root of its mean square along a dim; times g.",
+    meaning="The tensor over the root of its mean square plus `eps` along a dim; times g.",
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------
+
+
+def _cross_entropy_bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
+    """The attributes, `ignore_index` among them where a call has it."""
+    del ins
+    ignored = attrs["ignore_index"]
+    if ignored is None:
+        return {name: value for name, value in attrs.items() if name != "ignore_index"}
+    if not isinstance(ignored, int):
+        message = f"`ignore_index` of `cross_entropy` is an integer, not {ignored}"
+        raise kit.OpError("MD0213", message, "write `ignore_index=-100`")
+    return attrs
 
 
 def _cross_entropy_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
@@ -268,25 +312,38 @@ def _cross_entropy_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
 def _cross_entropy_numpy(call: kit.NumpyCall, logits: kit.Array, targets: kit.Array) -> kit.Array:
     dim = call.attrs["dim"]
     axis = kit.axis(call)
-    index = indexing.checked_numpy(call, 1, targets, dim.name)
-    at = np.expand_dims(kit.align(index, call.ins[1], call.outs[0].dims), axis)
-    return -np.take_along_axis(_log_softmax(logits, axis), at, axis).squeeze(axis)
+    ignored = call.attrs.get("ignore_index")
+    index = indexing.checked_numpy(call, 1, targets, dim.name, ignored)
+    index = kit.align(index, call.ins[1], call.outs[0].dims)
+    counts = index != ignored
+    at = np.expand_dims(np.where(counts, index, 0), axis)
+    losses = -np.take_along_axis(_log_softmax(logits, axis), at, axis).squeeze(axis)
+    return np.where(counts, losses, 0)
 
 
 def _cross_entropy_text(call: kit.TorchCall) -> str:
     """Torch's kernel is fast on positions × classes; flattening to that is usually a view."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
-    index = kit.aligned(indexing.checked_text(call, 1, dim), call.ins[1].names, out)
+    ignored = call.attrs.get("ignore_index")
+    checked = indexing.checked_text(call, 1, dim, ignored)
+    index = kit.aligned(checked, call.ins[1].names, out)
+    option = "" if ignored is None else f", ignore_index={ignored}"
     logits, suffix = kit.permuted(wide(call), call.ins[0].names, (*out, dim)), narrow(call)
     if len(out) > 1:
         logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
         suffix = f".unflatten(0, {call.shape(0)}){suffix}"
-    return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
+    return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"{option}){suffix}'
 
 
 def _cross_entropy_gradient(call: kit.Backward) -> kit.Grads:
-    kept = call.operand(0), call.operand(1)
-    return {0: call.emit("cross_entropy_grad", call.grad, *kept, dim=call.attrs["dim"])}
+    """Of an ignored target the cotangent is 0, and the index any."""
+    grad, targets, attrs = call.grad, call.operand(1), dict(call.attrs)
+    ignored = attrs.pop("ignore_index", None)
+    if ignored is not None:
+        is_ignored = call.emit("eq", targets, ignored)
+        grad = call.emit("where", is_ignored, kit.zero_like(call, grad), grad)
+        targets = call.emit("where", is_ignored, kit.number(call, 0, targets.type.dtype), targets)
+    return {0: call.emit("cross_entropy_grad", grad, call.operand(0), targets, **attrs)}
 
 
 composite(
@@ -300,11 +357,15 @@ composite(
         "b v; b: i32 | dim=v",
         "b s v; s b: i32 | dim=v",
         "v s; s: i32 | dim=v",
+        "b s v; s b: i32 | dim=v ignore_index=2",
         values="int index:v",
     ),
     cost=6,
+    options=(("ignore_index", None),),
+    bind=_cross_entropy_bind,
     gradient=_cross_entropy_gradient,
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the log_softmax
     indices=1,
-    meaning="The negative logarithm of the softmax along a dim, at the index of the target.",
+    meaning="The negative logarithm of the softmax along a dim, at the index of the target; "
+    "0 where that is `ignore_index`.",
 )

@@ -122,7 +122,8 @@ def _layer_norm_numpy(
 ) -> kit.Array:
     axis = kit.axis(call)
     z = x - x.mean(axis, keepdims=True)
-    r = 1 / np.sqrt(np.square(z).mean(axis, keepdims=True) + normalise.LAYER_NORM_EPS)
+    eps = normalise.eps_of("layer_norm", call.attrs)
+    r = 1 / np.sqrt(np.square(z).mean(axis, keepdims=True) + eps)
     t, h = _scaled(call, dy, scales), z * r
     means = t.mean(axis, keepdims=True) + h * (t * h).mean(axis, keepdims=True)
     return np.asarray(r * (t - means))
@@ -132,7 +133,8 @@ def _rms_norm_numpy(
     call: kit.NumpyCall, dy: kit.Array, x: kit.Array, *scales: kit.Array
 ) -> kit.Array:
     axis = kit.axis(call)
-    r = 1 / np.sqrt(np.square(x).mean(axis, keepdims=True) + normalise.RMS_NORM_EPS)
+    eps = normalise.eps_of("rms_norm", call.attrs)
+    r = 1 / np.sqrt(np.square(x).mean(axis, keepdims=True) + eps)
     t = _scaled(call, dy, scales)
     return np.asarray(r * (t - x * r * r * (t * x).mean(axis, keepdims=True)))
 
@@ -143,8 +145,8 @@ def _layer_norm_text(call: kit.TorchCall) -> str:
     last = (*(n for n in names if n != dim.name), dim.name)
     dy, x = (kit.permuted(call.tensor(i), names, last) for i in (0, 1))
     scale = call.tensor(2) if len(call.ins) > 2 else "None"
-    shape = f"({dim.size},)"
-    forward = f"torch.native_layer_norm({x}, {shape}, None, None, {normalise.LAYER_NORM_EPS!r})[1:]"
+    shape, eps = f"({dim.size},)", normalise.eps_of("layer_norm", call.attrs)
+    forward = f"torch.native_layer_norm({x}, {shape}, None, None, {eps!r})[1:]"
     stats = call.let("stats", forward)
     args = f"{dy}, {x}, {shape}, *{stats}, {scale}, None, [True, False, False]"
     return kit.permuted(f"torch.ops.aten.native_layer_norm_backward({args})[0]", last, names)
@@ -163,7 +165,8 @@ def _rms_norm_text(call: kit.TorchCall, *, into_dy: bool = False) -> str:
         scale = call.aligned(2, call.ins[0].dims)
         t, into_dy = f"{t}.mul_({scale})" if into_dy else f"{t} * {scale}", True
     function = call.use("rms_norm_grad_" if into_dy else "rms_norm_grad")
-    text = f"{function}({t}, {x}, {kit.axis(call)}, {normalise.RMS_NORM_EPS!r})"
+    eps = normalise.eps_of("rms_norm", call.attrs)
+    text = f"{function}({t}, {x}, {kit.axis(call)}, {eps!r})"
     return f"{text}.half()" if is_half else text
 
 
@@ -173,7 +176,7 @@ normalise.composite(
     _infer("layer_norm_grad"),
     _layer_norm_numpy,
     _layer_norm_text,
-    normalise.norm_samples(2, 1),
+    normalise.norm_samples(2, 1, has_eps=True),
     linear=_linear,
     cost=14,
     internal=True,
@@ -185,7 +188,7 @@ normalise.composite(
     _infer("rms_norm_grad"),
     _rms_norm_numpy,
     _rms_norm_text,
-    normalise.norm_samples(2, 1),
+    normalise.norm_samples(2, 1, has_eps=True),
     linear=_linear,
     cost=10,
     internal=True,

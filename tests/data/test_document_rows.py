@@ -35,10 +35,16 @@ def expected() -> list[tuple[list[int], list[int], list[bool]]]:
     return rows
 
 
+IGNORED = -100
+
+
 def inputs(rows: int = 3, counts: str = "f32") -> dict[str, Spec]:
+    """Tokens, targets and which of these count; without `counts` others are ignored."""
     dims = {"batch": rows, "seq": LENGTH}
     split: dict[str, tuple[str, ...]] = {"batch": ("d",), "seq": ("t",)}
     index = Spec("i32", dims, split, ("below", 10))
+    if not counts:
+        return {"tokens": index, "targets": index._replace(draw=("below", 10, IGNORED))}
     return {"tokens": index, "targets": index, "counts": Spec(counts, dims, split)}
 
 
@@ -49,7 +55,7 @@ def files(tmp_path: Path) -> DataFiles:
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
-@pytest.mark.parametrize("counts", ["f32", "bool"])
+@pytest.mark.parametrize("counts", ["f32", "bool", ""])
 def test_rows_are_documents_and_padding(
     at_once: int, counts: str, files: DataFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +65,7 @@ def test_rows_are_documents_and_padding(
     assert everything.count == len(wanted)
     batches, mesh = everything.batches(), {"d": 1, "t": 2}
     for step, row in enumerate(wanted):
-        for number, name in enumerate(inputs()):
+        for number, name in enumerate(inputs(1, counts)):
             values: list[Any] = [*row[number]]
             spec = inputs(1, counts)[name]
             parts = [local_part(spec, mesh, rank) for rank in range(2)]
@@ -67,7 +73,8 @@ def test_rows_are_documents_and_padding(
             found = np.concatenate(blocks, 1)[0]
             kept = row[2] if name != "counts" else [True] * LENGTH
             assert [*found[kept]] == [v for v, k in zip(values, kept, strict=True) if k]
-            assert (found[~np.array(kept)] == END).all() or name == "tokens"
+            padding = END if counts else IGNORED
+            assert (found[~np.array(kept)] == padding).all() or name == "tokens"
         assert batches.weight(step) == sum(row[2])
 
 

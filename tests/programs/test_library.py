@@ -20,6 +20,7 @@ CALLS = {
     "top_k_routing": "shares, to, source, full, loss = "
     "top_k_routing[token, experts, choice, slot, pairs, slots, places](x)",
     "batch_norm": "y = batch_norm[group, token, experts](x)",
+    "group_norm": "y = group_norm[group, token, experts](x)",
     "leaky_relu": "y = leaky_relu(x, 0.1)",
     "elu": "y = elu(x)",
     "hard_swish": "y = hard_swish(x)",
