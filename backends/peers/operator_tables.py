@@ -201,7 +201,7 @@ def _jax_recurrence(call: PeerCall) -> str:
         f"jnp.broadcast_to({call.tensor(i)}, {call.out.shape}, out_sharding={call.spec})"
         for i in (0, 1)
     )
-    step = "lambda s, t: (t[0] * s[0], t[0] * s[1] + t[1])"
+    step = "(lambda s, t: (t[0] * s[0], t[0] * s[1] + t[1]))"
     scan = f"jax.lax.associative_scan({step}, ({a}, {b}), axis={at}{reverse})"
     if len(call.ins) == 2:
         return f"{scan}[1]"

@@ -22,7 +22,8 @@ def linear_recurrence(
     wide = torch.promote_types(b.dtype, torch.float32)
     h = torch.empty(b.shape, dtype=wide, device=b.device)
     a = a.to(wide).expand([n if i == dim else -1 for i, n in enumerate(b.shape)])
-    recur_into(h, a, b.to(wide), dim, None if initial is None else initial.to(wide), reverse)
+    before = h.new_zeros(()) if initial is None else initial.to(wide)
+    recur_into(h, a, b.to(wide), dim, before, reverse)
     return h.to(b.dtype)
 
 
@@ -31,7 +32,7 @@ def recur_into(
     a: torch.Tensor,
     b: torch.Tensor,
     dim: int,
-    before: torch.Tensor | None,
+    before: torch.Tensor,
     reverse: bool,
 ) -> None:
     """Write the recurrence into `h`: the second step of each pair, by pairs, then the first ones.
@@ -54,10 +55,10 @@ def recur_into(
 
 
 def step_into(
-    h: torch.Tensor, a: torch.Tensor, b: torch.Tensor, before: torch.Tensor | None
+    h: torch.Tensor, a: torch.Tensor, b: torch.Tensor, before: torch.Tensor
 ) -> torch.Tensor:
-    """Write `a * before + b` into `h`, or `b` where nothing is before."""
-    return h.copy_(b) if before is None else torch.addcmul(b, a, before, out=h)
+    """Write `a * before + b` into `h`."""
+    return torch.addcmul(b, a, before, out=h)
 
 
 def every_other(x: torch.Tensor, dim: int, first: int) -> torch.Tensor:

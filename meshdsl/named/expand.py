@@ -223,43 +223,42 @@ def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
 
 
 def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
-    """A recurrence inside blocks, plus the state before each block times all `a` from there on.
+    """A recurrence inside blocks for the states at their ends, and once more from these.
 
-    The states before are a scan over the blocks: of the block before each, then of twice as many
-    blocks at each step of a tree. What a step sends is one state, and the product of `a` over the
-    blocks that it is of. The first block begins with the initial state.
+    The state before each block is a scan over the blocks: of one block, then of twice as many at
+    each step of a tree. A step sends one state, and the product of `a` over the blocks that it is
+    of. The first block begins with the initial state.
     """
     dim, reverse = op.attr("dim"), op.attr("reverse")
     block_dims = _Blocks.of(dim, split[dim.name])
     blocks, block = block_dims.blocks, block_dims.block
     first, last = (blocks.size - 1, 0) if reverse else (0, block.size - 1)
     emit = _emit(op)
+    state_of = emit.known_as("state")
 
     def moved(value: Value, by: int) -> Value:
         return emit("shift", value, dim=blocks, by=-by if reverse else by)
 
     a, b, *initial = _operands(op, emit)
-    if not a.type.has(dim.name):
-        a = emit.full(a, (dim, *a.type.dims))
-    if not b.type.has(dim.name):
-        b = emit.full(b, (dim, *b.type.dims))
+    a, b = (v if v.type.has(dim.name) else emit.full(v, (dim, *v.type.dims)) for v in (a, b))
     a, b = block_dims.split(emit, a, 1.0), block_dims.split(emit, b, 0.0)
     if initial:
         is_first = emit("eq", emit("iota", dim=blocks), emit.number(first, I32))
-        initial = [emit("where", is_first, initial[0], emit.number(0.0, initial[0].type.dtype))]
-    inside = emit("linear_recurrence", a, b, *initial, dim=block, reverse=reverse)
-    decay = emit("reverse", a, dim=block) if reverse else a
-    decay = emit("cumprod", decay, dim=block)
-    decay = emit("reverse", decay, dim=block) if reverse else decay
+        initial = [emit("where", is_first, initial[0], emit.number(0.0, b.type.dtype))]
+    inside = emit.known_as("inside")(
+        "linear_recurrence", a, b, *initial, dim=block, reverse=reverse
+    )
     state = moved(emit("pick", inside, dim=block, index=last), 1)
-    decays, step = emit("pick", decay, dim=block, index=last), 1
-    decays = moved(decays, 1) if blocks.size > 2 else decays
+    if blocks.size > 2:
+        decay = moved(emit.known_as("decay")("prod", a, dims=(block,)), 1)
+    step = 1
     while step < blocks.size - 1:
-        state = emit("add", state, emit("mul", decays, moved(state, step)))
-        step, reach = 2 * step, step
-        if step < blocks.size - 1:
-            decays = emit("mul", decays, moved(decays, reach))
-    y = emit("add", inside, emit("mul", decay, state))
+        state = state_of("add", state, emit("mul", decay, moved(state, step)))
+        if 2 * step < blocks.size - 1:
+            decay = emit.known_as("decay")("mul", decay, moved(decay, step))
+        step *= 2
+    state = state_of("add", state, *initial) if initial else state
+    y = emit("linear_recurrence", a, b, state, dim=block, reverse=reverse)
     return Expansion(_yield(emit, (block_dims.merge(emit, y),), op), block_dims.rules)
 
 
