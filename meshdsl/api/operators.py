@@ -46,8 +46,9 @@ class Operator:
         if is_foreign_call(self.__name__, tensors, options):
             refuse("operator", self.__name__, tensors, options)
         site = here()
-        if self.__name__ == "einsum":
-            return _einsum(tensors, options, site)
+        opdef = load_all().get(self.__name__)
+        if opdef is not None and opdef.surface.items == "out":
+            return _to_dims(self.__name__, tensors, options, site)
         return tracing(site).call(self.__name__, None, tensors, options, site)
 
     @told
@@ -103,13 +104,13 @@ class Maker:
         return Operator(self.__name__)[items]
 
 
-def _einsum(tensors: tuple[Any, ...], options: dict[str, Any], site: Any) -> Any:
-    """The tensor `md.einsum(a, b, out=[dims])`."""
+def _to_dims(name: str, tensors: tuple[Any, ...], options: dict[str, Any], site: Any) -> Any:
+    """The tensor `md.einsum(a, b, out=[dims])`, or that of another operator of given dims."""
     out = options.pop("out", None)
     if not isinstance(out, tuple | list):
-        help = "write `md.einsum(…, out=[batch, hidden])`: dims that are missing there are summed"
-        fail("MD0252", "`einsum` needs its result dims", site.span, help=help)
-    return tracing(site).call("einsum", None, tensors, options, site, out)
+        help = f"write `md.{name}(…, out=[batch, hidden])`: dims that are missing there are summed"
+        fail("MD0252", f"`{name}` needs its result dims", site.span, help=help)
+    return tracing(site).call(name, None, tensors, options, site, out)
 
 
 def find(name: str) -> Operator | Maker | ForeignMethod:

@@ -151,6 +151,8 @@ class _GroupNormApplied(Protocol):
 
 class _GroupNorm(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _GroupNormApplied: ...
+class _GroupedEinsum(Protocol):
+    def __call__(self, x: Operand, y: Operand, z: Operand, /, rows: float | Any = ..., *, out: Sequence[Dim]) -> Tensor: ...
 
 class _Gt(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
@@ -212,6 +214,12 @@ class _Logsumexp(Protocol):
 
 class _Lt(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _MaskPaddingApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _MaskPadding(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _MaskPaddingApplied: ...
 
 class _MaxApplied(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
@@ -369,6 +377,12 @@ class _SortApplied(Protocol):
 class _Sort(Protocol):
     def __getitem__(self, dims: Dim, /) -> _SortApplied: ...
 
+class _SortedRoutingApplied(Protocol):
+    def __call__(self, logits: Operand) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+class _SortedRouting(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _SortedRoutingApplied: ...
+
 class _Sqrt(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -474,6 +488,7 @@ floordiv: _Floordiv
 ge: _Ge
 gelu: _Gelu
 group_norm: _GroupNorm
+grouped_einsum: _GroupedEinsum
 gt: _Gt
 hard_swish: _HardSwish
 identity: _Identity
@@ -490,6 +505,7 @@ logical_not: _LogicalNot
 logical_or: _LogicalOr
 logsumexp: _Logsumexp
 lt: _Lt
+mask_padding: _MaskPadding
 max: _Max
 max_pool: _MaxPool
 maximum: _Maximum
@@ -522,6 +538,7 @@ sin: _Sin
 softmax: _Softmax
 softplus: _Softplus
 sort: _Sort
+sorted_routing: _SortedRouting
 sqrt: _Sqrt
 square: _Square
 stop_gradient: _StopGradient
@@ -586,6 +603,7 @@ __all__ = [
     "gelu",
     "glorot",
     "group_norm",
+    "grouped_einsum",
     "gt",
     "hard_swish",
     "he",
@@ -605,6 +623,7 @@ __all__ = [
     "logical_or",
     "logsumexp",
     "lt",
+    "mask_padding",
     "max",
     "max_pool",
     "maximum",
@@ -641,6 +660,7 @@ __all__ = [
     "softmax",
     "softplus",
     "sort",
+    "sorted_routing",
     "sqrt",
     "square",
     "stop_gradient",

@@ -84,7 +84,7 @@ def _apply(opdef: OpDef, sample: Sample, tensors: list[Any], dims: dict[str, api
     if opdef.surface.seeded:  # the indices of loops follow its seed
         tensors = tensors[: opdef.surface.arity[1]]
     if opdef.surface.items == "out":
-        return operator(*tensors, out=[dims[d.name] for d in attrs["dims"]])
+        return operator(*tensors, **options, out=[dims[d.name] for d in attrs["dims"]])
     items = _brackets(opdef, attrs, dims)
     if items is None:
         return operator(*tensors, **options)

@@ -1,0 +1,55 @@
+"""Products of rows with the matrix of their group: only rows that are there are multiplied."""
+
+import torch
+
+
+def rows_by_group(sizes: torch.Tensor, extent: int, start: int) -> tuple[torch.Tensor, list[int]]:
+    """The rows of each group, all blocks after each other, and their number in each.
+
+    `sizes` are over blocks, batches, groups; of rows there are here `extent` from `start` on. Those
+    of a group are in the order of batches, then of rows.
+    """
+    ends = sizes.clamp(min=0).cumsum(-1, dtype=torch.int64)
+    blocks, batches, groups = ends.shape
+    rows = torch.arange(start, start + extent).expand(blocks, batches, extent).contiguous()
+    group = torch.searchsorted(ends, rows, right=True)
+    block = torch.arange(blocks).view(-1, 1, 1) * groups
+    key = torch.where(group < groups, block + group, blocks * groups).flatten()
+    counts = torch.bincount(key, minlength=blocks * groups + 1)[:-1].tolist()
+    return key.argsort(stable=True)[: sum(counts)], counts
+
+
+def grouped_product(
+    x: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, start: int = 0
+) -> torch.Tensor:
+    """`x` [blocks, batches, rows, k] times `w` [blocks, groups, k, n], 0 where no row is."""
+    at, counts = rows_by_group(sizes, x.shape[2], start)
+    rows, matrices = x.flatten(0, 2)[at], w.flatten(0, 1)
+    product = x.new_zeros(*x.shape[:3], w.shape[3])
+    if not len(at):
+        return product
+    if can_group(rows, matrices):
+        ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        products = torch.nn.functional.grouped_mm(rows, matrices, offs=ends)
+    else:
+        parts = zip(rows.split(counts), matrices, strict=True)
+        products = torch.cat([part @ matrix for part, matrix in parts])
+    product.flatten(0, 2)[at] = products
+    return product
+
+
+def grouped_outer(
+    x: torch.Tensor, y: torch.Tensor, sizes: torch.Tensor, start: int = 0
+) -> torch.Tensor:
+    """By block and group, the sum of the outer products of the rows of `x` and of `y`."""
+    at, counts = rows_by_group(sizes, x.shape[2], start)
+    parts = zip(x.flatten(0, 2)[at].split(counts), y.flatten(0, 2)[at].split(counts), strict=True)
+    sums = [left.mT @ right for left, right in parts]
+    shape = (x.shape[0], sizes.shape[2], x.shape[3], y.shape[3])
+    return torch.stack(sums).view(shape) if sums else x.new_zeros(shape)
+
+
+def can_group(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
+    """Whether torch has a kernel of all groups: of f64 there is none, and rows are aligned."""
+    aligned = all(n * rows.element_size() % 16 == 0 for n in matrices.shape[1:])
+    return rows.dtype != torch.float64 and aligned

@@ -1,0 +1,105 @@
+"""The mixture of experts that drops no token: equal to the dense formula however it is routed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.device.ir import Compute
+from meshdsl.ir.program import every
+from tests.compiling import compile_text
+from tests.project import ROOT
+
+TEXT = (ROOT / "examples/moe_dropless.mdsl").read_text("utf-8")
+SIZES = {"token": 8, "hidden": 6}
+GROUPS, TOKENS, CHOICE, EXPERTS = 4, 8, 2, 8
+GRADIENTS = TEXT.replace(
+    "  minimize loss with adam(lr=1e-3)\n",
+    "  minimize loss with sgd(lr=1.0)\n",
+)
+
+
+def scores(routing: str) -> Array:
+    """Scores of each token for the experts, which `input` has as its first numbers and more."""
+    rng = np.random.default_rng(3)
+    each = rng.normal(size=(GROUPS, TOKENS, EXPERTS))
+    if routing == "one":  # all tokens go to the experts 5 and 2, six experts have none
+        each[..., 5] += 20
+        each[..., 2] += 10
+    if routing == "balanced":
+        token = np.arange(GROUPS * TOKENS).reshape(GROUPS, TOKENS, 1)
+        first = (np.arange(EXPERTS) - token) % EXPERTS
+        each = np.where(first == 0, 9.0, np.where(first == 3, 7.0, each / 10))
+    return each
+
+
+@functools.cache
+def given(routing: str) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and parameters; the router passes the scores on, which are part of the inputs."""
+    rng = np.random.default_rng(0)
+    model = EXPERTS + 2
+    x = np.concatenate([scores(routing), rng.normal(size=(GROUPS, TOKENS, 2))], -1)
+    params = {
+        "wg": np.eye(model, EXPERTS),
+        "expert.wi": rng.normal(size=(4, 2, model, 6)),
+        "expert.wo": rng.normal(size=(4, 2, 6, model)),
+    }
+    return {"input": x, "target": rng.normal(size=x.shape)}, params
+
+
+@functools.cache
+def dense(routing: str) -> dict[str, Array]:
+    """Every expert computed for every token: the outputs, and the parameters after a step."""
+    inputs, params = ({n: torch.tensor(a) for n, a in side.items()} for side in given(routing))
+    for weight in params.values():
+        weight.requires_grad_()
+    x = inputs["input"]
+    gates = torch.softmax(x @ params["wg"], -1)
+    best, which = gates.topk(CHOICE)
+    wi, wo = (params[f"expert.{n}"].flatten(0, 1) for n in ("wi", "wo"))
+    h = torch.relu(torch.einsum("gtm,emh->gteh", x, wi))
+    every = torch.einsum("gteh,ehm->gtem", h, wo)
+    chosen = every.gather(2, which[..., None].expand(*which.shape, every.shape[-1]))
+    y = x + (chosen * (best / best.sum(-1, keepdim=True))[..., None]).sum(2)
+    first = torch.nn.functional.one_hot(gates.argmax(-1), EXPERTS).double()
+    balance = (gates.mean(1) * first.mean(1)).mean() * EXPERTS**2
+    loss = ((y - inputs["target"]) ** 2).mean() + 0.01 * balance
+    loss.backward()
+    after = {n: (w - w.grad).detach().numpy() for n, w in params.items()}
+    return {"loss": loss.detach().numpy(), "x": y.detach().numpy(), **after}
+
+
+LAYOUTS = ["data on four", "expert_parallel on four", "expert_tensor on grid", "alone"]
+
+
+@functools.cache
+def built(layout: str, text: str = GRADIENTS) -> Any:
+    name, _, mesh = layout.partition(" on ")
+    options = {"layout": name, "mesh": mesh} if mesh else {"mesh": "one:1", "layout": "data"}
+    sizes = {**SIZES, "model": EXPERTS + 2}
+    return compile_text(text, dtype="f64", set_dims=sizes, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("routing", ["any", "one", "balanced"])
+def test_it_is_the_dense_formula_and_its_gradients(layout: str, routing: str) -> None:
+    made = built(layout)
+    run = run_local(made.emitted.text, *given(routing), lines=made.emitted.places)
+    assert run.disagreements() == []
+    found = {**run.outputs, **run.updated}
+    for name, expected in dense(routing).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-11, atol=1e-12, err_msg=name)
+
+
+def test_no_row_is_computed_that_is_not_there() -> None:
+    """Two products forward and three backward, each of as many rows as tokens have choices."""
+    program = built("expert_parallel on four").device
+    grouped = [n for n in every(program.body) if isinstance(n, Compute) and "grouped" in n.name]
+    product = 2 * TOKENS * CHOICE * (EXPERTS + 2) * SIZES["hidden"]
+    assert [n.flops for n in grouped] == [product] * 5
