@@ -409,6 +409,7 @@ class LocalDist:
         if input_split_sizes is None:
             return self._meet(group, "all_to_all", "", (tensor,), (output,), async_op=async_op)
         kind = sys._getframe(1).f_code.co_name.removesuffix("_start").removesuffix("_uneven")
+        kind = kind.removesuffix("_counted")
         leaves = tuple(input_split_sizes)
         return self._meet(group, kind, "", (tensor,), (output,), leaves, async_op)
 

@@ -1,6 +1,11 @@
 """Products of rows with the matrix of their group: only rows that are there are multiplied."""
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
+
+from meshdsl.backends.runtime.communication import as_numbers
 
 
 def rows_by_group(sizes: torch.Tensor, extent: int, start: int) -> tuple[torch.Tensor, list[int]]:
@@ -53,3 +58,28 @@ def can_group(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
     """Whether torch has a kernel of all groups: of f64 there is none, and rows are aligned."""
     aligned = all(n * rows.element_size() % 16 == 0 for n in matrices.shape[1:])
     return rows.dtype != torch.float64 and aligned
+
+
+def all_to_all_counted(
+    x: torch.Tensor, leaving: torch.Tensor, arriving: torch.Tensor, group: Any
+) -> torch.Tensor:
+    """Exchange blocks as `all_to_all`, only the rows that are there: all others are zeros.
+
+    `x` is over the dim that is split, the one that is joined, other batches, rows, and numbers of a
+    row; the sizes of groups over the first three and groups: `leaving` before, `arriving` after.
+    """
+    size, rows = dist.get_world_size(group), x.shape[3]
+    is_there = row_mask(leaving, rows)
+    sent = as_numbers(x[is_there].contiguous())
+    by_sender = row_mask(arriving, rows).unflatten(1, (size, x.shape[1])).movedim(1, 0)
+    leaves, arrives = (mask.reshape(size, -1).sum(1).tolist() for mask in (is_there, by_sender))
+    received = sent.new_empty(sum(arrives), x.shape[4])
+    dist.all_to_all_single(received, sent, arrives, leaves, group=group)
+    joined = x.new_zeros(*by_sender.shape, x.shape[4])
+    joined[by_sender] = received.view(x.dtype)
+    return joined.movedim(0, 1).flatten(1, 2)
+
+
+def row_mask(sizes: torch.Tensor, rows: int) -> torch.Tensor:
+    """Which rows the groups have, by the sizes along the last dim."""
+    return torch.arange(rows) < sizes.clamp(min=0).sum(-1)[..., None]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import MANY, quoted
 from meshdsl.backends.torch.text_state import LastAssignment, TextState, literal
+from meshdsl.device.counted_rows import CountedRows
 from meshdsl.device.ir import Bucket, Collective, Move, Start, Var, Wait
 from meshdsl.diagnostics import Span
 from meshdsl.ops.opdef import Reads
-from meshdsl.ops.torch_expressions import scalar, tuple_text
+from meshdsl.ops.torch_expressions import grouped, scalar, tuple_text, ungrouped
 from meshdsl.placed.collectives import padding_windows
 from meshdsl.placed.placements import Mesh, Window
 
@@ -88,7 +91,8 @@ class MoveText:
 
     def _about(self, node: Collective) -> None:
         """Write comments: the bytes sent, and why."""
-        sent = f"{node.step.kind}, {node.wire:,} B sent"
+        most = "at most " if isinstance(node, Move) and node.rows is not None else ""
+        sent = f"{node.step.kind}, {most}{node.wire:,} B sent"
         if isinstance(node, Move):
             self.out.comment(f"{sent}: {_cause(node)}")
             return
@@ -196,6 +200,8 @@ class MoveText:
         return f'{call}({x}, {dim}, {ways}{group}, "{node.step.op}")'
 
     def _all_to_all(self, node: Move, call: str) -> str:
+        if node.rows is not None:
+            return self._all_to_all_counted(node, node.rows, call)
         split = self._position(node.source, node.step.to_dim)
         concat = self._position(node.source, node.step.dim)
         sizes = ""
@@ -206,6 +212,21 @@ class MoveText:
             sizes = f"{self._joined(node)}, {ways}, "
         x, group = self.state.name(node.source), self._group(node)
         return f"{call}({x}, {split}, {concat}, {sizes}{group})"
+
+    def _all_to_all_counted(self, node: Move, rows: CountedRows, call: str) -> str:
+        """The call on five dims: those exchanged, other batches, rows, and what a row has."""
+        step, x, sizes = node.step, node.source.local.names, rows.leaving.local.names
+        assert step.to_dim is not None
+        assert step.dim is not None
+        exchanged = ((step.to_dim,), (step.dim,))
+        others = tuple(n for n in sizes if n in x and (n,) not in exchanged)
+        known = {step.to_dim, step.dim, rows.row, *others}
+        dims = (*exchanged, others, (rows.row,), tuple(n for n in x if n not in known))
+        groups = (*exchanged, others, tuple(n for n in sizes if n not in x))
+        numbers = (grouped(self.state.tensor(v), sizes, groups) for v in rows.reads)
+        text = f"{call}({grouped(self.state.tensor(node.source), x, dims)}, {', '.join(numbers)}"
+        target: Any = SimpleNamespace(extent=lambda n: self.blocks.extent(node.target, n))
+        return ungrouped(target, f"{text}, {self._group(node)})", dims, x)
 
     def _joined(self, node: Move) -> str:
         """Text of the size of the dim that is joined."""
@@ -335,6 +356,8 @@ def _filling(var: Var, fill: float | str | None) -> str:
 
 def _function(node: Move, mesh: Mesh) -> str:
     """The function of the support library for a collective."""
+    if node.rows is not None:
+        return f"{node.step.kind}_counted"
     return f"{node.step.kind}_uneven" if _is_uneven(node, mesh) else node.step.kind
 
 

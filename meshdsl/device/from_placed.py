@@ -48,6 +48,8 @@ class _Lowering:
         # Casts to and from the dtype in which something is sent.
         self.early: set[Node] = set()
         self.late: set[Node] = set()
+        # Whether rows are followed by padding, which need not be sent.
+        self.has_padding = False
 
     def program(self) -> DeviceProgram:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
@@ -58,7 +60,12 @@ class _Lowering:
         outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
         updates = tuple((self.vars[a], self.vars[b]) for a, b in self.source.updates)
         parts = (inputs, params, body, outputs, coordinates, states, updates)
-        return DeviceProgram(self.source, self.mesh, *parts, frozenset(self.lists))
+        lowered = DeviceProgram(self.source, self.mesh, *parts, frozenset(self.lists))
+        if not self.has_padding or self.source.pipe is not None:
+            return lowered
+        from meshdsl.device.counted_exchanges import counted_exchanges
+
+        return counted_exchanges(lowered)
 
     # --- variables ---------------------------------------------------------------------------
 
@@ -121,6 +128,7 @@ class _Lowering:
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
         results = [t.value.name_hint or self.results.get(t.value, "") for t in node.outs]
+        self.has_padding |= node.name == "grouped_einsum"
         if lookup(node.name).view and _is_relabelled(node):
             results = [results[0] or self._word_of(node.ins[0].value)]
         onto = 0 if node.outs[0] in self.written_into else None

@@ -12,6 +12,7 @@ from enum import IntEnum
 from itertools import groupby
 from typing import Any, ClassVar, Self, TypeVar
 
+from meshdsl.device.counted_rows import CountedRows
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Stacked
@@ -121,7 +122,7 @@ class Move(Statement):
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
     (`traffic.py`: those of each). `words` finds its cause, when it is first read.
     A gather may write `into` the memory of a variable that nothing reads any more; the target has
-    the name of that.
+    the name of that. An all_to_all may send `rows` by number: `wire` is then the most.
     """
 
     step: Step
@@ -133,6 +134,7 @@ class Move(Statement):
     words: placed.Words
     phase: str
     into: Var | None = None
+    rows: CountedRows | None = None
 
     @property
     def why(self) -> str:
@@ -142,7 +144,8 @@ class Move(Statement):
     def counted(self, mesh: Mesh) -> Move:
         """The move with the bytes of its step on a mesh."""
         of = (self.source.value.type, mesh)
-        return replace(self, payload=self.step.payload(*of), wire=self.step.wire(*of))
+        wire = self.step.wire(*of) if self.rows is None else self.rows.most
+        return replace(self, payload=self.step.payload(*of), wire=wire)
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -151,8 +154,8 @@ class Move(Statement):
 
     @property
     def reads(self) -> tuple[Var, ...]:
-        """The source."""
-        return (self.source,)
+        """The source, and the numbers of rows."""
+        return (self.source,) if self.rows is None else (self.source, *self.rows.reads)
 
     @property
     def makes(self) -> tuple[Var, ...]:
@@ -162,6 +165,7 @@ class Move(Statement):
     def with_values(self, of: Callable[[Var], Var], **fields: Any) -> Move:
         """The move between the variables that `of` gives for its own."""
         fields = {"into": self.into and of(self.into), **fields}
+        fields = fields if self.rows is None else {"rows": self.rows.on(of), **fields}
         return replace(self, source=of(self.source), target=of(self.target), **fields)
 
 

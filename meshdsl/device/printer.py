@@ -155,6 +155,17 @@ class _DevicePrinter(Printer[Var]):
         yield from (INDENT + self._move(move) for move in node.moves)
 
     def _move(self, node: Move) -> str:
-        step = f"{step_text(node.step)}: {node.source.name}{phase_text(node.phase)}"
+        step = (
+            f"{step_text(node.step)}: {node.source.name}{_rows_text(node)}{phase_text(node.phase)}"
+        )
         size = f"  {node.payload:,} B held, {node.wire:,} B sent" if node.step.moves else ""
         return f"{node.target.name} = {step} : {self.type(node.target)}{size}"
+
+
+def _rows_text(node: Move) -> str:
+    """The dim whose rows are sent by number, what has these numbers, and the bytes."""
+    if node.rows is None:
+        return ""
+    leaving, arriving = (var.name for var in node.rows.reads)
+    numbers = f"{node.rows.most} {node.rows.balanced}"
+    return f" {{rows={node.rows.row} {leaving} {arriving} {numbers}}}"

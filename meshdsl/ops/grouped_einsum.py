@@ -71,15 +71,38 @@ def _outer_roles(
 ) -> _Roles:
     """The roles in the gradient of w, which is `out`."""
     batches = tuple(n for n in sizes.names if x.has(n))
-    (row,) = (n for n in x.names if y.has(n) and n not in batches)
     return _Roles(
-        row,
+        outer_row_dim((x, y, sizes)),
         tuple(n for n in sizes.names if not x.has(n)),
         tuple(n for n in batches if n not in out),
         tuple(n for n in batches if n in out),
         tuple(n for n in x.names if not y.has(n)),
         tuple(n for n in y.names if not x.has(n)),
     )
+
+
+def row_dim(ins: kit.Types, out: kit.Names) -> str:
+    """The dim of a `grouped_einsum` along which rows lie."""
+    x, w, sizes = ins
+    return _roles(x, w, sizes, out).row
+
+
+def outer_row_dim(ins: kit.Types) -> str:
+    """The dim of a `grouped_outer` along which rows lie."""
+    x, y, sizes = ins
+    (row,) = (n for n in x.names if y.has(n) and not sizes.has(n))
+    return row
+
+
+def block_dims(ins: kit.Types) -> kit.Names:
+    """The dims of x, of the sizes and of w."""
+    x, w, sizes = ins
+    return tuple(n for n in sizes.names if x.has(n) and w.has(n))
+
+
+def batch_dims(sizes: kit.TensorType, x: kit.TensorType) -> kit.Names:
+    """The dims of the sizes along which x has groups of its own."""
+    return tuple(n for n in sizes.names if x.has(n))
 
 
 # --- shapes ----------------------------------------------------------------------------------

@@ -333,6 +333,8 @@ def _collective(
     }
     if any(m.step.is_uneven(m.source.type, mesh) for m in node.moves):
         facts["uneven"] = True
+    if isinstance(node, Move) and node.rows is not None:
+        facts["balanced_bytes"] = node.rows.balanced * count
     if pipe and device is None:
         device = _doing_alone(node, every_device)
     if pipe and device is not None:

@@ -298,6 +298,9 @@ def _place(rule: RuleFacts, file: str) -> str:
 def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
     """A collective: bytes, formula, change of placement, reason, and remedy."""
     details = [("bytes", f"{_formula(c)}{c['trip_bytes']:,} B {_inputs(c)}")]
+    if "balanced_bytes" in c:
+        balanced = f"{c['balanced_bytes']:,} B sent where all groups have as many rows"
+        details.append(("balanced", balanced))
     if "seconds" in c:
         details.append(("time", duration(c["seconds"])))
     details += [("only", f"where {axis} = {device}") for axis, device in c.get("on", {}).items()]
@@ -360,7 +363,8 @@ def _remedies(c: CollectiveFacts) -> list[str]:
 def _sent(c: CollectiveFacts) -> str:
     """`64 KiB (65,536 B) sent per device`; in a loop per iteration, and in total."""
     meanwhile = " while it computes" if c["overlapped"] else ""
-    total = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
+    most = "at most " if "balanced_bytes" in c else ""
+    total = f"{most}{exact(c['wire_bytes'])} sent per device{meanwhile}"
     if c["count"] == 1:
         return total
     each, trips = human(c["trip_bytes"]), f"{c['count']} trips"
@@ -370,12 +374,16 @@ def _sent(c: CollectiveFacts) -> str:
 
 
 def _inputs(c: CollectiveFacts) -> str:
+    if "balanced_bytes" in c:
+        return f"(there is room for {c['payload_bytes']:,} B on each device)"
     upto = "up to " if "uneven" in c else ""
     return f"(n = {c['group_size']:,} devices, b = {upto}{c['payload_bytes']:,} B on each)"
 
 
 def _formula(c: CollectiveFacts) -> str:
     """The formula of the bytes sent; of blocks of several sizes the most that a device sends."""
+    if "balanced_bytes" in c:
+        return "the rows that leave, at most "
     if "uneven" in c and c["kind"] in ("reduce_scatter", "all_to_all"):
         return "b less its own block, at most "
     return f"{c['formula']} = "

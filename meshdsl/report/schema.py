@@ -88,7 +88,11 @@ class MovedFacts(_Way):
 
 @final
 class CollectiveFacts(MovedFacts):
-    """An executed collective; the tensors of a bucket are in `parts`."""
+    """An executed collective; the tensors of a bucket are in `parts`.
+
+    Where rows are sent by number, `wire_bytes` are the most that a device sends, `balanced_bytes`
+    what each sends where all groups have as many rows.
+    """
 
     kind: str
     op: str | None
@@ -100,6 +104,7 @@ class CollectiveFacts(MovedFacts):
     cluster_wire_bytes: int
     formula: str
     uneven: NotRequired[bool]
+    balanced_bytes: NotRequired[int]
     on: NotRequired[dict[str, int]]
     parts: list[MovedFacts]
     seconds: NotRequired[float]

@@ -13,6 +13,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.device.ir import Compute
 from meshdsl.ir.program import every
+from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.project import ROOT
 
@@ -103,3 +104,47 @@ def test_no_row_is_computed_that_is_not_there() -> None:
     grouped = [n for n in every(program.body) if isinstance(n, Compute) and "grouped" in n.name]
     product = 2 * TOKENS * CHOICE * (EXPERTS + 2) * SIZES["hidden"]
     assert [n.flops for n in grouped] == [product] * 5
+
+
+def exchanged(routing: str, layout: str) -> tuple[dict[str, Any], list[int], list[int]]:
+    """The exchanges of rows as they are reported, and the bytes that each device sends in them."""
+    made = built(layout)
+    run = run_local(made.emitted.text, *given(routing), lines=made.emitted.places)
+    facts = [c for c in explain(made.device)["collectives"] if "balanced_bytes" in c]
+    sizes = [c for c in explain(made.device)["collectives"] if c["tensor"] == "sizes"]
+    counted = [
+        sum(s.payload * n for s, n in sent.items() if s.kind == "all_to_all" and s.exchanged)
+        for sent in run.sent
+    ]
+    assert [c["kind"] for c in sizes] == ["all_to_all"]
+    assert [s.kind for sent in run.sent for s in sent if s.exchanged] == ["all_to_all"] * 3 * 4
+    return (
+        {"most": sum(c["wire_bytes"] for c in facts), "room": [c["payload_bytes"] for c in facts]},
+        [c["balanced_bytes"] for c in facts],
+        counted,
+    )
+
+
+@pytest.mark.parametrize("layout", ["expert_parallel on four", "expert_tensor on grid"])
+def test_only_rows_that_are_there_are_sent(layout: str) -> None:
+    """Never more than was said, and just what was said where all experts have as many tokens."""
+    for routing in ("any", "one"):
+        said, _, counted = exchanged(routing, layout)
+        assert max(counted) <= said["most"]
+    said, balanced, counted = exchanged("balanced", layout)
+    assert counted == [sum(balanced)] * 4
+    assert sum(balanced) < said["most"] < sum(said["room"])
+
+
+def test_the_most_is_sent_where_all_tokens_leave() -> None:
+    """Each device's tokens go to experts of others: what is said of the way there is reached."""
+    made = built("expert_parallel on four")
+    inputs, params = given("any")
+    away = np.zeros((GROUPS, TOKENS, EXPERTS))
+    for group in range(GROUPS):  # a device has the experts 2 * group and 2 * group + 1
+        away[group, :, [(2 * group + 2) % EXPERTS, (2 * group + 5) % EXPERTS]] = 9
+    x = np.concatenate([away, inputs["input"][..., EXPERTS:]], -1)
+    run = run_local(made.emitted.text, {**inputs, "input": x}, params)
+    facts = {c["tensor"]: c["wire_bytes"] for c in explain(made.device)["collectives"]}
+    lines = [[s.payload for s in sent if s.exchanged] for sent in run.sent]
+    assert all(payloads[0] == facts["inside"] for payloads in lines)

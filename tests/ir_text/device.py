@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from meshdsl.device.buckets import bucket
+from meshdsl.device.counted_rows import CountedRows
 from meshdsl.device.ir import (
     Ahead,
     Collective,
@@ -43,6 +44,7 @@ from tests.ir_text.generic import Fields, IRLine, Scanner
 from tests.ir_text.placed import parse_mesh, parse_placed_type, parse_step
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
+_ROWS = re.compile(r" \{rows=(\S+) (\S+) (\S+) (\d+) (\d+)\}")
 _COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
 _STAGE = re.compile(r"stage \d+: (.*)")
 _PART = re.compile(r"part ([A-Z_]+)(?: of (\d+(?: to \d+)?))?")
@@ -161,7 +163,8 @@ class _DeviceParser(ir.Parser[Var]):
         match_ = _MOVE.fullmatch(line.text)
         if match_ is None:
             return None
-        with self.reading(replace(line, text=match_[3])) as scan:
+        by_number = _ROWS.search(match_[3])
+        with self.reading(replace(line, text=_ROWS.sub("", match_[3]))) as scan:
             source = self.scope[scan.next()]
             phase, *_ = self.phase(scan)
             scan.expect(":")
@@ -170,7 +173,11 @@ class _DeviceParser(ir.Parser[Var]):
             step = self._step(scan, source.placement, fields["placement"])
         target = self.value(Scanner(match_[1]), line)(fields)
         into = self.before.get(target.name)
-        move = Move(step, source, target, 0, 0, line.span, known_words(), phase, into)
+        rows = None
+        if by_number is not None:
+            row, leaving, arriving, *numbers = by_number.groups()
+            rows = CountedRows(self.scope[leaving], self.scope[arriving], row, *map(int, numbers))
+        move = Move(step, source, target, 0, 0, line.span, known_words(), phase, into, rows)
         return move.counted(self.mesh)
 
     def _step(self, scan: Scanner, before: Placement, after: Placement) -> Step:

@@ -324,7 +324,7 @@ def check_bytes(report: Any, run: LocalRun) -> None:
 
     Of one permute or halo the prediction is the most that a device sends: some send less. What a
     stage sends, or does alone, is its own. Of all of them, and of the device that sends most, it
-    is exact.
+    is exact. Of rows that are sent by number it is the most.
     """
     mesh = Mesh("mesh", tuple(report["mesh"].items()))
     wire = sum(c["wire_bytes"] for c in report["collectives"])
@@ -336,12 +336,14 @@ def check_bytes(report: Any, run: LocalRun) -> None:
         for s, count in ((s, count) for s, count in sent.items() if s.kind != "send"):
             payload = None if s.kind in UNEVEN else s.payload
             counted[s.kind, s.op, s.axes, s.size, payload] += count
-        if any("uneven" in c for c in report["collectives"]):
+        if any("uneven" in c or "balanced_bytes" in c for c in report["collectives"]):
             assert _groups(counted) == _groups(predicted), f"device {rank}: {counted}, {predicted}"
             assert run.wire_bytes(rank) <= wire
             continue
         assert counted == predicted, f"device {rank}: {counted} where {predicted} were predicted"
         assert wire - uneven <= run.wire_bytes(rank) <= wire
+    if any("balanced_bytes" in c for c in report["collectives"]):
+        return
     cluster = sum(c["cluster_wire_bytes"] for c in report["collectives"])
     assert cluster == sum(run.wire_bytes(rank) for rank in range(len(run.sent)))
     by_phase = report["totals"]["by_phase"]
