@@ -22,6 +22,16 @@ FILES = [path for path in examples() if path.stem not in UNWRITTEN]
 
 _WIDE = {"batch": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 _BLOCK = {**_WIDE, "seq": 4}
+_GROUPED = {
+    "batch": 4,
+    "seq": 4,
+    "model": 8,
+    "kv": 4,
+    "half": 2,
+    "hidden": 8,
+    "vocab": 8,
+    "layers": 2,
+}
 SIZES: dict[str, dict[str, int]] = {
     "alexnet": {"n": 4, "tower": 4, "classes": 8},
     "block": _BLOCK,
@@ -30,17 +40,8 @@ SIZES: dict[str, dict[str, int]] = {
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "gpt2": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "bert": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
-    "llama": {
-        "batch": 4,
-        "seq": 4,
-        "model": 8,
-        "kv": 4,
-        "group": 1,
-        "half": 2,
-        "hidden": 8,
-        "vocab": 8,
-        "layers": 2,
-    },
+    "llama": {**_GROUPED, "group": 1},
+    "gemma2": {**_GROUPED, "group": 1, "window": 2},
     "llama3": {
         "batch": 4,
         "seq": 4,
