@@ -42,7 +42,7 @@ class _InOrder(Rebuild):
         return (op,)
 
     def loop(self, loop: ir.NamedLoop) -> tuple[ir.NamedLoop]:
-        stacked = tuple(sorted(loop.stacked, key=lambda s: (s.outer.span.start, str(s.outer.name))))
+        stacked = tuple(sorted(loop.stacked, key=lambda s: (str(s.outer.name), s.outer.span.start)))
         return (replace(loop, stacked=stacked, body=self.nodes(loop.body)),)
 
 

@@ -22,6 +22,7 @@ FILES = [path for path in examples() if path.stem not in UNWRITTEN]
 
 _WIDE = {"batch": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 _BLOCK = {**_WIDE, "seq": 4}
+_SEQ2SEQ = {**_WIDE, "target": 4, "vocab": 8, "layers": 2}
 _GROUPED = {
     "batch": 4,
     "seq": 4,
@@ -42,6 +43,8 @@ SIZES: dict[str, dict[str, int]] = {
     "bert": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "llama": {**_GROUPED, "group": 1},
     "gemma2": {**_GROUPED, "group": 1, "window": 2},
+    "t5": {**_SEQ2SEQ, "source": 4, "buckets": 8, "reach": 4},
+    "whisper": {**_SEQ2SEQ, "mel": 4, "time": 8, "context": 4, "decoders": 2},
     "llama3": {
         "batch": 4,
         "seq": 4,

@@ -12,6 +12,7 @@ from tests.examples.formulas.published import (
     LAYERS,
     MODEL,
     SEQ,
+    USUAL,
     VOCAB,
     Inputs,
     Published,
@@ -181,7 +182,7 @@ DECODERS = {
     "mixtral": Published(
         mixtral, _llama_shapes(_mixtral_mlp(), _NORMS, "lm_head.weight"),
         {**_SIZES, "experts": EXPERTS}, 1.5e-7, "expert_parallel",
-        more_layouts=("expert_parallel",),
+        layouts=(*USUAL, "expert_parallel"),
     ),
     "gemma2": Published(
         gemma2, _llama_shapes(_MLP, _NORMS + _MORE_NORMS),

@@ -13,6 +13,9 @@ from torch.nn import functional
 Shapes = dict[str, list[int]]
 Inputs = dict[str, torch.Tensor]
 
+USUAL = ("data_parallel", "zero3", "megatron", "pipeline")
+"""The layouts that most of the models declare."""
+
 BATCH, SEQ, VOCAB, LAYERS, MODEL, HEADS, KEY = 8, 6, 24, 4, 16, 4, 4
 
 
@@ -88,7 +91,7 @@ class Published:
     loss: Callable[[torch.Tensor, Inputs], torch.Tensor] = mean_loss
     prefix: str = ""
     still: tuple[str, ...] = ()
-    more_layouts: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = USUAL
 
     def drawn(self, dtype: torch.dtype) -> State:
         """Random tensors; vectors of MODEL numbers, scales among them, are about 1."""
