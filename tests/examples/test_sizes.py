@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
+
+from meshdsl.api.programs import read
+from meshdsl.diagnostics import Source
 from meshdsl.named.size_files import read_size_file
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.syntax.parse import read_source
@@ -25,3 +29,20 @@ def test_files_of_sizes_have_the_parameters_that_the_page_says():
         made = Compilation(read_source(folder / f"{model}.mdsl"), options)
         sizes = (param.value.type.shape for param in made.written.params)
         assert f"{sum(map(math.prod, sizes)):,}" == parameters
+
+
+def test_positions_of_llama_are_stretched_as_its_configuration_says():
+    """Slow turns by `stretch`, fast ones not, those between in part: `rope_type` llama3."""
+    text = (ROOT / "examples" / "models" / "llama.mdsl").read_text(encoding="utf-8")
+    text = text[: text.index("weights hf")] + text[text.index("# The angle") :]
+    text = text[: text.index("program ")] + "program turns(x[half]) { return x * frequency() }"
+    sizes = read_size_file(ROOT / "examples" / "models" / "sizes" / "llama3_1b.mdsl").sizes
+    program = read(Source("turns.mdsl", text), "turns", sizes)
+    (found,) = program.compile({"one": 1}, "", dtype="f64")(x=np.ones(32))
+    plain = 500000.0 ** -(np.arange(32) / 32)
+    wave = 2 * np.pi / plain
+    smooth = (8192 / wave - 1) / (4 - 1)
+    between = (1 - smooth) * plain / 32 + smooth * plain
+    wanted = np.where(wave < 8192 / 4, plain, np.where(wave > 8192, plain / 32, between))
+    assert np.abs(found / wanted - 1).max() < 1e-12
+    assert 0 < np.sum((wave > 8192 / 4) & (wave < 8192)) < np.sum(wave > 8192)

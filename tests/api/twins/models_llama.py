@@ -6,12 +6,21 @@ import meshdsl as md
 batch, seq, model, kv, group = md.dims(batch=8, seq=8192, model=4096, kv=8, group=4)
 half, key, hidden = md.dims(half=64, key=128, hidden=14336)
 vocab, layers, two = md.dims(vocab=128256, layers=32, two=2)
+stretch, trained = md.dims(stretch=1, trained=8192)
 mem = md.dim("mem", like=seq)
 
 
 @md.function
+def frequency() -> md.Tensor[half]:
+    plain = 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
+    turns = trained * plain / 6.283185307179586
+    share = md.minimum(md.maximum((turns - 1.0) / 3.0, 0.0), 1.0)
+    return plain * (share + (1.0 - share) / stretch)
+
+
+@md.function
 def turned(x: md.Tensor[..., key], pos: md.i32[...]) -> md.Tensor[..., key]:
-    angle = md.cast(pos, md.f32) * 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
+    angle = md.cast(pos, md.f32) * frequency()
     a = x[key >> (two, half)].pick(two, 0)
     b = x[key >> (two, half)].pick(two, 1)
     first = a * md.cos(angle) - b * md.sin(angle)
