@@ -93,5 +93,5 @@ def spelling() -> dict[str, str]:
     return {**CONTEXTUAL, **{t.name: t.pattern.value for t in fixed}}
 
 
-CONTEXTUAL = {"SCHEDULE": "schedule", "WEIGHTS": "weights"}
+CONTEXTUAL = {"SCHEDULE": "schedule", "WEIGHTS": "weights", "USE": "use"}
 """Words that are names but where a declaration begins with them."""

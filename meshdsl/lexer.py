@@ -173,7 +173,7 @@ class _Place:
 
 
 _HEADS = frozenset(
-    {"DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "DEF", "PROGRAM", "EXPECT"}
+    {"USE", "DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "DEF", "PROGRAM", "EXPECT"}
 )
 
 

@@ -59,6 +59,12 @@ def _ignored(path: Path, patterns: list[str]) -> bool:
     )
 
 
+def examples() -> list[Path]:
+    """The examples that need no package: its own tests install that of `examples/own_operator`."""
+    own = ROOT / "examples" / "own_operator"
+    return [path for path in matching("examples/**/*.mdsl") if own not in path.parents]
+
+
 def matching(*patterns: str) -> list[Path]:
     """The project's files that match one of the patterns from its root, as whole paths, sorted."""
     known = {ROOT / path for path in tracked()}

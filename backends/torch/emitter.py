@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
+from typing import NoReturn
 
 from meshdsl.backends.torch.bindings import ComparedValues, check_bindings
 from meshdsl.backends.torch.identifiers import module_names
@@ -17,12 +18,15 @@ from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.backends.torch.operator_text import store
 from meshdsl.backends.torch.passes import OWN_NAMES, STAGE
 from meshdsl.backends.torch.pipeline_text import write_pipeline
-from meshdsl.backends.torch.preamble import Draws, assigned, foot, head
+from meshdsl.backends.torch.preamble import PROVIDED, Draws, assigned, foot, head
 from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.device.aliases import shared
-from meshdsl.device.ir import DeviceProgram, Node, Pipeline, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Node, Pipeline, Var
 from meshdsl.device.liveness import kept_after, unchanged
+from meshdsl.diagnostics import fail
+from meshdsl.ir.program import every
+from meshdsl.ops.opdef import ADDED
 from meshdsl.records import dataclass
 
 
@@ -40,6 +44,7 @@ class WrittenFunctions:
     """The functions of a text, written.
 
     used:        the support functions that they call.
+    imports:     the modules of packages of operators whose functions they call.
     identifiers: their variables, by their names in the device program.
     reserved:    all names that the emitter has allocated or keeps.
     compared:    what their tests of devices and stages are about.
@@ -51,6 +56,7 @@ class WrittenFunctions:
     identifiers: Mapping[str, str]
     reserved: Collection[str]
     compared: ComparedValues
+    imports: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, writer: StatementWriter) -> WrittenFunctions:
@@ -63,6 +69,7 @@ class WrittenFunctions:
             variables.chosen,
             variables.names.known,
             _compared(writer),
+            frozenset(writer.state.imports),
         )
 
     def text(self, draws: Draws) -> ProgramText:
@@ -89,6 +96,8 @@ class WrittenFunctions:
 
         `used` are support functions that the `call` at the end needs.
         """
+        if self.imports:
+            above = _with_imports(above, self.imports)
         pasted = paste(self.used.union(used))
         imported = bound_names("\n".join(pasted.imports))
         self._check(above, (*imported, *pasted.names))
@@ -100,10 +109,16 @@ class WrittenFunctions:
         The check is of the text itself: a mistake here would be a crash of a device, or worse.
         """
         module = {*bound_names("\n".join(above)), *pasted}
-        unlisted = ", ".join(sorted(module - module_names()))
+        roots = {name.partition(".")[0] for name in self.imports}
+        unlisted = ", ".join(sorted(module - module_names() - roots))
         assert not unlisted, f"the text defines {unlisted}, which variables may have as names"
         lines = [line.text for line in self.lines]
-        check_bindings(lines, len(above) + 1, module, self.compared, self.reserved)
+        try:
+            check_bindings(lines, len(above) + 1, module, self.compared, self.reserved)
+        except (AssertionError, SyntaxError) as error:
+            if not self.imports and not ADDED:
+                raise
+            _refuse(self.program, error)
 
     def _between(self, above: list[str], below: list[str]) -> ProgramText:
         """The text of the functions, with lines `above` and `below`."""
@@ -111,6 +126,24 @@ class WrittenFunctions:
         places = {n: line.place for n, line in enumerate(lines, 1) if line.place}
         nodes = {n: line.node for n, line in enumerate(lines, 1) if line.node is not None}
         return ProgramText("\n".join(line.text for line in lines) + "\n", places, nodes)
+
+
+def _with_imports(above: list[str], modules: Collection[str]) -> list[str]:
+    """The lines above a program, with the imports of packages below those of torch."""
+    after = above.index(PROVIDED[-1]) + 1
+    return [*above[:after], *(f"import {name}" for name in sorted(modules)), *above[after:]]
+
+
+def _refuse(program: DeviceProgram, error: AssertionError | SyntaxError) -> NoReturn:
+    """Raise MD0164 for a text that is wrong, where operators of packages have written of it."""
+    computed = (node for node in every(program.body) if isinstance(node, Compute))
+    written = sorted({node.name for node in computed if node.name in ADDED})
+    if not written:
+        raise error
+    said = " ".join(str(error).split())
+    message = f"the program is no legal text with {', '.join(f'`{n}`' for n in written)}: {said}"
+    help = "their torch text may read operands, `torch` and modules among their `imports`"
+    fail("MD0164", message, help=help)
 
 
 def emit(program: DeviceProgram, draws: Draws) -> ProgramText:

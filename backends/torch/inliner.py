@@ -240,7 +240,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in tree.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                bound = alias.asname or alias.name
+                bound = alias.asname or alias.name.partition(".")[0]
                 is_provided = alias.name in PROVIDED
                 line = f"import {alias.name}" + (f" as {bound}" if alias.asname else "")
                 yield bound, "" if is_provided else line

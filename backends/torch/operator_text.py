@@ -53,6 +53,7 @@ class OperatorText:
         if self._is_written(node):
             return
         opdef = lookup(node.name)
+        self.state.imports.update(opdef.imports)
         if opdef.below is not None:
             ins, outs = (tuple(v.type for v in vs) for vs in (node.ins, node.outs))
             self.below[node.outs[0].value] = opdef.below(Signature(ins, outs, dict(node.attrs)))
@@ -129,6 +130,7 @@ class OperatorText:
     def _written_update(self, node: Compute, ins: list[Var]) -> None:
         """Write the call of an update with other operands."""
         record = lookup(node.name)
+        self.state.imports.update(record.imports)
         rows = operands(replace(node, ins=tuple(ins))) if record.each > 1 else [tuple(ins)]
         lists = self.updates.texts(node, rows) if len(rows) > 1 else ()
         of_first = (*rows[0], *node.ins[record.each * len(rows) :])

@@ -11,6 +11,7 @@ from meshdsl.backends.torch.text_lines import TextLines
 from meshdsl.device.ir import Compute, DeviceProgram, Var
 from meshdsl.device.liveness import uses
 from meshdsl.device.memory import MemoryReuse
+from meshdsl.ops.opdef import ADDED
 from meshdsl.ops.torch_expressions import scalar
 
 
@@ -42,6 +43,7 @@ class TextState:
     over:       the results that are written over a dead operand, with that, as memory is counted.
     variables:  the identifiers.
     used:       the support functions that are called.
+    imports:    the modules of packages whose functions are called.
     uses:       how often each variable is read.
     fresh:      variables whose memory no other one shares.
     views:      variables that may be views of another, perhaps with elements that share a location.
@@ -65,8 +67,12 @@ class TextState:
         self.program, self.mesh = program, program.mesh
         self.out, self.constants = out, constants
         self.over = dict(MemoryReuse(program).found())
+        if ADDED:  # no variable hides a module that the text imports
+            modules = {name for record in ADDED.values() for name in record.imports}
+            taken = taken.union(name.partition(".")[0] for name in modules)
         self.variables = Variables(program, taken, self.over)
         self.used: set[str] = set()
+        self.imports: set[str] = set()
         self.uses = uses(program)
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()

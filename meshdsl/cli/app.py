@@ -28,6 +28,7 @@ NAMES = (
     "schedule",
     "render",
     "rows",
+    "prove",
     "play",
     "lsp",
 )

@@ -106,6 +106,13 @@ def operators(ctx: typer.Context, incomplete: str) -> list[str]:
     return _continued(sorted(load_all()), incomplete)
 
 
+def packages(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes names of installed packages of operators."""
+    from meshdsl.named.packages import names
+
+    return _continued(names(), incomplete)
+
+
 def _continued(names: Iterable[str], incomplete: str, many: bool = False) -> list[str]:
     before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
     return [f"{before}{comma}{name}" for name in names if name.startswith(last)]

@@ -73,15 +73,17 @@ class Calls:
             return self.program.goals.grad(node, scope)
         if row_of(name) is not None and is_foreign(node):
             return (self.program.refused.call("operator", node, scope),)
-        if name in load_all() and load_all()[name].surface.items != "view":
-            return self.operator(load_all()[name], node, scope)
+        opdef = load_all().get(name) or scope.declarations.operators.get(name)
+        if opdef is not None and opdef.surface.items != "view":
+            return self.operator(opdef, node, scope)
         if name in library():
             return self.inline(library()[name], node, scope)
         if name == "not":
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
         if row_of(name) is not None or name in RENAMED:
             return (self.program.refused.call("function", node, scope),)
-        operators = [n for n, op in load_all().items() if op.surface.items != "view"]
+        available = {**load_all(), **scope.declarations.operators}
+        operators = [n for n, op in available.items() if op.surface.items != "view"]
         callables = [*scope.declarations.functions, *operators, *prelude().functions]
         self._refuse(partial(unknown_function, node.function, callables), node, scope)
 
@@ -96,6 +98,8 @@ class Calls:
         self, refusal: Callable[[], NoReturn], node: ast.CallExpr, scope: Scope
     ) -> NoReturn:
         """Raise what is wrong with the function of a call, and with all else in it."""
+        if scope.declarations.lacks_packages:  # it may be of one that is missing
+            raise Poisoned
         all_of((refusal, partial(self._parts, node, scope)))
         raise AssertionError(node)
 

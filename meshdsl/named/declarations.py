@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from meshdsl.cluster.profile import load
 from meshdsl.diagnostics import (
@@ -27,6 +27,10 @@ from meshdsl.ir.types import Dim
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import ROLES
+
+if TYPE_CHECKING:
+    from meshdsl.named.packages import OperatorPackage
+    from meshdsl.ops.opdef import OpDef
 
 T = TypeVar("T")
 
@@ -56,6 +60,11 @@ class Declarations:
     """Dims whose size is wrong, and reported; they stand with the size 1."""
     is_library: bool = False
     """Whether they are those of the prelude."""
+    packages: Mapping[str, OperatorPackage] = field(default_factory=dict)
+    operators: Mapping[str, OpDef] = field(default_factory=dict)
+    """The operators of `packages`, by name."""
+    lacks_packages: bool = False
+    """Whether the file uses packages that could not be loaded, which is reported."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -79,6 +88,7 @@ def declare(
     dims = sizes.resolve()
     expects = tuple(d for d in tree.declarations if isinstance(d, ast.Expect))
     _check_profiles(tree.declarations, diagnostics)
+    packages = _packages(entries["use"], diagnostics) if entries["use"] else {}
     return Declarations(
         source,
         dims,
@@ -92,6 +102,9 @@ def declare(
         _of(entries["program"], ast.ProgramDecl),
         expects,
         frozenset(sizes.failed),
+        packages=packages,
+        operators={n: op for package in packages.values() for n, op in package.operators.items()},
+        lacks_packages=len(packages) < len(entries["use"]),
     )
 
 
@@ -171,11 +184,24 @@ def _of(entries: dict[str, ast.NamedDeclaration], type_: type[T]) -> dict[str, T
 def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
     return Diagnostic(
         "MD0104",
-        f"{kind} `{name.text}` is declared twice",
+        f"`use {name.text}` stands twice"
+        if kind == "use"
+        else f"{kind} `{name.text}` is declared twice",
         name.span,
         related=(Related(old.span, "first declared here"),),
-        help="remove one, or give it another name",
+        help="remove one" if kind == "use" else "remove one, or give it another name",
     )
+
+
+def _packages(
+    entries: dict[str, ast.NamedDeclaration], diagnostics: Diagnostics
+) -> dict[str, OperatorPackage]:
+    """The packages that a file uses, less those that cannot be loaded, which is reported."""
+    from meshdsl.named.packages import load
+
+    steps = {name: partial(load, name, node.name.span) for name, node in entries.items()}
+    found = {name: diagnostics.of(step) for name, step in steps.items()}
+    return {name: package for name, package in found.items() if package is not None}
 
 
 def _check_profiles(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:

@@ -136,7 +136,7 @@ class Expressions:
             help = "assign it before; a loop carries what has a value before the loop"
             message = f"`{name.text}` is read before it has a value"
             fail("MD0121", message, name.span, where, help=help)
-        if name.text in load_all():
+        if name.text in load_all() or name.text in scope.declarations.operators:
             help = f"call it: `{name.text}(…)`"
             fail("MD0102", f"`{name.text}` is an operator, not a tensor", name.span, help=help)
         names = [*scope.names, *scope.stacks, *scope.dims]
@@ -291,7 +291,7 @@ def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
     if isinstance(node.tensor, OperandRef):
         return node
     name = node.tensor.name
-    opdef = load_all().get(name.text)
+    opdef = load_all().get(name.text) or scope.declarations.operators.get(name.text)
     if opdef is None or name.text in {*scope.names, *scope.stacks} or opdef.surface.arity[1] != 0:
         return node
     return ast.CallExpr(name, node.items, (), (), None, node.span)
@@ -353,7 +353,15 @@ def unknown_function(name: ast.Name, known: list[str]) -> NoReturn:
     help = did_you_mean(name.text, known) or "operators are listed in grammar/README.md"
     message = f"unknown function or operator `{name.text}`"
     fixes = spelled_right(name.span, name.text, known)
-    fail("MD0103", message, name.span, help=help, fixes=fixes)
+    fail("MD0103", message, name.span, help=f"{help}{_others()}", fixes=fixes)
+
+
+def _others() -> str:
+    """That operators of installed packages have to be used by name, where there are packages."""
+    from meshdsl.named.packages import names
+
+    listed = ", ".join(f"`use {name}`" for name in names())
+    return f"; those of installed packages need a line before all else: {listed}" if listed else ""
 
 
 def surface_name(opdef: OpDef) -> str:

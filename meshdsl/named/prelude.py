@@ -9,24 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source, Span
 from meshdsl.named.declarations import Declarations, declare
+from meshdsl.named.prelude_files import files
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
 LIBRARY = "<prelude>"
 """The name of the source of library functions."""
-
-
-@functools.cache
-def files() -> tuple[Source, ...]:
-    """The files of the prelude, named by their paths, in order."""
-    folder = resources.files("meshdsl.prelude")
-    paths = sorted((f for f in folder.iterdir() if f.name.endswith(".mdsl")), key=lambda f: f.name)
-    return tuple(Source(str(path), path.read_text(encoding="utf-8")) for path in paths)
 
 
 def in_file(span: Span) -> Span:

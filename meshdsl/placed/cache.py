@@ -17,13 +17,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from meshdsl.disk_cache import read, write
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
-from meshdsl.ops.opdef import Reads, ReduceOp
+from meshdsl.ops.opdef import ADDED, Reads, ReduceOp
 from meshdsl.placed.optimal import PlacementPlan
 from meshdsl.placed.placements import Placement, Window, placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.sharding_rules import call_of
-from meshdsl.placed.strategies import Choice, is_legal
+from meshdsl.placed.strategies import Choice, flops, is_legal
 from meshdsl.placed.zero_one import SOLVER
 from meshdsl.records import dataclass
 from meshdsl.version import __version__
@@ -125,7 +125,8 @@ class CachedProblem:
             pins = [p and _json(p) for p in self.request.pins(node)]
             read = [_json(self.request.read(v, node)) for v in node.ins]
             outs = [[self._value(v), self.request.layout.summed(v, node)] for v in node.outs]
-            return [node.kind or node.name, repr(node.attrs), ins, pins, read, outs]
+            added = [_of_package(node)] if node.name in ADDED else []
+            return [node.kind or node.name, repr(node.attrs), ins, pins, read, outs, *added]
         self.loops.append(node)
         before = [[self._value(c.init), self._value(c.inside)] for c in node.carries]
         stacked = [[self._value(s.outer), self._value(s.inside)] for s in node.stacked]
@@ -196,6 +197,12 @@ class CachedProblem:
         if not all(split.get(w.dim) == w.size and w.reads.div > 0 for w in held):
             raise ValueError(f"no windows of {value.type}")
         return replace(result, windows=held)
+
+
+def _of_package(node: NamedOp) -> list[str | int]:
+    """What a search reads of the record of a package's operator, which may change."""
+    call, record = call_of(node), ADDED[node.name]
+    return [repr(record.factors(call.signature)), flops(record, call.signature)]
 
 
 def _at(values: Sequence[Item], number: int) -> Item:

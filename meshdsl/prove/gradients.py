@@ -132,13 +132,16 @@ def _autograd(
         return None
     cotangent = torch.tensor(grad).broadcast_to(result.shape).to(result.dtype)
     wanted = floats(sig)
-    grads = torch.autograd.grad(
-        result,
-        [operands[i] for i in wanted],
-        cotangent,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    try:
+        grads = torch.autograd.grad(
+            result,
+            [operands[i] for i in wanted],
+            cotangent,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    except (RuntimeError, NotImplementedError):  # a kernel without a formula of torch's own
+        return None
     return dict(zip(wanted, (g.to(torch.float64).numpy() for g in grads), strict=True))
 
 

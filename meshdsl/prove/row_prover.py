@@ -23,6 +23,7 @@ from meshdsl.ops.requirements import own_dims
 from meshdsl.placed.placements import B, Component, Partial, Split
 from meshdsl.placed.sharding_rules import Row, rows
 from meshdsl.prove import window_rows
+from meshdsl.prove.problems import difference
 from meshdsl.prove.values import RANKS, draw_parts, join, results, same, signature
 
 MOST_ROWS = 20_000
@@ -99,6 +100,29 @@ def _has_extreme(row: tuple[Component, ...]) -> bool:
 
 def _text(ins: int, row: tuple[Component, ...]) -> str:
     return str(Row(row[:ins], row[ins:]))
+
+
+def counterexample(opdef: OpDef, sig: Signature, sample: Sample, row: Row) -> str:
+    """Why a declared row does not hold: the local call is refused, or a draw with its figures."""
+    if window_rows.reads_windows(row):
+        return "the results on the windows are not the blocks of the whole result"
+    extents = _extents((*sig.ins, *sig.outs), row.ins + row.outs)
+    local = tuple(t.resized(dict(extents)) for t in sig.ins)
+    if not applicable(opdef, sig, row.ins, extents):
+        refused = ", ".join(map(str, local)) or "no operands"
+        sizes = ", ".join(f"{dim} = {size}" for dim, size in extents.items())
+        return f"the shape rule does not yield the blocks of the result of {refused}, {sizes}"
+    rng = np.random.default_rng(7)
+    with np.errstate(all="ignore"):
+        for _ in range(320):
+            expected, parts = _trial(opdef, sig, sample, row.ins, extents, rng)
+            for type_, out, whole, own in zip(sig.outs, row.outs, expected, parts, strict=True):
+                said = difference(join(own, out, type_), whole, 1e-9, type_.names)
+                if said:
+                    return f"on {RANKS} devices the results make {said}"
+                if not _holds(type_, out, whole, own):
+                    return f"on {RANKS} devices the results differ, and are to be copies"
+    return "no draw shows it again"
 
 
 # --- every placement -------------------------------------------------------------------------

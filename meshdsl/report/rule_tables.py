@@ -9,6 +9,7 @@ from __future__ import annotations
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.named.packages import operator_called
 from meshdsl.named.prelude import form, library
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.ops.requirements import listed
@@ -34,6 +35,9 @@ def find(name: str) -> OpDef:
         message = f"`{name}` is a function of the library, made of operators, which have the rows"
         help = f"`explain --print-after named` prints what a call is: `{form(library()[name])}`"
         fail("MD0605", message, help=help)
+    of_package = operator_called(name)
+    if of_package is not None:
+        return of_package
     help = did_you_mean(name, [*records, *library()]) or f"there are {', '.join(sorted(records))}"
     fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
 

@@ -579,12 +579,29 @@ class Expect:
     span: Span
 
 
+@dataclass(frozen=True, slots=True)
+class UseDecl:
+    """`use kernels`: the file may call the operators of an installed package."""
+
+    name: Name
+    span: Span
+
+
 NamedDeclaration = (
-    DimDecl | MeshDecl | LayoutDecl | Sbp | ScheduleDecl | WeightsDecl | FunctionDecl | ProgramDecl
+    UseDecl
+    | DimDecl
+    | MeshDecl
+    | LayoutDecl
+    | Sbp
+    | ScheduleDecl
+    | WeightsDecl
+    | FunctionDecl
+    | ProgramDecl
 )
 Declaration = NamedDeclaration | Expect
 
 KEYWORDS: Mapping[type[NamedDeclaration], str] = {
+    UseDecl: "use",
     DimDecl: "dim",
     MeshDecl: "mesh",
     LayoutDecl: "layout",

@@ -321,6 +321,7 @@ _expected = _entries(
 )
 
 _DECLARATIONS: Makers = {
+    "use_decl": node_maker(ast.UseDecl, None, _NAME),
     "dim_decl": node_maker(ast.DimDecl, _NAME, _EXPR),
     "mesh_decl": node_maker(
         ast.MeshDecl,

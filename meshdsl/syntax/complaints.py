@@ -18,6 +18,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.records import dataclass
+from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_line
 from meshdsl.syntax.foreign_words import characters, statements, ways_out
 from meshdsl.syntax.forms import form_of
@@ -509,8 +510,7 @@ def _misplaced(at: Situation) -> Diagnostic | None:
         "MD0001",
         _declaration_wanted(at),
         at.span,
-        help=meant
-        or "a declaration begins with `dim mesh layout sbp schedule weights def program expect`",
+        help=meant or f"a declaration begins with `{' '.join(ast.KEYWORDS.values())} expect`",
         fixes=() if str(at.token) in words else spelled_right(at.span, str(at.token), words),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FORMS = {
+    "USE": "a package of operators is used by `use kernels`, on a line of its own",
     "DIM": "a dim is written `dim batch = 64`",
     "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`, or with `on a100_dgx` behind it",
     "LAYOUT": "a layout is written `layout name { batch -> data, hidden -> model }`",

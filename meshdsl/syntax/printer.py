@@ -54,6 +54,8 @@ def _dims(nodes: Iterable[ast.Declaration]) -> str:
 
 def _declaration(node: ast.Declaration) -> str:
     match node:
+        case ast.UseDecl():
+            return f"use {node.name.text}"
         case ast.MeshDecl():
             axes = [f"{a.name.text}: {expression(a.size)}" for a in node.axes]
             profile = f" on {node.profile.text}" if node.profile else ""

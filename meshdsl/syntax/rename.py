@@ -74,6 +74,10 @@ def _not_a_name(symbol: Symbol, new: str) -> Diagnostic | None:
 
 def _out_of_reach(known: Symbols, symbol: Symbol) -> Diagnostic | None:
     """A complaint about a symbol with places that are not in the file, or cannot be read."""
+    if symbol.kind == "package":
+        message = f"`{symbol.name}` is the name of an installed package"
+        help = "its `pyproject.toml` says how it is called"
+        return Diagnostic("MD0130", message, symbol.places[0], help=help)
     if not symbol.definitions:
         where = symbol.references[0]
         message = f"`{symbol.name}` is not defined in this file"

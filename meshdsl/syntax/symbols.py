@@ -17,6 +17,7 @@ from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
 Kind = Literal[
+    "package",
     "dim",
     "mesh",
     "axis",
@@ -211,6 +212,7 @@ class _SymbolTable:
 
 
 _DECLARED: dict[type, Kind] = {
+    ast.UseDecl: "package",
     ast.DimDecl: "dim",
     ast.MeshDecl: "mesh",
     ast.LayoutDecl: "layout",

@@ -18,7 +18,7 @@ OPENERS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 CLOSERS = frozenset(OPENERS.values())
 
 DECLARATIONS = frozenset(
-    {"DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "DEF", "PROGRAM", "EXPECT"}
+    {"USE", "DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "DEF", "PROGRAM", "EXPECT"}
 )  # fmt: skip
 """Words that begin a declaration."""
 

@@ -63,6 +63,7 @@ CALLS = {
     ],
     "render": ["render EVIL.mdsl --as jax", "render EVIL.mdsl --as dtensor -o EVIL.py"],
     "rows": ["rows EVIL"],
+    "prove": ["prove EVIL"],
     "play": ["play EVIL"],
     "lsp": ["lsp EVIL"],
 }

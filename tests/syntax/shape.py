@@ -132,6 +132,7 @@ def _row(n: ast.ScheduleRow) -> str:
 
 
 _SHOW: dict[type, Any] = {
+    ast.UseDecl: lambda n: f"use {show(n.name)}",
     ast.Name: lambda n: n.text,
     ast.Number: lambda n: repr(n.value),
     ast.String: lambda n: repr(n.value),

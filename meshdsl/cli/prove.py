@@ -1,0 +1,52 @@
+"""`meshdsl prove`: whether the operators of a package are right, tried on small samples."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from meshdsl.cli import common, complete
+from meshdsl.cli.options import AsData, Strict, option
+
+
+@option
+class ProveOptions(Strict, AsData):
+    """Options of `prove`."""
+
+
+def command(
+    package: Annotated[
+        str,
+        typer.Argument(
+            metavar="PACKAGE",
+            help="The name of its entry point, as after `use`.",
+            autocompletion=complete.packages,
+        ),
+    ],
+    given: ProveOptions,
+) -> None:
+    """Try the shapes, placements, torch text and gradient of a package's operators."""
+    with common.reporting(given.json) as diagnostics:
+        from meshdsl.named.packages import load
+
+        found = load(package)
+        with common.patience(f"proving {package}"):
+            from meshdsl.prove.verdicts import of_package, verdict_text
+
+            verdicts = of_package(found)
+        for verdict in verdicts:
+            diagnostics.add(*verdict.diagnostics)
+        if given.strict:
+            diagnostics.promote_warnings()
+        if given.json:
+            facts: dict[str, Any] = {
+                "version": 1,
+                "package": found.name,
+                "operators": [verdict.facts for verdict in verdicts],
+                "diagnostics": common.as_dicts(diagnostics),
+            }
+            common.print_json(facts)
+            return
+        for verdict in verdicts:
+            common.say_text(verdict_text(verdict))

@@ -1,0 +1,283 @@
+"""Operators of a user's own package: found by its entry point, checked, and guarded.
+
+A package names a tuple of records in its `pyproject.toml`, under a name of the language:
+
+    [project.entry-points."meshdsl.operators"]
+    kernels = "my_package.operators:OPERATORS"
+
+A file that says `use kernels` may call these operators. Only what is installed is imported: opening
+a file in an editor runs no code that lies beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any, NoReturn
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Span, did_you_mean, fail, spelled_right
+from meshdsl.ir.types import TensorType
+from meshdsl.named.prelude_files import function_names
+from meshdsl.ops.opdef import ADDED, Factors, OpDef, OpError, Sample, Surface, load_all
+from meshdsl.records import dataclass
+from meshdsl.syntax.tokens import is_name
+
+GROUP = "meshdsl.operators"
+"""The group of entry points in which packages name their operators."""
+
+ATTRIBUTE = "OPERATORS"
+"""The records of a module that is named without an attribute."""
+
+GUIDE = "docs/howto/own_operators.md has a package of one operator"
+
+PARTS = {
+    "infer": "shape rule",
+    "factors": "factors",
+    "numpy": "numpy meaning",
+    "torch": "torch text",
+    "gradient": "gradient",
+    "bind": "`bind`",
+    "flops": "`flops`",
+    "legal": "`legal`",
+}
+"""The functions of a record, and what messages call them."""
+
+OPTIONAL = ("gradient", "bind", "flops", "legal")
+"""Those that a record may lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPackage:
+    """A package of operators: the name that files use it by, where it is, its records by name."""
+
+    name: str
+    home: str
+    operators: Mapping[str, OpDef]
+
+
+LOADED: dict[str, OperatorPackage] = {}
+"""The packages of this process, by name."""
+
+
+def installed() -> dict[str, importlib.metadata.EntryPoint]:
+    """The entry points of all installed packages of operators, by name, sorted."""
+    entries = importlib.metadata.entry_points(group=GROUP)
+    return {e.name: e for e in sorted(entries, key=lambda e: e.name) if is_name(e.name)}
+
+
+def names() -> list[str]:
+    """The packages that a file can use: those installed, and those loaded from Python."""
+    return sorted({*installed(), *LOADED})
+
+
+def load(name: str, span: Span | None = None) -> OperatorPackage:
+    """The package called `name`, imported at its first use.
+
+    `span` is where it is used. Raises MD0160 to MD0163.
+    """
+    if name in LOADED:
+        return LOADED[name]
+    entries = installed()
+    if name not in entries:
+        help = did_you_mean(name, names()) or _how_to_install(name)
+        message = f"no installed package has operators called `{name}`"
+        fixes = () if span is None else spelled_right(span, name, names())
+        raise DiagnosticError(Diagnostic("MD0160", message, span, help=help, fixes=fixes))
+    entry = entries[name]
+    with _imported(name, entry.value, span):
+        found = entry.load()
+    return add(name, entry.value, found, span)
+
+
+def add(name: str, home: str, found: object, span: Span | None = None) -> OperatorPackage:
+    """Make the records `found`, or those of a module, the package `name`. Raises MD0162, MD0163."""
+    records = getattr(found, ATTRIBUTE, None) if isinstance(found, ModuleType) else found
+    if not isinstance(records, Iterable) or isinstance(records, str | Mapping):
+        what = "has no" if records is None else f"has {type(records).__name__} as its"
+        message = f"the package `{name}` ({home}) {what} records of operators"
+        help = f"write `{ATTRIBUTE} = (kit.OpDef(…), …)` in it; {GUIDE}"
+        fail("MD0163", message, span, help=help)
+    operators: dict[str, OpDef] = {}
+    for record in records:
+        checked = _checked(record, name, span)
+        _check_name(checked.name, name, {*operators}, span)
+        operators[checked.name] = _guarded(checked, name)
+    if not operators:
+        message = f"the package `{name}` ({home}) has no operators"
+        fail("MD0163", message, span, help=f"put a record into its `{ATTRIBUTE}`; {GUIDE}")
+    ADDED.update(operators)
+    LOADED[name] = OperatorPackage(name, home, operators)
+    return LOADED[name]
+
+
+def operator_called(name: str) -> OpDef | None:
+    """The operator of this name in any package that can be loaded; None where there is none."""
+    for package in names():
+        with contextlib.suppress(DiagnosticError):
+            if name in (found := load(package).operators):
+                return found[name]
+    return None
+
+
+def of_operator(name: str) -> OperatorPackage | None:
+    """The loaded package that an operator is of; None for an operator of the language."""
+    return next((p for p in LOADED.values() if name in p.operators), None)
+
+
+def _how_to_install(name: str) -> str:
+    known = ", ".join(f"`{n}`" for n in names())
+    there = f"installed: {known}; " if known else ""
+    return (
+        f"{there}install the package that has it (`pip install -e FOLDER`), with "
+        f'`[project.entry-points."{GROUP}"]` and `{name} = "MODULE:{ATTRIBUTE}"`'
+    )
+
+
+@contextlib.contextmanager
+def _imported(name: str, home: str, span: Span | None) -> Iterator[None]:
+    """Import a package: what it prints is no output of a command, and an error is a diagnostic."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (Exception, SystemExit) as error:
+        module = home.partition(":")[0]
+        message = f"the package `{name}` cannot be imported from `{home}`: {_said(error)}"
+        help = f'mend it; `python -c "import {module}"` shows where this was raised'
+        raise DiagnosticError(Diagnostic("MD0161", message, span, help=help)) from error
+
+
+def _said(error: BaseException) -> str:
+    """An exception on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# --- what a record must have -----------------------------------------------------------------
+
+
+def _checked(record: object, package: str, span: Span | None) -> OpDef:
+    """The record, where its parts are what they must be. Raises MD0163."""
+    if not isinstance(record, OpDef):
+        message = f"the package `{package}` lists {type(record).__name__}, not a record"
+        fail("MD0163", message, span, help=f"list what `kit.OpDef(…)` makes; {GUIDE}")
+    refuse = partial(_lacks, record, package, span)
+    if not isinstance(record.name, str) or not is_name(record.name):
+        refuse("a name of the language", "letters, digits and `_`, and no word of the language")
+    if not isinstance(record.surface, Surface):
+        refuse("a `surface`", 'how it is called: `kit.Surface("none", (1, 1))`')
+    for field, words in PARTS.items():
+        part = getattr(record, field)
+        if not callable(part) and not (part is None and field in OPTIONAL):
+            refuse(f"a function as its {words}", f"`{field}=` takes a function")
+    are_samples = isinstance(record.samples, tuple) and all(
+        isinstance(s, Sample) and len(s.values) == len(s.ins) for s in record.samples
+    )
+    if not record.samples or not are_samples:
+        refuse("samples", 'small calls that it is proved on: `kit.samples("b h", "()")`')
+    modules = record.imports
+    if not isinstance(modules, tuple) or not all(map(_is_module_name, modules)):
+        refuse("names of modules as its `imports`", '`imports=("my_package.kernel",)`')
+    return record
+
+
+def _is_module_name(text: object) -> bool:
+    """Whether it can stand behind `import` in an emitted program."""
+    return (
+        isinstance(text, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text) is not None
+    )
+
+
+def _lacks(record: OpDef, package: str, span: Span | None, part: str, help: str) -> NoReturn:
+    name = f"`{record.name}`" if isinstance(record.name, str) else "an operator"
+    message = f"the record of {name} (package `{package}`) has not {part}"
+    fail("MD0163", message, span, help=f"{help}; {GUIDE}")
+
+
+def _check_name(name: str, package: str, before: set[str], span: Span | None) -> None:
+    """Refuse the name of an operator that has a meaning already (MD0162)."""
+    other = of_operator(name)
+    if name in before:
+        taken = "by another record of the package"
+    elif other is not None:
+        taken = f"by the package `{other.name}`"
+    elif name in load_all() or name in function_names() or name in ("grad", "not", "param"):
+        taken = "by the language"
+    else:
+        return
+    message = f"the name of the operator `{name}` (package `{package}`) is taken {taken}"
+    fail("MD0162", message, span, help=f"call it otherwise, such as `{package}_{name}`")
+
+
+# --- guards ----------------------------------------------------------------------------------
+
+
+def _guarded(record: OpDef, package: str) -> OpDef:
+    """The record, with errors in its functions as diagnostics: no command ends with a traceback."""
+    parts = {field: getattr(record, field) for field in PARTS}
+    guarded = {
+        field: _guard(part, record.name, package, field)
+        for field, part in parts.items()
+        if part is not None
+    }
+    in_place = {i: _guard(f, record.name, package, "torch") for i, f in record.in_place.items()}
+    return replace(record, **guarded, in_place=in_place)
+
+
+def _guard(part: Callable[..., Any], name: str, package: str, field: str) -> Callable[..., Any]:
+    """A function of a record that raises MD0164 for whatever goes wrong in it."""
+    check = _YIELDS.get(field, lambda found: "")
+
+    @wraps(part)
+    def guarded(*args: Any) -> Any:
+        try:
+            found = part(*args)
+            wrong = check(found)
+        except (OpError, DiagnosticError):
+            raise
+        except Exception as error:
+            found, wrong = None, _said(error)
+        if not wrong:
+            return found
+        message = f"the {PARTS[field]} of `{name}` (package `{package}`) failed: {wrong}"
+        help = f"`meshdsl prove {package}` tries it on its samples"
+        if field == "infer":  # it is reported at the call
+            raise OpError("MD0164", message, help)
+        fail("MD0164", message, help=help)
+
+    return guarded
+
+
+def _wrong_types(found: object) -> str:
+    fits = isinstance(found, tuple) and found and all(isinstance(t, TensorType) for t in found)
+    return "" if fits else f"it yields {_kind(found)}, not a tuple of `kit.TensorType`"
+
+
+def _wrong_factors(found: object) -> str:
+    return "" if isinstance(found, Factors) else f"they yield {_kind(found)}, not `kit.Factors`"
+
+
+def _wrong_text(found: object) -> str:
+    return "" if isinstance(found, str) else f"it yields {_kind(found)}, not a text"
+
+
+def _wrong_gradients(found: object) -> str:
+    return "" if isinstance(found, Mapping) else f"it yields {_kind(found)}, not a dict by operand"
+
+
+def _kind(found: object) -> str:
+    return "nothing" if found is None else type(found).__name__
+
+
+_YIELDS: Mapping[str, Callable[[object], str]] = {
+    "infer": _wrong_types,
+    "factors": _wrong_factors,
+    "torch": _wrong_text,
+    "gradient": _wrong_gradients,
+}
+"""What is wrong with the result of a function of a record; empty where nothing is."""

@@ -1,0 +1,218 @@
+"""All checks of one record, in the order in which a later one needs the earlier: `prove`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.ir.types import F64
+from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
+from meshdsl.prove import gradients, memory, texts, uneven
+from meshdsl.prove.problems import Cases, WrongCase, call_text
+from meshdsl.prove.row_prover import counterexample, declared_rows, judge
+from meshdsl.prove.torch_run import FLOATS, TORCH, call, evaluate, retyped, several, to_torch
+from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.window_rows import reads_windows
+from meshdsl.records import dataclass
+
+
+@dataclass(slots=True)
+class Checked:
+    """One check of a record: what it is called, how many cases it has tried, which are wrong."""
+
+    name: str
+    cases: int = 0
+    wrong: list[WrongCase] = field(default_factory=list)
+
+
+def prove(opdef: OpDef) -> list[Checked]:
+    """The checks of a record on all of its samples.
+
+    Without right shapes nothing else is tried; without right placements, no text on parts.
+    """
+    checks: list[tuple[str, Callable[[OpDef, Sample], Cases]]] = [("shapes", _shapes)]
+    later = [
+        ("placements", _placements),
+        ("torch text", _texts),
+        ("memory", _memory),
+        ("gradient", _gradients),
+    ]
+    done: list[Checked] = []
+    for name, check in [*checks, *later]:
+        checked = Checked(name)
+        for sample in opdef.samples:
+            for case in _guarded(opdef, sample, check):
+                checked.cases += 1
+                checked.wrong += [] if case is None else [case]
+        done.append(checked)
+        if name == "shapes" and checked.wrong:
+            break
+    return done
+
+
+def _guarded(
+    opdef: OpDef, sample: Sample, check: Callable[[OpDef, Sample], Cases]
+) -> Iterator[WrongCase | None]:
+    """The cases of a check; what a function of the record raises is a wrong case, too."""
+    try:
+        yield from check(opdef, sample)
+    except DiagnosticError as error:
+        yield WrongCase("MD0164", _part(error), _sample_text(sample), error.diagnostics[0].message)
+    except OpError as error:
+        code = "MD0670" if check is _shapes else "MD0164"
+        yield WrongCase(code, "infer", _sample_text(sample), error_text(error))
+    except Exception as error:
+        part = {_gradients: "gradient", _placements: "numpy"}.get(check, "torch")
+        code = "MD0674" if part == "gradient" else "MD0164"
+        yield WrongCase(code, part, _sample_text(sample), error_text(error))
+
+
+def _part(error: DiagnosticError) -> str:
+    """The part of the record that a diagnostic of `named/packages.py` is about."""
+    from meshdsl.named.packages import PARTS
+
+    message = error.diagnostics[0].message
+    return next((field for field, words in PARTS.items() if f"the {words} of" in message), "torch")
+
+
+def error_text(error: BaseException) -> str:
+    """An exception on one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OpError | AssertionError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _sample_text(sample: Sample) -> str:
+    return call_text(Signature(sample.ins, (), dict(sample.attrs))).replace(" -> nothing", "")
+
+
+# --- the checks ------------------------------------------------------------------------------
+
+
+def _shapes(opdef: OpDef, sample: Sample) -> Cases:
+    """The shape rule, against the shapes and dtypes of the numpy meaning and the torch text."""
+    for floats in FLOATS:
+        each = retyped(sample, floats)
+        sig, rng = signature(opdef, each), np.random.default_rng(2)
+        arrays = [draw(t, kind, rng) for t, kind in zip(sig.ins, each.values, strict=True)]
+        operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+        whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
+        dtypes: list[str] = []
+
+        def by_numpy(whole: NumpyCall = whole, arrays: list[Any] = arrays) -> list[Any]:
+            with np.errstate(all="ignore"):
+                return [list(np.shape(a)) for a in results(opdef, whole, arrays)]
+
+        def by_torch(
+            sig: Signature = sig, operands: list[Any] = operands, dtypes: list[str] = dtypes
+        ) -> list[Any]:
+            yielded = several(evaluate(opdef, call(sig), operands))
+            dtypes += [str(x.dtype) for x in yielded]
+            return [list(x.shape) for x in yielded]
+
+        shapes = {
+            "infer": [list(t.shape) for t in sig.outs],
+            "numpy": _attempt(by_numpy),
+            "torch": _attempt(by_torch),
+        }
+        yield _wrong_shape(sig, shapes) or _wrong_dtype(sig, dtypes)
+
+
+def _attempt(yielded: Callable[[], list[Any]]) -> list[Any] | str:
+    """The shapes of results, or why there are none."""
+    try:
+        return yielded()
+    except DiagnosticError as error:
+        return error.diagnostics[0].message
+    except Exception as error:
+        return error_text(error)
+
+
+def _wrong_shape(sig: Signature, shapes: dict[str, list[Any] | str]) -> WrongCase | None:
+    """The part that disagrees with the two others about the results; None where they agree.
+
+    Where one fails and the other yields what the rule says, that one is wrong, not the rule.
+    """
+    case, rule = call_text(sig), shapes["infer"]
+    wrong = [part for part in ("numpy", "torch") if shapes[part] != rule]
+    if not wrong:
+        return None
+    said = "; ".join(f"{_WORDS[part]}: {_listed(each)}" for part, each in shapes.items())
+    if len(wrong) > 1:
+        return WrongCase("MD0670", "infer", case, said)
+    failed = shapes[wrong[0]]
+    if isinstance(failed, str):
+        return WrongCase("MD0164", wrong[0], case, failed)
+    return WrongCase("MD0673", wrong[0], case, said)
+
+
+def _wrong_dtype(sig: Signature, dtypes: list[str]) -> WrongCase | None:
+    rule = [str(TORCH[t.dtype.name]) for t in sig.outs]
+    if rule == dtypes:
+        return None
+    said = f"the shape rule: {', '.join(rule)}; the torch text: {', '.join(dtypes)}"
+    return WrongCase("MD0670", "infer", call_text(sig), said)
+
+
+_WORDS = {"infer": "the shape rule", "numpy": "the numpy meaning", "torch": "the torch text"}
+
+
+def _listed(shapes: list[Any] | str) -> str:
+    return shapes if isinstance(shapes, str) else ", ".join(map(str, shapes)) or "nothing"
+
+
+def _placements(opdef: OpDef, sample: Sample) -> Cases:
+    """The rows that the factors imply: all that are declared hold; those not declared are told."""
+    sig = signature(opdef, sample)
+    verdict = judge(opdef, sample)
+    for row in texts.rows_of(opdef, sample):
+        if str(row) not in verdict.false:
+            yield None
+            continue
+        said = counterexample(opdef, sig, sample, row)
+        yield WrongCase("MD0671", "factors", f"{call_text(sig)}; {row}", said)
+    for text in sorted(verdict.missing - set(opdef.true_rows)):
+        yield WrongCase("MD0672", "factors", f"{call_text(sig)}; {text}", "it holds")
+    for row in texts.rows_of(opdef, sample):
+        if str(row) in verdict.false:
+            return
+    for ways in uneven.WAYS[:1]:
+        for row in uneven.uneven_rows(opdef, sig, ways):
+            yield from uneven.on_blocks(opdef, sample, sig, row, ways)
+
+
+def _texts(opdef: OpDef, sample: Sample) -> Cases:
+    """The torch text, in f32 and f64: whole, on parts and windows, and with numbers as operands."""
+    false = judge(opdef, sample).false
+    for floats in FLOATS:
+        each = retyped(sample, floats)
+        yield from texts.on_wholes(opdef, each)
+        for row in declared_rows(opdef, signature(opdef, each)):
+            if row.factor is not None and not reads_windows(row) and str(row) not in false:
+                yield from texts.on_parts(opdef, each, row)
+        for row, ranks in texts.windows(opdef, each):
+            yield from texts.on_windows(opdef, each, row, ranks)
+    for literal in texts.literals(opdef, sample):
+        yield from texts.with_literals(opdef, sample, literal)
+
+
+def _memory(opdef: OpDef, sample: Sample) -> Cases:
+    """Operands that lie anyhow, and texts that write over an operand."""
+    if sample.ins:
+        yield from memory.on_any_memory(opdef, retyped(sample, F64))
+    for index, literal in memory.places_in_place(opdef, sample):
+        yield from memory.in_place(opdef, index, sample, literal)
+
+
+def _gradients(opdef: OpDef, sample: Sample) -> Cases:
+    """Finite differences, and torch's autograd where the text has it."""
+    if not gradients.is_differentiated(opdef, sample):
+        return
+    yield from gradients.against_differences(opdef, sample)
+    if opdef.gradient is not None:
+        yield from gradients.against_autograd(opdef, sample, gradients.drawn(sample, 0.2))

@@ -1,0 +1,226 @@
+"""Packages of operators: used by files and by commands, and refused where they are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshdsl.ops import kit
+from meshdsl.ops.opdef import ADDED
+from meshdsl.placed import sharding_rules, strategies
+from tests.packages import EXAMPLE, KERNELS, example, installed
+from tests.project import ROOT
+
+from .command import Cli, write
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[str]:
+    """The program of the guide, with its package installed."""
+    with example(tmp_path) as path:
+        yield str(path)
+
+
+# --- the package of the guide ------------------------------------------------------------------
+
+
+def test_every_command_takes_it(program: str, cli: Cli) -> None:
+    """Placed, run under the engine of this process, trained, and searched."""
+    for command in (
+        f"check {program}",
+        f"fmt --check {program}",
+        f"explain {program}",
+        f"compare {program} --no-run",
+        f"run {program} --verify",
+        f"run {program} --step --verify --mesh rows:3,cols:1",
+        f"search {program} --devices 2",
+        f"render {program} --as sbp",
+        "rows swiglu",
+    ):
+        done = cli(*command.split())
+        assert done.code == 0, done.err
+        assert "verified: equal" in done.out or "--verify" not in command
+
+
+def test_the_text_imports_its_kernel_and_runs_under_torchrun(program: str, cli: Cli) -> None:
+    done = cli("compile", program, "-o", "mlp.py")
+    assert done.code == 0, done.err
+    text = Path("mlp.py").read_text()
+    assert "import torch.distributed as dist\nimport swiglu_kernels.kernel\n" in text
+    assert "torch.ops.swiglu_kernels.swiglu(einsum, einsum_2, 1.5)" in text
+    ran = cli("run", program, "--engine", "torchrun", "--step", "--verify")
+    assert ran.code == 0, ran.err
+    assert "verified: equal" in ran.out
+
+
+def test_a_look_at_such_a_program_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    looks = (
+        "import sys; from meshdsl.cli import main\n"
+        f"sys.argv = ['meshdsl', 'check', {str(EXAMPLE / 'mlp.mdsl')!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print('LOADED', *({'torch', 'numpy', 'swiglu_kernels'} & set(sys.modules)))"
+    )
+    with example(tmp_path):
+        path = [str(ROOT), str(tmp_path), str(EXAMPLE)]
+        environment = {"PYTHONPATH": ":".join(path), "PATH": "", "MESHDSL_CACHE": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", looks],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert done.stdout.endswith("LOADED swiglu_kernels\n"), done.stdout
+
+
+def test_it_is_proved(program: str, cli: Cli) -> None:
+    done = cli("prove", KERNELS)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("swiglu: proved, on 3 samples\n  shapes ")
+    found = json.loads(cli("prove", KERNELS, "--json").out)
+    assert found["operators"][0]["proved"] is True
+    assert found["diagnostics"] == []
+
+
+def test_an_operator_is_not_there_without_a_use(program: str, cli: Cli) -> None:
+    text = Path(program).read_text().replace(f"use {KERNELS}\n", "")
+    done = cli("check", write(text))
+    assert done.codes == ["error[MD0103]"]
+    assert f"those of installed packages need a line before all else: `use {KERNELS}`" in done.err
+
+
+def test_a_variable_does_not_hide_the_module(program: str, cli: Cli) -> None:
+    text = Path(program).read_text().replace("h = swiglu", f"{KERNELS} = swiglu")
+    text = text.replace("einsum(h,", f"einsum({KERNELS},").replace(
+        "  h: [batch", f"  {KERNELS}: [batch"
+    )
+    done = cli("run", write(text), "--verify")
+    assert done.code == 0, done.err
+    assert f"{KERNELS}_2 = torch.ops." in cli("compile", "f.mdsl").out
+
+
+def test_plans_of_another_record_are_not_taken(program: str, cli: Cli) -> None:
+    """The cache of plans knows by which factors a plan was found."""
+
+    def sent() -> int:
+        for module in (sharding_rules, strategies):  # what a process knows of the record
+            for function in vars(module).values():
+                getattr(function, "cache_clear", int)()
+        total: int = json.loads(cli("explain", program, "--json").out)["totals"]["wire_bytes"]
+        return total
+
+    before = sent()
+    assert sent() == before
+    ADDED["swiglu"] = dataclasses.replace(ADDED["swiglu"], factors=lambda sig: kit.Factors(()))
+    assert sent() > before
+
+
+# --- packages that are wrong -------------------------------------------------------------------
+
+LINE = "use bad\ndim a = 2\nprogram p(x[a]) {\n  y = bad_op(x)\n  return y\n}\n"
+RECORD = """
+from meshdsl.ops import kit
+one = kit.pointwise_record({name!r}, 1, lambda x: x * 2, "({{0}} * 2)", {more})
+"""
+
+
+def record(name: str = "bad_op", more: str = "", end: str = "OPERATORS = (one,)") -> str:
+    """A module with an operator that doubles."""
+    return RECORD.format(name=name, more=more) + end + "\n"
+
+
+WRONG = {
+    "no module": ("", "bad_missing:OPERATORS", "MD0161", "ModuleNotFoundError: No module named"),
+    "an error": ("raise ValueError('one\\ntwo')", "", "MD0161", "ValueError: one two"),
+    "an exit": ("import sys; sys.exit(3)", "", "MD0161", "SystemExit: 3"),
+    "no attribute": ("x = 1", "", "MD0161", "AttributeError"),
+    "no syntax": ("def", "", "MD0161", "SyntaxError"),
+    "a module without records": ("x = 1", "bad_module", "MD0163", "has no records of operators"),
+    "no list": ("OPERATORS = 3", "", "MD0163", "has int as its records"),
+    "an empty list": ("OPERATORS = ()", "", "MD0163", "has no operators"),
+    "no record": ("OPERATORS = ('relu',)", "", "MD0163", "lists str, not a record"),
+    "taken by the language": (
+        record("relu"),
+        "",
+        "MD0162",
+        "`relu` (package `bad`) is taken by the",
+    ),
+    "taken by the library": (record("top2_gating"), "", "MD0162", "is taken by the language"),
+    "twice": (record(end="OPERATORS = (one, one)"), "", "MD0162", "by another record"),
+    "a word": (record("repeat"), "", "MD0163", "has not a name of the language"),
+    "no name": (record("a b"), "", "MD0163", "has not a name of the language"),
+    "no samples": (
+        record(end="import dataclasses\nOPERATORS = (dataclasses.replace(one, samples=()),)"),
+        "",
+        "MD0163",
+        "has not samples",
+    ),
+    "no torch text": (
+        record(end="import dataclasses\nOPERATORS = (dataclasses.replace(one, torch=None),)"),
+        "",
+        "MD0163",
+        "has not a function as its torch text",
+    ),
+    "a part that is left out": (
+        "from meshdsl.ops import kit\nOPERATORS = (kit.OpDef('bad_op'),)",
+        "",
+        "MD0161",
+        "missing 6 required positional arguments: 'surface', 'infer'",
+    ),
+    "an import that is code": (
+        record(more="imports=('os; x',)"),
+        "",
+        "MD0163",
+        "has not names of modules",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_package_is_told_where_it_is_used(what: str, tmp_path: Path, cli: Cli) -> None:
+    module, home, code, said = WRONG[what]
+    (tmp_path / "bad_module.py").write_text(module)
+    with installed(tmp_path, "bad", home or "bad_module:OPERATORS"):
+        done = cli("check", write(LINE))
+        assert done.codes == [f"error[{code}]"], done.err
+        assert said in done.err
+        assert "f.mdsl:1:5" in done.err
+        assert "help: " in done.err
+        proved = cli("prove", "bad")
+        assert proved.codes == [f"error[{code}]"]
+
+
+def test_what_a_package_prints_is_no_output(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "bad_module.py").write_text("print('hello')\n" + record())
+    with installed(tmp_path, "bad", "bad_module"):
+        done = cli("check", write(LINE), "--json")
+        assert json.loads(done.out)["diagnostics"] == []
+        assert done.err == "hello\n"
+
+
+FAILING = {
+    "infer": ("check", "lambda ins, attrs: ins[3]", "f.mdsl:4:7"),
+    "factors": ("check --layout x", "lambda sig: 1 / 0", ""),
+    "torch": ("compile", "lambda call: 'nobody(' + call.tensor(0) + ')'", ""),
+    "numpy": ("run --engine reference", "lambda call, x: x.nothing", ""),
+}
+
+
+@pytest.mark.parametrize("part", FAILING)
+def test_a_part_that_fails_is_told_without_a_traceback(part: str, tmp_path: Path, cli: Cli) -> None:
+    command, function, place = FAILING[part]
+    end = f"import dataclasses\nOPERATORS = (dataclasses.replace(one, {part}={function}),)"
+    (tmp_path / "bad_module.py").write_text(record(end=end))
+    text = "mesh m = { d: 2 }\nlayout x { a -> d }\n"
+    with installed(tmp_path, "bad", "bad_module:OPERATORS"):
+        name, *options = command.split()
+        done = cli(name, write(LINE + text), *options)
+        assert done.codes == ["error[MD0164]"], done.err
+        assert place in done.err
