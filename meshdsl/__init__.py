@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh, layout, mesh
     from meshdsl.api.module import module
     from meshdsl.api.operators import *  # noqa: F403
+    from meshdsl.api.packages import use
     from meshdsl.api.plan import Plan
     from meshdsl.api.programs import Program, check, load, program, sizes
     from meshdsl.api.schedules import Schedule, scheduled
@@ -44,7 +45,7 @@ __all__ = [
     "Plan", "Program", "ProgramError", "ProgramWarning", "Schedule", "Simulation", "Tensor", "bf16",
     "bool", "check", "dim", "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout",
     "load", "mesh", "minimize", "module", "name", "param", "program", "recompute", "repeat",
-    "scheduled", "sizes", "update",
+    "scheduled", "sizes", "update", "use",
 ]  # fmt: skip
 
 _PUBLIC = {
@@ -53,6 +54,7 @@ _PUBLIC = {
     "functions": "Function function",
     "layouts": "Layout Mesh layout mesh",
     "module": "module",
+    "packages": "use",
     "plan": "Comparison Cost Explanation Outputs Plan Simulation",
     "programs": "Program check load program sizes",
     "schedules": "Schedule scheduled",

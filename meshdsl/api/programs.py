@@ -35,6 +35,8 @@ from meshdsl.named import ir
 from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
+from meshdsl.named.packages import of_operator
+from meshdsl.ops.opdef import ADDED
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.records import dataclass
 from meshdsl.search.request import REPLICATED, Amounts, SearchRequest
@@ -366,7 +368,8 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     linecache.checkcache(code.co_filename)
     diagnostics = Immediate()
     place = place_of(function)
-    tracer = Tracer(Declarations(place.source), diagnostics)
+    # What can be called is said by `md.use`: each operator is an object.
+    tracer = Tracer(Declarations(place.source, operators=ADDED), diagnostics)
     tracer.root_dims = tracer.known
     inputs = tuple(
         _input(tracer, function, types, p) for p in inspect.signature(function).parameters
@@ -389,7 +392,9 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     dims = with_makers(tracer.dims)
     computed_sizes = sizes_of(dims)
     sizes = tuple(writer.size(n, d._size, computed_sizes.get(n), d.span) for n, d in dims.items())
-    tree = ast.SourceFile((*sizes, *writer.defined(), program), place)
+    packages = {p.name for p in map(of_operator, tracer.called) if p is not None}
+    uses = tuple(ast.UseDecl(ast.Name(name, place), place) for name in sorted(packages))
+    tree = ast.SourceFile((*uses, *sizes, *writer.defined(), program), place)
     operands = [*tracer.computed, *(d._computed for d in dims.values() if d._computed)]
     lost = unsayable(tracer.started, operands, dims.values())
     return Traced(tree, lost, next(iter(writer.unsayable), None))
@@ -568,12 +573,13 @@ def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Progra
 
 
 def _needed(tree: ast.SourceFile, name: str, sizes: Mapping[str, int]) -> ast.SourceFile:
-    """The declarations of a program: its own, the `def`s it calls and the dims it names.
+    """The declarations of a program: its own, the `def`s it calls and the dims it names, packages.
 
     `sizes` are those given to dims from outside.
     """
     nodes = [_sized(d, sizes) for d in tree.declarations]
     needed: list[ast.Declaration] = []
+    needed += [d for d in nodes if isinstance(d, ast.UseDecl)]
     needed += [d for d in nodes if isinstance(d, ast.ProgramDecl) and d.name.text == name][:1]
     parts = [d for d in nodes if isinstance(d, ast.DimDecl | ast.FunctionDecl)]
     for node in needed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
@@ -28,17 +28,19 @@ _BRACKETS = {
     "slide": "[dim by size -> new]",
     "rows": "[dim]",
 }
+NONE_ADDED: Mapping[str, OpDef] = {}
 _LETTERS = ("x", "y", "z", "u", "v", "w")
 
 
-def form(name: str) -> str | None:
+def form(name: str, added: Mapping[str, OpDef] = NONE_ADDED) -> str | None:
     """The call of an operator, an optimizer, a schedule or an initialiser; None for other names.
 
-    A schedule is one of learning rates, or one of pipelines, as a layout names it.
+    A schedule is one of learning rates, or one of pipelines, as a layout names it. `added` are the
+    operators of packages that the file uses.
     """
     if name == "grad":
         return "grad(loss, x, …)"
-    record = load_all().get(name)
+    record = load_all().get(name) or added.get(name)
     if record is not None and record.surface.items != "view":
         return _call(record)
     if name in library():
@@ -76,13 +78,13 @@ def _call(record: OpDef) -> str:
     return f"{record.name}{bracket}({', '.join(names)}{out})"
 
 
-def meaning(name: str) -> Iterator[str]:
+def meaning(name: str, added: Mapping[str, OpDef] = NONE_ADDED) -> Iterator[str]:
     """What an operator is, in Markdown: its form, its definition, its legal placements."""
-    shown = form(name)
+    shown = form(name, added)
     if shown is None:
         return
     yield f"```mdsl\n{shown}\n```"
-    record = load_all().get(name)
+    record = load_all().get(name) or added.get(name)
     if record is not None and record.meaning:
         yield record.meaning
     if name in pipelines():

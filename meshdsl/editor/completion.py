@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Source
-from meshdsl.editor.call_forms import form
+from meshdsl.editor.call_forms import NONE_ADDED, form
 from meshdsl.editor.facts import DocumentFacts
 from meshdsl.editor.hovers import head
 from meshdsl.ir.types import DTYPES
@@ -18,8 +18,9 @@ from meshdsl.lexer import vocabulary
 from meshdsl.named.declarations import RESERVED_TENSORS
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import COMMON, COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.packages import names as packages
 from meshdsl.named.param_groups import ALL, WORDS
-from meshdsl.ops.opdef import load_all
+from meshdsl.ops.opdef import OpDef, load_all
 from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.layout_schedules import VALUES
 from meshdsl.placed.place import POLICIES
@@ -39,9 +40,14 @@ WINDOW = 4000
 """Characters before the cursor that are read for the brackets around it."""
 
 _HEAD = re.compile(
-    r"^(dim|mesh|layout|sbp|schedule(?=[ \t]+\w)|weights(?=[ \t]+\w)|def|program|expect)\b",
+    r"^(use(?=[ \t]+(?:\w|$))|dim|mesh|layout|sbp|schedule(?=[ \t]+\w)|weights(?=[ \t]+\w)|def"
+    r"|program|expect)\b",
     re.MULTILINE,
 )
+
+
+_IN_LINE = frozenset({"use", "dim", "layout", "expect", "mesh"})
+"""The declarations that go on outside of brackets."""
 
 
 @dataclass(slots=True)
@@ -154,7 +160,7 @@ def complete(known: DocumentFacts, text: str, offset: int) -> Iterator[lsp.Compl
         yield from offered.axes()
     elif place.last == "DOT":
         yield from offered.symbols(*TENSORS)
-    elif len(place.brackets) == 1 and place.head not in ("dim", "layout", "expect", "mesh"):
+    elif len(place.brackets) == 1 and place.head not in _IN_LINE:
         yield from offered.top(place)
     else:
         yield from _IN.get(place.head, _Offer.top)(offered, place)
@@ -173,6 +179,16 @@ class _Offer:
         """Outside of all brackets: words that begin a declaration."""
         if place.last == "_NL":
             yield from _words(sorted(vocabulary().declarations))
+
+    def in_use(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
+        """The packages of operators that are installed."""
+        if place.said == "use":
+            for name in packages():
+                yield lsp.CompletionItem(
+                    name, kind=_ITEMS["package"], detail="package of operators"
+                )
+        else:
+            yield from self.top(place)
 
     def in_dim(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.inside.has("EQUAL"):
@@ -342,7 +358,10 @@ class _Offer:
         yield from self.symbols(*TENSORS, "function")
         yield from self.symbols("dim")
         yield from _calls(sorted(vocabulary().operators), lsp.CompletionItemKind.Function)
-        record = load_all().get(place.inside.before) if place.inside.kind == "LPAR" else None
+        added = self.known.declarations.operators
+        yield from _calls(sorted(added), lsp.CompletionItemKind.Function, added)
+        called = place.inside.before if place.inside.kind == "LPAR" else ""
+        record = load_all().get(called) or added.get(called)
         options = record.surface.options if record else ()
         yield from _named((option for option, _ in options), place.inside.before)
 
@@ -379,6 +398,7 @@ class _Offer:
 
 
 _IN = {
+    "use": _Offer.in_use,
     "dim": _Offer.in_dim,
     "mesh": _Offer.in_mesh,
     "layout": _Offer.in_layout,
@@ -391,6 +411,7 @@ _IN = {
 }
 
 _ITEMS = {
+    "package": lsp.CompletionItemKind.Module,
     "dim": lsp.CompletionItemKind.Constant,
     "mesh": lsp.CompletionItemKind.Struct,
     "axis": lsp.CompletionItemKind.EnumMember,
@@ -421,9 +442,14 @@ def _named(options: Iterable[str], of: str) -> Iterator[lsp.CompletionItem]:
         yield lsp.CompletionItem(f"{option}=", kind=kind, detail=detail)
 
 
-def _calls(names: Iterable[str], kind: lsp.CompletionItemKind) -> Iterator[lsp.CompletionItem]:
+def _calls(
+    names: Iterable[str],
+    kind: lsp.CompletionItemKind,
+    added: Mapping[str, OpDef] = NONE_ADDED,
+) -> Iterator[lsp.CompletionItem]:
     for name in names:
-        yield lsp.CompletionItem(name, kind=kind, detail=form(name))
+        if name not in added or form(name, added):
+            yield lsp.CompletionItem(name, kind=kind, detail=form(name, added))
 
 
 # --- the form of a call ----------------------------------------------------------------------
@@ -446,4 +472,5 @@ def signature(known: DocumentFacts, text: str, offset: int) -> lsp.SignatureHelp
 
 def _form(known: DocumentFacts, name: str) -> str | None:
     function = known.declarations.functions.get(name)
-    return head(function).removeprefix("def ") if function is not None else form(name)
+    added = known.declarations.operators
+    return head(function).removeprefix("def ") if function is not None else form(name, added)

@@ -8,7 +8,7 @@ from functools import partial
 from lsprotocol import types as lsp
 
 from meshdsl.diagnostics import Diagnostics, Span
-from meshdsl.editor.call_forms import meaning
+from meshdsl.editor.call_forms import form, meaning
 from meshdsl.editor.facts import DocumentFacts, Placing
 from meshdsl.editor.line_costs import explained, tensors
 from meshdsl.ir.program import every
@@ -46,7 +46,7 @@ def _parts(
     if symbol.kind in TENSORS:
         yield from _tensor(known, placing, symbol, span)
     elif symbol.kind in ("operator", "schedule") and not symbol.definitions:
-        yield from meaning(symbol.name)
+        yield from meaning(symbol.name, known.declarations.operators)
     elif symbol.definitions:
         yield from _OTHERS[symbol.kind](known, placing, symbol)
 
@@ -255,7 +255,18 @@ def head(node: ast.FunctionDecl | ast.ProgramDecl) -> str:
     return " ".join(text.partition("{")[0].split())
 
 
+def _package(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    """Where a package of operators is, and what each of them is."""
+    package = known.declarations.packages.get(symbol.name)
+    if package is None:
+        return
+    yield f"The operators of `{package.home}`; `meshdsl prove {package.name}` tries them."
+    for name, record in package.operators.items():
+        yield code(form(name, package.operators) or name) + f"\n{record.meaning}"
+
+
 _OTHERS = {
+    "package": _package,
     "dim": _dim,
     "mesh": _mesh,
     "axis": _axis,

@@ -85,11 +85,13 @@ def rename(
 # --- the outline -----------------------------------------------------------------------------
 
 _KINDS = {
+    ast.UseDecl: lsp.SymbolKind.Package,
     ast.DimDecl: lsp.SymbolKind.Constant,
     ast.MeshDecl: lsp.SymbolKind.Struct,
     ast.LayoutDecl: lsp.SymbolKind.Object,
     ast.Sbp: lsp.SymbolKind.Object,
     ast.ScheduleDecl: lsp.SymbolKind.Object,
+    ast.WeightsDecl: lsp.SymbolKind.Object,
     ast.FunctionDecl: lsp.SymbolKind.Function,
     ast.ProgramDecl: lsp.SymbolKind.Module,
 }

@@ -220,7 +220,7 @@ def _check_name(name: str, package: str, before: set[str], span: Span | None) ->
 def _guarded(record: OpDef, package: str) -> OpDef:
     """The record, with errors in its functions as diagnostics: no command ends with a traceback."""
     parts = {field: getattr(record, field) for field in PARTS}
-    guarded = {
+    guarded: dict[str, Any] = {
         field: _guard(part, record.name, package, field)
         for field, part in parts.items()
         if part is not None
@@ -231,9 +231,9 @@ def _guarded(record: OpDef, package: str) -> OpDef:
 
 def _guard(part: Callable[..., Any], name: str, package: str, field: str) -> Callable[..., Any]:
     """A function of a record that raises MD0164 for whatever goes wrong in it."""
-    check = _YIELDS.get(field, lambda found: "")
+    check: Callable[[object], str] = _YIELDS.get(field, _anything)
 
-    @wraps(part)
+    @wraps(part)  # `prove` shows the line of the function itself
     def guarded(*args: Any) -> Any:
         try:
             found = part(*args)
@@ -251,6 +251,11 @@ def _guard(part: Callable[..., Any], name: str, package: str, field: str) -> Cal
         fail("MD0164", message, help=help)
 
     return guarded
+
+
+def _anything(found: object) -> str:
+    del found
+    return ""
 
 
 def _wrong_types(found: object) -> str:

@@ -113,7 +113,7 @@ def _problem(
         return None
     along = ", ".join(d.name for d in dims)
     case = f"{call_text(sig)}; cotangent over [{along}], operand {index}, by {oracle}"
-    return WrongCase("MD0674", "gradient", case, said)
+    return WrongCase("MD0174", "gradient", case, said)
 
 
 # --- torch's autograd -------------------------------------------------------------------------

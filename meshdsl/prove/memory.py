@@ -47,7 +47,7 @@ def on_any_memory(opdef: OpDef, sample: Sample) -> Cases:
         yielded = several(evaluate(opdef, call(sig), operands))
         of_values = (unlike_on_memory(got, w) for got, w in zip(yielded, expected, strict=True))
         said = next(filter(None, of_values), "")
-        code = "MD0673" if said else "MD0675"
+        code = "MD0173" if said else "MD0175"
         said = said or next(_wrong_memory(opdef, shows, yielded, operands, before), "")
         case = f"{call_text(sig)}; memory of operands: {lie}"
         yield WrongCase(code, "torch", case, said) if said else None
@@ -99,7 +99,7 @@ def in_place(opdef: OpDef, index: int, sample: Sample, literal: frozenset[int]) 
         for how, tensors in ways:
             said = _wrong_in_place(opdef, index, sig, tensors, (args, constants))
             case = f"{call_text(sig)}; in place of operand {index}, memory: {how}"
-            yield WrongCase("MD0675", "in_place", case, said) if said else None
+            yield WrongCase("MD0175", "in_place", case, said) if said else None
 
 
 def _wrong_in_place(

@@ -63,11 +63,11 @@ def _guarded(
     except DiagnosticError as error:
         yield WrongCase("MD0164", _part(error), _sample_text(sample), error.diagnostics[0].message)
     except OpError as error:
-        code = "MD0670" if check is _shapes else "MD0164"
+        code = "MD0170" if check is _shapes else "MD0164"
         yield WrongCase(code, "infer", _sample_text(sample), error_text(error))
     except Exception as error:
-        part = {_gradients: "gradient", _placements: "numpy"}.get(check, "torch")
-        code = "MD0674" if part == "gradient" else "MD0164"
+        part = "gradient" if check is _gradients else "numpy" if check is _placements else "torch"
+        code = "MD0174" if part == "gradient" else "MD0164"
         yield WrongCase(code, part, _sample_text(sample), error_text(error))
 
 
@@ -144,11 +144,11 @@ def _wrong_shape(sig: Signature, shapes: dict[str, list[Any] | str]) -> WrongCas
         return None
     said = "; ".join(f"{_WORDS[part]}: {_listed(each)}" for part, each in shapes.items())
     if len(wrong) > 1:
-        return WrongCase("MD0670", "infer", case, said)
+        return WrongCase("MD0170", "infer", case, said)
     failed = shapes[wrong[0]]
     if isinstance(failed, str):
         return WrongCase("MD0164", wrong[0], case, failed)
-    return WrongCase("MD0673", wrong[0], case, said)
+    return WrongCase("MD0173", wrong[0], case, said)
 
 
 def _wrong_dtype(sig: Signature, dtypes: list[str]) -> WrongCase | None:
@@ -156,7 +156,7 @@ def _wrong_dtype(sig: Signature, dtypes: list[str]) -> WrongCase | None:
     if rule == dtypes:
         return None
     said = f"the shape rule: {', '.join(rule)}; the torch text: {', '.join(dtypes)}"
-    return WrongCase("MD0670", "infer", call_text(sig), said)
+    return WrongCase("MD0170", "infer", call_text(sig), said)
 
 
 _WORDS = {"infer": "the shape rule", "numpy": "the numpy meaning", "torch": "the torch text"}
@@ -175,9 +175,9 @@ def _placements(opdef: OpDef, sample: Sample) -> Cases:
             yield None
             continue
         said = counterexample(opdef, sig, sample, row)
-        yield WrongCase("MD0671", "factors", f"{call_text(sig)}; {row}", said)
+        yield WrongCase("MD0171", "factors", f"{call_text(sig)}; {row}", said)
     for text in sorted(verdict.missing - set(opdef.true_rows)):
-        yield WrongCase("MD0672", "factors", f"{call_text(sig)}; {text}", "it holds")
+        yield WrongCase("MD0172", "factors", f"{call_text(sig)}; {text}", "it holds")
     for row in texts.rows_of(opdef, sample):
         if str(row) in verdict.false:
             return

@@ -31,7 +31,7 @@ MOST_ROWS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class RowVerdict:
     """The problems with the rows of one operator on one sample."""
 
     false: frozenset[str]
@@ -42,7 +42,7 @@ class Verdict:
     """Every row that holds and is not declared, whatever its partial operation."""
 
 
-def judge(opdef: OpDef, sample: Sample) -> Verdict:
+def judge(opdef: OpDef, sample: Sample) -> RowVerdict:
     """Compare the declared rows of `opdef` on `sample` with the true ones."""
     sig = signature(opdef, sample)
     # Rows that read windows hold by other means: there is a slice for what others would send.
@@ -58,7 +58,7 @@ def judge(opdef: OpDef, sample: Sample) -> Verdict:
     true = set(_true_rows(opdef, sig, sample, plain))
     undeclared = {r for r in true - declared if not _has_whole_twin(r, true, len(sig.ins))}
     text = functools.partial(_text, len(sig.ins))
-    return Verdict(
+    return RowVerdict(
         frozenset(map(text, plain - true | broken)),
         frozenset(text(r) for r in undeclared if not _has_extreme(r)),
         frozenset(map(text, undeclared)),

@@ -40,7 +40,7 @@ def _drawn(sample: Sample) -> list[np.ndarray]:
 
 def _problem(sig: Signature, said: str, how: str = "") -> WrongCase | None:
     """A text that differs from the numpy meaning; None where nothing is said."""
-    return WrongCase("MD0673", "torch", call_text(sig) + how, said) if said else None
+    return WrongCase("MD0173", "torch", call_text(sig) + how, said) if said else None
 
 
 def on_wholes(opdef: OpDef, sample: Sample) -> Cases:

@@ -221,7 +221,7 @@ def _problem(
     """A block that is wrong by the numpy meaning or the torch text; None where nothing is said."""
     if not said:
         return None
-    code = {"numpy": "MD0671", "torch": "MD0673"}[which]
+    code = {"numpy": "MD0171", "torch": "MD0173"}[which]
     part = {"numpy": "factors", "torch": "torch"}[which]
     devices = " x ".join(map(str, ways))
     case = f"{call_text(sig)}; {row} on {devices} devices, with blocks of several sizes"

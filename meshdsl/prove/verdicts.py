@@ -17,7 +17,7 @@ from meshdsl.records import dataclass
 from meshdsl.report.document import aligned
 
 
-class CheckFacts(TypedDict):
+class ProofFacts(TypedDict):
     """A check, the cases it has tried, and how many of them are wrong."""
 
     check: str
@@ -31,7 +31,7 @@ class VerdictFacts(TypedDict):
     operator: str
     samples: int
     proved: bool
-    checks: list[CheckFacts]
+    checks: list[ProofFacts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +60,27 @@ def _verdict(opdef: OpDef, package: OperatorPackage) -> Verdict:
 
 
 def _errors(check: Checked) -> list[WrongCase]:
-    return [case for case in check.wrong if case.code != "MD0672"]
+    return [case for case in check.wrong if case.code != "MD0172"]
 
 
 _MESSAGES = {
     "MD0164": "the {part} of `{name}` fails: {said}",
-    "MD0670": "the shape rule of `{name}` is wrong: {said}",
-    "MD0671": "a placement that the factors of `{name}` declare does not hold: {said}",
-    "MD0672": "a placement of `{name}` holds and is not declared",
-    "MD0673": "the torch text of `{name}` differs from its numpy meaning: {said}",
-    "MD0674": "the gradient of `{name}` is wrong: {said}",
-    "MD0675": "the torch text of `{name}` leaves memory otherwise than its record says: {said}",
+    "MD0170": "the shape rule of `{name}` is wrong: {said}",
+    "MD0171": "a placement that the factors of `{name}` declare does not hold: {said}",
+    "MD0172": "a placement of `{name}` holds and is not declared",
+    "MD0173": "the torch text of `{name}` differs from its numpy meaning: {said}",
+    "MD0174": "the gradient of `{name}` is wrong: {said}",
+    "MD0175": "the torch text of `{name}` leaves memory otherwise than its record says: {said}",
 }
 
 _HELP = {
     "MD0164": "mend it, or a sample that it does not take",
-    "MD0670": "let it yield these dims, in this order, and this dtype",
-    "MD0671": "remove the loop, or the operands of `linear` or `monotone`, from which it follows",
-    "MD0672": "add it to the factors: data placed so is gathered today; or give the reason in "
+    "MD0170": "let it yield these dims, in this order, and this dtype",
+    "MD0171": "remove the loop, or the operands of `linear` or `monotone`, from which it follows",
+    "MD0172": "add it to the factors: data placed so is gathered today; or give the reason in "
     "`true_rows`",
-    "MD0674": "finite differences are of the numpy meaning: write the gradient of that",
-    "MD0675": "yield new memory, leave operands as they are; `view`, `shows` and `in_place` say "
+    "MD0174": "finite differences are of the numpy meaning: write the gradient of that",
+    "MD0175": "yield new memory, leave operands as they are; `view`, `shows` and `in_place` say "
     "what may be otherwise",
 }
 
@@ -100,7 +100,7 @@ def _told(
         if code == "MD0164" and first.said.startswith("the "):  # as `named/packages.py` tells it
             message = first.said
         help = _HELP.get(code) or _which_is_wrong(checks)
-        severity: Any = "warning" if code == "MD0672" else "error"
+        severity: Any = "warning" if code == "MD0172" else "error"
         text = f"{message} ({first.case}{more})"
         yield Diagnostic(code, text, _place(getattr(opdef, part), package), severity, help=help)
 
@@ -146,7 +146,7 @@ def verdict_text(verdict: Verdict) -> str:
     return "\n".join([head, *(f"  {line}" for line in aligned(rows))]) + "\n"
 
 
-def _result(check: CheckFacts) -> str:
+def _result(check: ProofFacts) -> str:
     if not check["cases"]:
         return "nothing to try"
     return f"{check['wrong']} wrong" if check["wrong"] else "right"

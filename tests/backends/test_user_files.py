@@ -242,7 +242,7 @@ READERS = {
     "meshdsl/codes.py": "a table of the package",
     "meshdsl/editor/messages.py": "a table of the package",
     "meshdsl/disk_cache.py": "entries of the cache, opened without waiting and looked at there",
-    "meshdsl/named/prelude.py": "the library of the package",
+    "meshdsl/named/prelude_files.py": "the library of the package",
     "meshdsl/play/page.py": "a page of the package",
     "meshdsl/project/__init__.py": "templates of the package",
     "meshdsl/report/page/__init__.py": "a page of the package",

@@ -19,6 +19,8 @@ from tests.project import ROOT
 
 from .command import Cli, write
 
+GUIDE = ROOT / "docs" / "howto" / "own_operators.md"
+
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[str]:
@@ -86,7 +88,27 @@ def test_it_is_proved(program: str, cli: Cli) -> None:
     assert done.out.startswith("swiglu: proved, on 3 samples\n  shapes ")
     found = json.loads(cli("prove", KERNELS, "--json").out)
     assert found["operators"][0]["proved"] is True
+    assert f"$ meshdsl prove {KERNELS}\n{done.out}" in GUIDE.read_text(encoding="utf-8")
     assert found["diagnostics"] == []
+
+
+WRONG_TWIN = """
+import dataclasses
+from meshdsl.ops import kit
+from swiglu_kernels import OPERATORS as RIGHT
+OPERATORS = (dataclasses.replace(RIGHT[0], factors=kit.plain(linear=[[0], [1]])),)
+"""
+
+
+def test_its_twin_with_a_wrong_placement_is_refused(tmp_path: Path, cli: Cli) -> None:
+    """As the guide shows it."""
+    (tmp_path / "wrong_twin.py").write_text(WRONG_TWIN)
+    with example(tmp_path / "right"), installed(tmp_path, "twin", "wrong_twin:OPERATORS"):
+        done = cli("prove", "twin")
+        assert done.code == 1
+        assert done.out.startswith("swiglu: not proved, on 3 samples\n")
+        assert done.codes == ["error[MD0171]"]
+        assert " ".join(done.err.split()) in " ".join(GUIDE.read_text(encoding="utf-8").split())
 
 
 def test_an_operator_is_not_there_without_a_use(program: str, cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,7 @@ from tests.packages import KERNELS, example
 def right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpDef]:
     """The record of the guide; its kernel can be imported."""
     with example(tmp_path_factory.mktemp("right")):
-        import swiglu_kernels
-
-        yield swiglu_kernels.OPERATORS[0]
+        yield importlib.import_module(KERNELS).OPERATORS[0]
 
 
 def verdict_on(record: OpDef, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> Verdict:
@@ -76,48 +75,48 @@ SQUARES = kit.samples("b h; b h | alpha=1.0")
 WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "linear in the gate": (
         {"factors": kit.plain(linear=[[0], [1]])},
-        "error[MD0671]",
+        "error[MD0171]",
         ("; P, B -> P;", "on 2 devices the results make", "b = 2, h = 6"),
     ),
     "a loop that is summed": (
         {"factors": _summed_loop},
-        "error[MD0671]",
+        "error[MD0171]",
         ("S(b), S(b) -> P", "2 devices"),
     ),
     "a loop that is missing": (
         {"factors": _no_loops},
-        "warning[MD0672]",
+        "warning[MD0172]",
         ("S(b), S(b) -> S(b)", "more case"),
     ),
     "the shape rule": (
         {"infer": _flipped},
-        "error[MD0670]",
+        "error[MD0170]",
         ("the shape rule: [6, 2]; the numpy meaning: the numpy meaning of", "alpha=1.5"),
     ),
     "the dtype of the result": (
         {"infer": lambda ins, attrs: (TensorType(ins[0].dims, kit.F32),)},
-        "error[MD0670]",
+        "error[MD0170]",
         ("the shape rule: torch.float32; the torch text: torch.float64", "f64[b, h]"),
     ),
     "the numpy meaning": (
         {"numpy": _without_alpha},
-        "error[MD0673]",
+        "error[MD0173]",
         ("alpha=1.5", " for ", " at [b ", "values"),
     ),
     "the gradient": (
         {"gradient": _of_alpha_1},
-        "error[MD0674]",
+        "error[MD0174]",
         ("cotangent over [", "operand 0, by finite differences", " for "),
     ),
-    "no gradient": ({"gradient": None}, "error[MD0674]", ("0 for ", "operand 0")),
+    "no gradient": ({"gradient": None}, "error[MD0174]", ("0 for ", "operand 0")),
     "a gradient of another type": (
         {"gradient": _too_wide},
-        "error[MD0674]",
+        "error[MD0174]",
         ("the gradient of operand 0 is f64[",),
     ),
     "a text that writes over its operand": (
         {"torch": _text("{0}.mul_(torch.sigmoid({0})).mul_({1})"), "samples": SQUARES},
-        "error[MD0675]",
+        "error[MD0175]",
         ("operand 0 is changed", "memory of operands: plain"),
     ),
     "a text that needs plain memory": (
@@ -125,7 +124,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
             "torch": _text("torch.nn.functional.silu({0}) * {1}.as_strided({1}.shape, (6, 1))"),
             "samples": SQUARES,
         },
-        "error[MD0673]",
+        "error[MD0173]",
         ("in memory with gaps",),
     ),
     "a text that fails": (
@@ -135,7 +134,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     ),
     "a shape rule that fails": (
         {"infer": lambda ins, attrs: (ins[5],)},
-        "error[MD0670]",
+        "error[MD0170]",
         ("the shape rule of `twin` (package `twin`) failed: IndexError",),
     ),
     "a text that is none": (
@@ -186,5 +185,5 @@ def test_numpy_or_torch_is_named_by_the_gradient(
     assert "not that of the numpy meaning either" in (verdict.diagnostics[0].help or "")
     of_1 = _text("torch.ops.swiglu_kernels.swiglu({0}, {1}.mT, 1.0)")
     verdict = verdict_on(right, monkeypatch, samples=sample, torch=of_1)
-    assert {d.code for d in verdict.diagnostics} == {"MD0673"}
+    assert {d.code for d in verdict.diagnostics} == {"MD0173"}
     assert "the torch text is probably wrong" in (verdict.diagnostics[0].help or "")

@@ -9,8 +9,9 @@ behind the fence says what is done with one (`RUNNERS`), a second word which fil
 - `shellsession` and `console`: `$ command`, and what it prints on a screen of 80 columns; a line
   `…` stands for any lines. With `MESHDSL_UPDATE_GOLDEN=1` what is shown whole and has changed is
   written anew. `sh`: commands that have to end well.
-- `python` is executed, `python fragment` is compiled; `json` and `toml` are read, and
-  `toml NAME.toml` is that file for the commands below it; `text` is no code, `text NAME` that file.
+- `python` is executed, `python fragment` is compiled, `excerpt=FILE` is in that file;
+  `json` and `toml` are read, and `toml NAME.toml` is that file for the commands below it;
+  `text` is no code, `text NAME` that file.
 - `<!-- edit: FILE: OLD => NEW -->` is what the reader is told to do to a file.
 """
 
@@ -85,11 +86,18 @@ class Folder:
 # --- kinds of blocks -----------------------------------------------------------------------------
 
 
-def run_mdsl(text: str, word: str, folder: Folder) -> None:
+def _is_excerpt(text: str, word: str, folder: Folder) -> bool:
+    """Whether a block is lines of a file, which the word names; the file has them."""
     kind, _, name = word.partition("=")
-    if kind == "excerpt":
-        path = ROOT / name if (ROOT / name).exists() else folder.root / name
-        assert text in path.read_text(encoding="utf-8"), f"{name} has no such lines"
+    if kind != "excerpt":
+        return False
+    path = ROOT / name if (ROOT / name).exists() else folder.root / name
+    assert text in path.read_text(encoding="utf-8"), f"{name} has no such lines"
+    return True
+
+
+def run_mdsl(text: str, word: str, folder: Folder) -> None:
+    if _is_excerpt(text, word, folder):
         return
     if word == "statements":
         text = f"program p() {{\n{text}}}\n"
@@ -131,6 +139,8 @@ def carry_out(command: str, folder: Folder) -> str:
 
 
 def run_python(text: str, word: str, folder: Folder) -> None:
+    if _is_excerpt(text, word, folder):
+        return
     path = folder.here / f"block_{len(folder.names)}.py"
     path.write_text(text, encoding="utf-8")  # errors quote the lines
     code = compile(text, path, "exec")
