@@ -10,14 +10,6 @@ mem, inner = md.dim("mem", like=seq), md.dim("inner", like=model)
 
 
 @md.function
-def norm(
-    x: md.Tensor[..., model], g: md.Tensor[model], b: md.Tensor[model]
-) -> md.Tensor[..., model]:
-    y = x - md.mean[model](x)
-    return y * md.rsqrt(md.mean[model](md.square(y)) + 1e-12) * g + b
-
-
-@md.function
 def attention(
     x: md.Tensor[batch, seq, model], present: md.Tensor[batch, seq]
 ) -> md.Tensor[batch, seq, model]:
@@ -58,7 +50,14 @@ def predicted(
     shift = md.param([model], init=md.zeros())
     bias = md.param([vocab], init=md.zeros())
     y = md.gelu(md.einsum(x, w, out=[batch, seq, inner]) + b)
-    return md.einsum(norm(y[inner >> model], g, shift), word, out=[batch, seq, vocab]) + bias
+    return (
+        md.einsum(
+            md.layer_norm[model](y[inner >> model], g, shift, eps=1e-12),
+            word,
+            out=[batch, seq, vocab],
+        )
+        + bias
+    )
 
 
 @md.program
@@ -75,15 +74,15 @@ def bert(
     g0 = md.param([model], init=md.ones())
     b0 = md.param([model], init=md.zeros())
     x = word.gather(vocab, tokens) + position.slice(context, None, seq, seq)
-    x = norm(x + segment.gather(segments, segment_ids), g0, b0)
+    x = md.layer_norm[model](x + segment.gather(segments, segment_ids), g0, b0, eps=1e-12)
 
     def layer(x):
         g1 = md.param([model], init=md.ones())
         b1 = md.param([model], init=md.zeros())
         g2 = md.param([model], init=md.ones())
         b2 = md.param([model], init=md.zeros())
-        x = norm(x + attention(x, present), g1, b1)
-        x = norm(x + mlp(x), g2, b2)
+        x = md.layer_norm[model](x + attention(x, present), g1, b1, eps=1e-12)
+        x = md.layer_norm[model](x + mlp(x), g2, b2, eps=1e-12)
         return x
 
     x = md.repeat(layers, layer, x)

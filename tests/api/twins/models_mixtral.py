@@ -23,11 +23,6 @@ def turned(x: md.Tensor[..., seq, key]) -> md.Tensor[..., seq, key]:
 
 
 @md.function
-def norm(x: md.Tensor[..., model], g: md.Tensor[model]) -> md.Tensor[..., model]:
-    return x * md.rsqrt(md.mean[model](md.square(x)) + 1e-5) * g
-
-
-@md.function
 def attention(x: md.Tensor[batch, seq, model]) -> md.Tensor[batch, seq, model]:
     wq = md.param([model, kv, group, key], init=md.normal(0.02))
     wk = md.param([model, kv, key], init=md.normal(0.02))
@@ -73,14 +68,14 @@ def mixtral(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
     def layer(x):
         g1 = md.param([model], init=md.ones())
         g2 = md.param([model], init=md.ones())
-        x = x + attention(norm(x, g1))
-        x = x + moe(norm(x, g2))
+        x = x + attention(md.rms_norm[model](x, g1, eps=1e-5))
+        x = x + moe(md.rms_norm[model](x, g2, eps=1e-5))
         return x
 
     x = md.repeat(layers, layer, x)
     gf = md.param([model], init=md.ones())
     head = md.param([vocab, model], init=md.normal(0.02))
-    logits = md.einsum(norm(x, gf), head, out=[batch, seq, vocab])
+    logits = md.einsum(md.rms_norm[model](x, gf, eps=1e-5), head, out=[batch, seq, vocab])
     loss = md.mean(md.cross_entropy[vocab](logits, targets))
     md.minimize(loss, md.adamw(lr=md.cosine(3e-4, 100_000, warmup=2000), clip=1.0))
     return loss, logits
