@@ -90,7 +90,7 @@ def analyse_tree(
     diagnostics.add(*problems)
     declarations = declare(tree, diagnostics, options.set_dims, options.set_in)
     _check_declared(declarations, diagnostics)
-    broken = bool(problems) or bool(declarations.unsized)
+    broken = bool(problems) or bool(declarations.unsized) or declarations.lacks_packages
     written: dict[str, NamedProgram | None] = {}
     named: dict[str, NamedProgram | None] = {}
     spoken = spoken_of(declarations, options.layout)

@@ -157,6 +157,8 @@ class DTensorText(Peer):
     def operator(self, node: Compute, args: tuple[str, ...], plan: CallPlan) -> str:
         """The record's torch text on global shapes; a new tensor in it becomes a DTensor."""
         out, p = node.outs[0], plan.yields
+        if lookup(node.name).imports:  # DTensor has no rule for a kernel of a package
+            self.refuse(node)
         if node.name == "one_hot":
             return self._one_hot(node, args[0], p)
         if node.name == "window":  # `unfold` is no operator of DTensor
