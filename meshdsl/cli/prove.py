@@ -26,7 +26,7 @@ def command(
     ],
     given: ProveOptions,
 ) -> None:
-    """Try the shapes, placements, torch text and gradient of a package's operators."""
+    """Prove the operators of a package on small samples."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.named.packages import load
 

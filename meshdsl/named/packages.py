@@ -24,7 +24,17 @@ from typing import Any, NoReturn
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Span, did_you_mean, fail, spelled_right
 from meshdsl.ir.types import TensorType
 from meshdsl.named.prelude_files import function_names
-from meshdsl.ops.opdef import ADDED, Factors, OpDef, OpError, Sample, Surface, load_all
+from meshdsl.ops.opdef import (
+    ADDED,
+    Attrs,
+    Factors,
+    OpDef,
+    OpError,
+    Sample,
+    Surface,
+    Types,
+    load_all,
+)
 from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import is_name
 
@@ -180,6 +190,10 @@ def _checked(record: object, package: str, span: Span | None) -> OpDef:
     )
     if not record.samples or not are_samples:
         refuse("samples", 'small calls that it is proved on: `kit.samples("b h", "()")`')
+    if record.composite:
+        message = f"the record of `{record.name}` (package `{package}`) says that it is composite"
+        help = "leave `composite` out: definitions in the language stand in its own prelude alone"
+        fail("MD0163", message, span, help=help)
     modules = record.imports
     if not isinstance(modules, tuple) or not all(map(_is_module_name, modules)):
         refuse("names of modules as its `imports`", '`imports=("my_package.kernel",)`')
@@ -225,8 +239,24 @@ def _guarded(record: OpDef, package: str) -> OpDef:
         for field, part in parts.items()
         if part is not None
     }
+    guarded["infer"] = partial(_infer_with_options, record, guarded["infer"])
     in_place = {i: _guard(f, record.name, package, "torch") for i, f in record.in_place.items()}
     return replace(record, **guarded, in_place=in_place)
+
+
+def _infer_with_options(
+    record: OpDef, infer: Callable[..., Any], ins: Types, attrs: Attrs
+) -> Types:
+    """The shape rule, after options: one whose default is a number takes numbers alone."""
+    for name, default in record.surface.options:
+        takes_numbers = isinstance(default, int | float) and not isinstance(default, bool)
+        given = attrs.get(name, default)
+        if takes_numbers and not isinstance(given, int | float):
+            shown = f'"{given}"' if isinstance(given, str) else str(given)
+            message = f"`{name}` of `{record.name}` is a number, and this is {shown}"
+            raise OpError("MD0213", message, f"write a number: `{name}={default}`")
+    types: Types = infer(ins, attrs)
+    return types
 
 
 def _guard(part: Callable[..., Any], name: str, package: str, field: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -120,6 +121,7 @@ def _which_is_wrong(checks: list[Checked]) -> str:
 
 def _place(part: object, package: OperatorPackage) -> Span | None:
     """The line of the package that defines a part of a record; None for a part from elsewhere."""
+    part = part.args[1] if isinstance(part, partial) else part  # the shape rule behind its options
     function = inspect.unwrap(part) if callable(part) else None
     code = getattr(function, "__code__", None)
     if code is None:

@@ -56,7 +56,8 @@ def test_the_text_imports_its_kernel_and_runs_under_torchrun(program: str, cli: 
     text = Path("mlp.py").read_text()
     assert "import torch.distributed as dist\nimport swiglu_kernels.kernel\n" in text
     assert "torch.ops.swiglu_kernels.swiglu(einsum, einsum_2, 1.5)" in text
-    ran = cli("run", program, "--engine", "torchrun", "--step", "--verify")
+    two = ("--mesh", "rows:1,cols:2", "--engine", "torchrun")
+    ran = cli("run", program, *two, "--step", "--verify")
     assert ran.code == 0, ran.err
     assert "verified: equal" in ran.out
 
@@ -116,6 +117,23 @@ def test_an_operator_is_not_there_without_a_use(program: str, cli: Cli) -> None:
     done = cli("check", write(text))
     assert done.codes == ["error[MD0103]"]
     assert f"those of installed packages need a line before all else: `use {KERNELS}`" in done.err
+
+
+def test_wrong_calls_are_told_as_those_of_the_language(program: str, cli: Cli) -> None:
+    calls = {
+        "swiglu(x, y)": "MD0214",
+        "swiglu(x, x, beta=3)": "MD0253",
+        "swiglu(x)": "MD0251",
+        "swiglu[a](x, x)": "MD0252",
+        "swiglu(n, n)": "MD0202",
+        "swiglu": "MD0102",
+        'swiglu(x, x, "s")': "MD0213",
+    }
+    lines = [f"  z{i} = {call}" for i, call in enumerate(calls)]
+    names = ", ".join(f"z{i}" for i in range(len(calls)))
+    head = f"use {KERNELS}\ndim a = 4, b = 2\nprogram p(x[a], y[b], n[a]: i32) {{"
+    done = cli("check", write("\n".join([head, *lines, f"  return {names}", "}", ""])))
+    assert done.codes == [f"error[{code}]" for code in calls.values()], done.err
 
 
 def test_a_variable_does_not_hide_the_module(program: str, cli: Cli) -> None:
@@ -189,6 +207,12 @@ WRONG = {
         "",
         "MD0163",
         "has not a function as its torch text",
+    ),
+    "a composite": (
+        record(end="import dataclasses\nOPERATORS = (dataclasses.replace(one, composite=True),)"),
+        "",
+        "MD0163",
+        "says that it is composite",
     ),
     "a part that is left out": (
         "from meshdsl.ops import kit\nOPERATORS = (kit.OpDef('bad_op'),)",
