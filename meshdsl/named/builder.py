@@ -35,7 +35,7 @@ from meshdsl.named.ir import (
     fields_inside,
     walk,
 )
-from meshdsl.named.size_formulas import as_float
+from meshdsl.named.size_formulas import as_float, how_of
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.records import dataclass
 from meshdsl.syntax.edits import cast_to
@@ -372,7 +372,7 @@ class Builder:
         check_number(number, dtype, span)
         if dtype.kind == "bool" or (dtype.kind == "int" and isinstance(number, float)):
             kind = "a bool" if dtype.kind == "bool" else f"an {dtype} tensor"
-            help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
+            help = "use a comparison" if dtype.kind == "bool" else _integer_help(number)
             fail("MD0257", f"the number {shown(number)} is combined with {kind}", span, help=help)
         attrs = {"value": as_float(number) if dtype.kind == "float" else number, "dtype": dtype}
         return self.emit("constant", (), attrs, span, calls, origin=origin)[0]
@@ -443,6 +443,15 @@ def _casts(code: str, spans: tuple[Span, ...], dtypes: list[DType]) -> tuple[Fix
     pairs = [(s, d) for s, d in zip(spans, reversed(dtypes), strict=True) if d.kind != "bool"]
     pairs.sort(key=lambda pair: pair[1].kind != "float")
     return tuple(cast_to(span, str(dtype), safe=False) for span, dtype in pairs)
+
+
+def _integer_help(number: int | float) -> str:
+    """The way out where a float meets integers; it may be the quotient of two."""
+    how, help = how_of(number), "cast the tensor: `cast(x, f32)`"
+    is_quotient = how is not None and how.operator == "div"
+    if is_quotient or float(number).is_integer():
+        help += "; or write an integer: `/` makes a float of two, `//` rounds down"
+    return help
 
 
 def check_number(number: int | float, dtype: DType, span: Span) -> None:

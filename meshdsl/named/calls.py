@@ -26,7 +26,7 @@ from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.count_include_pad import Elements
 from meshdsl.named.emit import Emit
-from meshdsl.named.expressions import option_value, surface_name, unknown_function
+from meshdsl.named.expressions import Literals, option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import LEAST, form, library, prelude
@@ -166,6 +166,10 @@ class Calls:
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         pad_counts = attrs.pop("pad_counts", 1)
         results = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+        operands = tuple(arguments.operands)
+        if operands and len(results) == 1 and all(expressions.is_literal(x) for x in operands):
+            made = Literals(opdef.name, operands, spans, node.span, attrs)
+            expressions.literals[results[0]] = made
         elements = Elements(Emit(self.builder, node.span, scope))
         return results if pad_counts == 1 else (elements.mean(results[0], attrs, pad_counts),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,7 +24,7 @@ from meshdsl.named.builder import Operand, Scope, Stack, need_tensor
 from meshdsl.named.declarations import declared, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.size_formulas import how_of, made, size_of
-from meshdsl.ops.opdef import OpDef, OpError, load_all, lookup, signs
+from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all, lookup, signs
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
@@ -50,6 +50,7 @@ class Literals:
     operands: tuple[Operand, ...]
     spans: tuple[Span, ...]
     span: Span
+    attrs: Attrs = field(default_factory=dict)
 
 
 class Expressions:
@@ -219,7 +220,7 @@ class Expressions:
         )
         result = self.builder.emit(name, values, {}, span, scope, spans)[0]
         read = operands[1:] if name == "where" else operands
-        if result.type.dtype == dtype and all(self._is_literal(x) for x in read):
+        if result.type.dtype == dtype and all(self.is_literal(x) for x in read):
             self.literals[result] = Literals(name, tuple(operands), spans, span)
         return result
 
@@ -233,7 +234,8 @@ class Expressions:
         tensors.sort(key=self.literals.__contains__)
         return tensors[0].type.dtype if tensors else DTYPES["f32"]
 
-    def _is_literal(self, operand: Operand) -> bool:
+    def is_literal(self, operand: Operand) -> bool:
+        """Whether an operand is a number, or made of numbers alone."""
         return isinstance(operand, int | float) or operand in self.literals
 
     def _of_literals(
@@ -259,7 +261,7 @@ class Expressions:
             for x, s in zip(operands, literals.spans, strict=True)
         )
         name, span, spans = literals.name, literals.span, literals.spans
-        (again,) = self.builder.emit(name, values, {}, span, scope, spans)
+        (again,) = self.builder.emit(name, values, literals.attrs, span, scope, spans)
         self.literals[again] = literals
         return again
 
@@ -331,9 +333,10 @@ def _takes(made: Literals, dtype: DType) -> bool:
     """Whether an operator of literals yields a dtype, of operands of that dtype."""
     first = 1 if made.name == "where" else 0
     condition = tuple(x.type for x in made.operands[:first] if isinstance(x, Value))
-    others = (TensorType((), dtype),) * len(made.operands[first:])
+    dims = [x.type.dims if isinstance(x, Value) else () for x in made.operands[first:]]
+    others = (TensorType(d, dtype) for d in dims)
     try:
-        return lookup(made.name).infer((*condition, *others), {})[0].dtype == dtype
+        return lookup(made.name).infer((*condition, *others), made.attrs)[0].dtype == dtype
     except OpError:
         return False
 
