@@ -166,9 +166,9 @@ class Calls:
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         pad_counts = attrs.pop("pad_counts", 1)
         results = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
-        operands = tuple(arguments.operands)
-        if operands and len(results) == 1 and all(expressions.is_literal(x) for x in operands):
-            made = Literals(opdef.name, operands, spans, node.span, attrs)
+        written = tuple(arguments.operands)
+        if written and len(results) == 1 and all(expressions.is_literal(x) for x in written):
+            made = Literals(opdef.name, written, spans, node.span, attrs)
             expressions.literals[results[0]] = made
         elements = Elements(Emit(self.builder, node.span, scope))
         return results if pad_counts == 1 else (elements.mean(results[0], attrs, pad_counts),)

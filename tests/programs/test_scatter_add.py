@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ def inputs() -> dict[str, Array]:
     return drawn | {"ids": ids, "each": each, "one": np.array(3, np.int32)}
 
 
-CALLS = {
+CALLS: dict[str, tuple[str, tuple[Any, str]]] = {
     "scatter_add[node = ids](x)": ("ef,e->nf", ("x", "ids")),
     "scatter_add[node = ids](x -> [feat, node])": ("ef,e->fn", ("x", "ids")),
     "scatter_add[node = each](x -> [batch, node, feat])": ("ef,be->bnf", ("x", "each")),
@@ -53,12 +55,14 @@ CALLS = {
 
 def summed(call: str) -> Array:
     """What a call means, in float64."""
-    (letters, (what, ids)), given = CALLS[call], inputs()
+    (letters, (what, ids)) = CALLS[call]
+    given: dict[Any, Any] = {**inputs()}
     left, result = letters.split("->")
     first, at = left.split(",")
-    value = {"ids > 1": given["ids"] > 1}.get(what, given.get(what, what))
+    value = given["ids"] > 1 if what == "ids > 1" else given.get(what, what)
     hot = np.eye(5)[given[ids]]
-    return np.einsum(f"{first},{at}n->{result}", np.asarray(value, np.float64), hot)
+    summed = np.einsum(f"{first},{at}n->{result}", np.asarray(value, np.float64), hot)
+    return np.asarray(summed)
 
 
 def body(lines: list[str], names: list[str]) -> str:
@@ -114,7 +118,8 @@ def test_partial_sums_are_added_once_behind_it() -> None:
 
 def test_an_index_out_of_range_is_an_error(tmp_path) -> None:
     path = tmp_path / "in.npz"
-    np.savez(path, **(inputs() | {"ids": np.array([0, 1, 2, 5, 0, 0, 0], np.int32)}))
+    given: dict[str, Any] = inputs() | {"ids": np.array([0, 1, 2, 5, 0, 0, 0], np.int32)}
+    np.savez(path, **given)
     program = compile_text(body(["y = scatter_add[node = ids](x)"], ["y"]), layout="nodes")
     told = set()
     for engine in ("local", "reference"):
@@ -160,7 +165,7 @@ def test_in_python() -> None:
         y = md.scatter_add[node](x, each, out=[batch, node, feat])
         return y, md.bincount[node](each)
 
-    given = {name: inputs()[name] for name in ("x", "each")}
+    given: dict[str, Any] = {name: inputs()[name] for name in ("x", "each")}
     y, counted = sums.compile(md.mesh(p=2), md.layout(edge="p"))(**given)
     want = summed("scatter_add[node = each](x -> [batch, node, feat])")
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)

@@ -72,8 +72,8 @@ def by_torch(
     loss = torch.nn.functional.cross_entropy(
         (x @ w).flatten(0, 1), targets.flatten(), ignore_index=ignored
     )
-    loss.backward()
-    stepped = {name: (t - t.grad).detach().numpy() for name, t in (("w", w), ("u", u))}
+    dw, du = torch.autograd.grad(loss, (w, u))
+    stepped = {"w": (w - dw).detach().numpy(), "u": (u - du).detach().numpy()}
     return loss.item(), {**stepped, "step": np.array(1)}
 
 
