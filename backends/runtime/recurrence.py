@@ -35,7 +35,7 @@ def recur_into(
     before: torch.Tensor,
     reverse: bool,
 ) -> None:
-    """Write the recurrence into `h`: the second step of each pair, by pairs, then the first ones.
+    """Write the recurrence into `h`: the second of each two steps, then the others.
 
     Two steps are one: a2 * (a1 * h + b1) + b2. Of an odd number the last to be done has no pair.
     """

@@ -234,10 +234,10 @@ def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     blocks, block = block_dims.blocks, block_dims.block
     first, last = (blocks.size - 1, 0) if reverse else (0, block.size - 1)
     emit = _emit(op)
-    state_of = emit.known_as("state")
+    state_of, decay_of = emit.known_as("state"), emit.known_as("decay")
 
-    def moved(value: Value, by: int) -> Value:
-        return emit("shift", value, dim=blocks, by=-by if reverse else by)
+    def moved(value: Value, by: int, of: Emit) -> Value:
+        return of("shift", value, dim=blocks, by=-by if reverse else by)
 
     a, b, *initial = _operands(op, emit)
     a, b = (v if v.type.has(dim.name) else emit.full(v, (dim, *v.type.dims)) for v in (a, b))
@@ -248,14 +248,14 @@ def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     inside = emit.known_as("inside")(
         "linear_recurrence", a, b, *initial, dim=block, reverse=reverse
     )
-    state = moved(emit("pick", inside, dim=block, index=last), 1)
+    state = moved(emit("pick", inside, dim=block, index=last), 1, state_of)
     if blocks.size > 2:
-        decay = moved(emit.known_as("decay")("prod", a, dims=(block,)), 1)
+        decay = moved(decay_of("prod", a, dims=(block,)), 1, decay_of)
     step = 1
     while step < blocks.size - 1:
-        state = state_of("add", state, emit("mul", decay, moved(state, step)))
+        state = state_of("add", state, emit("mul", decay, moved(state, step, state_of)))
         if 2 * step < blocks.size - 1:
-            decay = emit.known_as("decay")("mul", decay, moved(decay, step))
+            decay = decay_of("mul", decay, moved(decay, step, decay_of))
         step *= 2
     state = state_of("add", state, *initial) if initial else state
     y = emit("linear_recurrence", a, b, state, dim=block, reverse=reverse)

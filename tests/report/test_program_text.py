@@ -167,15 +167,23 @@ def unnamed(functions: WrittenFunctions) -> Iterator[str]:
     """Identifiers of tensors that the source has a name for, which have nothing of it.
 
     Tensors that one after the other have one memory have one identifier, of one of them; a view of
-    all of a tensor may have that of the tensor.
+    all of a tensor may have that of the tensor, and a window that of what reads it and moves nothing.
     """
     named: dict[str, list[str]] = {}
+    passed = {
+        functions.identifiers.get(var.name)
+        for node in every(functions.program.body)
+        if isinstance(node, Compute) and lookup(node.name).passes and shows_operand(node)
+        for var in node.makes
+    }
     for node in every(functions.program.body):
         if isinstance(node, Compute) and shows_operand(node):
             continue
         for var in (v for v in node.makes if v not in functions.program.lists):
             identifier = functions.identifiers.get(var.name)
-            if identifier is not None and (word := word_of(var)):
+            if identifier is None or identifier in passed:
+                continue
+            if word := word_of(var):
                 named.setdefault(identifier, []).append(word)
     for identifier, words in named.items():
         if not any(word in identifier for word in words):
