@@ -167,7 +167,7 @@ def unnamed(functions: WrittenFunctions) -> Iterator[str]:
     """Identifiers of tensors that the source has a name for, which have nothing of it.
 
     Tensors that one after the other have one memory have one identifier, of one of them; a view of
-    all of a tensor may have that of the tensor, and a window that of what reads it and moves nothing.
+    all of a tensor may have that of the tensor, a window that of what reads it and moves nothing.
     """
     named: dict[str, list[str]] = {}
     passed = {
