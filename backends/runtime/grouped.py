@@ -37,7 +37,7 @@ def grouped_product(
         ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         products = torch.nn.functional.grouped_mm(rows, matrices, offs=ends)
     else:
-        parts = zip(rows.split(counts), matrices, strict=True)
+        parts = zip(torch.split(rows, counts), matrices, strict=True)
         products = torch.cat([part @ matrix for part, matrix in parts])
     product.flatten(0, 2)[at] = products
     return product
@@ -48,7 +48,8 @@ def grouped_outer(
 ) -> torch.Tensor:
     """By block and group, the sum of the outer products of the rows of `x` and of `y`."""
     at, counts = rows_by_group(sizes, x.shape[2], start)
-    parts = zip(x.flatten(0, 2)[at].split(counts), y.flatten(0, 2)[at].split(counts), strict=True)
+    both = (torch.split(side.flatten(0, 2)[at], counts) for side in (x, y))
+    parts = zip(*both, strict=True)
     sums = [left.mT @ right for left, right in parts]
     shape = (x.shape[0], sizes.shape[2], x.shape[3], y.shape[3])
     return torch.stack(sums).view(shape) if sums else x.new_zeros(shape)
@@ -71,7 +72,8 @@ def all_to_all_counted(
     size, rows = dist.get_world_size(group), x.shape[3]
     is_there = row_mask(leaving, rows)
     sent = as_numbers(x[is_there].contiguous())
-    by_sender = row_mask(arriving, rows).unflatten(1, (size, x.shape[1])).movedim(1, 0)
+    mask = row_mask(arriving, rows)
+    by_sender = mask.view(mask.shape[0], size, *x.shape[1:4]).movedim(1, 0)
     leaves, arrives = (mask.reshape(size, -1).sum(1).tolist() for mask in (is_there, by_sender))
     received = sent.new_empty(sum(arrives), x.shape[4])
     dist.all_to_all_single(received, sent, arrives, leaves, group=group)

@@ -141,8 +141,9 @@ class _Exchanges:
         `dims` are the one that it joins, and the one that it splits.
         """
         for other in later:
-            is_it = isinstance(other, Move) and other.source is sizes
-            if is_it and other.target.placement == after:
+            if not isinstance(other, Move) or other.source is not sizes:
+                continue
+            if other.target.placement == after:
                 return other
         exchange = collectives.all_to_all(self.mesh, sizes.placement, *dims, node.step.axes)
         name, local = f"{sizes.hint}_moved", after.local(sizes.type, self.mesh)

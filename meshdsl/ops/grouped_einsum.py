@@ -52,8 +52,9 @@ class _Roles:
         return self.blocks, self.batches, (self.row,), self.free
 
 
-def _roles(x: kit.TensorType, w: kit.TensorType, sizes: kit.TensorType, out: kit.Names) -> _Roles:
+def _roles(ins: kit.Types, out: kit.Names) -> _Roles:
     """The roles of all dims; of a gradient's operands, too."""
+    x, w, sizes = ins
     rows = [n for n in x.names if n in out and not w.has(n) and not sizes.has(n)]
     batches = tuple(n for n in sizes.names if x.has(n))
     return _Roles(
@@ -66,13 +67,12 @@ def _roles(x: kit.TensorType, w: kit.TensorType, sizes: kit.TensorType, out: kit
     )
 
 
-def _outer_roles(
-    x: kit.TensorType, y: kit.TensorType, sizes: kit.TensorType, out: kit.Names
-) -> _Roles:
+def _outer_roles(ins: kit.Types, out: kit.Names) -> _Roles:
     """The roles in the gradient of w, which is `out`."""
+    x, y, sizes = ins
     batches = tuple(n for n in sizes.names if x.has(n))
     return _Roles(
-        outer_row_dim((x, y, sizes)),
+        outer_row_dim(ins),
         tuple(n for n in sizes.names if not x.has(n)),
         tuple(n for n in batches if n not in out),
         tuple(n for n in batches if n in out),
@@ -83,8 +83,7 @@ def _outer_roles(
 
 def row_dim(ins: kit.Types, out: kit.Names) -> str:
     """The dim of a `grouped_einsum` along which rows lie."""
-    x, w, sizes = ins
-    return _roles(x, w, sizes, out).row
+    return _roles(ins, out).row
 
 
 def outer_row_dim(ins: kit.Types) -> str:
@@ -119,7 +118,7 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     _need_sizes(_NAME, sizes, x)
     out = tuple(d.name for d in attrs["dims"])
     _need_row(x, w, sizes, out)
-    roles = _roles(x, w, sizes, out)
+    roles = _roles(ins, out)
     expected = {n for group in roles.out for n in group}
     lacks = [n for n in (*x.names, *w.names, *sizes.names) if n not in {*expected, *out}]
     gone = [n for n in lacks if n not in roles.summed and n not in roles.group]
@@ -172,7 +171,7 @@ def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     x, w, sizes = ins
     out = tuple(d.name for d in attrs["dims"])
     _need_row(x, w, sizes, out)
-    roles = _roles(x, w, sizes, out)
+    roles = _roles(ins, out)
     of = math.prod(x.size(n) for n in (*roles.blocks, roles.row))
     rows = attrs["rows"] or of
     if not isinstance(rows, int) or not 0 < rows <= of:
@@ -186,7 +185,7 @@ def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
 
 def _factors(sig: kit.Signature) -> kit.Factors:
     """Every dim but that of groups is a loop: where a group's rows begin follows from all sizes."""
-    roles = _roles(*sig.ins, sig.outs[0].names)
+    roles = _roles(sig.ins, sig.outs[0].names)
     plain = (*roles.blocks, *roles.batches, roles.row, *roles.free)
     loops = [kit.loop(sig, name) for name in plain]
     loops += [kit.loop(sig, name, "sum") for name in roles.summed]
@@ -194,7 +193,7 @@ def _factors(sig: kit.Signature) -> kit.Factors:
 
 
 def _outer_factors(sig: kit.Signature) -> kit.Factors:
-    roles = _outer_roles(*sig.ins, sig.outs[0].names)
+    roles = _outer_roles(sig.ins, sig.outs[0].names)
     loops = [kit.loop(sig, name) for name in (*roles.blocks, *roles.summed, *roles.free)]
     loops += [kit.loop(sig, name, "sum") for name in (*roles.batches, roles.row)]
     return kit.Factors(tuple(loops), (frozenset({0}), frozenset({1})))
@@ -216,11 +215,12 @@ def _group_of_rows(call: kit.NumpyCall, sizes: kit.Array, roles: _Roles) -> kit.
         sizes = sizes[..., None]
     ends = np.cumsum(np.maximum(sizes, 0), axis=-1)
     rows = call.offset(roles.row) + np.arange(call.extent(roles.row))
-    return (ends[..., None, :] <= rows[:, None]).sum(-1)
+    groups: kit.Array = (ends[..., None, :] <= rows[:, None]).sum(-1)
+    return groups
 
 
 def _numpy(call: kit.NumpyCall, x: kit.Array, w: kit.Array, sizes: kit.Array) -> kit.Array:
-    roles = _roles(*call.ins, call.outs[0].names)
+    roles = _roles(call.ins, call.outs[0].names)
     where = (*roles.blocks, *roles.batches, roles.row)
     groups, out = _group_of_rows(call, sizes, roles), call.outs[0].names
     product = np.zeros(call.local(call.outs[0]).shape, x.dtype)
@@ -234,7 +234,7 @@ def _numpy(call: kit.NumpyCall, x: kit.Array, w: kit.Array, sizes: kit.Array) ->
 
 
 def _outer_numpy(call: kit.NumpyCall, x: kit.Array, y: kit.Array, sizes: kit.Array) -> kit.Array:
-    roles = _outer_roles(*call.ins, call.outs[0].names)
+    roles = _outer_roles(call.ins, call.outs[0].names)
     where = (*roles.blocks, *roles.batches, roles.row)
     groups, out = _group_of_rows(call, sizes, roles), call.outs[0]
     of_group = tuple(n for n in out.names if n not in roles.group)
@@ -263,7 +263,7 @@ def _mask_numpy(call: kit.NumpyCall, x: kit.Array, sizes: kit.Array) -> kit.Arra
 
 
 def _torch(call: kit.TorchCall) -> str:
-    roles = _roles(*call.ins, call.outs[0].names)
+    roles = _roles(call.ins, call.outs[0].names)
     grouped = (roles.x, roles.w, roles.sizes)
     operands = (
         kit.grouped(call.tensor(i), t.names, groups)
@@ -276,7 +276,7 @@ def _torch(call: kit.TorchCall) -> str:
 
 def _outer_torch(call: kit.TorchCall) -> str:
     out = call.outs[0].names
-    roles = _outer_roles(*call.ins, out)
+    roles = _outer_roles(call.ins, out)
     grouped = (roles.x, (*roles.out[:3], roles.free), roles.sizes)
     operands = (
         kit.grouped(call.tensor(i), t.names, groups)
@@ -338,13 +338,13 @@ def _share(loops: int, attrs: kit.Attrs) -> int:
 
 
 def _flops(sig: kit.Signature) -> int:
-    roles = _roles(*sig.ins, sig.outs[0].names)
+    roles = _roles(sig.ins, sig.outs[0].names)
     summed = math.prod(sig.ins[0].size(n) for n in roles.summed)
     return _share((2 if roles.summed else 1) * sig.outs[0].elements * summed, sig.attrs)
 
 
 def _outer_flops(sig: kit.Signature) -> int:
-    roles = _outer_roles(*sig.ins, sig.outs[0].names)
+    roles = _outer_roles(sig.ins, sig.outs[0].names)
     free = math.prod(sig.ins[1].size(n) for n in roles.free)
     return _share(2 * sig.ins[0].elements * free, sig.attrs)
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.in_process import LocalRunError, run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.device.ir import Compute
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.program import every
 from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.project import ROOT
 
 TEXT = (ROOT / "examples/moe_dropless.mdsl").read_text("utf-8")
+PAGE = (ROOT / "docs/howto/experts.md").read_text("utf-8")
 SIZES = {"token": 8, "hidden": 6}
 GROUPS, TOKENS, CHOICE, EXPERTS = 4, 8, 2, 8
-GRADIENTS = TEXT.replace(
-    "  minimize loss with adam(lr=1e-3)\n",
-    "  minimize loss with sgd(lr=1.0)\n",
-)
+GRADIENTS = TEXT.replace("adam(lr=1e-3)", "sgd(lr=1.0)")
 
 
 def scores(routing: str) -> Array:
@@ -72,7 +72,8 @@ def dense(routing: str) -> dict[str, Array]:
     balance = (gates.mean(1) * first.mean(1)).mean() * EXPERTS**2
     loss = ((y - inputs["target"]) ** 2).mean() + 0.01 * balance
     loss.backward()
-    after = {n: (w - w.grad).detach().numpy() for n, w in params.items()}
+    after = {n: (w.data - w.grad).numpy() for n, w in params.items() if w.grad is not None}
+    assert len(after) == len(params)
     return {"loss": loss.detach().numpy(), "x": y.detach().numpy(), **after}
 
 
@@ -82,9 +83,9 @@ LAYOUTS = ["data on four", "expert_parallel on four", "expert_tensor on grid", "
 @functools.cache
 def built(layout: str, text: str = GRADIENTS) -> Any:
     name, _, mesh = layout.partition(" on ")
-    options = {"layout": name, "mesh": mesh} if mesh else {"mesh": "one:1", "layout": "data"}
+    layout, mesh = (name, mesh) if mesh else ("data", "one:1")
     sizes = {**SIZES, "model": EXPERTS + 2}
-    return compile_text(text, dtype="f64", set_dims=sizes, **options)
+    return compile_text(text, dtype="f64", set_dims=sizes, layout=layout, mesh=mesh)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -148,3 +149,91 @@ def test_the_most_is_sent_where_all_tokens_leave() -> None:
     facts = {c["tensor"]: c["wire_bytes"] for c in explain(made.device)["collectives"]}
     lines = [[s.payload for s in sent if s.exchanged] for sent in run.sent]
     assert all(payloads[0] == facts["inside"] for payloads in lines)
+
+
+def test_an_exchange_adds_up_as_one_device_does() -> None:
+    """A device has all rows of its experts, in the order of one device: to the last bit."""
+    runs = [run_local(built(layout).emitted.text, *given("any")) for layout in LAYOUTS[1::2]]
+    for name in ("expert.wi", "expert.wo"):
+        np.testing.assert_array_equal(runs[0].updated[name], runs[1].updated[name])
+
+
+SLOTS = """
+dim group = 4, token = 16, model = 32, choice = 2
+dim experts = 8, slot = token, hidden = 64, slots = experts * slot
+dim pairs = token * choice, places = slots + 1
+mesh four = { e: 4 }
+layout expert_parallel { group -> e, expert: experts -> e }
+def expert(inside[group, experts, slot, model]) -> [group, experts, slot, model] {
+  param wi[experts, model, hidden]
+  param wo[experts, hidden, model]
+  h = relu(einsum(inside, wi -> [group, experts, slot, hidden]))
+  o = einsum(h, wo -> [group, experts, slot, model])
+  return o
+}
+program moe(input[group, token, model], target[group, token, model]) {
+  param wg[model, experts]
+  scores = einsum(input, wg -> [group, token, experts])
+  shares, to, from, full, balance = (
+    top_k_routing[token, experts, choice, slot, pairs, slots, places](scores))
+  inside = (input[token = from] * full)[slots -> (experts, slot)]
+  out = expert(inside)
+  x = input + sum[choice](shares * out[(experts, slot) -> slots][slots = to])
+  loss = mean((x - target)^2) + 0.01 * balance
+  return loss, x
+  minimize loss with adam(lr=1e-3)
+}
+"""
+"""The same model with a slot for every token, as `examples/moe.mdsl` has slots for some."""
+
+
+def of_experts(node: Compute) -> bool:
+    """Whether it is a product with the matrices of experts, or their gradient."""
+    return node.name in ("einsum", "grouped_einsum", "grouped_outer") and any(
+        v.local.has("hidden") for v in (*node.ins, *node.outs)
+    )
+
+
+def test_the_page_says_what_slots_and_sorted_rows_cost() -> None:
+    slots = compile_text(SLOTS, layout="expert_parallel", mesh="four").device
+    rows = compile_text(TEXT, layout="expert_parallel", mesh="four").device
+    products = [
+        sum(n.flops for n in every(program.body) if isinstance(n, Compute) and of_experts(n))
+        for program in (slots, rows)
+    ]
+    facts = [
+        [c for c in explain(program)["collectives"] if c["kind"] == "all_to_all"]
+        for program in (slots, rows)
+    ]
+    most = [sum(c["wire_bytes"] for c in each) for each in facts]
+    balanced = sum(c.get("balanced_bytes", c["wire_bytes"]) for c in facts[1])
+    table = re.findall(r"^\| (?:FLOPs|bytes) .* \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    said = [tuple(int(n.replace(",", "")) for n in row) for row in table]
+    assert said == [tuple(products), (most[0], balanced), (most[0], most[1])]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("sizes, rows=pairs -> [group, blocks, row, hidden]", "sizes -> [group, blocks]", "MD0207"),
+        ("(inside, wi, sizes", "(inside, wi[each = 0], sizes", "MD0207"),
+        ("(inside, wi, sizes", "(inside, wi, cast(sizes, f32)", "MD0202"),
+        ("rows=pairs -> [group, blocks, row, hidden]", "rows=0.5 -> [group, row]", "MD0213"),
+        ("rows=pairs -> [group, blocks, row, hidden]", "rows=999 -> [group, row]", "MD0213"),
+        ("mask_padding[row](input", "mask_padding[experts](input", "MD0204"),
+        ("mask_padding[row](input", "mask_padding[blocks](input", "MD0207"),
+    ],
+)
+def test_what_does_not_fit_is_refused(old: str, new: str, code: str) -> None:
+    assert old in TEXT
+    with pytest.raises(DiagnosticError) as raised:
+        compile_text(TEXT.replace(old, new))
+    assert code in [d.code for d in raised.value.diagnostics]
+    assert all(d.help for d in raised.value.diagnostics)
+
+
+def test_rows_without_room_are_an_error_when_the_program_runs() -> None:
+    text = GRADIENTS.replace("row = pairs,", "row = 4,").replace("rows=pairs", "rows=16")
+    made = built("expert_parallel on four", text)
+    with pytest.raises(LocalRunError, match="out of range for dim `rows`"):
+        run_local(made.emitted.text, *given("one"), lines=made.emitted.places)
