@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.engines.in_process import LocalRunError, run_local
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import Array
 from meshdsl.device.ir import Compute
 from meshdsl.diagnostics import DiagnosticError

@@ -41,7 +41,7 @@ def bracket(opdef: OpDef, attrs: dict[str, Any]) -> str:
             return f"[{', '.join(f'{s} by {w} -> {t}' for s, w, t in parts)}]"
         case "maker" | "dims" | "dims?":
             return f"[{', '.join(map(str, attrs['dims']))}]"
-    assert opdef.surface.items == "none"
+    assert opdef.surface.items in ("none", "out")
     return ""
 
 
@@ -53,7 +53,7 @@ def call(opdef: OpDef, sample: Sample, by_name: bool) -> str:
     known = [(n, attrs[n]) for n, _ in opdef.surface.options if n in attrs]  # a seed is a tensor
     options = [(f"{n}=" if by_name else "") + shown(value) for n, value in known]
     arguments = ", ".join([*(f"x{i}" for i in range(len(inputs))), *options])
-    if opdef.surface.items == "filter":
+    if opdef.surface.items in ("filter", "out"):
         arguments += f" -> [{', '.join(d.name for d in attrs['dims'])}]"
     declared = "".join(f"dim {n} = {size}\n" for n, size in dims.items())
     text = f"  return {opdef.name}{bracket(opdef, attrs)}({arguments})\n"
