@@ -269,7 +269,8 @@ def running_means(folder: Path) -> None:
             close(shown.run, mean)
             assert shown.run.placements == shown.w.placements == (Shard(0),)
             ema.update_parameters(shown)
-        close(ema.module.run, torch.stack(seen).mean(0))
+        averaged: Any = ema.module
+        close(averaged.run, torch.stack(seen).mean(0))
 
 
 def axes_of(world: int) -> dict[str, int]:
