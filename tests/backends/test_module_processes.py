@@ -280,20 +280,18 @@ def axes_of(world: int) -> dict[str, int]:
 
 def checkpoints(folder: Path) -> None:
     """Module and used saved by torch go on under another layout as if nothing had been."""
-    world = dist.get_world_size()
-    layouts: list[tuple[str, dict[str, int]]] = [("tp", {"a": world}), ("fsdp", {"a": world})]
-    layouts += [("swapped", SQUARE)] if world == 4 else []
+    layouts = [("tp", {"a": 4}), ("fsdp", {"a": 4}), ("swapped", SQUARE)]
     first, start = made(folder, Case(MLP, mlp, *layouts[-1]))
     used = muon([*first.parameters()])
     step_all(first, used, 1)
     saved = dict(zip("mo", get_state_dict(first, used), strict=True))
-    save(saved, checkpoint_id=folder / f"checkpoint-{world}")
+    save(saved, checkpoint_id=folder / "checkpoint")
     step_all(first, used, 2)
     for layout, axes in layouts[:-1]:
         other, _ = made(folder, Case(MLP, mlp, layout, axes), seed=9)
         again = muon([*other.parameters()])
         state: dict[str, Any] = dict(zip("mo", get_state_dict(other, again), strict=True))
-        load(state, checkpoint_id=folder / f"checkpoint-{world}")
+        load(state, checkpoint_id=folder / "checkpoint")
         modules, optimizers = state.values()
         set_state_dict(other, again, model_state_dict=modules, optim_state_dict=optimizers)
         step_all(other, again, 2)
@@ -579,7 +577,6 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         optimizers,
         averages,
         running_means,
-        checkpoints,
         local_gradients,
         data_parallel,
         accumulation,
