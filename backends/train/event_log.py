@@ -97,10 +97,10 @@ def check_events(folder: str, resume: bool, force: bool) -> None:
 
     With `force` those of another run are replaced. Raises MD0502, MD0503 and MD0508.
     """
-    _package()
     path = Path(folder)
     if os.path.lexists(path) and not path.is_dir():
         fail("MD0502", f"{path} is no folder", help="name a folder: `--tensorboard runs/first`")
+    _package()
     if not path.is_dir():
         return
     if not os.access(path, os.W_OK):
