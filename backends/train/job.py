@@ -56,7 +56,8 @@ class DataFiles:
 class Job:
     """The job of a training run: its last step, its data, and the files it writes.
 
-    `about` describes the program to readers of a checkpoint. `rate` is the schedule of the learning
+    `about` describes the program to readers of a checkpoint, and files of the sources `described`
+    the model that it begins with. `rate` is the schedule of the learning
     rate, of which a step makes so many `updates`, and `predicted` is the memory per device in bytes
     as `explain` has it. With `weights`, `out` is written as another program's model.
     The folder `tensorboard` gets an event file. In the folder `timed` each device writes how long
@@ -75,6 +76,7 @@ class Job:
     checkpoint: str | None = None
     checkpoint_every: int = 0
     resume: bool = False
+    described: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     rate: LearningRate | None = None
     updates: int = 1

@@ -38,7 +38,7 @@ class ShardedState:
         self.finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
         self.value_specs = {n: self.specs[self.finest.get(n, n)] for n in program.PARAMS}
         self.meta: dict[str, Any] = {"seed": job.seed, "size": data.size}
-        self.meta["vocabulary"] = data.vocabulary
+        self.meta |= {"vocabulary": data.vocabulary, "tokens": job.data.tokens}
         if job.checkpoint is not None:
             hashes = fingerprints(job.data)
             one = next(iter(hashes.values()))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.backends.engines.line_profiler import timer
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.train.batches import Data
+from meshdsl.backends.train.described import describe
 from meshdsl.backends.train.evaluation import sums_over
 from meshdsl.backends.train.event_log import EventLog
 from meshdsl.backends.train.feed import DataRefused, Feed
@@ -76,6 +77,9 @@ class Trainer:
 
     def run(self) -> Ending:
         """Train to the end, until stopped, or until the loss is not finite."""
+        if (folder := self.job.checkpoint) is not None:
+            sources, is_begun = self.job.described, self.start > 0
+            self.ranks.first_does(lambda: describe(folder, sources, is_begun))
         if self.ranks.rank == 0:
             self._logs = tuple(self._opened_logs())
         for note in self.notes:

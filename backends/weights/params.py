@@ -105,6 +105,14 @@ def in_dtype(weights: WeightMap, dtype: str | None) -> WeightMap:
     return replace(weights, dtype=dtype or "")
 
 
+def written_as(made: Compilation, option: str | None) -> tuple[str | None, WeightMap | None]:
+    """The block of weights that `--as hf:bf16` names, and how a model is written by it."""
+    if option is None:
+        return None, None
+    block, _, dtype = option.replace(" ", "").partition(":")
+    return block, in_dtype(chosen_weights(made, block), dtype or None)
+
+
 def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:
     blocks = made.declarations.weights
     listed = ", ".join(f"`{name}`" for name in blocks)

@@ -165,6 +165,7 @@ def _texts(asked: Mapping[str, Any]) -> Texts:
 def _train(
     plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
+    from meshdsl.backends.train.described import sources_of
     from meshdsl.backends.train.event_log import check_events
     from meshdsl.backends.train.job import Job
     from meshdsl.backends.train.tokenized import tokenized
@@ -190,6 +191,7 @@ def _train(
         job,
         tensorboard=asked["tensorboard"],
         checkpoint=asked["checkpoint"],
+        described=sources_of(None, asked["tokenizer"]),
         checkpoint_every=asked["checkpoint_every"],
         resume=asked["resume"],
     )

@@ -18,6 +18,7 @@ NAMES = (
     "run",
     "train",
     "evaluate",
+    "export",
     "tokenize",
     "generate",
     "weights",

@@ -234,6 +234,22 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
         fail("MD0502", f"the folder {path.parent} cannot be written to", help=help)
 
 
+WRITTEN = (".npz", ".safetensors")
+
+
+def check_params_output(out: Path, weights: str | None, force: bool) -> None:
+    """Refuse, before any work, a place for parameters: a file, or a model by a `weights` block."""
+    if weights is not None:
+        from meshdsl.backends.weights.writing import check_model
+
+        check_model(str(out), force)
+        return
+    if out.suffix not in WRITTEN:
+        help = f"--out {with_suffix(out, '.npz', 'params')}; a model has `--as NAME`"
+        fail("MD0602", f"`--out {out}`: written are .npz and .safetensors", help=help)
+    check_output(out, force)
+
+
 def _check_name(path: Path) -> None:
     """Raise MD0502 for a name that the system does not look up: too long, or in a closed folder."""
     try:

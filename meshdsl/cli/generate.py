@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.cli import common, complete
 from meshdsl.cli.options import (
@@ -120,15 +121,17 @@ def _request(given: Generate) -> GenerationRequest:
 
 
 def _lines(path: Path) -> list[str]:
-    """The prompts of a file. Raises MD0626."""
+    """The prompts of a file, of which only a line feed ends a line. Raises MD0626."""
     from meshdsl.backends.runtime.user_files import read_regular
 
     try:
-        return read_regular(path).decode("utf-8").splitlines()
+        lines = read_regular(path).decode("utf-8").split("\n")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         help = "name a text file that has a prompt on each line"
         fail("MD0626", f"cannot read {path}: {reason}", help=help)
+    ended = lines if lines[-1] else lines[:-1]
+    return [line.removesuffix("\r") for line in ended]
 
 
 class _Stream:
@@ -180,6 +183,7 @@ def _codec(given: Generate) -> TextCodec:
     """How text is read: as asked, or as the checkpoint was trained. Raises MD0601 and MD0626."""
     from meshdsl.backends.data.tokenizer import FILE as TOKENIZER
     from meshdsl.backends.generate.text_codec import TextCodec
+    from meshdsl.backends.train.described import description
     from meshdsl.backends.train.export import checkpoint_at
     from meshdsl.backends.weights.model_files import is_model
 
@@ -188,11 +192,13 @@ def _codec(given: Generate) -> TextCodec:
             help = "choose one of both"
             fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
         return TextCodec("tokenizer", given.tokenizer)
-    if given.tokens is None and os.path.isfile(os.path.join(given.params, TOKENIZER)):
-        return TextCodec("tokenizer", given.params)
-    characters = None
+    known: Mapping[str, Any] = {}
     if os.path.isdir(given.params) and not is_model(given.params):
-        characters = checkpoint_at(given.params).meta.get("vocabulary")
+        known = checkpoint_at(given.params).meta
+    characters, folder = known.get("vocabulary"), description(given.params)
+    is_text = given.tokens is not None or characters is not None or known.get("tokens") == "bytes"
+    if not is_text and os.path.isfile(os.path.join(folder, TOKENIZER)):
+        return TextCodec("tokenizer", folder)
     if given.tokens == "chars" and characters is None:
         message = f"{given.params} does not say which characters it was trained on"
         fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")

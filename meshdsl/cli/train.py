@@ -28,10 +28,6 @@ from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
     from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
-    from meshdsl.named.weights import WeightMap
-    from meshdsl.pipeline import Compilation
-
-WRITTEN = (".npz", ".safetensors")
 
 
 @option
@@ -99,6 +95,7 @@ def _text(path: Path | None) -> str | None:
 
 def _job(given: Train) -> Job:
     """The training job, with its seed not yet chosen."""
+    from meshdsl.backends.train.described import sources_of
     from meshdsl.backends.train.job import Job
 
     return Job(
@@ -112,6 +109,7 @@ def _job(given: Train) -> Job:
         checkpoint=_text(given.checkpoint),
         checkpoint_every=given.checkpoint_every,
         resume=given.resume,
+        described=sources_of(_text(given.params), given.tokenizer),
     )
 
 
@@ -134,16 +132,8 @@ def _check(job: Job, given: Train) -> None:
 
 def _check_outputs(job: Job, given: Train) -> None:
     force = given.force
-    if job.out is not None and given.weights is not None:
-        from meshdsl.backends.weights.writing import check_model
-
-        check_model(job.out, force)
-    elif job.out is not None:
-        out = Path(job.out)
-        if out.suffix not in WRITTEN:
-            help = f"--out {common.with_suffix(out, '.npz', 'params')}; a model has `--as NAME`"
-            fail("MD0602", f"`--out {out}`: written are .npz and .safetensors", help=help)
-        common.check_output(out, force)
+    if job.out is not None:
+        common.check_params_output(Path(job.out), given.weights, force)
     if job.log is not None:
         common.check_output(Path(job.log), force or job.resume)
     if job.tensorboard is not None:
@@ -155,8 +145,9 @@ def _check_outputs(job: Job, given: Train) -> None:
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
     """Compile, train, and show the ending."""
     from meshdsl.backends.train import training_run as train_run
+    from meshdsl.backends.train.described import description
     from meshdsl.backends.train.tokenized import tokenized
-    from meshdsl.backends.weights.params import params_file
+    from meshdsl.backends.weights.params import params_file, written_as
     from meshdsl.backends.weights.writing import check_writable, copy_description, model_dtype
     from meshdsl.named.training_step import loss_name
     from meshdsl.report import running, training_progress
@@ -170,7 +161,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     data = replace(job.data, accumulate=train_run.accumulate_dim(compilation))
     job = train_run.prepared(plan, replace(job, data=data), given.seed)
     names = [str(p.value.name) for p in compilation.named.params]
-    block, as_model = _written_as(compilation, given.weights)
+    block, as_model = written_as(compilation, given.weights)
     if as_model is not None and job.out is not None:
         diagnostics.add(*check_writable(as_model, compilation.named))
     job = replace(job, weights=as_model)
@@ -193,7 +184,9 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
     if job.out is not None and as_model is not None and given.params is not None:
-        copy_description(str(given.params), job.out, model_dtype(as_model, compilation.named))
+        copy_description(
+            description(str(given.params)), job.out, model_dtype(as_model, compilation.named)
+        )
     written = given.trace is not None and traces.write_measured(given.trace, compilation, job.timed)
     if given.json:
         files = {"log": job.log, "tensorboard": job.tensorboard, "out": job.out}
@@ -205,16 +198,6 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         if written:
             common.say(f"wrote {given.trace}")
     return ending
-
-
-def _written_as(made: Compilation, option: str | None) -> tuple[str | None, WeightMap | None]:
-    """The block of weights that `--as hf:bf16` names, and how a model is written by it."""
-    from meshdsl.backends.weights.params import chosen_weights, in_dtype
-
-    if option is None:
-        return None, None
-    block, _, dtype = option.replace(" ", "").partition(":")
-    return block, in_dtype(chosen_weights(made, block), dtype or None)
 
 
 def _note(event: Mapping[str, Any]) -> Diagnostic:

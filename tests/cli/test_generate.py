@@ -124,10 +124,10 @@ def _loss(out: str) -> str:
 
 def test_texts_in_their_order(trained: Cli) -> None:
     """Several prompts, of options and of a file, to a stop string and an end token."""
-    write("a cat\nthat\n", "prompts.txt")
+    write("a\u2028c\r\nthat\n", "prompts.txt")
     step = [*STEP, "--prompts", "prompts.txt", "--steps", "5", "--temperature", "1", "--top-k", "9"]
     found = texts(trained(*step, "--json"))
-    assert [t["prompt"] for t in found] == ["the ", "a cat", "that"]
+    assert [t["prompt"] for t in found] == ["the ", "a\u2028c", "that"]
     done = trained(*step)
     assert done.out == "\n\n".join(t["text"] for t in found) + "\n"
     assert re.fullmatch(
@@ -137,7 +137,7 @@ def test_texts_in_their_order(trained: Cli) -> None:
     ended = texts(
         trained(*step, "--json", "--stop", stop, "--end-token", str(found[1]["tokens"][0]))
     )
-    assert (ended[1]["end"], ended[1]["text"]) == ("end token", "a cat")
+    assert (ended[1]["end"], ended[1]["text"]) == ("end token", "a\u2028c")
     assert (ended[2]["end"], ended[2]["text"]) == ("stop string", found[2]["text"].split(stop)[0])
 
 
@@ -162,6 +162,22 @@ def test_a_folder_of_a_model_has_its_tokenizer(cli: Cli) -> None:
         "end token",
     ]
     assert texts(cli(*step, "--tokens", "bytes"))[0]["prompt"] == "the cat"
+
+    # So has a checkpoint of a run on texts, or one that began with the model.
+    write("the cat sat on the mat. " * 20, "t.txt")
+    train = ["train", "lm.mdsl", *SET, "vocab=300", "--steps", "1", "--data", "t.txt", *QUICK]
+    for name, given in {"a": ["--tokenizer", "hf"], "b": ["--params", "hf"]}.items():
+        more = ["--tokens", "bytes"] if name == "b" else []
+        assert cli(*train, *given, *more, "--checkpoint", name).code == 0
+        assert Path(name, "model", "tokenizer.json").is_file()
+    step[step.index("hf")] = "a/step-1"
+    (found,) = texts(cli(*step))
+    (wanted,) = texts(cli(*step, "--tokenizer", "hf"))
+    assert found["tokens"] == wanted["tokens"]
+    step[step.index("a/step-1")] = "b"  # trained on bytes
+    (found,) = texts(cli(*step))
+    (wanted,) = texts(cli(*step, "--tokens", "bytes"))
+    assert found["tokens"] == wanted["tokens"]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ CALLS = {
         "evaluate EVIL.mdsl --data EVIL.mdsl --params EVIL.npz",
         "evaluate EVIL.mdsl --data d.npz --params EVIL.bin",
     ],
+    "export": [
+        "export EVIL.mdsl --params EVIL.npz --out EVIL.safetensors",
+        "export EVIL.mdsl --params EVIL.npz --out o.npz --apply EVIL",
+    ],
     "tokenize": ["tokenize EVIL.jsonl --tokenizer EVIL --out EVIL.npy"],
     "generate": ["generate EVIL.mdsl --prompt EVIL --params EVIL.npz --steps 1"],
     "weights": ["weights EVIL.mdsl EVIL", "weights EVIL.mdsl EVIL.npz"],

@@ -1,0 +1,73 @@
+"""`meshdsl export`: parameters in another form, such as a checkpoint as a model of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshdsl.cli import common, complete
+from meshdsl.cli.options import File, Force, Sizes, opt, option, sizes, weights
+from meshdsl.diagnostics import Diagnostic, Diagnostics
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.syntax import ast
+
+
+@option
+class Export(Sizes, Force):
+    """Options of `export`."""
+
+    params: str = opt("--params", "F", "A file, a checkpoint's or a model's folder.", ...)
+    out: Path = opt("--out", "F", "Write the parameters, whole.", ...)
+    weights: str | None = weights("The `weights` block of models; `hf:bf16` writes bf16.")
+    program: str | None = opt(
+        "--program",
+        "P",
+        "Whose parameters (those of the one that trains).",
+        completed=complete.declared(ast.ProgramDecl),
+    )
+    applied: str | None = opt(
+        "--apply",
+        "P",
+        "First assign what this program does, which has no inputs.",
+        completed=complete.declared(ast.ProgramDecl),
+    )
+
+
+def command(file: File, given: Export) -> None:
+    """Write parameters in another form: one file, or a model that other programs load."""
+    with common.reporting() as diagnostics:
+        common.check_params_output(given.out, given.weights, given.force)
+        chosen = Options(
+            program=given.program, set_dims=sizes(given.settings or []), dtype=given.dtype
+        )
+        made = common.compiled(file, chosen, diagnostics, "declarations")
+        _export(made, given, diagnostics)
+        common.say(f"wrote {given.out}")
+
+
+def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
+    from meshdsl.backends.engines.execution import read_checked
+    from meshdsl.backends.engines.reference import whole_specs
+    from meshdsl.backends.train.described import description
+    from meshdsl.backends.train.export import export_params
+    from meshdsl.backends.weights.applied import ExportedTensors, assigned, assigning, on_one_device
+    from meshdsl.backends.weights.params import params_file, written_as
+    from meshdsl.backends.weights.writing import check_writable, copy_description, model_dtype
+
+    whole = on_one_device(made)
+    block, model = written_as(whole, given.weights)
+    if model is not None:
+        diagnostics.add(*check_writable(model, whole.named))
+    program = None if given.applied is None else assigning(whole, given.applied)
+    specs = whole_specs(whole.named, {})[1]
+    with params_file(given.params, whole, list(specs), block, diagnostics) as params:
+        assert params is not None
+        arrays, notes = read_checked(params, specs, "parameters")
+        diagnostics.add(*(Diagnostic("MD0506", note, severity="note") for note in notes))
+        new = {} if program is None else assigned(program, arrays)
+        values = ExportedTensors(specs, {**arrays, **new})
+        if model is None:
+            values.check_complete(given.params)
+        export_params({0: values}, str(given.out), specs, {}, model)
+    if model is not None:
+        dtype = model_dtype(model, whole.named)
+        copy_description(description(given.params), str(given.out), dtype)
