@@ -62,6 +62,7 @@ class About(Struct):
     data: str | dict[str, str | None] | None = None
     order: str | None = None
     vocabulary: str | None = None
+    tokens: str | None = None
     program: str = ""
     layout: str = ""
     mesh: str = ""

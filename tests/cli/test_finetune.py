@@ -177,7 +177,7 @@ def test_what_cannot_be_exported(cli: Cli, options: list[str], code: str) -> Non
 
 def test_parameters_are_exported_to_one_file(cli: Cli) -> None:
     write(PROGRAMS)
-    a, b = np.float32([1, 2]), np.float32([3, 4])
+    a, b = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
     np.savez("p.npz", a=a, b=b)
     done = cli("export", "f.mdsl", "--params", "p.npz", "--out", "o.npz", "--apply", "doubled")
     assert (done.code, done.out.strip(), done.codes) == (0, "wrote o.npz", [])

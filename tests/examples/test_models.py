@@ -129,7 +129,7 @@ def test_texts_are_those_of_the_publishers_formulas(folder, model, layout):
         task = GenerationRequest(prompts, 3).task(programs.contract, TextCodec("numbers"))
         path = str(folder / f"{model}-f64.safetensors")
         with params_file(path, programs.step, names, None, Diagnostics()) as params:
-            task = replace(task, params=params)
+            task = replace(task, params=str(params))
             results = Results(task)
             generate(programs, "local", task, results.hear)
         assert [text.tokens for text in results.texts] == wanted
