@@ -306,7 +306,7 @@ def _of_megatron(path: str, index: str, tokens: str | None, size: int) -> TokenF
 
 def _agrees(path: str, tokens: str | None, dtype: str) -> None:
     """Refuse another dtype than that of the header."""
-    if is_dtype(tokens) and tokens != dtype:
+    if tokens is not None and tokens != dtype:
         message = f"`--tokens {tokens}`: the header of {path} says {dtype}"
         fail("MD0580", message, help="leave `--tokens` out: the file says what it holds")
 

@@ -55,6 +55,9 @@ def is_tokens(files: DataFiles) -> bool:
     if files.stored or holds_tokens(path, files.tokens):
         return True
     if path.endswith((".npz", ".safetensors")):
+        if files.tokens is not None:
+            message = f"`--tokens {files.tokens}`: {path} has arrays by the names of inputs"
+            fail("MD0580", message, help="leave `--tokens` out, or name a file of tokens or a text")
         return False
     if os.path.isdir(path):
         help = "name a folder with .bin or .npy files, or make tokens of its texts: `--tokenizer F`"
@@ -196,7 +199,8 @@ def every_window(files: DataFiles, inputs: Mapping[str, Spec]) -> Everything:
     else:
         if files.tokens != "bytes" and files.vocabulary is None:
             message = f"nothing says which numbers the characters of {files.path} had in training"
-            help = "name the folder of the run's checkpoints with `--params`"
+            help = "name the folder of the run's checkpoints with `--params`; in Python, give them "
+            help += "in the order of their numbers: `characters='abc'`"
             fail("MD0513", message, help=help)
         tokens, vocabulary = tokens_of(files.path, files.tokens, files.vocabulary, bound)
     _long_enough(tokens, length + len(names) - 1, where)

@@ -433,13 +433,15 @@ class Plan(Looks):
         end_token: str | None = None,
         text_field: str = "text",
         documents: str = "stream",
+        characters: str | None = None,
         batches: int | None = None,
         seed: int = 0,
     ) -> Evaluation:
         """The averages of the outputs that are single numbers, over all samples of `data`.
 
         A last batch that is short weighs as many samples as it has. `data` is as of `train`, the
-        parameters are the plan's, and `batches` is the most that are taken.
+        parameters are the plan's, and `batches` is the most that are taken. `characters` are those
+        of a text of characters, in the order of their numbers: sorted, as training has them.
 
         Raises:
             ProgramError: data of another shape or kind (MD0511 and on).
@@ -449,7 +451,8 @@ class Plan(Looks):
         asked = {
             "engine": engine, "batch": batch, "tokens": tokens, "tokenizer": tokenizer,
             "end_token": end_token, "text_field": text_field,
-            "documents": documents, "batches": batches, "seed": check_seed(seed),
+            "documents": documents, "characters": characters, "batches": batches,
+            "seed": check_seed(seed),
         }  # fmt: skip
         return training.evaluate(self, self._made, data, asked)
 

@@ -129,9 +129,10 @@ def _check_arguments(asked: Mapping[str, Any]) -> None:
     if not (isinstance(fraction, int | float | np.number) and 0 <= fraction <= 1):
         message = f"`eval_fraction={fraction!r}`: a number from 0 to 1 is needed"
         fail("MD0604", message, help="for instance `eval_fraction=0.1`")
-    if not isinstance(asked["end_token"], str | None):
-        message = f"`end_token={asked['end_token']!r}`: a text is needed"
-        fail("MD0604", message, help=f"`end_token={str(asked['end_token'])!r}`")
+    for name in ("end_token", "characters", "tensorboard"):
+        value = asked.get(name)
+        if not isinstance(value, str | None):
+            fail("MD0604", f"`{name}={value!r}`: a text is needed", help=f"`{name}={str(value)!r}`")
 
 
 @contextmanager
@@ -149,7 +150,8 @@ def _files(data: Any, asked: Mapping[str, Any], folder: Path) -> DataFiles:
     from meshdsl.backends.train.job import DOCUMENTS, DataFiles
 
     path = _stored(data, folder / _FILES["data"])
-    files = DataFiles(path, batch=asked["batch"], tokens=asked["tokens"])
+    known = asked.get("characters")
+    files = DataFiles(path, batch=asked["batch"], tokens=asked["tokens"], vocabulary=known)
     if asked["documents"] not in DOCUMENTS:
         message = f"`documents={asked['documents']!r}`: not one of those there are"
         fail("MD0602", message, help=f"there are {', '.join(DOCUMENTS)}")

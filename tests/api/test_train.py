@@ -139,11 +139,12 @@ REFUSED: dict[str, dict[str, list[dict[str, Any]]]] = {
             *({"eval_fraction": f, "eval_every": 1} for f in (-0.1, 2, float("nan"), "a", None)),
             *({name: n} for name in ("eval_every", "checkpoint_every") for n in (-1, 1.5)),
             {"end_token": 0},
+            {"tensorboard": 3},
         ],
     },
     "evaluate": {
         "MD0602": [{"engine": "lokal"}],
-        "MD0604": [{"batches": 0}, {"batches": 1.5}, {"end_token": 0}],
+        "MD0604": [{"batches": 0}, {"batches": 1.5}, {"end_token": 0}, {"characters": 3}],
     },
 }
 
@@ -217,6 +218,12 @@ def test_tokens_are_an_array_or_a_file_and_evaluated(tmp_path: Path) -> None:
     assert every[0].evaluated == every[1].evaluated != {}
     found = plans[0].evaluate(TOKENS[:200])
     assert (found.samples, found.batches, found.rest) == (33, 9, 1)
+    characters = "".join(chr(ord("0") + n) for n in range(int(TOKENS.max()) + 1))
+    (tmp_path / "t.txt").write_text("".join(characters[n] for n in TOKENS[:200]))
+    of_text = plans[0].evaluate(str(tmp_path / "t.txt"), characters=characters)
+    assert of_text.values == found.values
+    with pytest.raises(md.ProgramError, match="characters='abc'"):
+        plans[0].evaluate(str(tmp_path / "t.txt"))
     weights = {name: np.asarray(array, float) for name, array in plans[0].params.items()}
     logits = weights["embed"][TOKENS[:198]] @ weights["out"]
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(198), TOKENS[1:199]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import struct
@@ -29,6 +30,12 @@ def llm_c(tokens: Any, magic: int, version: int, dtype: str, more: int = 0) -> b
     header = np.zeros(256, "<i4")
     header[:3] = magic, version, len(tokens) + more
     return header.tobytes() + np.asarray(tokens, dtype).tobytes()
+
+
+def npy(tokens: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(tokens, "<i4"))
+    return file.getvalue()
 
 
 def megatron(lengths: list[int], code: int = 8) -> bytes:
@@ -153,6 +160,8 @@ REFUSED: dict[str, tuple[str, bytes, str | None, str, str]] = {
         *("t.bin", llm_c([1, 2], 20240520, 1, "<u2"), "uint32", "MD0580"),
         "says uint16",
     ),
+    "bytes of an array": ("t.npy", npy([1, 2]), "bytes", "MD0580", "the header of"),
+    "tokens of arrays by name": ("t.npz", b"PK", "chars", "MD0580", "arrays by the names"),
     "no token": ("t.bin", b"", "uint16", "MD0511", "no tokens to train on, and a window takes 7"),
     "texts without a tokenizer": ("t.jsonl", b"{}", None, "MD0582", "nothing says what their"),
 }
