@@ -61,7 +61,8 @@ def _copy_tokenizer(file: Path, target: Path) -> None:
 
 def description(path: str) -> str:
     """The folder with the description of the model that a path has: its own, or that of its run."""
-    for folder in (Path(path), Path(path).parent):
-        if (folder / POINTER).is_file() and (folder / FOLDER).is_dir():
-            return str(folder / FOLDER)
+    for folder in (path, str(Path(path).parent)):
+        there = os.path.join(folder, FOLDER)
+        if os.path.isfile(os.path.join(folder, POINTER)) and os.path.isdir(there):
+            return there
     return path

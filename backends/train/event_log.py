@@ -98,10 +98,11 @@ def check_events(folder: str, resume: bool, force: bool) -> None:
     With `force` those of another run are replaced. Raises MD0502, MD0503 and MD0508.
     """
     path = Path(folder)
-    if os.path.lexists(path) and not path.is_dir():
+    is_there = os.path.isdir(path)  # False for a name that the system does not look up
+    if os.path.lexists(path) and not is_there:
         fail("MD0502", f"{path} is no folder", help="name a folder: `--tensorboard runs/first`")
     _package()
-    if not path.is_dir():
+    if not is_there:
         return
     if not os.access(path, os.W_OK):
         help = "choose another folder, or change its permissions"

@@ -62,9 +62,10 @@ def test_the_script_for_slurm_starts_a_process_for_each_device(tmp_path: Path) -
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone(tmp_path: Path) -> Iterator[None]:
     """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    meeting = f"file://{tmp_path / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
