@@ -32,7 +32,8 @@ class State(dict[str, torch.Tensor]):
 
     def rms_norm(self, x: torch.Tensor, name: str, eps: float, above: float = 0.0) -> torch.Tensor:
         """The scale is the weight and `above`."""
-        return functional.rms_norm(x, x.shape[-1:], self[f"{name}.weight"] + above, eps)
+        scale = self[f"{name}.weight"] + above
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * scale
 
     def heads(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """A projection as [batch, heads, positions, key]."""
@@ -41,7 +42,8 @@ class State(dict[str, torch.Tensor]):
 
 def split(x: torch.Tensor, key: int = KEY) -> torch.Tensor:
     """[batch, positions, heads * key] as [batch, heads, positions, key]."""
-    return x.unflatten(-1, (-1, key)).transpose(1, 2)
+    parts: torch.Tensor = x.unflatten(-1, (-1, key))
+    return parts.transpose(1, 2)
 
 
 def joined(x: torch.Tensor) -> torch.Tensor:
