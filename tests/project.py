@@ -60,17 +60,15 @@ def _ignored(path: Path, patterns: list[str]) -> bool:
 
 
 def examples() -> list[Path]:
-    """The examples that need no package: its own tests install that of `examples/own_operator`."""
-    own = ROOT / "examples" / "own_operator"
-    return [path for path in matching("examples/**/*.mdsl") if own not in path.parents]
+    """The examples that have a program, and need no package.
+
+    Files of sizes have dims alone; the tests of `examples/own_operator` install its package.
+    """
+    paths = matching("examples/**/*.mdsl")
+    return [path for path in paths if path.parent.name not in ("sizes", "own_operator")]
 
 
 def matching(*patterns: str) -> list[Path]:
     """The project's files that match one of the patterns from its root, as whole paths, sorted."""
     known = {ROOT / path for path in tracked()}
     return sorted({path for pattern in patterns for path in ROOT.glob(pattern)} & known)
-
-
-def examples() -> list[Path]:
-    """The examples that have a program; files of sizes have dims alone."""
-    return [path for path in matching("examples/**/*.mdsl") if path.parent.name != "sizes"]
