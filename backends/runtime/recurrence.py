@@ -42,7 +42,7 @@ def recur_into(
     n = h.shape[dim]
     if n <= 16:
         for t in reversed(range(n)) if reverse else range(n):
-            before = step_into(*(x.narrow(dim, t, 1) for x in (h, a, b)), before)
+            before = step_into([x.narrow(dim, t, 1) for x in (h, a, b)], before)
         return
     early, late = (ending, beginning) if reverse else (beginning, ending)
     first, pairs, between = (n - 1) % 2 if reverse else 0, n // 2, (n - 1) // 2
@@ -50,14 +50,13 @@ def recur_into(
     h2, a2, b2 = (every_other(x, dim, 1 - first) for x in (h, a, b))
     both = torch.addcmul(b2, a2, early(b1, dim, pairs))
     recur_into(h2, a2 * early(a1, dim, pairs), both, dim, before, reverse)
-    step_into(*(early(x, dim, 1) for x in (h1, a1, b1)), before)
-    step_into(*(late(x, dim, between) for x in (h1, a1, b1)), early(h2, dim, between))
+    step_into([early(x, dim, 1) for x in (h1, a1, b1)], before)
+    step_into([late(x, dim, between) for x in (h1, a1, b1)], early(h2, dim, between))
 
 
-def step_into(
-    h: torch.Tensor, a: torch.Tensor, b: torch.Tensor, before: torch.Tensor
-) -> torch.Tensor:
-    """Write `a * before + b` into `h`."""
+def step_into(parts: list[torch.Tensor], before: torch.Tensor) -> torch.Tensor:
+    """Write `a * before + b` into `h`, where the parts are h, a and b."""
+    h, a, b = parts
     return torch.addcmul(b, a, before, out=h)
 
 

@@ -83,8 +83,8 @@ def test_states_and_gradients_are_those_of_a_loop(
 ) -> None:
     """And each device sends as many bytes as were predicted."""
     text = f"{PROGRAM}layout chosen {{ {rules} }}\n"
-    options = {"mesh": mesh, "layout": "chosen", "reduce": policy, "set_dims": {"time": time}}
-    made = compile_text(text, **options)
+    sizes = {"time": time}
+    made = compile_text(text, mesh=mesh, layout="chosen", reduce=policy, set_dims=sizes)
     arrays = drawn(time)
     run = run_local(made.emitted.text, arrays, lines=made.emitted.places)
     check_bytes(explain(made.device), run)
