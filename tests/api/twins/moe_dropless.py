@@ -14,10 +14,8 @@ def expert(
 ) -> md.Tensor[group, blocks, row, model]:
     wi = md.param([blocks, each, model, hidden])
     wo = md.param([blocks, each, hidden, model])
-    h = md.relu(
-        md.grouped_einsum(inside, wi, sizes, rows=pairs.size, out=[group, blocks, row, hidden])
-    )
-    o = md.grouped_einsum(h, wo, sizes, rows=pairs.size, out=[group, blocks, row, model])
+    h = md.relu(md.grouped_einsum(inside, wi, sizes, rows=pairs, out=[group, blocks, row, hidden]))
+    o = md.grouped_einsum(h, wo, sizes, rows=pairs, out=[group, blocks, row, model])
     return o
 
 
