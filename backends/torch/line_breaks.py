@@ -71,15 +71,25 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
     return unbroken
 
 
-def _split(text: str, pad: str) -> list[str]:
-    """What stands in a bracket of its own: on one line, or one for each operand of an operator."""
-    parts = list(_operands(text)) if len(pad + text) > WIDTH else [text]
-    return [line for part in parts for line in _broken(part, pad, "")]
+def _split(text: str, pad: str, tail: str = "") -> list[str]:
+    """What stands in a bracket: on one line, or one for each operand of an operator."""
+    *parts, last = _operands(text) if len(pad + text + tail) > WIDTH else [text]
+    lines = [line for part in parts for line in _broken(part, pad, "")]
+    return [*lines, *_broken(last, pad, tail)]
+
+
+_OPERATORS = (
+    (" if ", " else "),
+    (" < ", " <= ", " > ", " >= ", " == ", " != "),
+    (" + ", " - "),
+    (" * ", " / ", " @ ", " // "),
+)
+"""Those that bind least first."""
 
 
 def _operands(text: str) -> Iterator[str]:
     """The operands of the operators that bind least, each behind its operator."""
-    for signs in (" if ", " else "), (" + ", " - "), (" * ", " / ", " @ ", " // "):
+    for signs in _OPERATORS:
         cuts = [i for i, depth, _ in _depths(text) if not depth and text.startswith(signs, i)]
         if cuts:
             for start, stop in itertools.pairwise([0, *cuts, len(text)]):
@@ -123,7 +133,7 @@ def _body(text: str, pad: str, display: bool) -> list[str]:
     """The content of a broken bracket: on a line of its own, or an item per line."""
     if len(pad + text) <= WIDTH and not (display and len(list(_items(text))) > 1):
         return [pad + text]
-    return [line for item in _items(text) for line in _broken(item, pad, ",")]
+    return [line for item in _items(text) for line in _split(item, pad, ",")]
 
 
 def _is_display(text: str, start: int) -> bool:

@@ -151,6 +151,7 @@ class _GroupNormApplied(Protocol):
 
 class _GroupNorm(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _GroupNormApplied: ...
+
 class _GroupedEinsum(Protocol):
     def __call__(self, x: Operand, y: Operand, z: Operand, /, rows: float | Any = ..., *, out: Sequence[Dim]) -> Tensor: ...
 
