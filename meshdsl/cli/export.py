@@ -36,8 +36,12 @@ def command(file: File, given: Export) -> None:
     """Write parameters in another form: one file, or a model that other programs load."""
     with common.reporting() as diagnostics:
         common.check_params_output(given.out, given.weights, given.force)
+        given_sizes = sizes(given.settings or [])
         chosen = Options(
-            program=given.program, set_dims=sizes(given.settings or []), dtype=given.dtype
+            program=given.program,
+            set_dims=given_sizes.sizes,
+            set_in=given_sizes.places,
+            dtype=given.dtype,
         )
         made = common.compiled(file, chosen, diagnostics, "declarations")
         _export(made, given, diagnostics)

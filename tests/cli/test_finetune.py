@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from meshdsl.backends.train.export import as_params, checkpoint_at
-from tests.examples.test_models import LAYERS, VOCAB, drawn, llama, llama_shapes
+from tests.examples.formulas.decoders import DECODERS, llama
+from tests.examples.formulas.published import LAYERS, VOCAB, State
 from tests.project import ROOT
 
 from .command import Cli, write
@@ -48,7 +49,7 @@ def base(cli: Cli) -> dict[str, torch.Tensor]:
     """A model with a tokenizer, in the folder `base`, and tokens in `t.bin`."""
     folder = Path("base")
     folder.mkdir()
-    state = {n: t.bfloat16() for n, t in drawn(llama_shapes(), "f32").items()}
+    state = DECODERS["llama"].drawn(torch.bfloat16)
     save_file(state, folder / "model.safetensors")
     (folder / "config.json").write_text('{"dtype": "bfloat16"}')
     words = {f"w{n}": n for n in range(VOCAB)}
@@ -59,10 +60,10 @@ def base(cli: Cli) -> dict[str, torch.Tensor]:
     return state
 
 
-def greedy(state: dict[str, torch.Tensor], steps: int) -> list[int]:
+def greedy(state: State, steps: int) -> list[int]:
     ids = [int(word[1:]) for word in PROMPT.split()]
     for _ in range(steps):
-        ids.append(int(llama(state, torch.tensor([ids]))[0, -1].argmax()))
+        ids.append(int(llama(state, {"tokens": torch.tensor([ids])})[0, -1].argmax()))
     return ids[-steps:]
 
 
@@ -96,11 +97,11 @@ def test_a_llama_is_finetuned_by_adapters_and_handed_back(
         assert torch.equal(merged[name], wanted), name
     assert changed == 2 * LAYERS
 
-    state = {name: tensor.float() for name, tensor in merged.items()}
+    state = State((name, tensor.float()) for name, tensor in merged.items())
     done = cli(*evaluate, "--json")
     ids = torch.from_numpy(np.fromfile("t.bin", "<u4").astype(np.int64))[: 4 * 2 * 8 + 1]
     rows, targets = ids[:-1].reshape(-1, 8), ids[1:].reshape(-1, 8)
-    loss = torch.nn.functional.cross_entropy(llama(state, rows).mT, targets).item()
+    loss = torch.nn.functional.cross_entropy(llama(state, {"tokens": rows}).mT, targets).item()
     assert json.loads(done.out)["values"]["loss"] == pytest.approx(loss, rel=1e-5)
 
     (text,) = json.loads(cli(*generate).out)["texts"]
