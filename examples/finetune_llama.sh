@@ -5,13 +5,13 @@
 #
 # MODEL is a folder that `transformers` has written, with a tokenizer, and TOKENS.bin a file of its
 # tokens. OUT gets the checkpoints, in `run`, and the model, in `tuned`, which `from_pretrained` loads.
-# The sizes are those of Llama 3.2 1B; SIZES="model=… layers=…" has others. DTYPE is that of the file.
+# SIZES is a file of sizes or sizes, such as "model=2048 layers=16". DTYPE is that of the tokens.
 set -eu
 
 model=$1 tokens=$2 out=$3 prompt=$4
-: "${SIZES:=model=2048 kv=8 group=4 half=32 hidden=8192 vocab=128256 layers=16}"
-: "${BATCH:=batch=2 seq=128}" "${STEPS:=20}" "${DTYPE:=uint32}" "${NEW:=16}"
 models=$(dirname "$0")/models
+: "${SIZES:=$models/sizes/llama3_1b.mdsl}" "${BATCH:=batch=2 seq=128}"
+: "${STEPS:=20}" "${DTYPE:=uint32}" "${NEW:=16}"
 devices="--mesh data:1,tp:2 --layout megatron"
 mkdir -p "$out"
 

@@ -21,7 +21,7 @@ from tests.project import ROOT
 
 from .command import Cli, write
 
-SIZES = f"model=16 kv=2 group=2 half=2 hidden=12 vocab={VOCAB} layers={LAYERS}"
+SIZES = f"model=16 kv=2 group=2 half=2 hidden=12 vocab={VOCAB} layers={LAYERS} stretch=1"
 SCRIPT = ROOT / "examples" / "finetune_llama.sh"
 PROMPT = "w3 w1 w4"
 

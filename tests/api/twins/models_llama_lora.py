@@ -6,22 +6,26 @@ import meshdsl as md
 batch, seq, model, kv, group = md.dims(batch=8, seq=2048, model=2048, kv=8, group=4)
 half, key, hidden, rank = md.dims(half=32, key=64, hidden=8192, rank=8)
 vocab, layers, two = md.dims(vocab=128256, layers=16, two=2)
+stretch, trained = md.dims(stretch=32, trained=8192)
 mem = md.dim("mem", like=seq)
 
 
 @md.function
+def frequency() -> md.Tensor[half]:
+    plain = 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
+    turns = trained * plain / 6.283185307179586
+    share = md.minimum(md.maximum((turns - 1.0) / 3.0, 0.0), 1.0)
+    return plain * (share + (1.0 - share) / stretch)
+
+
+@md.function
 def turned(x: md.Tensor[..., key], pos: md.i32[...]) -> md.Tensor[..., key]:
-    angle = md.cast(pos, md.f32) * 500000.0 ** (-md.cast(md.iota[half], md.f32) / half)
+    angle = md.cast(pos, md.f32) * frequency()
     a = x[key >> (two, half)].pick(two, 0)
     b = x[key >> (two, half)].pick(two, 1)
     first = a * md.cos(angle) - b * md.sin(angle)
     second = b * md.cos(angle) + a * md.sin(angle)
     return md.concat[half >> key](first, second)
-
-
-@md.function
-def norm(x: md.Tensor[..., model], g: md.Tensor[model]) -> md.Tensor[..., model]:
-    return x * md.rsqrt(md.mean[model](md.square(x)) + 1e-5) * g
 
 
 @md.function
@@ -72,7 +76,7 @@ def llama_lora(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
         qb = md.param([rank, kv, group, key], init=md.zeros())
         va = md.param([model, rank], init=md.normal(0.02))
         vb = md.param([rank, kv, key], init=md.zeros())
-        y = norm(x, g1)
+        y = md.rms_norm[model](x, g1, eps=1e-5)
         lq = md.einsum(
             md.einsum(y, qa, out=[batch, seq, rank]), qb, out=[batch, kv, group, seq, key]
         )
@@ -81,13 +85,13 @@ def llama_lora(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
         k = turned(keys(y), md.iota[seq])
         v = md.einsum(y, wv, out=[batch, kv, seq, key]) + 2 * lv
         x = x + joined(attention(q, k[seq >> mem], v[seq >> mem]))
-        x = x + mlp(norm(x, g2))
+        x = x + mlp(md.rms_norm[model](x, g2, eps=1e-5))
         return x
 
     x = md.repeat(layers, layer, x)
     gf = md.param([model], init=md.ones())
     head = md.param([vocab, model], init=md.normal(0.02))
-    logits = md.einsum(norm(x, gf), head, out=[batch, seq, vocab])
+    logits = md.einsum(md.rms_norm[model](x, gf, eps=1e-5), head, out=[batch, seq, vocab])
     loss = md.mean(md.cross_entropy[vocab](logits, targets))
     groups = {"params": "frozen", ("qa", "qb", "va", "vb"): "trained"}
     optimizer = md.adamw(lr=1e-3, weight_decay=0, clip=1.0, compute="bf16")
