@@ -1,4 +1,4 @@
-# mypy: disable-error-code="type-arg,valid-type,misc"
+# mypy: disable-error-code="type-arg,valid-type,misc,no-redef"
 """Whisper in Python."""
 
 import meshdsl as md
