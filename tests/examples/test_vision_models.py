@@ -29,8 +29,8 @@ class Bottleneck(nn.Module):
         self.conv1 = nn.Conv2d(inputs, middle, 1, bias=False)
         self.conv2 = nn.Conv2d(middle, middle, 3, stride, 1, bias=False)
         self.conv3 = nn.Conv2d(middle, outputs, 1, bias=False)
-        for n, channels in enumerate((middle, middle, outputs), 1):
-            setattr(self, f"bn{n}", nn.BatchNorm2d(channels))
+        self.bn1, self.bn2 = nn.BatchNorm2d(middle), nn.BatchNorm2d(middle)
+        self.bn3 = nn.BatchNorm2d(outputs)
         if projects:
             strided = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
             self.downsample = nn.Sequential(strided, nn.BatchNorm2d(outputs))
@@ -63,7 +63,8 @@ class ResNet(nn.Module):
         x = functional.max_pool2d(x, 3, 2, 1)
         for stage in range(1, 5):
             x = getattr(self, f"layer{stage}")(x)
-        return self.fc(x.mean((2, 3)))
+        scores: torch.Tensor = self.fc(x.mean((2, 3)))
+        return scores
 
 
 RESNET = {
