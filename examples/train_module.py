@@ -25,7 +25,7 @@ def asked(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layout", help="the file's first")
     parser.add_argument("--batch", type=int, default=16, help="sequences in a step (16)")
     parser.add_argument("--seq", type=int, default=64, help="tokens in a sequence (64)")
-    parser.add_argument("--set", nargs="*", default=[], metavar="DIM=N", help="other sizes")
+    parser.add_argument("--set", nargs="*", default=[], metavar="DIM=N", help="or a file of sizes")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--out", help="a folder for the trained parameters")
@@ -38,7 +38,10 @@ def main(arguments: list[str] | None = None) -> list[float]:
     axes = dict(axis.split(":") for axis in given.mesh.split(","))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, tuple(map(int, axes.values())), mesh_dim_names=tuple(axes))
-    sizes = {dim: int(size) for dim, size in (text.split("=") for text in given.set)}
+    sizes = dict[str, int]()
+    for text in given.set:
+        dim, _, size = text.partition("=")
+        sizes |= {dim: int(size)} if size else md.sizes(text)
     sizes |= {"batch": given.batch, "seq": given.seq}
     model = md.module(given.program, mesh, given.layout, dims=sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)

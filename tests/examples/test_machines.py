@@ -32,7 +32,10 @@ def test_the_script_for_slurm_starts_a_process_for_each_device(tmp_path: Path) -
     assert ASKED.keys() == SBATCH
     assert ASKED["ntasks-per-node"] == "1"
     assert len(re.findall("^#SBATCH", SLURM.read_text(), re.MULTILINE)) == len(ASKED)
-    stubs = {"srun": "printf '%s\\n' \"$@\"", "scontrol": "printf 'node7\\nnode8\\n'"}
+    stubs = {
+        "srun": 'printf \'%s\\n\' "$SRUN_CPUS_PER_TASK" "$@"',
+        "scontrol": "printf 'node7\\nnode8\\n'",
+    }
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -41,15 +44,16 @@ def test_the_script_for_slurm_starts_a_process_for_each_device(tmp_path: Path) -
         "SLURM_JOB_NODELIST": "node[7-10]",
         "SLURM_JOB_NUM_NODES": ASKED["nodes"],
         "SLURM_GPUS_PER_NODE": ASKED["gpus-per-node"],
+        "SLURM_CPUS_PER_TASK": ASKED["cpus-per-task"],
         "SLURM_JOB_ID": "17",
     }
     called = subprocess.run(
         ["bash", SLURM, "examples/lm.mdsl", "tokens.bin"],
         env={**os.environ, **variables}, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    torchrun, *words = called.stdout.splitlines()
+    cpus, torchrun, *words = called.stdout.splitlines()
     given = get_args_parser().parse_args(words)
-    assert torchrun == "torchrun"
+    assert (cpus, torchrun) == (ASKED["cpus-per-task"], "torchrun")
     assert (given.nnodes, given.nproc_per_node) == (ASKED["nodes"], ASKED["gpus-per-node"])
     assert (given.rdzv_backend, given.rdzv_endpoint, given.rdzv_id) == ("c10d", "node7:29500", "17")
     assert (ROOT / given.training_script).is_file()
@@ -73,7 +77,8 @@ def alone(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_the_loop_learns_and_writes_its_parameters(tmp_path: Path) -> None:
     (np.arange(4000) ** 2 % 61).astype("uint16").tofile(tmp_path / "t.bin")
-    sizes = ["model=8", "hidden=8", "layers=1", "heads=2", "key=4"]
+    (tmp_path / "small.mdsl").write_text("dim model = 8, hidden = 8, layers = 2, heads = 2")
+    sizes = [str(tmp_path / "small.mdsl"), "layers=1", "key=4"]
     losses = script("train_module").main([
         str(ROOT / "examples" / "lm.mdsl"), str(tmp_path / "t.bin"), "--mesh", "data:1,tp:1",
         "--layout", "megatron", "--batch", "4", "--seq", "8", "--set", *sizes,
