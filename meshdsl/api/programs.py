@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from meshdsl.api.dims import TensorType, check_name
+from meshdsl.api.dims import TensorType, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.recorded import RecordedVariable
@@ -525,10 +525,14 @@ def load(
 
     Raises:
         ProgramError: the file cannot be read, or is wrong; it has several programs and none is
-            chosen (MD0111).
+            chosen (MD0111); `dims` are no sizes by dim (MD0604).
     """
     from meshdsl.syntax.parse import read_source
 
+    if not isinstance(dims, Mapping | None):
+        given = f"md.sizes({str(dims)!r})" if isinstance(dims, str | Path) else "{'batch': 8}"
+        message = f"`dims=` takes sizes by dim, not {kind_of(dims)}"
+        fail("MD0604", message, here().span, help=f"write `dims={given}`")
     return read(read_source(path), program, {n: index(size) for n, size in (dims or {}).items()})
 
 

@@ -61,6 +61,8 @@ def test_a_file_of_sizes(cli: Cli) -> None:
     with pytest.raises(md.ProgramError):
         md.load("f.mdsl")
     assert md.load("f.mdsl", dims=md.sizes("s.mdsl")).outputs
+    with pytest.raises(md.ProgramError, match=r"(?s)MD0604.*`dims=md.sizes\('s.mdsl'\)`"):
+        md.load("f.mdsl", dims="s.mdsl")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
