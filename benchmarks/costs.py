@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import meshdsl as md
+from meshdsl.api.programs import read
 from meshdsl.diagnostics import Source
 from meshdsl.named.size_files import read_size_file
 from meshdsl.pipeline import Compilation, Options
@@ -60,21 +61,13 @@ class Row:
 
     def searched(self) -> tuple[str, str]:
         """The layout that the search finds as rules, and how it reduces. Raises ProgramError."""
-        program = md.load(self.written(), dims=self.dims)
+        program = read(Source(f"{self.model}.mdsl", self.text), None, self.dims)
         found = program.search(MESHES[self.devices], cluster=CLUSTER, memory=MEMORY)
         block = re.sub(r"#.*", "", found.layout)
         body, _, after = block[block.index("layout searched") :].partition("{")[2].partition("}")
         parts = map(str.strip, re.split(r"[\n,](?![^(]*\))", body))
         rules = ", ".join(filter(None, parts))
         return f"{rules} {' '.join(after.split())}".strip(), found.json["plans"][0]["reduce"]
-
-    def written(self) -> Path:
-        """The text in a file."""
-        from tempfile import mkdtemp
-
-        path = Path(mkdtemp()) / f"{self.model}.mdsl"
-        path.write_text(self.text, encoding="utf-8")
-        return path
 
     def timeline(self, layout: str, reduce: str) -> Timeline:
         """The simulated step under a layout."""
