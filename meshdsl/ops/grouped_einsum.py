@@ -131,7 +131,9 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
 
 def _need_sizes(said: str, sizes: kit.TensorType, x: kit.TensorType) -> None:
     """The sizes are integers, of one dim of groups at most."""
-    kit.need_kind(f"the sizes of `{said}`", "int", sizes)
+    if sizes.dtype.kind != "int":
+        message = f"the sizes of `{said}` are integers, and these are {sizes}"
+        raise kit.OpError("MD0202", message, "convert them: `cast(sizes, i32)`")
     groups = [n for n in sizes.names if not x.has(n)]
     if len(groups) > 1:
         message = f"the sizes of `{said}` have {kit.listed(groups)}, which {x} lacks"
@@ -174,7 +176,7 @@ def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     roles = _roles(ins, out)
     of = math.prod(x.size(n) for n in (*roles.blocks, roles.row))
     rows = attrs["rows"] or of
-    if not isinstance(rows, int) or not 0 < rows <= of:
+    if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows <= of:
         message = f"`rows` of `{_NAME}` is {rows}: there are {of} positions"
         raise kit.OpError("MD0213", message, f"write a number from 1 to {of}, or leave it out")
     return {**attrs, "rows": rows, "of": of}

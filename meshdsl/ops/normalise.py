@@ -6,6 +6,7 @@ its definition of the same name in `prelude/` is used: primitives and a few smal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,11 +146,16 @@ def eps_of(name: str, attrs: kit.Attrs) -> float:
     return eps
 
 
+def _is_number(value: object, *kinds: type) -> bool:
+    """Whether an option is an integer, or of one of these kinds; Python's `True` is none."""
+    return isinstance(value, (int, *kinds)) and not isinstance(value, bool)
+
+
 def _norm_bind(name: str) -> kit.Bind:
     def bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
         del ins
         eps, others = attrs["eps"], {n: value for n, value in attrs.items() if n != "eps"}
-        if not isinstance(eps, int | float) or eps < 0:
+        if not _is_number(eps, float) or not 0 <= eps < math.inf:
             message = f"`eps` of `{name}` cannot be {eps}"
             raise kit.OpError("MD0213", message, "give a number from 0 on, such as `eps=1e-5`")
         return others if eps == USUAL_EPS[name] else {**others, "eps": float(eps)}
@@ -289,7 +295,7 @@ def _cross_entropy_bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     ignored = attrs["ignore_index"]
     if ignored is None:
         return {name: value for name, value in attrs.items() if name != "ignore_index"}
-    if not isinstance(ignored, int):
+    if not _is_number(ignored):
         message = f"`ignore_index` of `cross_entropy` is an integer, not {ignored}"
         raise kit.OpError("MD0213", message, "write `ignore_index=-100`")
     return attrs
