@@ -18,13 +18,11 @@ from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Va
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Value
-from meshdsl.ops.grouped_einsum import batch_dims, block_dims, outer_row_dim, row_dim
+from meshdsl.ops.grouped_einsum import batch_dims
+from meshdsl.ops.opdef import GroupedRows, lookup
 from meshdsl.placed import collectives
 from meshdsl.placed.placements import Placement
 from meshdsl.records import dataclass
-
-KEEP_ZEROS = frozenset({"add", "sub", "neg", "cast", "identity"})
-"""Operators whose result is 0 where all operands are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,7 @@ class _Exchanges:
         for i, node in enumerate(nodes):
             if node in early:
                 continue
+            before: list[Node] = []
             if isinstance(node, DeviceLoop):
                 inner = {v: tuple(every_one) for v, every_one in versions.items()}
                 for var in (*(c.inside for c in node.carries), *(s.inside for s in node.stacked)):
@@ -82,10 +81,9 @@ class _Exchanges:
                 before, node = self._counted(node, padding, versions, nodes[i + 1 :])
                 early.update(before)
                 made += before
-            for var in (v for n in (*made[-1:], node) for v in n.makes):
-                if var not in versions.setdefault(var.value, []):
-                    versions[var.value].append(var)
             made.append(node)
+            for var in (v for n in (*before, node) for v in n.makes):
+                versions.setdefault(var.value, []).append(var)
         return tuple(made)
 
     def _counted(
@@ -187,32 +185,33 @@ def _passed_over(node: Node | None, var: Var) -> _Padding | None:
     """The padding of a variable that an operator does not read."""
     if not isinstance(node, Compute) or node.ins.count(var) != 1:
         return None
-    types, at = tuple(v.type for v in node.ins), node.ins.index(var)
-    if node.name == "mask_padding" and at == 0:
-        return _Padding(dict(node.attrs)["dim"].name, node.ins[1])
-    if node.name == "grouped_einsum" and at == 0:
-        return _Padding(row_dim(types, node.out.type.names), node.ins[2])
-    if node.name == "grouped_outer" and at < 2:
-        return _Padding(outer_row_dim(types), node.ins[2])
-    return None
+    grouped = lookup(node.name).grouped
+    if grouped is None or node.ins.index(var) not in grouped.skips:
+        return None
+    return _padding_of(node, grouped)
+
+
+def _padding_of(node: Compute, grouped: GroupedRows) -> _Padding:
+    """Where the rows of an operator on groups of rows end."""
+    types = tuple(v.type for v in node.ins)
+    return _Padding(grouped.row(types, dict(node.attrs)), node.ins[grouped.sizes])
 
 
 def _fillings(nodes: Iterable[Node]) -> Iterator[tuple[Value, _Filling]]:
     """By the sizes of groups, how many rows these may have in all, as the products say."""
     for node in every(nodes):
-        if isinstance(node, Compute) and node.name == "grouped_einsum":
-            blocks = block_dims(tuple(v.type for v in node.ins))
-            yield node.ins[2].value, _Filling(blocks, dict(node.attrs)["rows"])
+        grouped = lookup(node.name).grouped if isinstance(node, Compute) else None
+        if isinstance(node, Compute) and grouped is not None and grouped.filled is not None:
+            filled = grouped.filled(tuple(v.type for v in node.ins), dict(node.attrs))
+            yield node.ins[grouped.sizes].value, _Filling(*filled)
 
 
 def _padded(node: Compute, padding: Mapping[Var, _Padding]) -> Iterator[tuple[Var, _Padding]]:
     """The padding of the result of an operator, where it has one."""
-    types = tuple(v.type for v in node.ins)
-    if node.name == "grouped_einsum":
-        yield node.out, _Padding(row_dim(types, node.out.type.names), node.ins[2])
-    elif node.name == "mask_padding":
-        yield node.out, _Padding(dict(node.attrs)["dim"].name, node.ins[1])
-    elif node.name in KEEP_ZEROS:
+    record = lookup(node.name)
+    if record.grouped is not None and record.grouped.is_zero:
+        yield node.out, _padding_of(node, record.grouped)
+    elif record.keeps_zeros and node.ins:
         found = [padding.get(v) for v in node.ins]
         first = found[0]
         alike = all(

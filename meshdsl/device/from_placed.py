@@ -128,7 +128,7 @@ class _Lowering:
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
         results = [t.value.name_hint or self.results.get(t.value, "") for t in node.outs]
-        self.has_padding |= node.name == "grouped_einsum"
+        self.has_padding |= lookup(node.name).grouped is not None
         if lookup(node.name).view and _is_relabelled(node):
             results = [results[0] or self._word_of(node.ins[0].value)]
         onto = 0 if node.outs[0] in self.written_into else None

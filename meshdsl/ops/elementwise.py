@@ -66,7 +66,7 @@ def _extreme(function: str, bound: str) -> Callable[[kit.TorchCall, list[str]], 
 kit.pointwise(
     "add", 2, lambda x, y: np.add(x, y), "{0} + {1}", infix="+", linear=[(0, 1)],
     gradient=grads.add_gradient,
-    zeros=zeros.union,
+    zeros=zeros.union, keeps_zero=True,
     true_rows=_rising(_ENDS, "P({}), B -> P({})", "B, P({}) -> P({})"),
     in_place=["{0}.add_({1})", "{1}.add_({0})"], fold=operator.add, lazy=True,
     meaning="The sum of two tensors, element by element.",
@@ -74,7 +74,7 @@ kit.pointwise(
 kit.pointwise(
     "sub", 2, lambda x, y: np.subtract(x, y), "{0} - {1}", infix="-", linear=[(0, 1)],
     gradient=grads.sub_gradient,
-    zeros=zeros.union,
+    zeros=zeros.union, keeps_zero=True,
     true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)")
     | _rising(_ENDS, "P({}), B -> P({})"),
     in_place=["{0}.sub_({1})"], fold=operator.sub,
@@ -419,6 +419,7 @@ kit.operator(
     ),
     view=True,
     converts=True,
+    keeps_zeros=True,
     shows=lambda ins, attrs: ins[0].dtype == attrs["dtype"],  # to another dtype it copies
     flops=kit.no_flops,
     true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}

@@ -72,7 +72,7 @@ def _outer_roles(ins: kit.Types, out: kit.Names) -> _Roles:
     x, y, sizes = ins
     batches = tuple(n for n in sizes.names if x.has(n))
     return _Roles(
-        outer_row_dim(ins),
+        _outer_row_dim(ins, {}),
         tuple(n for n in sizes.names if not x.has(n)),
         tuple(n for n in batches if n not in out),
         tuple(n for n in batches if n in out),
@@ -81,22 +81,23 @@ def _outer_roles(ins: kit.Types, out: kit.Names) -> _Roles:
     )
 
 
-def row_dim(ins: kit.Types, out: kit.Names) -> str:
+def _row_dim(ins: kit.Types, attrs: kit.Attrs) -> str:
     """The dim of a `grouped_einsum` along which rows lie."""
-    return _roles(ins, out).row
+    return _roles(ins, tuple(d.name for d in attrs["dims"])).row
 
 
-def outer_row_dim(ins: kit.Types) -> str:
+def _outer_row_dim(ins: kit.Types, attrs: kit.Attrs) -> str:
     """The dim of a `grouped_outer` along which rows lie."""
+    del attrs
     x, y, sizes = ins
     (row,) = (n for n in x.names if y.has(n) and not sizes.has(n))
     return row
 
 
-def block_dims(ins: kit.Types) -> kit.Names:
-    """The dims of x, of the sizes and of w."""
+def _filled(ins: kit.Types, attrs: kit.Attrs) -> tuple[kit.Names, int]:
+    """The dims of x, of the sizes and of w; over these and the rows, how many rows there are."""
     x, w, sizes = ins
-    return tuple(n for n in sizes.names if x.has(n) and w.has(n))
+    return tuple(n for n in sizes.names if x.has(n) and w.has(n)), attrs["rows"]
 
 
 def batch_dims(sizes: kit.TensorType, x: kit.TensorType) -> kit.Names:
@@ -381,6 +382,7 @@ kit.operator(
     flops=_flops,
     bind=_bind,
     gradient=_gradient,
+    grouped=kit.GroupedRows(_row_dim, 2, (0,), True, _filled),
     precision="compute",
     meaning="The product of the rows along a dim of x with the matrices w of their groups: rows "
     "lie group by group, as many as `sizes` says, and are 0 after the last group.",
@@ -401,6 +403,7 @@ kit.operator(
     ),
     flops=_outer_flops,
     gradient=_outer_gradient,
+    grouped=kit.GroupedRows(_outer_row_dim, 2, (0, 1), False),
     precision="compute",
     meaning="The gradient of the matrices of a `grouped_einsum`: of each group, the sum of the "
     "outer products of its rows.",
@@ -421,5 +424,6 @@ kit.operator(
         values="int index:v",
     ),
     gradient=_mask_gradient,
+    grouped=kit.GroupedRows(lambda ins, attrs: attrs["dim"].name, 1, (0,), True),
     meaning="x with 0 in the padding: along a dim, after as many rows as `sizes` adds up to.",
 )

@@ -34,6 +34,7 @@ from meshdsl.ops.opdef import Factors as Factors
 from meshdsl.ops.opdef import FitsIn as FitsIn
 from meshdsl.ops.opdef import Gradient as Gradient
 from meshdsl.ops.opdef import Grads as Grads
+from meshdsl.ops.opdef import GroupedRows as GroupedRows
 from meshdsl.ops.opdef import Infer as Infer
 from meshdsl.ops.opdef import InPlace as InPlace
 from meshdsl.ops.opdef import NumpyCall as NumpyCall

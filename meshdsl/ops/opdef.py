@@ -133,6 +133,25 @@ ZeroRule = Callable[[Signature, Sequence[Operand]], Filled | None]
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """Of an operator on rows that lie group by group before padding (`ops/grouped_einsum.py`).
+
+    row:     operand types and attributes -> the dim along which the rows lie.
+    sizes:   the operand with the number of rows of each group.
+    skips:   the operands whose padding the operator does not read.
+    is_zero: whether the result is 0 in the padding.
+    filled:  operand types and attributes -> how many rows the groups have at most, over the row dim
+             and other dims that are counted with it; None: the operator does not say.
+    """
+
+    row: Callable[[Types, Attrs], str]
+    sizes: int
+    skips: tuple[int, ...]
+    is_zero: bool
+    filled: Callable[[Types, Attrs], tuple[tuple[str, ...], int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NumpyCall:
     """One call on numpy arrays, whole or local.
 
@@ -493,6 +512,8 @@ class OpDef:
              table of `backends/peers/operator_tables.py`.
     zeros: the rule for where the (first) result is 0 whatever is computed (`ops/zeros.py`); None:
              it may be other than 0 everywhere.
+    keeps_zeros: the result is 0 wherever all operands are.
+    grouped: the rows and the padding of an operator on groups of rows; None: it has none.
     meaning: what the result is, in one sentence of Markdown; for the operator's page and its
              docstring.
     imports: the modules that the torch text calls functions of, by their full names; an emitted
@@ -543,6 +564,8 @@ class OpDef:
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     zeros: ZeroRule | None = None
+    keeps_zeros: bool = False
+    grouped: GroupedRows | None = None
     meaning: str = ""
     imports: tuple[str, ...] = ()
 

@@ -73,7 +73,7 @@ def pointwise_record(
     `check` is called with the types of the operands before other checks.
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
     the result in its memory. `said` is its name in messages, `infix` its sign in the language.
-    A function of one operand that is 0 at 0 `keeps_zero`.
+    One that is 0 where all operands are `keeps_zero`: of one operand, that is its rule of `zeros`.
     """
     return OpDef(
         name,
@@ -93,7 +93,8 @@ def pointwise_record(
         precision=precision,
         lazy=lazy,
         spelled=spelled,
-        zeros=passes(0) if keeps_zero else zeros,
+        zeros=passes(0) if keeps_zero and zeros is None else zeros,
+        keeps_zeros=keeps_zero,
         meaning=meaning,
         imports=imports,
     )
