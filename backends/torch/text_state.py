@@ -11,7 +11,8 @@ from meshdsl.backends.torch.text_lines import TextLines
 from meshdsl.device.ir import Compute, DeviceProgram, Var
 from meshdsl.device.liveness import uses
 from meshdsl.device.memory import MemoryReuse
-from meshdsl.ops.opdef import ADDED
+from meshdsl.ir.program import every
+from meshdsl.ops.opdef import ADDED, lookup
 from meshdsl.ops.torch_expressions import scalar
 
 
@@ -68,7 +69,8 @@ class TextState:
         self.out, self.constants = out, constants
         self.over = dict(MemoryReuse(program).found())
         if ADDED:  # no variable hides a module that the text imports
-            modules = {name for record in ADDED.values() for name in record.imports}
+            computed = (node for node in every(program.body) if isinstance(node, Compute))
+            modules = {name for node in computed for name in lookup(node.name).imports}
             taken = taken.union(name.partition(".")[0] for name in modules)
         self.variables = Variables(program, taken, self.over)
         self.used: set[str] = set()

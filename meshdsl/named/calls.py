@@ -85,7 +85,8 @@ class Calls:
         available = {**load_all(), **scope.declarations.operators}
         operators = [n for n, op in available.items() if op.surface.items != "view"]
         callables = [*scope.declarations.functions, *operators, *prelude().functions]
-        self._refuse(partial(unknown_function, node.function, callables), node, scope)
+        unknown = partial(unknown_function, node.function, callables, scope.declarations.packages)
+        self._refuse(unknown, node, scope)
 
     def _is_of_library(self, name: str, scope: Scope) -> bool:
         """Whether a function of the library calls a composite: that is an operator there, too.

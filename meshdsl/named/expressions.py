@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -351,19 +351,19 @@ def option_value(operand: Operand, span: Span) -> Any:
     return operand
 
 
-def unknown_function(name: ast.Name, known: list[str]) -> NoReturn:
+def unknown_function(name: ast.Name, known: list[str], used: Collection[str]) -> NoReturn:
     """Report a call of an unknown function."""
     help = did_you_mean(name.text, known) or "operators are listed in grammar/README.md"
     message = f"unknown function or operator `{name.text}`"
     fixes = spelled_right(name.span, name.text, known)
-    fail("MD0103", message, name.span, help=f"{help}{_others()}", fixes=fixes)
+    fail("MD0103", message, name.span, help=f"{help}{_others(used)}", fixes=fixes)
 
 
-def _others() -> str:
-    """That operators of installed packages have to be used by name, where there are packages."""
+def _others(used: Collection[str]) -> str:
+    """That operators of installed packages need a `use`, where there are more than those `used`."""
     from meshdsl.named.packages import names
 
-    listed = ", ".join(f"`use {name}`" for name in names())
+    listed = ", ".join(f"`use {name}`" for name in names() if name not in used)
     return f"; those of installed packages need a line before all else: {listed}" if listed else ""
 
 

@@ -116,6 +116,20 @@ def test_an_operator_is_not_there_without_a_use(program: str, cli: Cli) -> None:
     assert f"those of installed packages need a line before all else: `use {KERNELS}`" in done.err
 
 
+def test_a_package_that_is_used_is_not_proposed(program: str, cli: Cli) -> None:
+    text = Path(program).read_text(encoding="utf-8").replace("swiglu(", "swigloo(", 1)
+    done = cli("check", write(text))
+    assert "error[MD0103]" in done.codes
+    assert f"`use {KERNELS}`" not in done.err
+
+
+def test_a_loaded_package_changes_no_other_program(program: str, cli: Cli) -> None:
+    """A variable may have the name of a module that a program does not import."""
+    assert cli("check", program).code == 0
+    text = LINE.replace("use bad\n", "").replace("bad_op", "relu").replace("y", KERNELS)
+    assert f"    {KERNELS} = " in cli("compile", write(text)).out
+
+
 def test_wrong_calls_are_told_as_those_of_the_language(program: str, cli: Cli) -> None:
     calls = {
         "swiglu(x, y)": "MD0214",
