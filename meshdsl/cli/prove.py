@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,19 +30,19 @@ def command(
     with common.reporting(given.json) as diagnostics:
         from meshdsl.named.packages import load
 
-        found = load(package)
+        loaded = load(package)
         with common.patience(f"proving {package}"):
-            from meshdsl.prove.verdicts import of_package, verdict_text
+            from meshdsl.prove.verdicts import PackageFacts, of_package, verdict_text
 
-            verdicts = of_package(found)
+            verdicts = of_package(loaded)
         for verdict in verdicts:
             diagnostics.add(*verdict.diagnostics)
         if given.strict:
             diagnostics.promote_warnings()
         if given.json:
-            facts: dict[str, Any] = {
+            facts: PackageFacts = {
                 "version": 1,
-                "package": found.name,
+                "package": loaded.name,
                 "operators": [verdict.facts for verdict in verdicts],
                 "diagnostics": common.as_dicts(diagnostics),
             }

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
+from meshdsl.carets import DiagnosticFacts
 from meshdsl.diagnostics import Diagnostic, Source, Span, counted
 from meshdsl.named.packages import PARTS, OperatorPackage
 from meshdsl.ops.opdef import OpDef
@@ -33,6 +34,15 @@ class VerdictFacts(TypedDict):
     samples: int
     proved: bool
     checks: list[ProofFacts]
+
+
+class PackageFacts(TypedDict):
+    """What `meshdsl prove --json` prints."""
+
+    version: int
+    package: str
+    operators: list[VerdictFacts]
+    diagnostics: list[DiagnosticFacts]
 
 
 @dataclass(frozen=True, slots=True)
