@@ -38,8 +38,8 @@ Piece = tuple[NumpyCall, list[np.ndarray[Any, Any]]]
 def uneven_rows(opdef: OpDef, sig: Signature, ways: tuple[int, ...]) -> list[Row]:
     """The rows that split a dim which so many blocks do not divide, as far as they are legal."""
     count = math.prod(ways)
-    found = rows(opdef.factors(sig), len(sig.ins), len(sig.outs))
-    return [r for r in found if _is_uneven(sig, r, count) and _is_legal(opdef, sig, r, count)]
+    candidates = rows(opdef.factors(sig), len(sig.ins), len(sig.outs))
+    return [r for r in candidates if _is_uneven(sig, r, count) and _is_legal(opdef, sig, r, count)]
 
 
 def _splits(sig: Signature, row: Row) -> dict[str, int]:
@@ -67,13 +67,13 @@ def resized(opdef: OpDef, sample: Sample, dims: list[str], size: int) -> Sample 
     for others in itertools.product(range(1, 3 * size + 8), repeat=len(dims) - 1):
         sizes = dict(zip(dims, (size, *others), strict=True))
         ins, attrs = (localised(part, sizes) for part in (sample.ins, sample.attrs))
-        made = dataclasses.replace(sample, ins=ins, attrs=attrs)
+        other = dataclasses.replace(sample, ins=ins, attrs=attrs)
         try:
-            found = signature(opdef, made)
+            sig = signature(opdef, other)
         except OpError:
             continue
-        if all(t.size(d) == n for t in found.outs for d, n in sizes.items() if t.has(d)):
-            return made
+        if all(t.size(d) == n for t in sig.outs for d, n in sizes.items() if t.has(d)):
+            return other
     return None
 
 
@@ -84,19 +84,19 @@ def loops_of_sizes(
 
     Each row once, on the first sample that has it, unless `every` sample is wanted.
     """
-    known = set()
+    seen = set()
     for sample in opdef.samples:
         sig = signature(opdef, sample)
         for row in rows(opdef.factors(sig), len(sig.ins), len(sig.outs)):
-            if row.factor is None or (row in known and not every):
+            if row.factor is None or (row in seen and not every):
                 continue
-            known.add(row)
+            seen.add(row)
             dims = list(_splits(sig, row))
             for size, ways in SIZES:
-                made = resized(opdef, sample, dims, size)
-                made = made or resized(opdef, sample, dims[::-1], size)
-                if made is not None:
-                    yield made, ways, row.factor.name
+                other = resized(opdef, sample, dims, size)
+                other = other or resized(opdef, sample, dims[::-1], size)
+                if other is not None:
+                    yield other, ways, row.factor.name
 
 
 # --- the blocks -----------------------------------------------------------------------------------
@@ -105,9 +105,9 @@ def loops_of_sizes(
 def text_call(sig: Signature, pieces: list[Piece]) -> TorchText:
     """The call as an emitter makes it: local types have the largest sizes."""
     numbers, calls = itertools.count(), [call for call, _ in pieces]
-    own = {d: [c.extents[d] for c in calls] for d in calls[0].extents}
+    extents = {d: [c.extents[d] for c in calls] for d in calls[0].extents}
     windows = {of: [c.windows[of] for c in calls] for of in calls[0].windows}
-    largest = {d: max(sizes) for d, sizes in own.items()}
+    largest = {d: max(sizes) for d, sizes in extents.items()}
     ins = [t.resized(largest) for t in sig.ins]
     for (index, dim), held in windows.items():
         ins[index] = ins[index].resized({dim: max(stop - start for start, stop in held)})
@@ -122,12 +122,14 @@ def text_call(sig: Signature, pieces: list[Piece]) -> TorchText:
         attrs=sig.attrs,
         fresh=lambda hint: f"{hint}_{next(numbers)}",
         place="'test.mdsl:1'",
-        offsets={d: functools.partial(str, f"at_{d}") for d in own},
-        splits=frozenset(own),
+        offsets={d: functools.partial(str, f"at_{d}") for d in extents},
+        splits=frozenset(extents),
         extents={
-            d: functools.partial(str, f"n_{d}") for d, sizes in own.items() if len(set(sizes)) > 1
+            d: functools.partial(str, f"n_{d}")
+            for d, sizes in extents.items()
+            if len(set(sizes)) > 1
         },
-        empty=frozenset((*(d for d, sizes in own.items() if not all(sizes)), *none_read)),
+        empty=frozenset((*(d for d, sizes in extents.items() if not all(sizes)), *none_read)),
         starts={(i, d): functools.partial(str, f"at_{i}_{d}") for i, d in windows},
         parts=lambda of_output, of_operand: tuple(
             (_interval(c, of_output), c.windows.get((0, of_operand), _interval(c, of_operand)))
@@ -147,38 +149,43 @@ def pieces_of(
     sig: Signature, row: Row, wholes: list[np.ndarray[Any, Any]], ways: tuple[int, ...]
 ) -> list[Piece]:
     """What each device has. A window that is the block itself, on all of them, is none."""
-    found = [piece(sig, row, wholes, ways, at) for at in itertools.product(*map(range, ways))]
-    kept = {
+    pieces = [piece(sig, row, wholes, ways, at) for at in itertools.product(*map(range, ways))]
+    used = {
         of
-        for call, _ in found
+        for call, _ in pieces
         for of, window in call.windows.items()
         if window != (call.offset(of[1]), call.offset(of[1]) + call.extent(of[1]))
     }
     return [
-        (dataclasses.replace(c, windows={of: w for of, w in c.windows.items() if of in kept}), xs)
-        for c, xs in found
+        (
+            dataclasses.replace(c, windows={of: w for of, w in c.windows.items() if of in used}),
+            xs,
+        )
+        for c, xs in pieces
     ]
 
 
 def blocks_of(opdef: OpDef, sig: Signature, pieces: list[Piece]) -> dict[str, list[Any]]:
     """What each device makes of its parts: by the numpy meaning, and by the torch text."""
-    found: dict[str, list[Any]] = {"numpy": [], "torch": []}
+    blocks: dict[str, list[Any]] = {"numpy": [], "torch": []}
     for call, local in pieces:
-        found["numpy"].append([np.asarray(a) for a in results(opdef, call, local)])
+        blocks["numpy"].append([np.asarray(a) for a in results(opdef, call, local)])
         text = text_call(sig, pieces)
         operands = [to_torch(a, t) for a, t in zip(local, sig.ins, strict=True)]
         names = {f"at_{d}": n for d, n in call.offsets.items()}
         names |= {f"n_{d}": n for d, n in call.extents.items()}
         names |= {f"at_{i}_{d}": start for (i, d), (start, _) in call.windows.items()}
         value = run_lines(text, opdef.torch(text), operands, 0, names, opdef.imports)
-        made = several(result_of(opdef, value, operands))
-        found["torch"].append([(m.double() if m.is_floating_point() else m).numpy() for m in made])
-    return found
+        outputs = several(result_of(opdef, value, operands))
+        blocks["torch"].append(
+            [(m.double() if m.is_floating_point() else m).numpy() for m in outputs]
+        )
+    return blocks
 
 
 def drawn(sig: Signature, sample: Sample) -> list[np.ndarray[Any, Any]]:
     """Operands with zeros and ties among them; indices are of the dim as it is now."""
-    rng, found = np.random.default_rng(5), []
+    rng, arrays = np.random.default_rng(5), []
     sizes = {d.name: d.size for t in (*sig.ins, *sig.outs) for d in t.dims}
     for type_, kind in zip(sig.ins, sample.values, strict=True):
         array = draw(type_, kind, rng)
@@ -186,8 +193,8 @@ def drawn(sig: Signature, sample: Sample) -> list[np.ndarray[Any, Any]]:
             array %= sizes.get(kind.removeprefix("index:"), 8)
         elif kind == "int":
             array[rng.random(array.shape) < 0.2] = 0
-        found.append(array)
-    return found
+        arrays.append(array)
+    return arrays
 
 
 def on_blocks(
@@ -199,17 +206,17 @@ def on_blocks(
         expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
         pieces = pieces_of(sig, row, wholes, ways)
         blocks = blocks_of(opdef, sig, pieces)
-    for which, made in blocks.items():
+    for which, outputs in blocks.items():
         for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
-            own = [m[i] for m in made]
+            outs = [m[i] for m in outputs]
             said = ""
             if isinstance(out, Split):
                 at = type_.index(out.dim)
                 sizes = [call.extents[out.dim] for call, _ in pieces]
-                shapes = [a.shape[at] for a in own]
+                shapes = [a.shape[at] for a in outs]
                 said = "" if shapes == sizes else f"blocks of {shapes} for {sizes}"
             if not said:
-                got = join(own, out, type_)
+                got = join(outs, out, type_)
                 tolerance = {"numpy": 1e-9, "torch": 1e-4}[which]  # f32 rounds
                 said = difference(got, expected[i], tolerance, type_.names)
             yield _problem(sig, row, which, ways, said)
