@@ -116,11 +116,11 @@ def counterexample(opdef: OpDef, sig: Signature, sample: Sample, row: Row) -> st
     with np.errstate(all="ignore"):
         for _ in range(320):
             expected, parts = _trial(opdef, sig, sample, row.ins, extents, rng)
-            for type_, out, whole, own in zip(sig.outs, row.outs, expected, parts, strict=True):
-                said = difference(join(own, out, type_), whole, 1e-9, type_.names)
+            for type_, out, wanted, blocks in zip(sig.outs, row.outs, expected, parts, strict=True):
+                said = difference(join(blocks, out, type_), wanted, 1e-9, type_.names)
                 if said:
                     return f"on {RANKS} devices the results make {said}"
-                if not _holds(type_, out, whole, own):
+                if not _holds(type_, out, wanted, blocks):
                     return f"on {RANKS} devices the results differ, and are to be copies"
     return "no draw shows it again"
 
@@ -152,8 +152,10 @@ def _true_rows(
                     [c for c in components if _fits(t, c, extents)]
                     for t, components in zip(sig.outs, outs, strict=True)
                 ]
-                for found in itertools.product(*held(opdef, sig, sample, ins, extents, fitting)):
-                    yield (*ins, *found)
+                for held_outs in itertools.product(
+                    *held(opdef, sig, sample, ins, extents, fitting)
+                ):
+                    yield (*ins, *held_outs)
 
 
 def _components(type_: TensorType) -> list[Component]:
@@ -169,22 +171,22 @@ def _all_extents(
     extents = _extents(sig.ins, ins)
     if not all(_fits(t, c, extents) for t, c in zip(sig.ins, ins, strict=True)):
         return
-    given = {n for t in sig.ins for n in t.names}
+    operand_dims = {n for t in sig.ins for n in t.names}
     new = [
-        [None, *(c for c in components if isinstance(c, Split) and c.dim not in given)]
+        [None, *(c for c in components if isinstance(c, Split) and c.dim not in operand_dims)]
         for components in outs
     ]
-    found = [
+    choices = [
         extents | {c.dim: t.size(c.dim) // RANKS for t, c in zip(sig.outs, some, strict=True) if c}
         for some in itertools.product(*new)
     ]
-    yield from {tuple(e): e for e in found}.values()
+    yield from {tuple(e): e for e in choices}.values()
 
 
 def _fits(type_: TensorType, component: Component, extents: Mapping[str, int]) -> bool:
     """Whether a tensor placed so has its local size in every dim that is split."""
-    own = component.dim if isinstance(component, Split) else None
-    return {n for n in type_.names if n in extents} == ({own} if own else set())
+    split_dim = component.dim if isinstance(component, Split) else None
+    return {n for n in type_.names if n in extents} == ({split_dim} if split_dim else set())
 
 
 def applicable(
@@ -242,8 +244,8 @@ def held(
             if not all(outs):
                 break
             expected, local = _trial(opdef, sig, sample, ins, extents, rng)
-            for i, (type_, whole, parts) in enumerate(zip(sig.outs, expected, local, strict=True)):
-                outs[i] = [c for c in outs[i] if _holds(type_, c, whole, parts)]
+            for i, (type_, result, parts) in enumerate(zip(sig.outs, expected, local, strict=True)):
+                outs[i] = [c for c in outs[i] if _holds(type_, c, result, parts)]
                 if not outs[i]:
                     break
     return outs
