@@ -58,10 +58,10 @@ def gradient_of(
         compact = opdef.gradient(backward)
     full = {}
     for index, value in compact.items():
-        own = sig.ins[index]
-        fits = value.type.dtype == own.dtype and {*value.type.dims} <= {*own.dims}
-        assert fits, f"the gradient of operand {index} is {value.type}, the operand {own}"
-        full[index] = spread(backward.evaluator.arrays[value], value.type.dims, own)
+        operand_type = sig.ins[index]
+        fits = value.type.dtype == operand_type.dtype and {*value.type.dims} <= {*operand_type.dims}
+        assert fits, f"the gradient of operand {index} is {value.type}, the operand {operand_type}"
+        full[index] = spread(backward.evaluator.arrays[value], value.type.dims, operand_type)
     return full
 
 
@@ -70,14 +70,14 @@ def gradient_of(
 
 def _jacobian(opdef: OpDef, sig: Signature, arrays: list[np.ndarray], index: int) -> np.ndarray:
     """Central differences, [elements of operand `index`, dims of the result…]."""
-    whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
+    call = NumpyCall(sig.ins, sig.outs, sig.attrs)
     step, rows = 1e-5, []
     for at in np.ndindex(arrays[index].shape):
         sides = []
         for sign in (1, -1):
             moved = [a.copy() for a in arrays]
             moved[index][at] += sign * step
-            sides.append(results(opdef, whole, moved)[0])
+            sides.append(results(opdef, call, moved)[0])
         rows.append((sides[0] - sides[1]) / (2 * step))
     return np.array(rows)
 
@@ -93,13 +93,13 @@ def against_differences(opdef: OpDef, sample: Sample) -> Cases:
     for dims in _subsets(sig.outs[0].dims):
         order = tuple(rng.permutation(np.array(dims, dtype=object))) if dims else ()
         grad = np.asarray(rng.normal(size=[d.size for d in order]))
-        whole = spread(grad, order, sig.outs[0])
+        full_grad = spread(grad, order, sig.outs[0])
         gradients = {} if opdef.gradient is None else gradient_of(opdef, sig, arrays, grad, order)
         for index, jacobian in jacobians.items():
-            own = sig.ins[index]
-            wanted = (jacobian * whole).reshape(len(jacobian), -1).sum(1).reshape(own.shape)
-            got = gradients.get(index, np.zeros(own.shape))
-            said = difference(got, wanted, 1e-6, own.names, floor=1e-3)
+            operand = sig.ins[index]
+            wanted = (jacobian * full_grad).reshape(len(jacobian), -1).sum(1).reshape(operand.shape)
+            got = gradients.get(index, np.zeros(operand.shape))
+            said = difference(got, wanted, 1e-6, operand.names, floor=1e-3)
             yield _problem(sig, index, dims, said, "finite differences")
             if said:
                 return
@@ -156,7 +156,7 @@ def against_autograd(opdef: OpDef, sample: Sample, arrays: list[np.ndarray]) -> 
     gradients = gradient_of(opdef, sig, arrays, np.asarray(grad), sig.outs[0].dims)
     narrow = {t.dtype for t in (*sig.ins, *sig.outs)} & {F32, BF16}
     for index, wanted in expected.items():
-        own = gradients.get(index, np.zeros(wanted.shape))
+        gradient = gradients.get(index, np.zeros(wanted.shape))
         tolerance = 1e-2 if narrow else 1e-9
-        said = difference(own, wanted, tolerance, sig.ins[index].names, floor=1e-3)
+        said = difference(gradient, wanted, tolerance, sig.ins[index].names, floor=1e-3)
         yield _problem(sig, index, sig.outs[0].dims, said, "torch's autograd")

@@ -30,14 +30,14 @@ class Evaluator:
         """A new value; its array has the shape and the dtype that its type says."""
         assert array.shape == type_.shape
         assert array.dtype == numpy_dtype(type_.dtype)
-        made = Value(type_, NOWHERE)
-        self.arrays[made] = array
-        return made
+        new_value = Value(type_, NOWHERE)
+        self.arrays[new_value] = array
+        return new_value
 
     def apply(self, name: str, ins: Sequence[Value], attrs: Attrs) -> Value:
         """The only result of an operator."""
-        (made,) = self.apply_all(name, ins, attrs)
-        return made
+        (result,) = self.apply_all(name, ins, attrs)
+        return result
 
     def apply_all(self, name: str, ins: Sequence[Value], attrs: Attrs) -> tuple[Value, ...]:
         """The results of an operator."""
@@ -69,8 +69,8 @@ class NumpyBackward:
         self.wants = wants
         self.kept: list[str] = []
         self._ins = [self.evaluator.value(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
-        made = results(opdef, NumpyCall(sig.ins, outs, sig.attrs), list(arrays))
-        pairs = zip(made, outs, strict=True)
+        computed = results(opdef, NumpyCall(sig.ins, outs, sig.attrs), list(arrays))
+        pairs = zip(computed, outs, strict=True)
         self._results = [self.evaluator.value(np.asarray(array), t) for array, t in pairs]
         self.grad = self.evaluator.value(grad, TensorType(grad_dims, sig.outs[0].dtype))
 
@@ -109,11 +109,13 @@ class NumpyBackward:
 
     def sized(self, value: Value, index: int) -> Value:
         """`value` summed over what operand `index` lacks; what it lacks itself counts by size."""
-        own = self.ins[index]
-        extra = tuple(d for d in value.type.dims if not own.has(d.name))
-        lost = [d for d in self.outs[0].dims if not own.has(d.name) and not value.type.has(d.name)]
-        found = self.emit("sum", value, dims=extra) if extra else value
-        return self.emit("mul", found, float(math.prod(d.size for d in lost))) if lost else found
+        type_ = self.ins[index]
+        extra = tuple(d for d in value.type.dims if not type_.has(d.name))
+        lost = [
+            d for d in self.outs[0].dims if not type_.has(d.name) and not value.type.has(d.name)
+        ]
+        total = self.emit("sum", value, dims=extra) if extra else value
+        return self.emit("mul", total, float(math.prod(d.size for d in lost))) if lost else total
 
 
 def spread(array: np.ndarray, dims: tuple[Dim, ...], type_: TensorType) -> np.ndarray:
