@@ -11,19 +11,19 @@ import torch
 def own(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Copies of `x` in memory of their own: dims in any order, and with gaps between."""
     ranks = range(x.dim())
-    found = {"plain": x.clone(memory_format=torch.contiguous_format)}
+    by_kind = {"plain": x.clone(memory_format=torch.contiguous_format)}
     for order in itertools.islice(itertools.permutations(ranks), 1, None):
         back = [order.index(i) for i in ranks]
-        found[f"permuted {order}"] = x.permute(order).contiguous().permute(back)
+        by_kind[f"permuted {order}"] = x.permute(order).contiguous().permute(back)
     if x.dim():
         room = x.new_zeros([2 * n + 1 for n in x.shape])
-        found["sliced"] = room[tuple(slice(1, None, 2) for _ in ranks)].copy_(x)
-    return found
+        by_kind["sliced"] = room[tuple(slice(1, None, 2) for _ in ranks)].copy_(x)
+    return by_kind
 
 
 def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """The same, and broadcasts, which repeat the beginning of `x` along some dims."""
-    found = own(x)
+    by_kind = own(x)
     choices = itertools.chain.from_iterable(
         itertools.combinations(range(x.dim()), n) for n in range(1, x.dim() + 1)
     )
@@ -31,8 +31,8 @@ def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
         first = x
         for dim in dims:
             first = first.narrow(dim, 0, 1)
-        found[f"expanded {dims}"] = first.clone().expand(x.shape)
-    return found
+        by_kind[f"expanded {dims}"] = first.clone().expand(x.shape)
+    return by_kind
 
 
 def one_at_a_time(operands: list[torch.Tensor]) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -41,8 +41,8 @@ def one_at_a_time(operands: list[torch.Tensor]) -> Iterator[tuple[str, list[torc
     yield "plain", [x["plain"].clone() for x in every]
     for at, kinds in enumerate(every):
         for name, tensor in kinds.items():
-            rest = [x["plain"].clone() for x in every]
-            yield f"{at} {name}", [*rest[:at], tensor, *rest[at + 1 :]]
+            others = [x["plain"].clone() for x in every]
+            yield f"{at} {name}", [*others[:at], tensor, *others[at + 1 :]]
     yield "last of each", [list(x.values())[-1].clone() for x in every]
     yield "all permuted", [list(own(x).values())[-1] for x in operands]
 

@@ -26,8 +26,8 @@ def meaning_of(
 ) -> tuple[np.ndarray, ...]:
     """The numpy meaning of a call, of the values that the tensors have now."""
     arrays = [x.double().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in operands]
-    whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
-    return results(opdef, whole, [a.copy() for a in arrays])
+    numpy_call = NumpyCall(sig.ins, sig.outs, sig.attrs)
+    return results(opdef, numpy_call, [a.copy() for a in arrays])
 
 
 def unlike_on_memory(found: torch.Tensor, expected: np.ndarray) -> str:
@@ -89,11 +89,11 @@ def in_place(opdef: OpDef, index: int, sample: Sample, literal: frozenset[int]) 
     args = tuple(repr(x.item()) if i in literal else f"x{i}" for i, x in enumerate(operands))
     constants = tuple(i in literal for i in range(len(operands)))
     for lie, target in own(operands[index]).items():
-        given = [*operands[:index], target, *operands[index + 1 :]]
-        ways = [(lie, given)]
+        replaced = [*operands[:index], target, *operands[index + 1 :]]
+        ways = [(lie, replaced)]
         for other in (i for i in range(len(operands)) if i != index):
             for kind, view in views(operands[other]).items():
-                with_view = list(given)
+                with_view = list(replaced)
                 with_view[index], with_view[other] = target.clone(), view
                 ways.append((f"{lie}, {kind}", with_view))
         for how, tensors in ways:
