@@ -76,13 +76,13 @@ def on_parts(opdef: OpDef, sample: Sample, row: Row) -> Cases:
         yielded.append(several(evaluate(opdef, text, operands, rank)))
     how = f"; {row} on {RANKS} devices"
     for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
-        own = [each[i] for each in yielded]
+        blocks = [each[i] for each in yielded]
         local = type_.resized(extents) if isinstance(out, Split) else type_
-        shapes = [tuple(x.shape) for x in own]
+        shapes = [tuple(x.shape) for x in blocks]
         if any(shape != local.shape for shape in shapes):
             yield _problem(sig, f"the shapes {shapes} for {local.shape}", how)
             continue
-        joined = to_torch(join(list(map(to_numpy, own)), out, type_), type_)
+        joined = to_torch(join(list(map(to_numpy, blocks)), out, type_), type_)
         yield _problem(sig, unlike(joined, expected[i], type_), how)
 
 
@@ -97,7 +97,7 @@ def on_windows(opdef: OpDef, sample: Sample, row: Row, ranks: int) -> Cases:
         operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
         yielded.append(several(evaluate(opdef, text, operands, rank)))
     for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
-        joined = to_torch(join([to_numpy(own[i]) for own in yielded], out, type_), type_)
+        joined = to_torch(join([to_numpy(blocks[i]) for blocks in yielded], out, type_), type_)
         how = f"; windows of {row} on {ranks} devices"
         yield _problem(sig, unlike(joined, expected[i], type_), how)
 

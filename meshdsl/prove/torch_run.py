@@ -67,14 +67,14 @@ def call(
 
 def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchText:
     """The call of one device with windows of operands, whose local shapes are given."""
-    made = call(Signature(local.ins, local.outs, local.attrs), extents=local.extents)
+    text = call(Signature(local.ins, local.outs, local.attrs), extents=local.extents)
     sized = zip(local.ins, shapes, strict=True)
-    made.ins = tuple(t.resized(dict(zip(t.names, shape, strict=True))) for t, shape in sized)
-    made.offsets = {d: functools.partial(str, n) for d, n in local.offsets.items()}
+    text.ins = tuple(t.resized(dict(zip(t.names, shape, strict=True))) for t, shape in sized)
+    text.offsets = {d: functools.partial(str, n) for d, n in local.offsets.items()}
     windows = local.windows.items()
-    made.starts = {of: functools.partial(str, start) for of, (start, _) in windows}
-    made.empty |= {of for of, (start, stop) in windows if start == stop}
-    return made
+    text.starts = {of: functools.partial(str, start) for of, (start, _) in windows}
+    text.empty |= {of for of, (start, stop) in windows if start == stop}
+    return text
 
 
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:

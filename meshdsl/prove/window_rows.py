@@ -34,9 +34,9 @@ def padded(x: np.ndarray, at: int, window: tuple[int, int], fill: Any) -> np.nda
     widths = [(0, 0)] * x.ndim
     before, after = max(0, -start), max(0, stop - size)
     widths[at] = (before, after)
-    whole = np.pad(x, widths, constant_values=fill or 0)
+    with_fill = np.pad(x, widths, constant_values=fill or 0)
     lead = (slice(None),) * at
-    return np.asarray(whole[(*lead, slice(start + before, stop + before))])
+    return np.asarray(with_fill[(*lead, slice(start + before, stop + before))])
 
 
 def holds(opdef: OpDef, sig: Signature, sample: Sample, row: Row, ranks: int) -> bool:
@@ -55,11 +55,11 @@ def _holds_once(
     expected = results(opdef, call, wholes)
     pieces = [piece(sig, row, wholes, (ranks,), (rank,)) for rank in range(ranks)]
     parts = zip(*(results(opdef, local, xs) for local, xs in pieces), strict=True)
-    found = zip(sig.outs, row.outs, expected, parts, strict=True)
+    outputs = zip(sig.outs, row.outs, expected, parts, strict=True)
     return all(
-        same(join(list(p), component, type_), whole)
+        same(join(list(p), component, type_), result)
         and (component != B or all(same(p[0], q) for q in p))
-        for type_, component, whole, p in found
+        for type_, component, result, p in outputs
     )
 
 
@@ -97,7 +97,7 @@ def loop_size(sig: Signature, row: Row) -> int:
     """The size of the loop that a row splits: that of a dim which is its index."""
     factor = row.factor
     assert factor is not None
-    own: list[tuple[TensorType, str | None]] = list(zip(sig.outs, factor.outs, strict=True))
+    indexed: list[tuple[TensorType, str | None]] = list(zip(sig.outs, factor.outs, strict=True))
     read = zip(sig.ins, factor.ins, reads_of(sig, row), strict=True)
-    own += [(type_, dim) for type_, dim, reads in read if reads is None]
-    return next(type_.size(dim) for type_, dim in own if dim is not None)
+    indexed += [(type_, dim) for type_, dim, reads in read if reads is None]
+    return next(type_.size(dim) for type_, dim in indexed if dim is not None)
