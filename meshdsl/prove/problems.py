@@ -40,8 +40,8 @@ def call_text(sig: Signature) -> str:
     ins, outs = (", ".join(map(str, side)) or "nothing" for side in (sig.ins, sig.outs))
     attrs = "".join(f", {name}={attribute(value)}" for name, value in sig.attrs.items())
     sizes = {d.name: d.size for t in (*sig.ins, *sig.outs) for d in t.dims}
-    given = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    return f"{ins} -> {outs}{attrs}" + (f" with {given}" if given else "")
+    sizes_text = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    return f"{ins} -> {outs}{attrs}" + (f" with {sizes_text}" if sizes_text else "")
 
 
 def difference(

@@ -101,12 +101,12 @@ def _shapes(opdef: OpDef, sample: Sample) -> Cases:
         sig, rng = signature(opdef, each), np.random.default_rng(2)
         arrays = [draw(t, kind, rng) for t, kind in zip(sig.ins, each.values, strict=True)]
         operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
-        whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
+        numpy_call = NumpyCall(sig.ins, sig.outs, sig.attrs)
         dtypes: list[str] = []
 
-        def by_numpy(whole: NumpyCall = whole, arrays: list[Any] = arrays) -> list[Any]:
+        def by_numpy(call: NumpyCall = numpy_call, arrays: list[Any] = arrays) -> list[Any]:
             with np.errstate(all="ignore"):
-                return [list(np.shape(a)) for a in results(opdef, whole, arrays)]
+                return [list(np.shape(a)) for a in results(opdef, call, arrays)]
 
         def by_torch(
             sig: Signature = sig, operands: list[Any] = operands, dtypes: list[str] = dtypes

@@ -67,10 +67,10 @@ def draw_parts(
         if component.op == "sum":
             parts[1] = np.where(parts[0] + parts[1] == 0, parts[0], parts[1])
         return parts
-    whole = draw(type_, kind, rng, largest)
+    array = draw(type_, kind, rng, largest)
     if isinstance(component, Split):
-        return np.split(whole, RANKS, axis=type_.index(component.dim))
-    return [whole] * RANKS
+        return np.split(array, RANKS, axis=type_.index(component.dim))
+    return [array] * RANKS
 
 
 def draw(
