@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from meshdsl.device.counted_rows import CountedRows
-from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Move, Node, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Var
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Value
@@ -44,8 +45,8 @@ class _Filling:
 def counted_exchanges(program: DeviceProgram) -> DeviceProgram:
     """The program with the all_to_alls of tensors with padding as exchanges of rows by number."""
     exchanges = _Exchanges(program)
-    given = {v.value: (v,) for v in (*program.inputs, *program.params, *program.states)}
-    return replace(program, body=exchanges.block(program.body, given))
+    outside = {v.value: (v,) for v in (*program.inputs, *program.params, *program.states)}
+    return replace(program, body=exchanges.block(program.body, outside))
 
 
 class _Exchanges:
@@ -62,16 +63,15 @@ class _Exchanges:
         versions = {value: list(every_one) for value, every_one in around.items()}
         padding: dict[Var, _Padding] = {}
         early: set[Node] = set()
-        made: list[Node] = []
+        rewritten: list[Node] = []
         for i, node in enumerate(nodes):
             if node in early:
                 continue
             before: list[Node] = []
-            if isinstance(node, DeviceLoop):
+            if node.body:
                 inner = {v: tuple(every_one) for v, every_one in versions.items()}
-                for var in (*(c.inside for c in node.carries), *(s.inside for s in node.stacked)):
-                    inner[var.value] = (var,)
-                node = replace(node, body=self.block(node.body, inner))
+                inner.update((var.value, (var,)) for var in node.enters)
+                node = node.with_body(partial(self.block, around=inner))
             if isinstance(node, Compute):
                 padding.update(_padded(node, padding))
             if isinstance(node, Move) and node.step.kind == "all_reduce":
@@ -80,11 +80,11 @@ class _Exchanges:
                 padding.update(_passed_on(node, padding))
                 before, node = self._counted(node, padding, versions, nodes[i + 1 :])
                 early.update(before)
-                made += before
-            made.append(node)
+                rewritten += before
+            rewritten.append(node)
             for var in (v for n in (*before, node) for v in n.makes):
                 versions.setdefault(var.value, []).append(var)
-        return tuple(made)
+        return tuple(rewritten)
 
     def _counted(
         self,
@@ -94,18 +94,18 @@ class _Exchanges:
         later: tuple[Node, ...],
     ) -> tuple[list[Node], Move]:
         """What has to be done before an exchange by number, and that; or the move as it is."""
-        found, step = padding.get(node.source) or self._ignored(node.target), node.step
-        if found is None or step.is_uneven(node.source.type, self.mesh):
+        padded, step = padding.get(node.source) or self._ignored(node.target), node.step
+        if padded is None or step.is_uneven(node.source.type, self.mesh):
             return [], node
-        sizes, dims = found.sizes, found.sizes.type.names
-        if step.dim not in dims or step.to_dim not in dims or step.before.axes_of(found.row):
+        sizes, dims = padded.sizes, padded.sizes.type.names
+        if step.dim not in dims or step.to_dim not in dims or step.before.axes_of(padded.row):
             return [], node
         here, there = (
             Placement(tuple(s for s in p.splits if s[0] in dims)) for p in (step.before, step.after)
         )
-        known = versions.get(sizes.value, [])
-        leaving = next((v for v in known if v.placement == here), None)
-        arriving = next((v for v in known if v.placement == there), None)
+        size_versions = versions.get(sizes.value, [])
+        leaving = next((v for v in size_versions if v.placement == here), None)
+        arriving = next((v for v in size_versions if v.placement == there), None)
         before: list[Node] = []
         if leaving is not None and arriving is None:
             before = [self._of_sizes(leaving, there, (step.dim, step.to_dim), node, later)]
@@ -115,15 +115,15 @@ class _Exchanges:
             (leaving,) = before[0].makes
         if leaving is None or arriving is None:
             return [], node
-        most, balanced = self._bytes(node, found)
-        rows = CountedRows(leaving, arriving, found.row, most, balanced)
+        most, balanced = self._bytes(node, padded)
+        rows = CountedRows(leaving, arriving, padded.row, most, balanced)
         return before, replace(node, rows=rows).counted(self.mesh)
 
     def _ignored(self, var: Var) -> _Padding | None:
         """The padding that all readers of a variable pass over, as if it were zeros."""
-        found = [_passed_over(node, var) for node in self.readers.get(var, [])]
-        first = found[0] if found else None
-        alike = all(f and first and f.sizes.value == first.sizes.value for f in found)
+        paddings = [_passed_over(node, var) for node in self.readers.get(var, [])]
+        first = paddings[0] if paddings else None
+        alike = all(f and first and f.sizes.value == first.sizes.value for f in paddings)
         return first if alike else None
 
     def _of_sizes(
@@ -212,13 +212,13 @@ def _padded(node: Compute, padding: Mapping[Var, _Padding]) -> Iterator[tuple[Va
     if record.grouped is not None and record.grouped.is_zero:
         yield node.out, _padding_of(node, record.grouped)
     elif record.keeps_zeros and node.ins:
-        found = [padding.get(v) for v in node.ins]
-        first = found[0]
+        paddings = [padding.get(v) for v in node.ins]
+        first = paddings[0]
         alike = all(
             f is not None
             and first is not None
             and (f.row, f.sizes.value) == (first.row, first.sizes.value)
-            for f in found
+            for f in paddings
         )
         dims = () if first is None else (first.row, *batch_dims(first.sizes.type, node.out.type))
         if first is not None and alike and all(v.type.has(n) for v in node.ins for n in dims):
