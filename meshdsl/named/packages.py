@@ -101,8 +101,8 @@ def load(name: str, span: Span | None = None) -> OperatorPackage:
         raise DiagnosticError(Diagnostic("MD0160", message, span, help=help, fixes=fixes))
     entry = entries[name]
     with _imported(name, entry.value, span):
-        found = entry.load()
-    return add(name, entry.value, found, span)
+        records = entry.load()
+    return add(name, entry.value, records, span)
 
 
 def add(name: str, home: str, found: object, span: Span | None = None) -> OperatorPackage:
@@ -130,8 +130,8 @@ def operator_called(name: str) -> OpDef | None:
     """The operator of this name in any package that can be loaded; None where there is none."""
     for package in names():
         with contextlib.suppress(DiagnosticError):
-            if name in (found := load(package).operators):
-                return found[name]
+            if name in (operators := load(package).operators):
+                return operators[name]
     return None
 
 
@@ -141,8 +141,8 @@ def of_operator(name: str) -> OperatorPackage | None:
 
 
 def _how_to_install(name: str) -> str:
-    known = ", ".join(f"`{n}`" for n in names())
-    there = f"installed: {known}; " if known else ""
+    listed = ", ".join(f"`{n}`" for n in names())
+    there = f"installed: {listed}; " if listed else ""
     return (
         f"{there}install the package that has it (`pip install -e FOLDER`), with "
         f'`[project.entry-points."{GROUP}"]` and `{name} = "MODULE:{ATTRIBUTE}"`'
@@ -234,7 +234,7 @@ def _check_name(name: str, package: str, before: set[str], span: Span | None) ->
 def _guarded(record: OpDef, package: str) -> OpDef:
     """The record, with errors in its functions as diagnostics: no command ends with a traceback."""
     parts = {field: getattr(record, field) for field in PARTS}
-    guarded: dict[str, Any] = {
+    guarded: dict[str, Callable[..., Any]] = {
         field: _guard(part, record.name, package, field)
         for field, part in parts.items()
         if part is not None
@@ -250,9 +250,9 @@ def _infer_with_options(
     """The shape rule, after options: one whose default is a number takes numbers alone."""
     for name, default in record.surface.options:
         takes_numbers = isinstance(default, int | float) and not isinstance(default, bool)
-        given = attrs.get(name, default)
-        if takes_numbers and not isinstance(given, int | float):
-            shown = f'"{given}"' if isinstance(given, str) else str(given)
+        option = attrs.get(name, default)
+        if takes_numbers and not isinstance(option, int | float):
+            shown = f'"{option}"' if isinstance(option, str) else str(option)
             message = f"`{name}` of `{record.name}` is a number, and this is {shown}"
             raise OpError("MD0213", message, f"write a number: `{name}={default}`")
     types: Types = infer(ins, attrs)
@@ -266,14 +266,14 @@ def _guard(part: Callable[..., Any], name: str, package: str, field: str) -> Cal
     @wraps(part)  # `prove` shows the line of the function itself
     def guarded(*args: Any) -> Any:
         try:
-            found = part(*args)
-            wrong = check(found)
+            result = part(*args)
+            wrong = check(result)
         except (OpError, DiagnosticError):
             raise
         except Exception as error:
-            found, wrong = None, _said(error)
+            result, wrong = None, _said(error)
         if not wrong:
-            return found
+            return result
         message = f"the {PARTS[field]} of `{name}` (package `{package}`) failed: {wrong}"
         help = f"`meshdsl prove {package}` tries it on its samples"
         if field == "infer":  # it is reported at the call
