@@ -169,8 +169,8 @@ class Calls:
         results = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
         written = tuple(arguments.operands)
         if written and len(results) == 1 and all(expressions.is_literal(x) for x in written):
-            made = Literals(opdef.name, written, spans, node.span, attrs)
-            expressions.literals[results[0]] = made
+            literals = Literals(opdef.name, written, spans, node.span, attrs)
+            expressions.literals[results[0]] = literals
         elements = Elements(Emit(self.builder, node.span, scope))
         return results if pad_counts == 1 else (elements.mean(results[0], attrs, pad_counts),)
 

@@ -200,8 +200,8 @@ def _packages(
     from meshdsl.named.packages import load
 
     steps = {name: partial(load, name, node.name.span) for name, node in entries.items()}
-    found = {name: diagnostics.of(step) for name, step in steps.items()}
-    return {name: package for name, package in found.items() if package is not None}
+    by_name = {name: diagnostics.of(step) for name, step in steps.items()}
+    return {name: package for name, package in by_name.items() if package is not None}
 
 
 def _check_profiles(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:

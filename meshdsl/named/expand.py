@@ -144,12 +144,12 @@ def _definition(
     _bind_dims(function, own_dims(dict(attrs)), scope)
     for param, value in zip(function.params, _operands(op, emit), strict=False):
         scope.names[param.name.text] = value
-    given = dict(attrs)
+    options = dict(attrs)
     for param in function.params[len(ins) :]:
         name, default = param.name.text, param.default
         assert default is not None
         evaluate = program.expressions.evaluate
-        scope.names[name] = given[name] if name in given else evaluate(default, scope)
+        scope.names[name] = options[name] if name in options else evaluate(default, scope)
     (computed,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
     return _yield(emit, (computed,), op), operands, result
@@ -186,10 +186,10 @@ class _Blocks:
         blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
         block = Dim(f"{dim.name}.block", -(-dim.size // parts))
         size = parts * block.size
-        whole = dim if size == dim.size else Dim(f"{dim.name}.padded", size)
-        dims = (blocks,) if whole == dim else (whole, blocks)
+        even = dim if size == dim.size else Dim(f"{dim.name}.padded", size)
+        dims = (blocks,) if even == dim else (even, blocks)
         rules = tuple((d, tuple(a for a, _ in axes)) for d in dims)
-        return cls(dim, whole, blocks, every, block, rules)
+        return cls(dim, even, blocks, every, block, rules)
 
     def split(self, emit: Emit, x: Value, fill: float) -> Value:
         """`x` in blocks; each element that is added is `fill`, in the block that it stands in."""

@@ -272,10 +272,10 @@ class Expressions:
 
     def may_be(self, operands: Sequence[Operand], dtype: DType) -> bool:
         """Whether operands are made of literals alone, and all of these are of a dtype."""
-        made = [self.literals.get(x) for x in operands if isinstance(x, Value)]
+        tensors = [self.literals.get(x) for x in operands if isinstance(x, Value)]
         numbers = [x for x in operands if isinstance(x, int | float)]
         fits = dtype.kind == "float" or all(isinstance(x, int) for x in numbers)
-        return fits and all(x is not None and self._fits(x, dtype) for x in made)
+        return fits and all(x is not None and self._fits(x, dtype) for x in tensors)
 
     def as_value(self, operand: Operand, dtype: DType, span: Span, scope: Scope) -> Value:
         """A tensor as it is, a number as a constant of `dtype`."""
