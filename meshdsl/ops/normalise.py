@@ -251,8 +251,8 @@ def norm_samples(
         for dims, dim in cases
         for count in range(scales + 1)
     )
-    own = "; ".join([*["b s h"] * same, *["h"] * scales]) + " | dim=h eps=0.01"
-    return kit.samples(*texts, *([own] if has_eps else []), values=values)
+    with_eps = "; ".join([*["b s h"] * same, *["h"] * scales]) + " | dim=h eps=0.01"
+    return kit.samples(*texts, *([with_eps] if has_eps else []), values=values)
 
 
 composite(

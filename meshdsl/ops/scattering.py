@@ -45,8 +45,8 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     if strange or dim not in dims:
         lacks = f"neither {x} nor {ids} has {kit.listed(strange)}"
         message = lacks if strange else f"the result of `scatter_add` lacks its dim `{dim}`"
-        known = [d.name for d in (*every, dim) if d in dims or not ids.has(d.name)]
-        raise kit.OpError("MD0204", message, f"write `-> [{', '.join(known)}]`")
+        result_dims = [d.name for d in (*every, dim) if d in dims or not ids.has(d.name)]
+        raise kit.OpError("MD0204", message, f"write `-> [{', '.join(result_dims)}]`")
     gone = [d.name for d in x.dims if d not in dims and not ids.has(d.name)]
     if gone:
         message = f"`scatter_add` sums positions, and the indices lack {kit.listed(gone)}"
