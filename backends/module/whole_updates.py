@@ -8,7 +8,7 @@ the other, gathered with its gradient and state, as on one device. Between steps
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class _OneByOne:
     def __init__(self, optimizer: Optimizer, at_work: Optimizer) -> None:
         self.optimizer, self.at_work = optimizer, at_work
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 if not isinstance(param, DTensor):
@@ -44,14 +44,14 @@ class _OneByOne:
                     yield from self._gathered(group, param)
 
     @torch.no_grad()
-    def _gathered(self, group: dict[str, Any], param: DTensor) -> Iterator[dict[str, Any]]:
-        whole = torch.nn.Parameter(_whole(param.detach()).clone(), requires_grad=False)
-        whole.grad = _whole(param.grad)
+    def _gathered(self, group: Mapping[str, Any], param: DTensor) -> Iterator[Mapping[str, Any]]:
+        full = torch.nn.Parameter(_whole(param.detach()).clone(), requires_grad=False)
+        full.grad = _whole(param.grad)
         state = self.optimizer.state[param]
         gathered = {key: _whole(value) for key, value in state.items()}
-        self.at_work.state = {whole: gathered}  # type: ignore[assignment]
-        yield {**group, "params": [whole]}
-        param.copy_(_like(param, whole.detach()))
+        self.at_work.state = {full: gathered}  # type: ignore[assignment]
+        yield {**group, "params": [full]}
+        param.copy_(_like(param, full.detach()))
         state.update({key: _like(param, value) for key, value in gathered.items()})
 
 
@@ -75,14 +75,14 @@ def _like(param: DTensor, value: Any) -> Any:
 
 @told
 def _before_step(
-    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any] | None:
     """Let a step that needs whole tensors have them, or refuse it (MD0561)."""
     if not isinstance(optimizer, (*BY_TENSOR, *TOGETHER)):
         return None
-    own = {id(p) for module in WITH_DTENSORS for p in module.parameters()}
+    trained = {id(p) for module in WITH_DTENSORS for p in module.parameters()}
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    split = [p for p in params if id(p) in own and _is_split(p)]
+    split = [p for p in params if id(p) in trained and _is_split(p)]
     if not split:
         return None
     if isinstance(optimizer, TOGETHER):
