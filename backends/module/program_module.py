@@ -139,7 +139,7 @@ class ProgramModule(torch.nn.Module):
                 spec = runtime.params[state]
                 self._put(state, runtime.ranks.as_dtensor(state, spec, new.detach()))
         outputs = dict(zip(runtime.outputs, results, strict=False))
-        if any(isinstance(given, DTensor) for given in (*args, *inputs.values())):
+        if any(isinstance(argument, DTensor) for argument in (*args, *inputs.values())):
             as_dtensor, specs = runtime.ranks.as_dtensor, step.program.OUTPUTS
             outputs = {name: as_dtensor(name, specs[name], t) for name, t in outputs.items()}
         return runtime.outputs_type(*outputs.values())

@@ -93,7 +93,7 @@ def unreduced(cut: SplitPasses) -> SplitPasses:
         for var in reads_of(node):
             readers.setdefault(var, []).append(node)
     grads = [v for _, v in cut.params]
-    kept = {*(v for _, v in cut.inputs), *(v for v in grads if grads.count(v) > 1)}
+    returned = {*(v for _, v in cut.inputs), *(v for v in grads if grads.count(v) > 1)}
     reduction: set[Node] = set()
     partials = []
     for name, grad in cut.params:
@@ -101,14 +101,14 @@ def unreduced(cut: SplitPasses) -> SplitPasses:
         while (
             (move := movers.get(var)) is not None
             and _is_linear(move)
-            and var not in kept
+            and var not in returned
             and all(reader in (*reduction, *moves) for reader in readers.get(var, ()))
         ):
             moves.append(move)
             var = move.source
-        if var in kept or not any(move.step.moves for move in moves):
+        if var in returned or not any(move.step.moves for move in moves):
             moves, var = [], grad
-        kept.add(var)
+        returned.add(var)
         reduction.update(moves)
         partials.append((name, var))
     return replace(

@@ -220,8 +220,8 @@ class MoveText:
         assert step.dim is not None
         exchanged = ((step.to_dim,), (step.dim,))
         others = tuple(n for n in sizes if n in x and (n,) not in exchanged)
-        known = {step.to_dim, step.dim, rows.row, *others}
-        dims = (*exchanged, others, (rows.row,), tuple(n for n in x if n not in known))
+        placed_first = {step.to_dim, step.dim, rows.row, *others}
+        dims = (*exchanged, others, (rows.row,), tuple(n for n in x if n not in placed_first))
         groups = (*exchanged, others, tuple(n for n in sizes if n not in x))
         numbers = (grouped(self.state.tensor(v), sizes, groups) for v in rows.reads)
         text = f"{call}({grouped(self.state.tensor(node.source), x, dims)}, {', '.join(numbers)}"

@@ -28,9 +28,9 @@ FORM = "write one as in examples/models/llama_lora.mdsl: `program merged() { …
 def on_one_device(made: Compilation, program: str | None = None) -> Compilation:
     """The outputs of the program, or of another one of the same file, without a layout."""
     one = replace(made.options, mesh="one:1", layout="", sbp=None, schedule=None, evaluate=True)
-    known = Known(tree=made.tree, declarations=made.declarations)
+    parsed = Known(tree=made.tree, declarations=made.declarations)
     options = replace(one, program=program or made.options.program)
-    return Compilation(made.source, options, Diagnostics(), known)
+    return Compilation(made.source, options, Diagnostics(), parsed)
 
 
 def assigning(made: Compilation, name: str) -> Compilation:
@@ -40,8 +40,8 @@ def assigning(made: Compilation, name: str) -> Compilation:
         others = [n for n, p in programs.items() if not is_trained(p)]
         help = did_you_mean(name, others) or FORM
         fail("MD0628", f"no program `{name}` is declared", help=help)
-    found = on_one_device(made, name)
-    program = found.named
+    compilation = on_one_device(made, name)
+    program = compilation.named
     if is_trained(programs[name]):
         fail("MD0628", f"`{name}` trains: it assigns nothing alone", program.span, help=FORM)
     if program.inputs:
@@ -56,7 +56,7 @@ def assigning(made: Compilation, name: str) -> Compilation:
             message = f"`{name}` has `{param}`, {type_}, which {here} in `{made.named.name}`"
             help = f"declare it as `{made.named.name}` does, or leave it out"
             fail("MD0628", message, program.span, help=help)
-    return found
+    return compilation
 
 
 def assigned(program: Compilation, params: Mapping[str, Any]) -> dict[str, Array]:

@@ -150,8 +150,9 @@ def _files(data: Any, asked: Mapping[str, Any], folder: Path) -> DataFiles:
     from meshdsl.backends.train.job import DOCUMENTS, DataFiles
 
     path = _stored(data, folder / _FILES["data"])
-    known = asked.get("characters")
-    files = DataFiles(path, batch=asked["batch"], tokens=asked["tokens"], vocabulary=known)
+    files = DataFiles(
+        path, batch=asked["batch"], tokens=asked["tokens"], vocabulary=asked.get("characters")
+    )
     if asked["documents"] not in DOCUMENTS:
         message = f"`documents={asked['documents']!r}`: not one of those there are"
         fail("MD0602", message, help=f"there are {', '.join(DOCUMENTS)}")

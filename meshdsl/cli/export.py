@@ -43,8 +43,8 @@ def command(file: File, given: Export) -> None:
             set_in=given_sizes.places,
             dtype=given.dtype,
         )
-        made = common.compiled(file, chosen, diagnostics, "declarations")
-        _export(made, given, diagnostics)
+        compilation = common.compiled(file, chosen, diagnostics, "declarations")
+        _export(compilation, given, diagnostics)
         common.say(f"wrote {given.out}")
 
 
@@ -57,13 +57,13 @@ def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
     from meshdsl.backends.weights.params import params_file, written_as
     from meshdsl.backends.weights.writing import check_writable, copy_description, model_dtype
 
-    whole = on_one_device(made)
-    block, model = written_as(whole, given.weights)
+    on_one = on_one_device(made)
+    block, model = written_as(on_one, given.weights)
     if model is not None:
-        diagnostics.add(*check_writable(model, whole.named))
-    program = None if given.applied is None else assigning(whole, given.applied)
-    specs = whole_specs(whole.named, {})[1]
-    with params_file(given.params, whole, list(specs), block, diagnostics) as params:
+        diagnostics.add(*check_writable(model, on_one.named))
+    program = None if given.applied is None else assigning(on_one, given.applied)
+    specs = whole_specs(on_one.named, {})[1]
+    with params_file(given.params, on_one, list(specs), block, diagnostics) as params:
         assert params is not None
         arrays, notes = read_checked(params, specs, "parameters")
         diagnostics.add(*(Diagnostic("MD0506", note, severity="note") for note in notes))
@@ -73,5 +73,5 @@ def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
             values.check_complete(given.params)
         export_params({0: values}, str(given.out), specs, {}, model)
     if model is not None:
-        dtype = model_dtype(model, whole.named)
+        dtype = model_dtype(model, on_one.named)
         copy_description(description(given.params), str(given.out), dtype)

@@ -192,11 +192,11 @@ def _codec(given: Generate) -> TextCodec:
             help = "choose one of both"
             fail("MD0601", "`--tokenizer` and `--tokens` are both given", help=help)
         return TextCodec("tokenizer", given.tokenizer)
-    known: Mapping[str, Any] = {}
+    meta: Mapping[str, Any] = {}
     if os.path.isdir(given.params) and not is_model(given.params):
-        known = checkpoint_at(given.params).meta
-    characters, folder = known.get("vocabulary"), description(given.params)
-    is_text = given.tokens is not None or characters is not None or known.get("tokens") == "bytes"
+        meta = checkpoint_at(given.params).meta
+    characters, folder = meta.get("vocabulary"), description(given.params)
+    is_text = given.tokens is not None or characters is not None or meta.get("tokens") == "bytes"
     if not is_text and os.path.isfile(os.path.join(folder, TOKENIZER)):
         return TextCodec("tokenizer", folder)
     if given.tokens == "chars" and characters is None:
