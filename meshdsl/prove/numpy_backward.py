@@ -14,7 +14,7 @@ from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Signature, lookup
 from meshdsl.ops.requirements import align, numpy_dtype
-from meshdsl.prove.values import results
+from meshdsl.prove.sample_values import results
 
 NOWHERE = Span(Source("test.mdsl", "x"), 0, 0)
 

@@ -11,12 +11,12 @@ import numpy as np
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import F64
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
-from meshdsl.prove import gradients, memory, texts, uneven
-from meshdsl.prove.problems import Cases, WrongCase, call_text
+from meshdsl.prove import block_checks, gradient_checks, memory_checks, text_checks
 from meshdsl.prove.row_prover import counterexample, declared_rows, judge
+from meshdsl.prove.sample_values import draw, results, signature
 from meshdsl.prove.torch_run import FLOATS, TORCH, call, evaluate, retyped, several, to_torch
-from meshdsl.prove.values import draw, results, signature
 from meshdsl.prove.window_rows import reads_windows
+from meshdsl.prove.wrong_cases import Cases, WrongCase, call_text
 from meshdsl.records import dataclass
 
 
@@ -170,7 +170,7 @@ def _placements(opdef: OpDef, sample: Sample) -> Cases:
     """The rows that the factors imply: all that are declared hold; those not declared are told."""
     sig = signature(opdef, sample)
     verdict = judge(opdef, sample)
-    for row in texts.rows_of(opdef, sample):
+    for row in text_checks.rows_of(opdef, sample):
         if str(row) not in verdict.false:
             yield None
             continue
@@ -178,12 +178,12 @@ def _placements(opdef: OpDef, sample: Sample) -> Cases:
         yield WrongCase("MD0171", "factors", f"{call_text(sig)}; {row}", said)
     for text in sorted(verdict.missing - set(opdef.true_rows)):
         yield WrongCase("MD0172", "factors", f"{call_text(sig)}; {text}", "it holds")
-    for row in texts.rows_of(opdef, sample):
+    for row in text_checks.rows_of(opdef, sample):
         if str(row) in verdict.false:
             return
-    for ways in uneven.WAYS[:1]:
-        for row in uneven.uneven_rows(opdef, sig, ways):
-            yield from uneven.on_blocks(opdef, sample, sig, row, ways)
+    for ways in block_checks.WAYS[:1]:
+        for row in block_checks.uneven_rows(opdef, sig, ways):
+            yield from block_checks.on_blocks(opdef, sample, sig, row, ways)
 
 
 def _texts(opdef: OpDef, sample: Sample) -> Cases:
@@ -191,28 +191,30 @@ def _texts(opdef: OpDef, sample: Sample) -> Cases:
     false = judge(opdef, sample).false
     for floats in FLOATS:
         each = retyped(sample, floats)
-        yield from texts.on_wholes(opdef, each)
+        yield from text_checks.on_wholes(opdef, each)
         for row in declared_rows(opdef, signature(opdef, each)):
             if row.factor is not None and not reads_windows(row) and str(row) not in false:
-                yield from texts.on_parts(opdef, each, row)
-        for row, ranks in texts.windows(opdef, each):
-            yield from texts.on_windows(opdef, each, row, ranks)
-    for literal in texts.literals(opdef, sample):
-        yield from texts.with_literals(opdef, sample, literal)
+                yield from text_checks.on_parts(opdef, each, row)
+        for row, ranks in text_checks.windows(opdef, each):
+            yield from text_checks.on_windows(opdef, each, row, ranks)
+    for literal in text_checks.literals(opdef, sample):
+        yield from text_checks.with_literals(opdef, sample, literal)
 
 
 def _memory(opdef: OpDef, sample: Sample) -> Cases:
     """Operands that lie anyhow, and texts that write over an operand."""
     if sample.ins:
-        yield from memory.on_any_memory(opdef, retyped(sample, F64))
-    for index, literal in memory.places_in_place(opdef, sample):
-        yield from memory.in_place(opdef, index, sample, literal)
+        yield from memory_checks.on_any_memory(opdef, retyped(sample, F64))
+    for index, literal in memory_checks.places_in_place(opdef, sample):
+        yield from memory_checks.in_place(opdef, index, sample, literal)
 
 
 def _gradients(opdef: OpDef, sample: Sample) -> Cases:
     """Finite differences, and torch's autograd where the text has it."""
-    if not gradients.is_differentiated(opdef, sample):
+    if not gradient_checks.is_differentiated(opdef, sample):
         return
-    yield from gradients.against_differences(opdef, sample)
+    yield from gradient_checks.against_differences(opdef, sample)
     if opdef.gradient is not None:
-        yield from gradients.against_autograd(opdef, sample, gradients.drawn(sample, 0.2))
+        yield from gradient_checks.against_autograd(
+            opdef, sample, gradient_checks.drawn(sample, 0.2)
+        )

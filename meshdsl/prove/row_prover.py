@@ -23,8 +23,8 @@ from meshdsl.ops.requirements import own_dims
 from meshdsl.placed.placements import B, Component, Partial, Split
 from meshdsl.placed.sharding_rules import Row, rows
 from meshdsl.prove import window_rows
-from meshdsl.prove.problems import difference
-from meshdsl.prove.values import RANKS, draw_parts, join, results, same, signature
+from meshdsl.prove.sample_values import RANKS, draw_parts, join, results, same, signature
+from meshdsl.prove.wrong_cases import difference
 
 MOST_ROWS = 20_000
 """Of operands that may be placed in more ways than these, at most two are tried as partial."""

@@ -17,7 +17,7 @@ from meshdsl.backends import runtime
 from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
-from meshdsl.prove.problems import difference
+from meshdsl.prove.wrong_cases import difference
 
 TORCH = {
     "f32": torch.float32,

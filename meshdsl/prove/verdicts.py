@@ -13,8 +13,8 @@ from meshdsl.carets import DiagnosticFacts
 from meshdsl.diagnostics import Diagnostic, Source, Span, counted
 from meshdsl.named.packages import PARTS, OperatorPackage
 from meshdsl.ops.opdef import OpDef
-from meshdsl.prove.problems import WrongCase
 from meshdsl.prove.record import Checked, prove
+from meshdsl.prove.wrong_cases import WrongCase
 from meshdsl.records import dataclass
 from meshdsl.report.document import aligned
 

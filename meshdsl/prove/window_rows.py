@@ -15,7 +15,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Reads, Sample, Signature
 from meshdsl.placed.placements import B, Partial, Split
 from meshdsl.placed.sharding_rules import Row
-from meshdsl.prove.values import draw, join, results, same
+from meshdsl.prove.sample_values import draw, join, results, same
 
 DRAWS = 12
 

@@ -11,7 +11,7 @@ from meshdsl.named.identities import OF_STEPS
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import NumpyCall, Sample, lookup
 from meshdsl.prove.numpy_backward import NOWHERE, Evaluator
-from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.sample_values import draw, results, signature
 from tests.ops.cases import SAMPLES, of_each_operator
 
 COMPOSITES = {label: case for label, case in SAMPLES.items() if lookup(case[0]).composite}

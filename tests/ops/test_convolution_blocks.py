@@ -17,8 +17,8 @@ from meshdsl.backends.runtime.values import block, parts_of
 from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup
 from meshdsl.placed.sharding_rules import Row, rows
+from meshdsl.prove.sample_values import join
 from meshdsl.prove.torch_run import evaluate, window_call
-from meshdsl.prove.values import join
 from meshdsl.prove.window_rows import piece, reads_windows
 
 CASES = int(os.environ.get("MESHDSL_CASES", "150"))

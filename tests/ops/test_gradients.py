@@ -21,7 +21,7 @@ from meshdsl.ops.opdef import (
     lookup,
 )
 from meshdsl.ops.samples import SEQ
-from meshdsl.prove.gradients import (
+from meshdsl.prove.gradient_checks import (
     against_autograd,
     against_differences,
     drawn,
@@ -30,9 +30,9 @@ from meshdsl.prove.gradients import (
     is_differentiated,
 )
 from meshdsl.prove.numpy_backward import NumpyBackward, spread
-from meshdsl.prove.problems import found
+from meshdsl.prove.sample_values import signature
 from meshdsl.prove.torch_run import call, evaluate
-from meshdsl.prove.values import signature
+from meshdsl.prove.wrong_cases import found
 from tests.ops.cases import SAMPLES, of_each_operator
 
 # --- which operators have one -----------------------------------------------------------------

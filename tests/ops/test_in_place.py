@@ -8,9 +8,9 @@ import torch
 
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import Sample, load_all, lookup
-from meshdsl.prove.memory import places_in_place
+from meshdsl.prove.memory_checks import places_in_place
+from meshdsl.prove.sample_values import draw, signature
 from meshdsl.prove.torch_run import call, evaluate, run_lines, to_torch
-from meshdsl.prove.values import draw, signature
 from tests.ops.cases import SAMPLES, of_each_operator
 
 CASES = {

@@ -11,8 +11,8 @@ import torch
 from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange, check_index
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, lookup
+from meshdsl.prove.sample_values import signature
 from meshdsl.prove.torch_run import call, evaluate, to_torch
-from meshdsl.prove.values import signature
 
 VOCAB, BATCH, SEQ = Dim("vocab", 8), Dim("batch", 2), Dim("seq", 4)
 TABLE, IDS = TensorType((VOCAB,), F32), TensorType((BATCH, SEQ), I32)

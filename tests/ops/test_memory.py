@@ -12,11 +12,11 @@ import pytest
 
 from meshdsl.ir.types import F64
 from meshdsl.ops.opdef import REGISTRY, Sample, lookup
-from meshdsl.prove.memories import one_at_a_time, own
-from meshdsl.prove.memory import drawn, in_place, meaning_of, on_any_memory, unlike_on_memory
-from meshdsl.prove.problems import found
+from meshdsl.prove.memory_checks import drawn, in_place, meaning_of, on_any_memory, unlike_on_memory
+from meshdsl.prove.memory_kinds import one_at_a_time, own
+from meshdsl.prove.sample_values import draw, signature
 from meshdsl.prove.torch_run import call, evaluate, retyped, run_lines, to_torch
-from meshdsl.prove.values import draw, signature
+from meshdsl.prove.wrong_cases import found
 from tests.ops.cases import SAMPLES, of_each_operator
 from tests.ops.test_in_place import CASES as IN_PLACE
 

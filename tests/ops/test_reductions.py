@@ -9,7 +9,7 @@ import numpy as np
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, load_all, lookup
-from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.sample_values import draw, results, signature
 from tests.together import together
 
 TWICE = {

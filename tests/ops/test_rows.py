@@ -10,7 +10,7 @@ import pytest
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Sample, load_all, lookup
 from meshdsl.prove.row_prover import judge
-from meshdsl.prove.values import signature
+from meshdsl.prove.sample_values import signature
 
 OPS = sorted(load_all())
 

@@ -9,17 +9,24 @@ from meshdsl.ir.types import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, lookup
 from meshdsl.placed.sharding_rules import Row
-from meshdsl.prove.problems import found
 from meshdsl.prove.row_prover import declared_rows
-from meshdsl.prove.texts import literals, on_parts, on_wholes, on_windows, windows, with_literals
+from meshdsl.prove.sample_values import RANKS, draw, results, signature
+from meshdsl.prove.text_checks import (
+    literals,
+    on_parts,
+    on_wholes,
+    on_windows,
+    windows,
+    with_literals,
+)
 from meshdsl.prove.torch_run import (
     assert_same,
     call,
     evaluate,
     to_torch,
 )
-from meshdsl.prove.values import RANKS, draw, results, signature
 from meshdsl.prove.window_rows import reads_windows
+from meshdsl.prove.wrong_cases import found
 from tests.ops.cases import IN_EVERY_FLOAT, SAMPLES, of_each_operator
 
 

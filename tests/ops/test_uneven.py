@@ -8,9 +8,9 @@ import os
 import pytest
 
 from meshdsl.ops.opdef import load_all, lookup
-from meshdsl.prove.problems import found
-from meshdsl.prove.uneven import WAYS, loops_of_sizes, on_blocks, uneven_rows
-from meshdsl.prove.values import signature
+from meshdsl.prove.block_checks import WAYS, loops_of_sizes, on_blocks, uneven_rows
+from meshdsl.prove.sample_values import signature
+from meshdsl.prove.wrong_cases import found
 
 ALL = "MESHDSL_CASES" in os.environ
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Factor, NumpyCall, Signature, load_all, lookup
-from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.sample_values import draw, results, signature
 from tests.together import together
 
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshdsl.backends.runtime.update_kernels import adam_
 from meshdsl.ir.types import BF16, F32, F64, I32, Dim, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, load_all, lookup
+from meshdsl.prove.sample_values import draw, results, signature
 from meshdsl.prove.torch_run import call, evaluate, to_torch
-from meshdsl.prove.values import draw, results, signature
 
 A, B = Dim("a", 4), Dim("b", 6)
 UPDATES = [name for name, opdef in sorted(load_all().items()) if opdef.overwrites]

@@ -10,7 +10,7 @@ import pytest
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, lookup
-from meshdsl.prove.values import signature
+from meshdsl.prove.sample_values import signature
 
 WHOLES = [
     (8, (2, 4)),

@@ -12,7 +12,7 @@ import pytest
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Filled, NumpyCall, OpDef, Operand, Signature, load_all
-from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.sample_values import draw, results, signature
 
 RULES = {name: op for name, op in load_all().items() if op.zeros is not None}
 TRIALS = 8

@@ -13,7 +13,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import walk
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.place import POLICIES
-from meshdsl.prove.values import signature
+from meshdsl.prove.sample_values import signature
 from tests.covering import in_turn
 from tests.ops.test_unordered import loops_everywhere
 from tests.pipelines.random_stages import pipelined

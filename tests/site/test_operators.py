@@ -15,7 +15,7 @@ from meshdsl.named.printer import print_program
 from meshdsl.named.verify import verify
 from meshdsl.ops.opdef import NumpyCall, load_all, lookup
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.prove.values import draw
+from meshdsl.prove.sample_values import draw
 from tests.ir_text.named import parse_program
 
 WRITTEN = [n for n, o in load_all().items() if Example.of(o).call is not None]

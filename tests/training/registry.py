@@ -31,8 +31,8 @@ from meshdsl.pipeline import front, lower_placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.place import place
 from meshdsl.placed.placements import Mesh
+from meshdsl.prove.sample_values import draw, signature
 from meshdsl.prove.torch_run import retyped, to_torch
-from meshdsl.prove.values import draw, signature
 from tests.compiling import named
 from tests.training.oracles import letters, oracle_of
 

@@ -11,9 +11,9 @@ import torch
 from meshdsl.ir.types import BF16, F32, F64, Dim
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
 from meshdsl.prove.numpy_backward import NumpyBackward, spread
-from meshdsl.prove.problems import Cases, WrongCase, call_text, difference
+from meshdsl.prove.sample_values import draw, results, signature
 from meshdsl.prove.torch_run import TORCH, call, evaluate, retyped, several
-from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.wrong_cases import Cases, WrongCase, call_text, difference
 
 
 def is_differentiated(opdef: OpDef, sample: Sample) -> bool:

@@ -12,7 +12,7 @@ from meshdsl.ir.types import DTYPES
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
 from meshdsl.placed.placements import Split
 from meshdsl.placed.sharding_rules import Row, rows
-from meshdsl.prove.problems import Cases, WrongCase, call_text
+from meshdsl.prove.sample_values import RANKS, draw, draw_parts, join, results, signature
 from meshdsl.prove.torch_run import (
     call,
     evaluate,
@@ -23,8 +23,8 @@ from meshdsl.prove.torch_run import (
     unlike,
     window_call,
 )
-from meshdsl.prove.values import RANKS, draw, draw_parts, join, results, signature
 from meshdsl.prove.window_rows import piece, reads_windows
+from meshdsl.prove.wrong_cases import Cases, WrongCase, call_text
 
 
 def rows_of(opdef: OpDef, sample: Sample) -> tuple[Row, ...]:

@@ -19,11 +19,11 @@ from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
 from meshdsl.placed.placements import Split
 from meshdsl.placed.sharding_rules import Row, rows
-from meshdsl.prove.problems import Cases, WrongCase, call_text, difference
 from meshdsl.prove.row_prover import localised
+from meshdsl.prove.sample_values import draw, join, results, signature
 from meshdsl.prove.torch_run import result_of, run_lines, several, to_torch
-from meshdsl.prove.values import draw, join, results, signature
 from meshdsl.prove.window_rows import piece
+from meshdsl.prove.wrong_cases import Cases, WrongCase, call_text, difference
 
 WAYS: tuple[tuple[int, ...], ...] = ((3,), (4,), (5,), (2, 2), (3, 2))
 """Numbers of blocks along each axis. Dims of the samples are of sizes 2, 4, 6 and 8: among these

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
-from meshdsl.prove.memories import one_at_a_time, overlaps, own, share, views
-from meshdsl.prove.problems import Cases, WrongCase, call_text, difference
+from meshdsl.prove.memory_kinds import one_at_a_time, overlaps, own, share, views
+from meshdsl.prove.sample_values import draw, results, signature
 from meshdsl.prove.torch_run import call, evaluate, run_lines, several, to_torch
-from meshdsl.prove.values import draw, results, signature
+from meshdsl.prove.wrong_cases import Cases, WrongCase, call_text, difference
 
 
 def drawn(sig: Signature, sample: Sample) -> list[torch.Tensor]:
