@@ -51,7 +51,7 @@ from meshdsl.backends.runtime.main import on_device, start
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.evaluation import EvaluationJob, evaluate_process
-from meshdsl.backends.train.export import export_params
+from meshdsl.backends.train.exported_params import export_params
 from meshdsl.backends.train.job import Job
 from meshdsl.backends.train.trainer import Control, Trainer
 from meshdsl.diagnostics import DiagnosticError

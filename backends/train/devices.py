@@ -13,7 +13,7 @@ from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.train.batches import Data
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.events import heard
-from meshdsl.backends.train.export import export_params
+from meshdsl.backends.train.exported_params import export_params
 from meshdsl.backends.train.job import Ending, Job, Tell
 from meshdsl.backends.train.trainer import Control, Trainer
 from meshdsl.disk_cache import from_json

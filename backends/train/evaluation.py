@@ -22,7 +22,7 @@ from meshdsl.backends.runtime.array_files import read_arrays
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.batches import Batches, Everything
 from meshdsl.backends.train.data import open_everything
-from meshdsl.backends.train.export import checkpoint_at
+from meshdsl.backends.train.exported_params import checkpoint_at
 from meshdsl.backends.train.feed import Feed
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.weights.model_files import is_model

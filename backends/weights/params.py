@@ -64,7 +64,7 @@ def params_file(
     elif not os.path.isdir(path):
         yield path
     else:
-        from meshdsl.backends.train.export import as_params  # needs torch
+        from meshdsl.backends.train.exported_params import as_params  # needs torch
 
         with as_params(path, names) as file_of_checkpoint:
             yield file_of_checkpoint

@@ -48,7 +48,7 @@ def save(
     import torch
 
     from meshdsl.backends.engines.in_process import torch_dtype
-    from meshdsl.backends.train.export import export_params
+    from meshdsl.backends.train.exported_params import export_params
     from meshdsl.backends.weights.params import chosen_weights, in_dtype
     from meshdsl.backends.weights.writing import check_model, check_writable
 

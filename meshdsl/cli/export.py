@@ -52,7 +52,7 @@ def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
     from meshdsl.backends.engines.execution import read_checked
     from meshdsl.backends.engines.reference import whole_specs
     from meshdsl.backends.train.described import description
-    from meshdsl.backends.train.export import export_params
+    from meshdsl.backends.train.exported_params import export_params
     from meshdsl.backends.weights.applied import ExportedTensors, assigned, assigning, on_one_device
     from meshdsl.backends.weights.params import params_file, written_as
     from meshdsl.backends.weights.writing import check_writable, copy_description, model_dtype

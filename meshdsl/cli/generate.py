@@ -184,7 +184,7 @@ def _codec(given: Generate) -> TextCodec:
     from meshdsl.backends.data.tokenizer import FILE as TOKENIZER
     from meshdsl.backends.generate.text_codec import TextCodec
     from meshdsl.backends.train.described import description
-    from meshdsl.backends.train.export import checkpoint_at
+    from meshdsl.backends.train.exported_params import checkpoint_at
     from meshdsl.backends.weights.model_files import is_model
 
     if given.tokenizer is not None:

@@ -13,8 +13,8 @@ import torch
 
 from meshdsl.backends.runtime.array_files import SAFETENSORS_DTYPES, check_arrays, read_arrays
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.train import export as exporting
-from meshdsl.backends.train.export import as_params, export_params
+from meshdsl.backends.train import exported_params
+from meshdsl.backends.train.exported_params import as_params, export_params
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import DTYPES
 from tests.backends.test_checkpoint import MESHES, cut, placed, same, save, whole
@@ -122,7 +122,7 @@ def test_what_cannot_be_written_is_told(tmp_path, case, export, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(exporting, "bytes_of", full)
+    monkeypatch.setattr(exported_params, "bytes_of", full)
     (tmp_path / "p.safetensors").write_text("before")
     assert code_of(lambda: export(tmp_path / "p.safetensors")) == "MD0501"
     assert (tmp_path / "p.safetensors").read_text() == "before"

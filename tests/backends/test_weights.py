@@ -24,7 +24,7 @@ from meshdsl.analysis import analyse
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.backends.runtime.array_files import Refused, read_arrays
-from meshdsl.backends.train.export import export_params
+from meshdsl.backends.train.exported_params import export_params
 from meshdsl.backends.weights import writing
 from meshdsl.backends.weights.model_files import ModelTensor, tensors_of
 from meshdsl.backends.weights.params import chosen_weights, mapped_model, params_file

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from meshdsl.backends.train.export import as_params, checkpoint_at
+from meshdsl.backends.train.exported_params import as_params, checkpoint_at
 from tests.examples.formulas.decoders import DECODERS, llama
 from tests.examples.formulas.published import LAYERS, VOCAB, State
 from tests.project import ROOT

@@ -75,7 +75,7 @@ def texts(done: Done) -> list[dict[str, Any]]:
 def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
     """Under every layout, on both engines; sampled, too."""
     from meshdsl.backends.train.checkpoint import read_block
-    from meshdsl.backends.train.export import checkpoint_at
+    from meshdsl.backends.train.exported_params import checkpoint_at
 
     (first,) = texts(trained(*STEP, "--json"))
     assert first["text"].startswith("the ")

@@ -23,7 +23,7 @@ from meshdsl.backends.generate.generated import Results
 from meshdsl.backends.generate.generation import generate
 from meshdsl.backends.generate.generation_request import GenerationRequest
 from meshdsl.backends.generate.text_codec import TextCodec
-from meshdsl.backends.train.export import export_params
+from meshdsl.backends.train.exported_params import export_params
 from meshdsl.backends.weights.draft import draft
 from meshdsl.backends.weights.params import chosen_weights, params_file, read_model
 from meshdsl.diagnostics import Diagnostics, Source
