@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from meshdsl.api.functions import Function, function
     from meshdsl.api.layouts import Layout, Mesh, layout, mesh
     from meshdsl.api.module import module
+    from meshdsl.api.operator_packages import use
     from meshdsl.api.operators import *  # noqa: F403
-    from meshdsl.api.packages import use
     from meshdsl.api.plan import Plan
     from meshdsl.api.programs import Program, check, load, program, sizes
     from meshdsl.api.schedules import Schedule, scheduled
@@ -54,7 +54,7 @@ _PUBLIC = {
     "functions": "Function function",
     "layouts": "Layout Mesh layout mesh",
     "module": "module",
-    "packages": "use",
+    "operator_packages": "use",
     "plan": "Comparison Cost Explanation Outputs Plan Simulation",
     "programs": "Program check load program sizes",
     "schedules": "Schedule scheduled",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api.packages import Operators
+from meshdsl.api.operator_packages import Operators
 from tests.packages import EXAMPLE, KERNELS, example, installed
 
 RECORD = """
