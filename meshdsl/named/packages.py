@@ -234,7 +234,7 @@ def _check_name(name: str, package: str, before: set[str], span: Span | None) ->
 def _guarded(record: OpDef, package: str) -> OpDef:
     """The record, with errors in its functions as diagnostics: no command ends with a traceback."""
     parts = {field: getattr(record, field) for field in PARTS}
-    guarded: dict[str, Callable[..., Any]] = {
+    guarded: dict[str, Any] = {
         field: _guard(part, record.name, package, field)
         for field, part in parts.items()
         if part is not None
