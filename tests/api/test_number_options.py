@@ -1,3 +1,4 @@
+# mypy: disable-error-code="type-arg,valid-type"
 """Options of operators that Python alone can write: they are refused, or mean a number."""
 
 from __future__ import annotations

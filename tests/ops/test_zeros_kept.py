@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from meshdsl.prove.values import results, signature
+from meshdsl.prove.sample_values import results, signature
 
 from meshdsl.ops.opdef import NumpyCall, load_all
 
