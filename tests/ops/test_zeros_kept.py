@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from meshdsl.prove.sample_values import results, signature
 
 from meshdsl.ops.opdef import NumpyCall, load_all
+from meshdsl.prove.sample_values import results, signature
 
 KEEPING = [name for name, record in load_all().items() if record.keeps_zeros]
 
