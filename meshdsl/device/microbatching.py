@@ -539,7 +539,8 @@ def _word(node: Node) -> str:
 
 def _ordered(node: Compute) -> frozenset[str]:
     """The dims along which the index of an element counts."""
-    return lookup(node.name).ordered_dims(dict(node.attrs))
+    types = tuple(v.type for v in node.ins)
+    return lookup(node.name).ordered_dims(types, dict(node.attrs))
 
 
 def _joined(one: Component, other: Component) -> Component:

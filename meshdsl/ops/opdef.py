@@ -575,7 +575,7 @@ class OpDef:
     def is_alike_along(self, dim: str, sig: Signature) -> bool:
         """Whether the result at an index of `dim` is made of the operands there, at each alike."""
         loops = [f for f in self.factors(sig).loops if dim in (*f.ins, *f.outs)]
-        if len(loops) != 1 or any(loops[0].reads) or dim in self.ordered_dims(sig.attrs):
+        if len(loops) != 1 or any(loops[0].reads) or dim in self.ordered_dims(sig.ins, sig.attrs):
             return False
         types, names = (*sig.ins, *sig.outs), (*loops[0].ins, *loops[0].outs)
         pairs = zip(types, names, strict=True)
@@ -588,7 +588,12 @@ class OpDef:
         ways = {f.reduce for f in loops}
         covered = gone.issubset({d for f in loops for d in f.ins})
         plain = not any(any((*f.outs, *f.reads)) for f in loops)
-        if len(ways) != 1 or not covered or not plain or gone & self.ordered_dims(sig.attrs):
+        if (
+            len(ways) != 1
+            or not covered
+            or not plain
+            or gone & self.ordered_dims(sig.ins, sig.attrs)
+        ):
             return None
         way = ways.pop()
         return "mean" if way == "sum" and self.averages else way
@@ -602,11 +607,12 @@ class OpDef:
             return {t.dtype.kind for t in (*sig.ins, *sig.outs)} == {"float"}
         return any(group.issuperset(operands) for group in self.factors(sig).linear)
 
-    def ordered_dims(self, attrs: Attrs) -> frozenset[str]:
-        """The dims along which an element's index counts in a call."""
+    def ordered_dims(self, ins: Types, attrs: Attrs) -> frozenset[str]:
+        """The dims along which an element's index counts in a call: rows of groups, too."""
         named = attrs[self.ordered] if self.ordered else ()
         dims: tuple[Dim, ...] = named if isinstance(named, tuple) else (named,)
-        return frozenset(dim.name for dim in dims)
+        rows = () if self.grouped is None else (self.grouped.row(ins, attrs),)
+        return frozenset((*(dim.name for dim in dims), *rows))
 
     def written_over(self, ins: Types, numbers: frozenset[int] = frozenset()) -> tuple[int, ...]:
         """The operands that have a text `in_place`, in a call where `numbers` are numbers."""

@@ -296,7 +296,7 @@ class Chooser:
         Where the index of an element counts, within its inputs' block.
         """
         batch_axes = self.stages.given if self.stages else ()
-        ordered = self.call.opdef.ordered_dims(dict(self.call.attrs))
+        ordered = self.call.opdef.ordered_dims(self.call.ins, dict(self.call.attrs))
         return all(
             (dim not in ordered or axes[: len(batch_axes)] == batch_axes)
             and type_.size(dim) % (micro * self.mesh.size(*axes)) == 0

@@ -14,7 +14,7 @@ CASES = [
     ("mlp", "data:3,tp:5", "batch:data,hidden:tp"),
     ("mlp", "data:3,tp:5", "io:tp,batch:data"),
     ("moe", "data:3,tp:5", "group:data,experts:tp"),
-    ("moe", "data:7", "token:data"),
+    ("moe", "data:7", "model:data"),
     ("lm", "data:3,tp:5", "heads:data,key:tp,hidden:tp"),
     ("lm", "data:2,pipe:3", "pipeline"),
 ]

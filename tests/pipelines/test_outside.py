@@ -104,11 +104,13 @@ OPERATORS = {
     "dropout": "dropout[m](z, 0.5)",
     "floordiv": "z + (z * 7.0 // 2.0)",
     "gather": "z + sum[d](s[v = i])",
+    "grouped_einsum": "grouped_einsum(z * k, s * k, iota[l] * 0 + iota[v] -> [l, m])",
     "iota": "z + cast(iota[m], f32)",
     "layer_norm": "layer_norm[m](z)",
     "linear_recurrence": "linear_recurrence[m](z, z * 0.5, sum[d](w))",
     "log_softmax": "log_softmax[m](z)",
     "logsumexp": "z + logsumexp[d](w)",
+    "mask_padding": "mask_padding[m](z, iota[l] * 0 + 3)",
     "max_pool": "max_pool[m by 3 -> m](z, stride=1, pad=1)",
     "mod": "mod(z, 0.7)",
     "one_hot": "z + sum[v](one_hot[v](argmax[m](z)) * s)",
@@ -158,7 +160,7 @@ def goes_along(name: str) -> bool:
     for sample in record.samples:
         sig = signature(record, sample)
         alike = {*loops_everywhere(sig, record.factors(sig).loops)}
-        alike -= record.ordered_dims(sig.attrs)
+        alike -= record.ordered_dims(sig.ins, sig.attrs)
         dims = {dim.name for type_ in (*sig.ins, *sig.outs) for dim in type_.dims}
         if alike and dims - alike:
             return True
