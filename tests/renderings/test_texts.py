@@ -375,10 +375,11 @@ OF_WORKERS = "parts scatter_parts pack_signs unpack_signs block_index"
 OF_STAGES = "stage_index"
 """What tensors in the order of stages are read with: renderings have no stages."""
 
+GROUPED = "grouped_einsum grouped_outer mask_padding"
 UNSAID = {
     "dtensor": "linear_recurrence",
-    "jax": "scatter_add",
-    "oneflow": "top_k sort put logaddexp scatter_add linear_recurrence",
+    "jax": f"scatter_add {GROUPED}",
+    "oneflow": f"top_k sort put logaddexp scatter_add linear_recurrence {GROUPED}",
 }
 """Operators that a system does not say, or nobody has written there."""
 
