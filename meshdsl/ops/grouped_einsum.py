@@ -229,10 +229,10 @@ def _numpy(call: kit.NumpyCall, x: kit.Array, w: kit.Array, sizes: kit.Array) ->
     product = np.zeros(call.local(call.outs[0]).shape, x.dtype)
     of_group = tuple(n for n in call.ins[1].names if n not in roles.group)
     for g in range(call.extent(roles.group[0]) if roles.group else 1):
-        here = kit.fitted(groups == g, where, call.ins[0].names)
         matrix = w.take(g, call.ins[1].index(roles.group[0])) if roles.group else w
-        operands = (np.where(here, x, 0), call.ins[0].names), (matrix, of_group)
-        product += kit.einsum_by_name(*operands, to=out)
+        by_group = kit.einsum_by_name((x, call.ins[0].names), (matrix, of_group), to=out)
+        # A sum would bring what is not finite in one matrix to the rows of all.
+        product = np.where(kit.fitted(groups == g, where, out), by_group, product)
     return product
 
 

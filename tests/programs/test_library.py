@@ -19,6 +19,8 @@ CALLS = {
     "top_k_gating": "combine, dispatch, loss = top_k_gating[token, experts, choice, slot](x)",
     "top_k_routing": "shares, to, source, full, loss = "
     "top_k_routing[token, experts, choice, slot, pairs, slots, places](x)",
+    "sorted_routing": "shares, source, to, sizes, loss = "
+    "sorted_routing[token, experts, choice, blocks, each, row, pairs, rows](x)",
     "batch_norm": "y = batch_norm[group, token, experts](x)",
     "group_norm": "y = group_norm[group, token, experts](x)",
     "leaky_relu": "y = leaky_relu(x, 0.1)",
@@ -32,6 +34,7 @@ CALLS = {
 PROGRAM = """
 dim group = 2, token = 8, experts = 4, slot = {slot}, choice = {choice}
 dim pairs = token * choice, slots = experts * slot, places = slots + 1
+dim blocks = 2, each = experts / blocks, row = pairs, rows = blocks * row
 mesh grid = {{ p: 2, q: 2 }}
 layout whole {{ group -> p }}
 layout experts {{ experts -> (q, p) }}

@@ -354,8 +354,8 @@ def test_the_table_is_of_operators() -> None:
 
 
 GRADIENTS_AND_UPDATES = {
-    "jax": "sgd_update momentum_update adam_update step_update learning_rate",
-    "oneflow": "gelu_grad layer_norm_grad rms_norm_grad cross_entropy_grad unpick "
+    "jax": "grouped_outer sgd_update momentum_update adam_update step_update learning_rate",
+    "oneflow": "grouped_outer gelu_grad layer_norm_grad rms_norm_grad cross_entropy_grad unpick "
     "sgd_update momentum_update adam_update step_update learning_rate",
 }
 """Operators that are refused: these systems differentiate by themselves."""
@@ -375,7 +375,7 @@ OF_WORKERS = "parts scatter_parts pack_signs unpack_signs block_index"
 OF_STAGES = "stage_index"
 """What tensors in the order of stages are read with: renderings have no stages."""
 
-GROUPED = "grouped_einsum grouped_outer mask_padding"
+GROUPED = "grouped_einsum mask_padding"
 UNSAID = {
     "dtensor": "linear_recurrence",
     "jax": f"scatter_add {GROUPED}",
