@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Signature, lookup
 from meshdsl.ops.requirements import align, numpy_dtype
 from meshdsl.prove.sample_values import results
+from meshdsl.records import dataclass
 
 NOWHERE = Span(Source("test.mdsl", "x"), 0, 0)
 

@@ -384,17 +384,18 @@ def _filled(line: str) -> Iterator[str]:
 
 
 def _widest(line: str) -> tuple[int, int] | None:
-    """The places of the outermost parentheses with the longest text."""
+    """The places of the outermost parentheses with the longest text; else, of square brackets."""
     pairs: list[tuple[int, int]] = []
+    square: list[tuple[int, int]] = []
     opened: list[int] = []
     for at, char in enumerate(line):
         if char in "([":
             opened.append(at)
         elif char in ")]" and opened:
             start = opened.pop()
-            if not opened and char == ")":
-                pairs.append((start, at))
-    return max(pairs, key=lambda p: p[1] - p[0], default=None)
+            if not opened:
+                (pairs if char == ")" else square).append((start, at))
+    return max(pairs or square, key=lambda p: p[1] - p[0], default=None)
 
 
 def _parts(text: str) -> Iterator[str]:

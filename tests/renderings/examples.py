@@ -57,6 +57,7 @@ SIZES: dict[str, dict[str, int]] = {
     "gpt2": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "bert": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "llama": {**_GROUPED, "group": 1},
+    "llama_lora": {**_GROUPED, "group": 1, "rank": 2},
     "mamba2": {
         "batch": 4,
         "seq": 8,

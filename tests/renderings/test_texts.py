@@ -377,7 +377,7 @@ OF_STAGES = "stage_index"
 
 GROUPED = "grouped_einsum mask_padding"
 UNSAID = {
-    "dtensor": "linear_recurrence",
+    "dtensor": "linear_recurrence grouped_einsum",
     "jax": f"scatter_add {GROUPED}",
     "oneflow": f"top_k sort put logaddexp scatter_add linear_recurrence {GROUPED}",
 }

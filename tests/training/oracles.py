@@ -51,12 +51,12 @@ def letters(sig: Signature) -> Mapping[str, str]:
 
 
 def normed(centred: bool, eps: float) -> Oracle:
-    """X / deviation (of the mean, or of 0) * scale + shift along a dim."""
+    """X / deviation (of the mean, or of 0) * scale + shift along a dim; `eps` is the usual one."""
 
     def run(sig: Signature, x: Tensor, *scales: Tensor) -> Tensor:
         where = at(sig)
         z = x - x.mean(where, keepdim=True) if centred else x
-        z = z / (z.square().mean(where, keepdim=True) + eps).sqrt()
+        z = z / (z.square().mean(where, keepdim=True) + sig.attrs.get("eps", eps)).sqrt()
         full = [
             spread(s, t.names, sig.ins[0].dims) for s, t in zip(scales, sig.ins[1:], strict=True)
         ]

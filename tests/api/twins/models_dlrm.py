@@ -40,7 +40,8 @@ def dlrm(numbers: md.Tensor[batch, dense], ids: md.i32[batch, table], clicked: m
     until = md.iota[feature] * (md.iota[feature] - 1)
     row = md.sum[feature](md.cast(until <= 2 * md.iota[pair], "i32")) - 1
     column = md.iota[pair] - row * (row - 1) // 2
-    below = all[(feature, other) >> match].gather(match, row * feature + column)
+    flat = all[(feature, other) >> match]
+    below = flat.gather(match, row * feature + column)
 
     h = md.relu(
         md.einsum(z, plain, out=[batch, top1]) + md.einsum(below, pairs, out=[batch, top1]) + b4
