@@ -36,11 +36,11 @@ def dlrm(numbers: md.Tensor[batch, dense], ids: md.i32[batch, table], clicked: m
     z = md.relu(md.einsum(z, w3, out=[batch, model]) + b3)
     x = md.concat[(one, table) >> feature](z * md.ones[one](), found)
 
-    all = md.einsum(x, x[feature >> other], out=[batch, feature, other])
+    matches = md.einsum(x, x[feature >> other], out=[batch, feature, other])
     until = md.iota[feature] * (md.iota[feature] - 1)
     row = md.sum[feature](md.cast(until <= 2 * md.iota[pair], "i32")) - 1
     column = md.iota[pair] - row * (row - 1) // 2
-    flat = all[(feature, other) >> match]
+    flat = matches[(feature, other) >> match]
     below = flat.gather(match, row * feature + column)
 
     h = md.relu(
