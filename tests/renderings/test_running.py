@@ -146,10 +146,15 @@ def operators_of_long(kind: type[Peer], devices: int, reduce: str) -> Job:
 
 
 def operator_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iterator[Job]:
-    """Calls that no example has."""
+    """Calls that no example has; which of them a system refuses is tested in `test_texts.py`."""
     for name, made, mesh in operators.cases(devices, reduce, step):
         peer = kind(made.placed)
-        yield Job(name, peer, peer.text(), mesh, *values(made.named))
+        try:
+            text = peer.text()
+        except DiagnosticError as error:
+            assert {d.code for d in error.diagnostics} == {"MD0910"}
+            continue
+        yield Job(name, peer, text, mesh, *values(made.named))
 
 
 def drawn(devices: int, step: int) -> list[RandomCase]:

@@ -56,7 +56,8 @@ def normed(centred: bool, eps: float) -> Oracle:
     def run(sig: Signature, x: Tensor, *scales: Tensor) -> Tensor:
         where = at(sig)
         z = x - x.mean(where, keepdim=True) if centred else x
-        z = z / (z.square().mean(where, keepdim=True) + sig.attrs.get("eps", eps)).sqrt()
+        above: float = sig.attrs.get("eps", eps)
+        z = z / (z.square().mean(where, keepdim=True) + above).sqrt()
         full = [
             spread(s, t.names, sig.ins[0].dims) for s, t in zip(scales, sig.ins[1:], strict=True)
         ]
