@@ -15,10 +15,11 @@ from meshdsl.pipeline import Compilation, Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
 from tests.project import ROOT, examples
 
-UNWRITTEN = ("dlrm", "clip", "mixtral", "mamba2", "linear_attention", "moe_dropless")
+UNWRITTEN = ("dlrm", "clip", "mixtral", "mamba2", "linear_attention", "moe_dropless", "resnet50")
 """Examples that some system cannot write.
 
-A gather of tables, an order of equal elements, a recurrence, products of groups.
+A gather of tables, an order of equal elements, a recurrence, products of groups; of `resnet50` torch
+fails on a view of a DTensor whose rows are split.
 """
 
 FILES = [path for path in examples() if path.stem not in UNWRITTEN]
@@ -61,7 +62,6 @@ SIZES: dict[str, dict[str, int]] = {
         "layers": 2,
     },
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
-    "resnet50": {"batch": 4, "h0": 64, "w0": 64, "c0": 4, "c1": 16, "classes": 4},
     "resnet": {"batch": 4, "c": 4, "c2": 4},
     "unet": {"n": 4, "h": 64, "w": 16, "a": 2},
     "nmt": {"batch": 4, "source": 2, "target": 2, "vocab": 8, "model": 4, "hidden": 8},
