@@ -18,8 +18,8 @@ from tests.project import ROOT, examples
 UNWRITTEN = ("dlrm", "clip", "mixtral", "mamba2", "linear_attention", "moe_dropless", "resnet50")
 """Examples that some system cannot write.
 
-A gather of tables, an order of equal elements, a recurrence, products of groups; of `resnet50` torch
-fails on a view of a DTensor whose rows are split.
+A gather of tables, an order of equal elements, a recurrence, products of groups; in `resnet50`
+torch fails on a view of a DTensor whose rows are split.
 """
 
 FILES = [path for path in examples() if path.stem not in UNWRITTEN]

@@ -42,7 +42,6 @@ CALLS = {
     "put, an index each": "x[b, n], y[b], i[b]: i32: put[n = i](x, y)",
     "scatter_add": "x[b, t], i[b]: i32: scatter_add[n = i](x)",
     "grouped_einsum": "x[b, n], y[k, n, c], z[k]: i32: grouped_einsum(x, y, z -> [b, c])",
-    "mask_padding": "x[b, n], y[b]: i32: mask_padding[n](x, y)",
     "roll": "x[b, n]: roll[n](x, by=3)",
     "reverse": "x[b, n]: reverse[n](x)",
     "cumprod": "x[b, n]: cumprod[n](x)",
