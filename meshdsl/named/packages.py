@@ -71,6 +71,14 @@ class OperatorPackage:
     operators: Mapping[str, OpDef]
 
 
+class PartFailed(DiagnosticError):
+    """A function of a record that failed (MD0164): its `field` in the record, and what is wrong."""
+
+    def __init__(self, field: str, wrong: str, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic)
+        self.field, self.wrong = field, wrong
+
+
 LOADED: dict[str, OperatorPackage] = {}
 """The packages of this process, by name."""
 
@@ -157,13 +165,13 @@ def _imported(name: str, home: str, span: Span | None) -> Iterator[None]:
             yield
     except (Exception, SystemExit) as error:
         module = home.partition(":")[0]
-        message = f"the package `{name}` cannot be imported from `{home}`: {_said(error)}"
+        message = f"the package `{name}` cannot be imported from `{home}`: {error_text(error)}"
         help = f'mend it; `python -c "import {module}"` shows where this was raised'
         raise DiagnosticError(Diagnostic("MD0161", message, span, help=help)) from error
 
 
-def _said(error: BaseException) -> str:
-    """An exception on one line."""
+def error_text(error: BaseException) -> str:
+    """An exception on one line, with the name of its class."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -271,14 +279,14 @@ def _guard(part: Callable[..., Any], name: str, package: str, field: str) -> Cal
         except (OpError, DiagnosticError):
             raise
         except Exception as error:
-            result, wrong = None, _said(error)
+            result, wrong = None, error_text(error)
         if not wrong:
             return result
         message = f"the {PARTS[field]} of `{name}` (package `{package}`) failed: {wrong}"
         help = f"`meshdsl prove {package}` tries it on its samples"
         if field == "infer":  # it is reported at the call
             raise OpError("MD0164", message, help)
-        fail("MD0164", message, help=help)
+        raise PartFailed(field, wrong, Diagnostic("MD0164", message, help=help))
 
     return guarded
 

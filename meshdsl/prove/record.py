@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import F64
+from meshdsl.named.packages import PartFailed, error_text
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
 from meshdsl.prove import block_checks, gradient_checks, memory_checks, text_checks
 from meshdsl.prove.row_prover import counterexample, declared_rows, judge
@@ -60,31 +61,26 @@ def _guarded(
     """The cases of a check; what a function of the record raises is a wrong case, too."""
     try:
         yield from check(opdef, sample)
-    except DiagnosticError as error:
-        yield WrongCase("MD0164", _part(error), _sample_text(sample), error.diagnostics[0].message)
+    except PartFailed as error:
+        yield WrongCase("MD0164", error.field, _sample_text(sample), error.wrong)
     except OpError as error:
         code = "MD0170" if check is _shapes else "MD0164"
-        yield WrongCase(code, "infer", _sample_text(sample), error_text(error))
+        yield WrongCase(code, "infer", _sample_text(sample), _reason(error))
     except Exception as error:
         part = "gradient" if check is _gradients else "numpy" if check is _placements else "torch"
         code = "MD0174" if part == "gradient" else "MD0164"
-        yield WrongCase(code, part, _sample_text(sample), error_text(error))
+        yield WrongCase(code, part, _sample_text(sample), _reason(error))
 
 
-def _part(error: DiagnosticError) -> str:
-    """The part of the record that a diagnostic of `named/packages.py` is about."""
-    from meshdsl.named.packages import PARTS
-
-    message = error.diagnostics[0].message
-    return next((field for field, words in PARTS.items() if f"the {words} of" in message), "torch")
-
-
-def error_text(error: BaseException) -> str:
-    """An exception on one line."""
-    text = " ".join(str(error).split())
-    if isinstance(error, OpError | AssertionError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _reason(error: Exception) -> str:
+    """What an exception says; of those that say it in words of their own, nothing but that."""
+    if isinstance(error, PartFailed):
+        return error.wrong
+    if isinstance(error, DiagnosticError) and error.diagnostics:
+        return error.diagnostics[0].message
+    if isinstance(error, OpError | AssertionError) and str(error):
+        return " ".join(str(error).split())
+    return error_text(error)
 
 
 def _sample_text(sample: Sample) -> str:
@@ -127,10 +123,8 @@ def _attempt(yielded: Callable[[], list[Any]]) -> list[Any] | str:
     """The shapes of results, or why there are none."""
     try:
         return yielded()
-    except DiagnosticError as error:
-        return error.diagnostics[0].message
     except Exception as error:
-        return error_text(error)
+        return _reason(error)
 
 
 def _wrong_shape(sig: Signature, shapes: dict[str, list[Any] | str]) -> WrongCase | None:

@@ -108,8 +108,6 @@ def _told(
         more = f"; and {counted(others, 'more case')}" if others else ""
         words = PARTS.get(part, part)
         message = _MESSAGES[code].format(name=opdef.name, part=words, said=first.said)
-        if code == "MD0164" and first.said.startswith("the "):  # as `named/packages.py` tells it
-            message = first.said
         help = _HELP.get(code) or _which_is_wrong(checks)
         severity: Any = "warning" if code == "MD0172" else "error"
         text = f"{message} ({first.case}{more})"

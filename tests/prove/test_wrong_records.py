@@ -66,6 +66,13 @@ def _no_loops(sig: kit.Signature) -> Factors:
     return Factors((), (frozenset({1}),))
 
 
+def _failing(error: Exception) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
+
+
 def _text(text: str) -> Callable[[kit.TorchCall], str]:
     return lambda call: text.format(call.tensor(0), call.tensor(1))
 
@@ -91,7 +98,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "the shape rule": (
         {"infer": _flipped},
         "error[MD0170]",
-        ("the shape rule: [6, 2]; the numpy meaning: the numpy meaning of", "alpha=1.5"),
+        ("the shape rule: [6, 2]; the numpy meaning: ValueError: ", "alpha=1.5"),
     ),
     "the dtype of the result": (
         {"infer": lambda ins, attrs: (TensorType(ins[0].dims, kit.F32),)},
@@ -141,6 +148,16 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         {"torch": lambda call: None},
         "error[MD0164]",
         ("it yields nothing, not a text",),
+    ),
+    "a gradient that fails, and speaks of another part": (
+        {"gradient": _failing(ValueError("the factors of it"))},
+        "error[MD0164]",
+        ("the gradient of `twin` fails: ValueError: the factors of it (",),
+    ),
+    "a text that fails with words of its own": (
+        {"torch": _failing(kit.OpError("MD0213", "the shape rule of it"))},
+        "error[MD0164]",
+        ("the torch text of `twin` fails: the shape rule of it (",),
     ),
 }
 
