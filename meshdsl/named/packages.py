@@ -135,11 +135,21 @@ def add(name: str, home: str, found: object, span: Span | None = None) -> Operat
 
 
 def operator_called(name: str) -> OpDef | None:
-    """The operator of this name in any package that can be loaded; None where there is none."""
+    """The operator of this name in any package that is installed; None where there is none.
+
+    Raises MD0160 to MD0163 for packages that cannot be loaded, where no other has it.
+    """
+    broken: list[Diagnostic] = []
     for package in names():
-        with contextlib.suppress(DiagnosticError):
-            if name in (operators := load(package).operators):
-                return operators[name]
+        try:
+            operators = load(package).operators
+        except DiagnosticError as error:
+            broken += error.diagnostics
+            continue
+        if name in operators:
+            return operators[name]
+    if broken:
+        raise DiagnosticError(*broken)
     return None
 
 

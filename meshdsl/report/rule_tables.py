@@ -6,7 +6,7 @@ several axes take one row per axis.
 
 from __future__ import annotations
 
-from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, did_you_mean, fail
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.named.packages import operator_called
@@ -35,11 +35,16 @@ def find(name: str) -> OpDef:
         message = f"`{name}` is a function of the library, made of operators, which have the rows"
         help = f"`explain --print-after named` prints what a call is: `{form(library()[name])}`"
         fail("MD0605", message, help=help)
-    of_package = operator_called(name)
+    try:
+        of_package, broken = operator_called(name), ()
+    except DiagnosticError as error:
+        of_package, broken = None, error.diagnostics
     if of_package is not None:
         return of_package
     help = did_you_mean(name, [*records, *library()]) or f"there are {', '.join(sorted(records))}"
-    fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
+    where = ", except perhaps in a package that cannot be loaded" if broken else ""
+    message = f"there is no operator `{name[:40]}`{where}"
+    raise DiagnosticError(*broken, Diagnostic("MD0605", message, help=help))
 
 
 def describe(opdef: OpDef, every_call: bool = False) -> OperatorFacts:

@@ -262,6 +262,21 @@ def test_what_a_package_prints_is_no_output(tmp_path: Path, cli: Cli) -> None:
         assert done.err == "hello\n"
 
 
+def test_rows_tells_of_a_package_that_cannot_be_loaded(tmp_path: Path, cli: Cli) -> None:
+    """The operator may be in it; those of other packages are found."""
+    (tmp_path / "bad_module.py").write_text("raise ValueError('broken')\n")
+    (tmp_path / "good_module.py").write_text(record("good_op"))
+    with (
+        installed(tmp_path, "bad", "bad_module:OPERATORS"),
+        installed(tmp_path, "good", "good_module:OPERATORS"),
+    ):
+        assert cli("rows", "good_op").code == 0
+        done = cli("rows", "bad_op")
+    assert done.codes == ["error[MD0161]", "error[MD0605]"]
+    assert "ValueError: broken" in done.err
+    assert "no operator `bad_op`, except perhaps in a package that cannot be loaded" in done.err
+
+
 FAILING = {
     "infer": ("check", "lambda ins, attrs: ins[3]", "f.mdsl:4:7"),
     "factors": ("check --layout x", "lambda sig: 1 / 0", ""),
