@@ -6,12 +6,14 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshdsl.backends.torch.inliner import paste
 from meshdsl.backends.torch.preamble import foot
 from tests.backends.training_text import tables_text
+from tests.backends.weight_models import params_and_files
 
 Emit = Callable[..., str]
 
@@ -59,3 +61,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The values of the parameters, and the model that has them in each form that is read."""
+    return params_and_files(tmp_path_factory.mktemp("models"))
