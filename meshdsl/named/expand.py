@@ -25,7 +25,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.emit import Emit
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.identities import OF_STEPS
-from meshdsl.named.ignored_targets import LOSSES, counted_loss
+from meshdsl.named.ignored_targets import counted_loss
 from meshdsl.named.ir import NamedOp, NamedProgram, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
@@ -101,8 +101,11 @@ def in_primitives(program: NamedProgram) -> NamedProgram:
 
 
 def _is_in_parts(op: NamedOp) -> bool:
-    """Whether its definition is a function here; that of a loss is, where it ignores targets."""
-    return op.name in IN_PARTS and (op.name not in LOSSES or "ignore_index" in dict(op.attrs))
+    """Whether its definition is a function here, not in the prelude."""
+    if op.name not in IN_PARTS:
+        return False
+    option = lookup(op.name).prelude_lacks
+    return not option or option in dict(op.attrs)
 
 
 def _in_parts(op: NamedOp) -> Expansion:
@@ -300,9 +303,13 @@ IN_BLOCKS = {"cumsum": _running_sum, "linear_recurrence": _recurrence, "top_k": 
 IN_PARTS = {
     **dict.fromkeys(ATTENTION, attention_parts),
     **dict.fromkeys(BATCH_NORMS, batch_norm_parts),
-    **dict.fromkeys(LOSSES, counted_loss),
+    "cross_entropy": counted_loss,
 }
-"""Operators that have the definition of a function here, not one in the prelude."""
+"""Operators that have the definition of a function here.
+
+Those with a definition in the prelude as well have this one for what it lacks
+(`OpDef.prelude_lacks`).
+"""
 
 
 def _at(inner: NamedOp, op: NamedOp) -> NamedOp:

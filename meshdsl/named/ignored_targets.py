@@ -8,9 +8,6 @@ from __future__ import annotations
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, Value
 
-LOSSES = ("cross_entropy",)
-"""The operators with this option."""
-
 
 def counted_loss(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> tuple[Value, ...]:
     """The result of a loss on `ins`, with 0 where the target is ignored."""

@@ -42,6 +42,7 @@ def composite(
     leaves_long: bool = False,
     options: tuple[tuple[str, Any], ...] = (),
     bind: kit.Bind | None = None,
+    prelude_lacks: str = "",
 ) -> kit.OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -70,6 +71,7 @@ def composite(
         true_rows=true_rows,
         scratch=scratch,
         bind=bind,
+        prelude_lacks=prelude_lacks,
         indices=indices,
         below=below,
         leaves_long=leaves_long,
@@ -369,6 +371,7 @@ composite(
     cost=6,
     options=(("ignore_index", None),),
     bind=_cross_entropy_bind,
+    prelude_lacks="ignore_index",
     gradient=_cross_entropy_gradient,
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the log_softmax
     indices=1,

@@ -454,6 +454,8 @@ class OpDef:
     the window that was made for it, or its block where that is all it reads.
     composite: defined in the prelude under the same name; used as one operator only where every dim
              in no loop is whole, expanded there otherwise.
+    prelude_lacks: the attribute that this definition lacks: a call that has it is taken apart by a
+             function of `named/expand.py`. Empty: there is none.
     flops:   signature (local types) -> floating-point operations; None counts one per output
     element.
     attended: of an attention kernel, signature -> the part of `flops` that it computes.
@@ -532,6 +534,7 @@ class OpDef:
     shows: Callable[[Types, Attrs], bool] | None = None
     passes: bool = False
     composite: bool = False
+    prelude_lacks: str = ""
     flops: Callable[[Signature], int] | None = None
     attended: Callable[[Signature], float] | None = None
     legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None

@@ -13,6 +13,9 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.named.expand import IN_PARTS
+from meshdsl.named.prelude_files import function_names
+from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Compilation, Options
 from tests.compiling import compile_text, run_text
 from tests.covering import in_turn
@@ -142,3 +145,11 @@ def test_what_is_refused(option: str, code: str) -> None:
     with pytest.raises(DiagnosticError) as error:
         compile_text(CALL.replace("ignore_index=-1", option), layout="whole")
     assert [d.code for d in error.value.diagnostics] == [code]
+
+
+def test_a_call_is_taken_apart_where_its_record_says_that_the_prelude_lacks_an_option() -> None:
+    """The record names an option of it; a function of `named/expand.py` has the definition."""
+    lacking = {name: record for name, record in load_all().items() if record.prelude_lacks}
+    assert set(lacking) == set(IN_PARTS) & function_names()
+    for record in lacking.values():
+        assert record.prelude_lacks in dict(record.surface.options)
