@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
 
 from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.block_text import BlockText
@@ -18,9 +16,22 @@ from meshdsl.ops.opdef import Reads
 from meshdsl.ops.torch_expressions import grouped, scalar, tuple_text, ungrouped
 from meshdsl.placed.collectives import padding_windows
 from meshdsl.placed.placements import Mesh, Window
+from meshdsl.records import dataclass
 
 MOST_SHOWN = 8
 """Windows that a comment lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Extents:
+    """The local sizes of a variable, as text."""
+
+    blocks: BlockText
+    var: Var
+
+    def extent(self, dim: str, /) -> str:
+        """Text of the local size of `dim`."""
+        return self.blocks.extent(self.var, dim)
 
 
 class MoveText:
@@ -225,7 +236,7 @@ class MoveText:
         groups = (*exchanged, others, tuple(n for n in sizes if n not in x))
         numbers = (grouped(self.state.tensor(v), sizes, groups) for v in rows.reads)
         text = f"{call}({grouped(self.state.tensor(node.source), x, dims)}, {', '.join(numbers)}"
-        target: Any = SimpleNamespace(extent=lambda n: self.blocks.extent(node.target, n))
+        target = _Extents(self.blocks, node.target)
         return ungrouped(target, f"{text}, {self._group(node)})", dims, x)
 
     def _joined(self, node: Move) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from meshdsl.ir.types import Dim, DType
 from meshdsl.ops.opdef import TorchCall
@@ -101,7 +102,14 @@ def grouped(text: str, names: Names, groups: Sequence[Names]) -> str:
     return text
 
 
-def ungrouped(call: TorchCall, text: str, groups: Sequence[Names], names: Names) -> str:
+class Sized(Protocol):
+    """What knows the local sizes of dims, as a call or a variable."""
+
+    def extent(self, dim: str, /) -> str:
+        """Text of the local size of `dim`."""
+
+
+def ungrouped(call: Sized, text: str, groups: Sequence[Names], names: Names) -> str:
     """The inverse of `grouped`, for the result."""
     for at, group in reversed([*enumerate(groups)]):
         if not group:
