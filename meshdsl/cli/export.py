@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshdsl.cli import common, complete
-from meshdsl.cli.options import File, Force, Sizes, opt, option, sizes, weights
+from meshdsl.cli import common
+from meshdsl.cli.options import File, Force, Sizes, opt, option, sizes, weights, which_program
 from meshdsl.diagnostics import Diagnostic, Diagnostics
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.syntax import ast
 
 
 @option
@@ -18,17 +17,9 @@ class Export(Sizes, Force):
     params: str = opt("--params", "F", "A file, a checkpoint's or a model's folder.", ...)
     out: Path = opt("--out", "F", "Write the parameters, whole.", ...)
     weights: str | None = weights("The `weights` block of models; `hf:bf16` writes bf16.")
-    program: str | None = opt(
-        "--program",
-        "P",
-        "Whose parameters (those of the one that trains).",
-        completed=complete.declared(ast.ProgramDecl),
-    )
-    applied: str | None = opt(
-        "--apply",
-        "P",
-        "First assign what this program does, which has no inputs.",
-        completed=complete.declared(ast.ProgramDecl),
+    program: str | None = which_program("Whose parameters (those of the one that trains).")
+    applied: str | None = which_program(
+        "First assign what this program does, which has no inputs.", "--apply"
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.cli import common, complete
+from meshdsl.cli import common
 from meshdsl.cli.options import (
     AsData,
     File,
@@ -19,10 +19,10 @@ from meshdsl.cli.options import (
     pipeline_options,
     refuse_unknown,
     weights,
+    which_program,
 )
 from meshdsl.diagnostics import Diagnostics, counted, fail
 from meshdsl.pipeline import Compilation
-from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.backends.generate.generated import Results
@@ -56,11 +56,8 @@ class Generate(PlacingOptions, AsData):
     stop: list[str] = opt("--stop", "TEXT", "End a text before this; repeat it for more.")
     tokens: str | None = opt("--tokens", "T", "bytes or chars (as in training).")
     tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json (that of a model's folder).")
-    prefill: str | None = opt(
-        "--prefill",
-        "P",
-        "The program that reads prompts at once, or none.",
-        completed=complete.declared(ast.ProgramDecl),
+    prefill: str | None = which_program(
+        "The program that reads prompts at once, or none.", "--prefill"
     )
     engine: str = opt("--engine", "E", "local or torchrun.", "local")
 

@@ -89,6 +89,11 @@ def settings() -> Any:
     return opt("--set", "DIM=N …", help, completed=complete.sizes, show_default=False)
 
 
+def which_program(help: str = "Which program (the only one).", name: str = "--program") -> Any:
+    """The option that names a program."""
+    return opt(name, "P", help, completed=complete.declared(ast.ProgramDecl))
+
+
 def weights(help: str) -> Any:
     """The option that names a block of weights."""
     return opt("--as", "W", help, completed=complete.declared(ast.WeightsDecl))
@@ -98,12 +103,7 @@ def weights(help: str) -> Any:
 class Which:
     """Options of the program and the mesh."""
 
-    program: str | None = opt(
-        "--program",
-        "P",
-        "Which program (the only one).",
-        completed=complete.declared(ast.ProgramDecl),
-    )
+    program: str | None = which_program()
     mesh: str | None = opt(
         "--mesh",
         "M",

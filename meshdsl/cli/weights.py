@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli import common, complete
-from meshdsl.cli.options import File, opt, option, settings, sizes
+from meshdsl.cli import common
+from meshdsl.cli.options import File, opt, option, settings, sizes, which_program
 from meshdsl.pipeline import Options
-from meshdsl.syntax import ast
 
 
 @option
@@ -19,12 +18,7 @@ class WeightsOptions:
     """Options of `weights`."""
 
     name: str = opt("--name", "W", "The name of the block.", "hf")
-    program: str | None = opt(
-        "--program",
-        "P",
-        "Which program (the only one).",
-        completed=complete.declared(ast.ProgramDecl),
-    )
+    program: str | None = which_program()
     settings: list[str] | None = settings()
 
 
