@@ -29,7 +29,7 @@ from meshdsl.named.emit import Emit
 from meshdsl.named.expressions import Literals, option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
-from meshdsl.named.prelude import LEAST, form, library, prelude
+from meshdsl.named.prelude import NUMBERS, form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all
 from meshdsl.records import dataclass
@@ -502,7 +502,7 @@ class Calls:
         collect = self.builder.diagnostics.of
         for param in function.params:
             name = param.name.text
-            least = LEAST.get((function.name.text, name)) if inner.in_library else None
+            numbers = NUMBERS.get((function.name.text, name)) if inner.in_library else None
             dims = collect(partial(self.program.dim_list, param.dims, inner))
             if name not in given:
                 inner.names[name] = collect(partial(self._default, function, param, node, inner))
@@ -510,8 +510,8 @@ class Calls:
             value = given[name]
             if value is not None and dims is not None:
                 arg = matched[name]
-                if least is not None:
-                    collect(partial(_at_least, least, param, value, arg))
+                if numbers is not None:
+                    collect(partial(_check_number, numbers, param, value, arg))
                 value = collect(partial(self._check_param, param, value, arg, inner))
             inner.names[name] = value
             if _is_open(param):
@@ -657,9 +657,13 @@ def _outside(node: ast.CallExpr, found: Diagnostic) -> Diagnostic:
     return replace(found, span=node.span, related=(line,), fixes=())
 
 
-def _at_least(least: int, param: ast.TensorParam, value: Operand, arg: ast.Expr) -> None:
-    """MD0213 for a number below the least one; what a tensor holds is not known."""
-    if isinstance(value, int | float) and not value >= least:
+def _check_number(
+    numbers: tuple[float, float], param: ast.TensorParam, value: Operand, arg: ast.Expr
+) -> None:
+    """MD0213 for a number that is not between two; what a tensor holds is not known."""
+    least, greatest = numbers
+    fits = not isinstance(value, bool)  # which Python alone can give
+    if isinstance(value, int | float) and not (fits and least <= value <= greatest):
         message = f"`{param.name.text}` cannot be {value}"
         fail("MD0213", message, arg.span, help=f"give a number from {least} on")
 

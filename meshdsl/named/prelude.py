@@ -7,6 +7,8 @@ that every program may call. The comment above a function is its documentation.
 from __future__ import annotations
 
 import functools
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -51,8 +53,15 @@ def library() -> Mapping[str, ast.FunctionDecl]:
     return {name: known[name] for name in sorted(set(known) - set(load_all()))}
 
 
-LEAST = {("sample", "temperature"): 0}
-"""The least number that a parameter of a library function takes, where it does not take all."""
+NUMBERS = {
+    ("sample", "temperature"): (0, math.inf),
+    ("batch_norm", "eps"): (0, sys.float_info.max),
+    ("group_norm", "eps"): (0, sys.float_info.max),
+}
+"""The least and the greatest number that a parameter of a library function takes.
+
+Other parameters take all. Those of operators are checked where their options are bound.
+"""
 
 
 def form(function: ast.FunctionDecl) -> str:

@@ -11,9 +11,7 @@ from collections.abc import Callable
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, sliding
-
-USUAL_EPS = 1e-5
-"""What torch adds to a variance, if it is told no other number."""
+from meshdsl.ops.normalise import USUAL_EPS
 
 # --- dims by their part ------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ def _grad_numpy(
 def _eps(call: kit.TorchCall) -> str:
     """The keyword of the number that is added to the variance, where it is not torch's own."""
     eps = call.attrs["eps"]
-    return "" if eps == USUAL_EPS else f", eps={eps!r}"
+    return "" if eps == USUAL_EPS["batch_norm"] else f", eps={eps!r}"
 
 
 def _frozen_torch(call: kit.TorchCall) -> str:

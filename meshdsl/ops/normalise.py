@@ -138,8 +138,8 @@ composite(
 )
 # --- norms -----------------------------------------------------------------------------------
 
-USUAL_EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6}
-"""What is added to a variance or mean square where a call does not say it."""
+USUAL_EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6, "batch_norm": 1e-5}
+"""What is added to a variance or mean square where a call does not say it, here and in torch."""
 
 
 def eps_of(name: str, attrs: kit.Attrs) -> float:

@@ -16,6 +16,15 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "an eps of no number": lambda x, t, w, s: md.layer_norm[h](x, eps=float("nan")),
     "an eps without an end": lambda x, t, w, s: md.rms_norm[h](x, eps=float("inf")),
     "an eps that is a truth value": lambda x, t, w, s: md.rms_norm[h](x, eps=True),
+    "an eps of a batch that is no number": lambda x, t, w, s: md.batch_norm[b, h, m](
+        x * md.cast(md.iota[m], "f32"), eps=float("nan")
+    ),
+    "an eps of a group without an end": lambda x, t, w, s: md.group_norm[b, h, m](
+        x * md.cast(md.iota[m], "f32"), eps=float("inf")
+    ),
+    "an eps of a batch that is a truth value": lambda x, t, w, s: md.batch_norm[b, h, m](
+        x * md.cast(md.iota[m], "f32"), eps=True
+    ),
     "a target that is a truth value": lambda x, t, w, s: md.cross_entropy[h](
         x, t, ignore_index=True
     ),

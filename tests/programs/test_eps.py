@@ -10,6 +10,9 @@ import torch
 from torch.nn import functional
 
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.named.prelude import prelude
+from meshdsl.ops.normalise import USUAL_EPS
+from meshdsl.syntax import ast
 from tests.compiling import compile_text, run_text
 
 EPS = 0.25
@@ -71,8 +74,25 @@ def test_the_fused_kernels_have_it() -> None:
     assert usual.named.body[0].attrs == plain.named.body[0].attrs  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("eps", ["-1.0", '"small"'])
-def test_what_is_refused(eps: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "code"),
+    {
+        "rms_norm[w](x, eps=-1.0)": "MD0213",
+        'rms_norm[w](x, eps="small")': "MD0213",
+        "batch_norm[batch, h, w](x, eps=-1.0)": "MD0213",
+        "group_norm[c, h, w](x, eps=-1e-5)": "MD0213",
+        'batch_norm[batch, h, w](x, eps="small")': "MD0254",
+        "batch_norm[batch, h, w](x, eps=1e400)": "MD0007",
+    }.items(),
+)
+def test_what_is_refused(call: str, code: str) -> None:
     with pytest.raises(DiagnosticError) as error:
-        compile_text(PROGRAM.replace("CALL", f"rms_norm[w](x, eps={eps})"), layout="whole")
-    assert [d.code for d in error.value.diagnostics] == ["MD0213"]
+        compile_text(PROGRAM.replace("CALL", call), layout="whole")
+    assert [d.code for d in error.value.diagnostics] == [code]
+
+
+def test_functions_and_operators_have_one_usual_eps() -> None:
+    for name in USUAL_EPS:
+        (param,) = (p for p in prelude().functions[name].params if p.name.text == "eps")
+        assert isinstance(param.default, ast.Number)
+        assert param.default.value == USUAL_EPS[name]
