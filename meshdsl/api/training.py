@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from meshdsl.report.views.parts import View
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
     from meshdsl.backends.train.evaluation import Evaluation
-    from meshdsl.backends.train.job import DataFiles
+    from meshdsl.backends.train.job import DataFiles, Job
     from meshdsl.backends.train.tokenized import Texts
     from meshdsl.pipeline import Compilation
 
@@ -165,20 +165,14 @@ def _texts(asked: Mapping[str, Any]) -> Texts:
     return Texts(asked["tokenizer"], asked["end_token"], asked["text_field"])
 
 
-def _train(
-    plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
-) -> Training:
+def _job(
+    plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path, out: str
+) -> Job:
+    """The training job, with its seed not yet chosen; it writes the parameters to `out`."""
     from meshdsl.backends.train.described import sources_of
     from meshdsl.backends.train.event_log import check_events
     from meshdsl.backends.train.job import Job
-    from meshdsl.backends.train.tokenized import tokenized
-    from meshdsl.backends.train.training_run import (
-        accumulate_dim,
-        check_together,
-        planned,
-        prepared,
-        train,
-    )
+    from meshdsl.backends.train.training_run import accumulate_dim, check_together
 
     files, held = _files(data, asked, folder), None
     if asked["eval_data"] is not None:
@@ -186,12 +180,13 @@ def _train(
     fraction = asked["eval_fraction"] if asked["eval_every"] and held is None else 0.0
     files = replace(files, held_out=held, fraction=fraction, order=asked["order"])
     files = replace(files, accumulate=accumulate_dim(made))
-    out, begin = str(folder / "params.npz"), None
-    if not asked["resume"]:
-        begin = _stored(plan.params, folder / "begin.npz")
-    job = Job(files, asked["steps"], eval_every=asked["eval_every"], params=begin, out=out)
-    job = replace(
-        job,
+    begin = None if asked["resume"] else _stored(plan.params, folder / "begin.npz")
+    job = Job(
+        files,
+        asked["steps"],
+        eval_every=asked["eval_every"],
+        params=begin,
+        out=out,
         tensorboard=asked["tensorboard"],
         checkpoint=asked["checkpoint"],
         described=sources_of(None, asked["tokenizer"]),
@@ -201,41 +196,64 @@ def _train(
     check_together(job)
     if job.tensorboard is not None:
         check_events(job.tensorboard, job.resume, asked["force"])
-    losses: list[float] = []
-    norms: list[float] = []
-    notes = Diagnostics()
-    loss = plan.loss
+    return job
 
-    chosen = planned(made, asked["engine"], evaluated=asked["eval_every"] > 0)
-    seed = asked["seed"]
+
+class _Heard:
+    """What a run has told: the losses and norms of its steps, and its notes."""
+
+    def __init__(self, loss: str, folder: Path, show: Callable[[Mapping[str, Any]], None]) -> None:
+        self.loss, self.folder, self.show = loss, str(folder), show
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.notes = Diagnostics()
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Keep what an event says, and show it."""
+        if event["kind"] == "step":
+            self.losses.append(float(event["values"][self.loss]))
+            if "grad_norm" in event["measured"]:
+                self.norms.append(float(event["measured"]["grad_norm"]))
+        elif event["kind"] == "note":
+            event = {**event, "text": _by_argument(event["text"], self.folder)}
+            parts = {"severity": event["severity"], "help": event["help"]}
+            self.notes.add(Diagnostic(event["code"], event["text"], **parts))
+        self.show(event)
+
+
+@contextmanager
+def _learning(plan: Plan, out: str) -> Iterator[None]:
+    """Afterwards the plan has the parameters written: of a run that fails, those so far."""
+    try:
+        yield
+    finally:
+        if os.path.exists(out):
+            with np.load(out) as learned:
+                plan.params = dict(learned)
+
+
+def _train(
+    plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
+) -> Training:
+    from meshdsl.backends.train.tokenized import tokenized
+    from meshdsl.backends.train.training_run import planned, prepared, train
+
+    out, engine, seed = str(folder / "params.npz"), asked["engine"], asked["seed"]
+    job, loss = _job(plan, made, data, asked, folder, out), plan.loss
+    chosen = planned(made, engine, evaluated=asked["eval_every"] > 0)
     job = prepared(chosen, job, None if seed is None else check_seed(seed))
-    title = headline(chosen.made, asked["engine"])
+    title = headline(chosen.made, engine)
     with (
         tokenized(job.data, _texts(asked)) as stored,
         progress(title, quiet=not asked["progress"], stderr=True) as show,
+        _learning(plan, out),
     ):
-
-        def tell(event: Mapping[str, Any]) -> None:
-            if event["kind"] == "step":
-                losses.append(float(event["values"][loss]))
-                if "grad_norm" in event["measured"]:
-                    norms.append(float(event["measured"]["grad_norm"]))
-            elif event["kind"] == "note":
-                event = {**event, "text": _by_argument(event["text"], str(folder))}
-                parts = {"severity": event["severity"], "help": event["help"]}
-                notes.add(Diagnostic(event["code"], event["text"], **parts))
-            show(event)
-
+        heard = _Heard(loss, folder, show)
         job = replace(job, data=stored)
-        try:
-            ending = train(chosen.emitted, asked["engine"], job, tell, made.source)
-        finally:  # data that were refused on the way have left the parameters so far
-            if os.path.exists(out):
-                with np.load(out) as learned:
-                    plan.params = dict(learned)
+        ending = train(chosen.emitted, engine, job, heard.hear, made.source)
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)
-    about = (ending.unit, ending.how, ending.checkpoint, tuple(notes))
-    return Training(tuple(losses), tuple(norms), *said, *about)
+    about = (ending.unit, ending.how, ending.checkpoint, tuple(heard.notes))
+    return Training(tuple(heard.losses), tuple(heard.norms), *said, *about)
 
 
 def _by_argument(message: str, folder: str) -> str:
