@@ -3,7 +3,11 @@
 `grouped_einsum(x, w, sizes -> [dims])` is `einsum` where rows lie group by group along a dim of x,
 and `sizes` says how many rows each group has (`jax.lax.ragged_dot`; `grouped_mm` of torch; Gale et
 al. 2022, MegaBlocks). Rows after those of the last group are padding: they are not multiplied, and
-are 0 in the result. `mask_padding` sets them to 0.
+are 0 in the result. `mask_padding` sets them to 0. A size below 0 counts as 0, and rows for which
+there is no room are cut off.
+
+`rows` is a promise for the counts of FLOPs and bytes, which no run checks: where blocks are split,
+no device has all sizes that it is about. Results do not depend on it.
 
 The dims have these roles. `row` is the dim of x that `sizes` and w lack, and the result has.
 `group` is the dim of `sizes` that x lacks: it chooses the matrix of w. Without one all rows before

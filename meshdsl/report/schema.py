@@ -90,8 +90,8 @@ class MovedFacts(_Way):
 class CollectiveFacts(MovedFacts):
     """An executed collective; the tensors of a bucket are in `parts`.
 
-    Where rows are sent by number, `wire_bytes` are the most that a device sends, `balanced_bytes`
-    what each sends where all groups have as many rows.
+    Where rows are sent by number, `wire_bytes` are the most that a device sends if there are no
+    more rows than `rows=` promises, `balanced_bytes` what each sends where all groups have as many.
     """
 
     kind: str

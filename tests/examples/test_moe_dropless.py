@@ -17,7 +17,7 @@ from meshdsl.device.ir import Compute
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.program import every
 from meshdsl.report.explanation import explain
-from tests.compiling import compile_text
+from tests.compiling import compile_text, run_text
 from tests.project import ROOT
 
 TEXT = (ROOT / "examples/moe_dropless.mdsl").read_text("utf-8")
@@ -238,3 +238,28 @@ def test_rows_without_room_are_an_error_when_the_program_runs() -> None:
     made = built("expert_parallel on four", text)
     with pytest.raises(LocalRunError, match="out of range for dim `rows`"):
         run_local(made.emitted.text, *given("one"), lines=made.emitted.places)
+
+
+CLIPPED = """
+dim g = 2, blk = 2, row = 4, k = 3, m = 2
+mesh two = { p: 2 }
+layout whole { }
+layout rows { row -> p }
+layout blocks { blk -> p }
+program q(x[blk, row, k], w[g, k, m], z[blk, g]: i32) {
+  return grouped_einsum(x, w, z, rows=2 -> [blk, row, m])
+}
+"""
+
+
+@pytest.mark.parametrize("layout", ["whole", "rows", "blocks"])
+def test_sizes_are_clipped_and_more_rows_than_promised_are_computed(layout: str) -> None:
+    """As the page says; the figures alone go by `rows=`."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 3, 2))
+    sizes = np.array([[-3, 2], [3, 5]], np.int32)
+    expected = np.zeros((2, 4, 2))
+    expected[0, :2] = x[0, :2] @ w[1]
+    expected[1, :3], expected[1, 3] = x[1, :3] @ w[0], x[1, 3] @ w[1]
+    found = run_text(CLIPPED, {"x": x, "w": w, "z": sizes}, layout=layout, dtype="f64")
+    np.testing.assert_allclose(found["out0"], expected, rtol=1e-12)
