@@ -35,8 +35,9 @@ def find(name: str) -> OpDef:
         message = f"`{name}` is a function of the library, made of operators, which have the rows"
         help = f"`explain --print-after named` prints what a call is: `{form(library()[name])}`"
         fail("MD0605", message, help=help)
+    broken: tuple[Diagnostic, ...] = ()
     try:
-        of_package, broken = operator_called(name), ()
+        of_package = operator_called(name)
     except DiagnosticError as error:
         of_package, broken = None, error.diagnostics
     if of_package is not None:
