@@ -449,8 +449,10 @@ def _integer_help(number: int | float) -> str:
     """The way out where a float meets integers; it may be the quotient of two."""
     how, help = how_of(number), "cast the tensor: `cast(x, f32)`"
     is_quotient = how is not None and how.operator == "div"
-    if is_quotient or float(number).is_integer():
+    if is_quotient:
         help += "; or write an integer: `/` makes a float of two, `//` rounds down"
+    elif float(number).is_integer():
+        help += f"; or write an integer, `{int(number)}`"
     return help
 
 

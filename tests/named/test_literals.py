@@ -52,7 +52,8 @@ def test_integers_are_computed_exactly() -> None:
         ("i / i", "MD0203", "`//` rounds down; or convert both"),
         ("i * (b / 2)", "MD0257", "`/` makes a float of two, `//` rounds down"),
         ("i * (b / k)", "MD0257", "`/` makes a float of two, `//` rounds down"),
-        ("i + 4 / 2", "MD0257", "`/` makes a float of two, `//` rounds down"),
+        ("i + 4 / 2", "MD0257", "or write an integer, `2`"),
+        ("i * 3.0", "MD0257", "cast(x, f32)`; or write an integer, `3`"),
         ("i + sum[b](where(z, 1.5, 0))", "MD0201", "cast(x, i32)"),
     ],
 )
