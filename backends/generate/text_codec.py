@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import re
 from collections.abc import Callable, Sequence
 
 from meshdsl.backends.data.tokenizer import Tokenizer, load_tokenizer
@@ -17,7 +18,9 @@ what is left of a character that was begun."""
 
 @dataclass(frozen=True, slots=True)
 class TextCodec:
-    """The tokens of a text: `bytes`, `chars` or those of a `tokenizer`; `numbers`: they are none.
+    """The tokens of a text: `bytes`, `chars`, those of a `tokenizer`, or the `numbers` in it.
+
+    Of `none` there is no text, only tokens.
 
     `source` has the characters in the order of their tokens, or is the path of the tokenizer.
     """
@@ -27,7 +30,7 @@ class TextCodec:
 
     def known(self, words: int) -> int:
         """How many of the program's `words` tokens there are."""
-        sizes = {"bytes": 256, "chars": len(self.source), "numbers": words}
+        sizes = {"bytes": 256, "chars": len(self.source), "numbers": words, "none": words}
         size = self._tokenizer.size if self.kind == "tokenizer" else sizes[self.kind]
         return min(words, size)
 
@@ -42,9 +45,11 @@ class TextCodec:
 
     def tokens(self, text: str, what: str = "the prompt") -> tuple[int, ...]:
         """The tokens of a text. Raises MD0626 for characters without one."""
-        if self.kind == "numbers":
+        if self.kind == "none":
             help = "write the numbers of its tokens, or say how text is read: `tokens='bytes'`"
             fail("MD0626", f"{what} is text, and nothing says which tokens it has", help=help)
+        if self.kind == "numbers":
+            return _numbers_of(text, what)
         if self.kind == "tokenizer":
             return tuple(self._tokenizer.encode(text))
         if self.kind == "bytes":
@@ -68,8 +73,10 @@ class TextCodec:
 
     def decoder(self) -> Decode:
         """What yields the text of the tokens of one text."""
-        if self.kind == "numbers":
+        if self.kind == "none":
             return lambda token: ""
+        if self.kind == "numbers":
+            return _Numbers()
         if self.kind == "tokenizer":
             return _Decoder(self._tokenizer)
         if self.kind == "chars":
@@ -91,6 +98,27 @@ def _bytes_of(text: str, what: str) -> tuple[int, ...]:
     except UnicodeEncodeError as error:
         message = f"{what} has half of a character, {text[error.start]!r}"
         fail("MD0626", message, help="give the whole character, or the bytes as numbers")
+
+
+def _numbers_of(text: str, what: str) -> tuple[int, ...]:
+    words = text.split()
+    for word in words:
+        if re.fullmatch(r"[0-9]{1,18}", word) is None:
+            help = "write the numbers of its tokens with spaces between them, as in '5 6 7'"
+            fail("MD0626", f"{word!r} of {what} is not the number of a token", help=help)
+    return tuple(int(word) for word in words)
+
+
+class _Numbers:
+    """The numbers of tokens, with spaces between them."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+
+    def __call__(self, token: int | None) -> str:
+        space = "" if self._is_first else " "
+        self._is_first = False
+        return "" if token is None else f"{space}{token}"
 
 
 class _Decoder:

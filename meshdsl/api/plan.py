@@ -478,10 +478,10 @@ class Plan(Looks):
     ) -> Generation:
         """Continue prompts, each a text or its tokens, with a program of one token.
 
-        Text is read by a `tokenizer.json`, or by `tokens`: "bytes", or the characters in the order
-        of their numbers. `prefill` is the program that reads prompts at once: its name, a plan of
-        it, or "none". The other arguments are those of `meshdsl generate`; see
-        docs/howto/generate.md.
+        Text is read by a `tokenizer.json`, or by `tokens`: "bytes", "numbers" with spaces between
+        them, or the characters in the order of their numbers. `prefill` is the program that reads
+        prompts at once: its name, a plan of it, or "none". The other arguments are those of
+        `meshdsl generate`; see docs/howto/generate.md.
 
         Raises:
             ProgramError: the program does not give the next token (MD0624), a prompt that it has

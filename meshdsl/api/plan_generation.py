@@ -127,10 +127,10 @@ def codec_of(tokens: str | None, tokenizer: Any) -> TextCodec:
             help = "name the file `tokenizer.json`, or the folder it lies in"
             fail("MD0583", f"{kind_of(tokenizer)} is no path of a tokenizer", help=help)
         return TextCodec("tokenizer", os.fspath(tokenizer))
-    if tokens in (None, "bytes"):
-        return TextCodec("numbers" if tokens is None else "bytes")
+    if tokens in (None, "bytes", "numbers"):
+        return TextCodec(tokens or "none")
     if not isinstance(tokens, str) or not tokens or len({*tokens}) < len(tokens):
-        help = "give 'bytes', or each character once, in the order of their tokens"
+        help = "give 'bytes', 'numbers', or each character once, in the order of their tokens"
         fail("MD0627", f"{tokens!r} says of no text which tokens it has", help=help)
     return TextCodec("chars", tokens)
 

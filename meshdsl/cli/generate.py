@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.generate.task import TextPiece
     from meshdsl.backends.generate.text_codec import TextCodec
 
-TOKENS = ("bytes", "chars")
+TOKENS = ("bytes", "chars", "numbers")
 
 
 @option
@@ -54,7 +54,7 @@ class Generate(PlacingOptions, AsData):
         "--end-token", "T", "What ends a text: a token by number or text; none."
     )
     stop: list[str] = opt("--stop", "TEXT", "End a text before this; repeat it for more.")
-    tokens: str | None = opt("--tokens", "T", "bytes or chars (as in training).")
+    tokens: str | None = opt("--tokens", "T", "bytes, chars or numbers (as in training).")
     tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json (that of a model's folder).")
     prefill: str | None = which_program(
         "The program that reads prompts at once, or none.", "--prefill"
@@ -193,12 +193,17 @@ def _codec(given: Generate) -> TextCodec:
     if os.path.isdir(given.params) and not is_model(given.params):
         meta = checkpoint_at(given.params).meta
     characters, folder = meta.get("vocabulary"), description(given.params)
-    is_text = given.tokens is not None or characters is not None or meta.get("tokens") == "bytes"
-    if not is_text and os.path.isfile(os.path.join(folder, TOKENIZER)):
+    kind = given.tokens or ("chars" if characters is not None else meta.get("tokens"))
+    if kind not in TOKENS and os.path.isfile(os.path.join(folder, TOKENIZER)):
         return TextCodec("tokenizer", folder)
-    if given.tokens == "chars" and characters is None:
+    if kind is None and os.path.exists(given.params):  # else it is told that nothing is there
+        help = (
+            "state it: `--tokenizer F`, `--tokens bytes`, or `--tokens numbers` for prompts '5 6 7'"
+        )
+        fail("MD0626", f"nothing in {given.params} says which tokens a text has", help=help)
+    if kind == "chars" and characters is None:
         message = f"{given.params} does not say which characters it was trained on"
         fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")
-    if given.tokens == "bytes" or characters is None:
-        return TextCodec("bytes")
-    return TextCodec("chars", characters)
+    if kind == "chars":
+        return TextCodec("chars", characters)
+    return TextCodec("bytes" if kind in ("bytes", None) else "numbers")

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+import meshdsl as md
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.runtime.array_files import write_npz
 from meshdsl.cli.app import app
@@ -180,6 +181,29 @@ def test_a_folder_of_a_model_has_its_tokenizer(cli: Cli) -> None:
     assert found["tokens"] == wanted["tokens"]
 
 
+def test_a_model_of_tokens_that_nobody_wrote_as_text(cli: Cli) -> None:
+    """Trained on a file of numbers, it continues numbers; what says nothing is refused."""
+    write(LM, "lm.mdsl")
+    (np.arange(400) ** 2 % 61).astype("uint16").tofile("t.bin")
+    train = ["train", "lm.mdsl", *SET, "--data", "t.bin", "--tokens", "uint16", "--steps", "1"]
+    assert cli(*train, "--checkpoint", "kept", "--out", "kept.npz", *QUICK).code == 0
+    step = ["generate", "lm.mdsl", *SET, "--steps", "3"]
+    (one,) = texts(cli(*step, "--params", "kept", "--prompt", "5  6 70", "--json"))
+    shown = " ".join(str(n) for n in (5, 6, 70, *one["tokens"]))
+    assert (one["prompt"], one["text"]) == ("5 6 70", shown)
+    done = cli(*step, "--params", "kept.npz", "--prompt", "5 6 70")
+    assert done.codes == ["error[MD0626]"]
+    assert "--tokens numbers" in done.err
+    numbers = ["--tokens", "numbers", "--params", "kept.npz"]
+    assert cli(*step, *numbers, "--prompt", "5 6 70").out == f"{shown}\n"
+    done = cli(*step, *numbers, "--prompt", "5 six")
+    assert done.codes == ["error[MD0626]"]
+    assert "'six'" in done.err
+    model = md.load("lm.mdsl", program="lm_step", dims=SIZES).compile()
+    model.params = dict(np.load("kept.npz"))
+    assert model.generate("5 6 70", 3, tokens="numbers").texts[0].text == shown[len("5 6 70") :]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -213,6 +237,7 @@ def test_what_cannot_be_generated(cli: Cli, arguments: list[str], code: str) -> 
     types = {str(p.value.name): p.value.type for p in named(LM, set_dims=SIZES).params}
     write_npz("kept.npz", {n: np.zeros(t.shape, np.float32) for n, t in types.items()})
     given = dict(zip(STEP[-4::2], STEP[-3::2], strict=True)) | {"--params": "kept.npz"}
+    given |= {} if "--tokenizer" in arguments else {"--tokens": "bytes"}
     given |= dict(zip(arguments[::2], arguments[1::2], strict=True))
     done = cli("generate", "lm.mdsl", *SET, *(word for pair in given.items() for word in pair))
     assert done.codes == [code], done.err
@@ -244,7 +269,7 @@ program places(t[]: i32, pos[c]: i32) {
 }
 """
     np.savez("p.npz", e=np.zeros(9))
-    done = cli("generate", write(text), "--params", "p.npz", "--prompt", "x")
+    done = cli("generate", write(text), "--params", "p.npz", "--prompt", "x", "--tokens", "bytes")
     assert done.codes == ["error[MD0624]"]
     for name in ("none", "single", "wide", "places"):
         assert f"`{name}`: " in done.err

@@ -32,7 +32,7 @@ SIZES = {
     **{"batch": 4, "seq": 12, "model": 8, "hidden": 8, "heads": 2, "key": 4},
     **{"layers": 2, "vocab": 11},
 }
-NUMBERS = TextCodec("numbers")
+NUMBERS = TextCodec("none")
 
 
 def params(**sizes: int) -> dict[str, Array]:
