@@ -16,16 +16,18 @@ import meshdsl as md
 
 
 def asked(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """The parsed command line."""
     parser = argparse.ArgumentParser(description="Train a program of tokens under torchrun.")
     parser.add_argument("program", help="a .mdsl file whose program takes tokens and targets")
     parser.add_argument("data", help="a flat file of tokens")
-    parser.add_argument("--dtype", default="uint16", help="that of the tokens (uint16)")
-    parser.add_argument("--mesh", required=True, help="data:4,tp:8")
-    parser.add_argument("--layout", help="the file's first")
+    parser.add_argument("--dtype", default="uint16", help="dtype of the tokens (uint16)")
+    parser.add_argument("--mesh", required=True, help="axes and sizes, such as data:4,tp:8")
+    parser.add_argument("--layout", help="a layout of the file (the first)")
     parser.add_argument("--batch", type=int, default=16, help="sequences in a step (16)")
     parser.add_argument("--seq", type=int, default=64, help="tokens in a sequence (64)")
-    parser.add_argument("--set", nargs="*", default=[], metavar="DIM=N", help="or a file of sizes")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="DIM=N", help="sizes of dims, or a file of sizes"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--out", help="a folder for the trained parameters")
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     data = np.memmap(given.data, given.dtype, mode="r")
     losses = list[float]()
     for step in range(given.steps):
-        # Every process draws the same windows, and takes the part that it holds.
+        # Every process draws the same windows, and keeps its own part.
         starts = np.random.default_rng(step).integers(0, len(data) - given.seq, given.batch)
         windows = np.stack([data[start : start + given.seq + 1] for start in starts]).astype(
             np.int32

@@ -141,8 +141,10 @@ def _refuse(program: DeviceProgram, error: AssertionError | SyntaxError) -> NoRe
     if not written:
         raise error
     said = " ".join(str(error).split())
-    message = f"the program is no legal text with {', '.join(f'`{n}`' for n in written)}: {said}"
-    help = "their torch text may read operands, `torch` and modules among their `imports`"
+    message = (
+        f"the emitted program is not valid with {', '.join(f'`{n}`' for n in written)}: {said}"
+    )
+    help = "their torch text may use only operands, `torch` and modules among their `imports`"
     fail("MD0164", message, help=help)
 
 

@@ -100,7 +100,7 @@ def check_events(folder: str, resume: bool, force: bool) -> None:
     path = Path(folder)
     is_there = os.path.isdir(path)  # False for a name that the system does not look up
     if os.path.lexists(path) and not is_there:
-        fail("MD0502", f"{path} is no folder", help="name a folder: `--tensorboard runs/first`")
+        fail("MD0502", f"{path} is not a folder", help="name a folder: `--tensorboard runs/first`")
     _package()
     if not is_there:
         return
@@ -108,5 +108,5 @@ def check_events(folder: str, resume: bool, force: bool) -> None:
         help = "choose another folder, or change its permissions"
         fail("MD0502", f"the folder {path} cannot be written to", help=help)
     if event_files(folder) and not resume and not force:
-        help = "name another folder for this run; `--force` replaces them, `--resume` adds to them"
+        help = "name another folder, or replace them with `--force`; `--resume` adds to them"
         fail("MD0503", f"{path} has event files of another run", help=help)

@@ -43,9 +43,14 @@ def assigning(made: Compilation, name: str) -> Compilation:
     compilation = on_one_device(made, name)
     program = compilation.named
     if is_trained(programs[name]):
-        fail("MD0628", f"`{name}` trains: it assigns nothing alone", program.span, help=FORM)
+        fail(
+            "MD0628",
+            f"`{name}` trains, and `--apply` only assigns parameters",
+            program.span,
+            help=FORM,
+        )
     if program.inputs:
-        message = f"`{name}` has inputs, and there are none to apply it to"
+        message = f"`{name}` has inputs, and `--apply` has no values for them"
         fail("MD0628", message, program.span, help=FORM)
     types = {str(p.value.name): p.value.type for p in made.named.params}
     if not program.updates:
@@ -82,8 +87,8 @@ class ExportedTensors(Mapping[str, "torch.Tensor"]):
         missing = [name for name in self.specs if name not in self.arrays]
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing)
-            help = "name a checkpoint, which has them, or write a model with `--as`"
-            fail("MD0628", f"{path} has no values of {listed}", help=help)
+            help = "name a checkpoint, which has them, or write a model with `--as NAME`"
+            fail("MD0628", f"{path} has no values for {listed}", help=help)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         import torch

@@ -80,7 +80,7 @@ def use(package: str | ModuleType) -> Operators:
         return Operators(load(package, span))
     if not isinstance(package, ModuleType):
         help = 'give a name, `md.use("kernels")`, or an imported module'
-        fail("MD0815", f"{kind_of(package)} is no package of operators", span, help=help)
+        fail("MD0815", f"{kind_of(package)} is not a package of operators", span, help=help)
     return Operators(_of_module(package, span))
 
 
@@ -91,6 +91,11 @@ def _of_module(module: ModuleType, span: Span) -> OperatorPackage:
         return load(homes[module.__name__], span)
     name = module.__name__.rpartition(".")[2]
     if not is_name(name):
-        message = f"`use {name}` cannot be written: it is no name of the language"
-        fail("MD0163", message, span, help="give the module another name")
+        message = f"`use {name}` cannot be written: `{name}` is not a valid name"
+        fail(
+            "MD0163",
+            message,
+            span,
+            help="rename the module: letters, digits and `_`, and no reserved word",
+        )
     return LOADED.get(name) or add(name, module.__name__, module, span)

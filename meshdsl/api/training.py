@@ -132,7 +132,9 @@ def _check_arguments(asked: Mapping[str, Any]) -> None:
     for name in ("end_token", "characters", "tensorboard"):
         value = asked.get(name)
         if not isinstance(value, str | None):
-            fail("MD0604", f"`{name}={value!r}`: a text is needed", help=f"`{name}={str(value)!r}`")
+            fail(
+                "MD0604", f"`{name}={value!r}`: a string is needed", help=f"`{name}={str(value)!r}`"
+            )
 
 
 @contextmanager

@@ -245,8 +245,8 @@ def check_params_output(out: Path, weights: str | None, force: bool) -> None:
         check_model(str(out), force)
         return
     if out.suffix not in WRITTEN:
-        help = f"--out {with_suffix(out, '.npz', 'params')}; a model has `--as NAME`"
-        fail("MD0602", f"`--out {out}`: written are .npz and .safetensors", help=help)
+        help = f"write `--out {with_suffix(out, '.npz', 'params')}`, or `--as NAME` for a model"
+        fail("MD0602", f"`--out {out}`: parameters are written as .npz or .safetensors", help=help)
     check_output(out, force)
 
 

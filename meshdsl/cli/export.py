@@ -14,17 +14,17 @@ from meshdsl.pipeline import Compilation, Options
 class Export(Sizes, Force):
     """Options of `export`."""
 
-    params: str = opt("--params", "F", "A file, a checkpoint's or a model's folder.", ...)
-    out: Path = opt("--out", "F", "Write the parameters, whole.", ...)
+    params: str = opt("--params", "F", "A file, or the folder of a checkpoint or model.", ...)
+    out: Path = opt("--out", "F", "Where to write the parameters.", ...)
     weights: str | None = weights("The `weights` block of models; `hf:bf16` writes bf16.")
-    program: str | None = which_program("Whose parameters (those of the one that trains).")
+    program: str | None = which_program("The program with the parameters (the one that trains).")
     applied: str | None = which_program(
-        "First assign what this program does, which has no inputs.", "--apply"
+        "First run the `:=` of this program without inputs.", "--apply"
     )
 
 
 def command(file: File, given: Export) -> None:
-    """Write parameters in another form: one file, or a model that other programs load."""
+    """Export parameters to one file, or to a model that other programs load."""
     with common.reporting() as diagnostics:
         common.check_params_output(given.out, given.weights, given.force)
         given_sizes = sizes(given.settings or [])

@@ -85,7 +85,7 @@ def flag(name: str, help: str) -> Any:
 
 def settings() -> Any:
     """The option of other sizes for dims."""
-    help = "Other sizes for dims; FILE.mdsl: those that it declares."
+    help = "Other sizes for dims; FILE.mdsl: all that it declares."
     return opt("--set", "DIM=N …", help, completed=complete.sizes, show_default=False)
 
 

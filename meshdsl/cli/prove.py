@@ -20,13 +20,13 @@ def command(
         str,
         typer.Argument(
             metavar="PACKAGE",
-            help="The name of its entry point, as after `use`.",
+            help="The name after `use`, which its entry point gives it.",
             autocompletion=complete.packages,
         ),
     ],
     given: ProveOptions,
 ) -> None:
-    """Prove the operators of a package on small samples."""
+    """Check the operators of a package on small samples."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.named.packages import load
 

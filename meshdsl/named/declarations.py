@@ -184,7 +184,7 @@ def _of(entries: dict[str, ast.NamedDeclaration], type_: type[T]) -> dict[str, T
 def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
     return Diagnostic(
         "MD0104",
-        f"`use {name.text}` stands twice"
+        f"`use {name.text}` is written twice"
         if kind == "use"
         else f"{kind} `{name.text}` is declared twice",
         name.span,

@@ -117,8 +117,9 @@ def add(name: str, home: str, found: object, span: Span | None = None) -> Operat
     """Make the records `found`, or those of a module, the package `name`. Raises MD0162, MD0163."""
     records = getattr(found, ATTRIBUTE, None) if isinstance(found, ModuleType) else found
     if not isinstance(records, Iterable) or isinstance(records, str | Mapping):
-        what = "has no" if records is None else f"has {type(records).__name__} as its"
-        message = f"the package `{name}` ({home}) {what} records of operators"
+        what = "lists no operators" if records is None else f"has {type(records).__name__}, not a"
+        what += "" if records is None else " tuple of operators"
+        message = f"the package `{name}` ({home}) {what}"
         help = f"write `{ATTRIBUTE} = (kit.OpDef(…), …)` in it; {GUIDE}"
         fail("MD0163", message, span, help=help)
     operators: dict[str, OpDef] = {}
@@ -174,9 +175,10 @@ def _imported(name: str, home: str, span: Span | None) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except (Exception, SystemExit) as error:
-        module = home.partition(":")[0]
+        module, _, attribute = home.partition(":")
+        read = f"{module}; {module}.{attribute}" if attribute else module
         message = f"the package `{name}` cannot be imported from `{home}`: {error_text(error)}"
-        help = f'mend it; `python -c "import {module}"` shows where this was raised'
+        help = f'correct it; `python -c "import {read}"` shows where it fails'
         raise DiagnosticError(Diagnostic("MD0161", message, span, help=help)) from error
 
 
@@ -196,30 +198,30 @@ def _checked(record: object, package: str, span: Span | None) -> OpDef:
         fail("MD0163", message, span, help=f"list what `kit.OpDef(…)` makes; {GUIDE}")
     refuse = partial(_lacks, record, package, span)
     if not isinstance(record.name, str) or not is_name(record.name):
-        refuse("a name of the language", "letters, digits and `_`, and no word of the language")
+        refuse("a valid name", "letters, digits and `_`, and no reserved word")
     if not isinstance(record.surface, Surface):
-        refuse("a `surface`", 'how it is called: `kit.Surface("none", (1, 1))`')
+        refuse("a `surface`", 'say how it is called: `surface=kit.Surface("none", (1, 1))`')
     for field, words in PARTS.items():
         part = getattr(record, field)
         if not callable(part) and not (part is None and field in OPTIONAL):
-            refuse(f"a function as its {words}", f"`{field}=` takes a function")
+            refuse(f"a function for its {words}", f"give `{field}=` a function")
     are_samples = isinstance(record.samples, tuple) and all(
         isinstance(s, Sample) and len(s.values) == len(s.ins) for s in record.samples
     )
     if not record.samples or not are_samples:
-        refuse("samples", 'small calls that it is proved on: `kit.samples("b h", "()")`')
+        refuse("samples", 'add small calls that `prove` makes: `samples=kit.samples("b h", "()")`')
     if record.composite:
-        message = f"the record of `{record.name}` (package `{package}`) says that it is composite"
-        help = "leave `composite` out: definitions in the language stand in its own prelude alone"
+        message = f"the record of `{record.name}` (package `{package}`) sets `composite`"
+        help = "remove `composite`: only operators of the language can be defined in the language"
         fail("MD0163", message, span, help=help)
     modules = record.imports
     if not isinstance(modules, tuple) or not all(map(_is_module_name, modules)):
-        refuse("names of modules as its `imports`", '`imports=("my_package.kernel",)`')
+        refuse("module names as its `imports`", 'write `imports=("my_package.kernel",)`')
     return record
 
 
 def _is_module_name(text: object) -> bool:
-    """Whether it can stand behind `import` in an emitted program."""
+    """Whether `import` in an emitted program takes it."""
     return (
         isinstance(text, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text) is not None
     )
@@ -227,7 +229,7 @@ def _is_module_name(text: object) -> bool:
 
 def _lacks(record: OpDef, package: str, span: Span | None, part: str, help: str) -> NoReturn:
     name = f"`{record.name}`" if isinstance(record.name, str) else "an operator"
-    message = f"the record of {name} (package `{package}`) has not {part}"
+    message = f"the record of {name} (package `{package}`) needs {part}"
     fail("MD0163", message, span, help=f"{help}; {GUIDE}")
 
 
@@ -242,8 +244,8 @@ def _check_name(name: str, package: str, before: set[str], span: Span | None) ->
         taken = "by the language"
     else:
         return
-    message = f"the name of the operator `{name}` (package `{package}`) is taken {taken}"
-    fail("MD0162", message, span, help=f"call it otherwise, such as `{package}_{name}`")
+    message = f"the operator name `{name}` (package `{package}`) is already used {taken}"
+    fail("MD0162", message, span, help=f"rename it, for example to `{package}_{name}`")
 
 
 # --- guards ----------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def _infer_with_options(
         option = attrs.get(name, default)
         if takes_numbers and not isinstance(option, int | float):
             shown = f'"{option}"' if isinstance(option, str) else str(option)
-            message = f"`{name}` of `{record.name}` is a number, and this is {shown}"
+            message = f"`{name}` of `{record.name}` must be a number, not {shown}"
             raise OpError("MD0213", message, f"write a number: `{name}={default}`")
     types: Types = infer(ins, attrs)
     return types

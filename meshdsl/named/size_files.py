@@ -35,7 +35,7 @@ def read_size_file(path: str | Path) -> SetSizes:
     diagnostics.raise_errors()
     for node in tree.declarations:
         if not isinstance(node, ast.DimDecl):
-            message = "a file of sizes has `dim` declarations alone"
+            message = "a file of sizes may contain only `dim` declarations"
             help = "remove the others, or name another file: `--set sizes.mdsl`"
             fail("MD0601", message, node.span, help=help)
     declared = declare(tree, diagnostics)

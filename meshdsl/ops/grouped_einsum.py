@@ -137,23 +137,25 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
 def _need_sizes(said: str, sizes: kit.TensorType, x: kit.TensorType) -> None:
     """The sizes are integers, of one dim of groups at most."""
     if sizes.dtype.kind != "int":
-        message = f"the sizes of `{said}` are integers, and these are {sizes}"
+        message = f"the sizes of `{said}` must be integers, not {sizes}"
         raise kit.OpError("MD0202", message, "convert them: `cast(sizes, i32)`")
     groups = [n for n in sizes.names if not x.has(n)]
     if len(groups) > 1:
         message = f"the sizes of `{said}` have {kit.listed(groups)}, which {x} lacks"
-        raise kit.OpError("MD0207", message, "one dim counts the groups: merge them")
+        names = ", ".join(groups)
+        help = f"only one dim counts the groups: merge them, `sizes[({names}) -> groups]`"
+        raise kit.OpError("MD0207", message, help)
 
 
 def _need_row(x: kit.TensorType, w: kit.TensorType, sizes: kit.TensorType, out: kit.Names) -> None:
     """Exactly one dim of x has the rows of the groups."""
     rows = [n for n in x.names if n in out and not w.has(n) and not sizes.has(n)]
     if len(rows) != 1:
-        which = f"any of {kit.listed(rows)}" if rows else f"no dim of {x}"
-        message = f"the rows of `{_NAME}` may lie along {which}"
+        which = f"{kit.listed(rows)} could each be" if rows else f"no dim of {x} can be"
+        message = f"{which} the dim of the rows of `{_NAME}`"
         help = (
-            "rows lie along the one dim that x and the result have, and neither w nor the sizes: "
-            "the sizes have every other dim that x and the result share"
+            "exactly one dim that x and the result share must be absent from w and the sizes; "
+            "give the sizes every other dim that x and the result share"
         )
         raise kit.OpError("MD0207", message, help)
 
@@ -162,9 +164,9 @@ def _misfit(
     roles: _Roles, w: kit.TensorType, missing: list[str], surplus: list[str]
 ) -> tuple[str, str]:
     """What is wrong with the dims of a call, and what they should be."""
-    help = f"it yields {kit.listed([n for group in roles.out for n in group])}"
+    help = f"its result may have {kit.listed([n for group in roles.out for n in group])}"
     if surplus:
-        return f"`{_NAME}` should yield {kit.listed(surplus)}, which it cannot", help
+        return f"the result of `{_NAME}` cannot have {kit.listed(surplus)}", help
     if missing:
         return f"`{_NAME}` cannot sum over {kit.listed(missing)}", help
     return (
@@ -182,7 +184,7 @@ def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     of = math.prod(x.size(n) for n in (*roles.blocks, roles.row))
     rows = attrs["rows"] or of
     if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows <= of:
-        message = f"`rows` of `{_NAME}` is {rows}: there are {of} positions"
+        message = f"`rows` of `{_NAME}` is {rows}, and there are {of} positions"
         raise kit.OpError("MD0213", message, f"write a number from 1 to {of}, or leave it out")
     return {**attrs, "rows": rows, "of": of}
 
@@ -363,8 +365,10 @@ def _mask_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     kit.merged_dims("mask_padding", *ins)
     _need_sizes("mask_padding", sizes, x)
     if sizes.has(attrs["dim"].name):
-        message = f"the sizes of `mask_padding` have the dim `{attrs['dim']}`, along which rows lie"
-        raise kit.OpError("MD0207", message, "sizes count the rows along it: they lack this dim")
+        message = f"the sizes of `mask_padding` cannot have `{attrs['dim']}`, the dim of the rows"
+        raise kit.OpError(
+            "MD0207", message, f"give one count of rows along `{attrs['dim']}` for each group"
+        )
     return (x,)
 
 

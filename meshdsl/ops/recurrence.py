@@ -16,7 +16,7 @@ _SERIAL = 16  # of backends/runtime/recurrence.py: so many steps are done one by
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     dim, said = attrs["dim"], "linear_recurrence"
     if attrs["reverse"] not in (0, 1):
-        message = f"`reverse` of `{said}` is 0 or 1, not {attrs['reverse']}"
+        message = f"`reverse` of `{said}` must be 0 or 1, not {attrs['reverse']}"
         raise kit.OpError("MD0213", message, "write `reverse=1`, or leave it out")
     kit.need_kind(said, "float", *ins)
     dtype = kit.need_one_dtype(said, *ins)
@@ -24,7 +24,8 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     kit.need_dims(said, kit.TensorType(kit.merged_dims(said, b, a), dtype), (dim,))
     if initial and initial[0].has(dim.name):
         message = (
-            f"the initial state of `{said}` is {initial[0]}: it has `{dim}`, along which it runs"
+            f"the initial state of `{said}` cannot have `{dim}`, along which it runs, and is "
+            f"{initial[0]}"
         )
         raise kit.OpError("MD0214", message, f"give one state: `h0[{dim} = 0]`")
     return (kit.TensorType(kit.merged_dims(said, b, a, *initial), dtype),)

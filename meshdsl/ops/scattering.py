@@ -37,7 +37,7 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     kit.need_kind("scatter_add", "number", x)
     indexing.need_indices("scatter_add", ids, dim)
     if x.has(dim.name):
-        message = f"`scatter_add` makes the dim `{dim}`, and {x} has it already"
+        message = f"`scatter_add` adds the dim `{dim}`, which {x} already has"
         raise kit.OpError("MD0205", message, f"rename it first: `x[{dim} -> other]`")
     kit.need_distinct("scatter_add", dims)
     every = kit.merged_dims("scatter_add", x, ids)
@@ -49,8 +49,8 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         raise kit.OpError("MD0204", message, f"write `-> [{', '.join(result_dims)}]`")
     gone = [d.name for d in x.dims if d not in dims and not ids.has(d.name)]
     if gone:
-        message = f"`scatter_add` sums positions, and the indices lack {kit.listed(gone)}"
-        raise kit.OpError("MD0204", message, f"sum before: `sum[{', '.join(gone)}](x)`")
+        message = f"`scatter_add` sums only over dims of the indices, which lack {kit.listed(gone)}"
+        raise kit.OpError("MD0204", message, f"sum first: `sum[{', '.join(gone)}](x)`")
     return (kit.TensorType(dims, x.dtype),)
 
 

@@ -214,7 +214,7 @@ def on_blocks(
                 at = type_.index(out.dim)
                 sizes = [call.extents[out.dim] for call, _ in pieces]
                 shapes = [a.shape[at] for a in outs]
-                said = "" if shapes == sizes else f"blocks of {shapes} for {sizes}"
+                said = "" if shapes == sizes else f"blocks of {shapes} instead of {sizes}"
             if not said:
                 got = join(outs, out, type_)
                 tolerance = {"numpy": 1e-9, "torch": 1e-4}[which]  # f32 rounds

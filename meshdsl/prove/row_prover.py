@@ -119,9 +119,9 @@ def counterexample(opdef: OpDef, sig: Signature, sample: Sample, row: Row) -> st
             for type_, out, wanted, blocks in zip(sig.outs, row.outs, expected, parts, strict=True):
                 said = difference(join(blocks, out, type_), wanted, 1e-9, type_.names)
                 if said:
-                    return f"on {RANKS} devices the results make {said}"
+                    return f"on {RANKS} devices the results are {said}"
                 if not _holds(type_, out, wanted, blocks):
-                    return f"on {RANKS} devices the results differ, and are to be copies"
+                    return f"on {RANKS} devices the results differ, and should be copies"
     return "no draw shows it again"
 
 

@@ -80,7 +80,7 @@ def on_parts(opdef: OpDef, sample: Sample, row: Row) -> Cases:
         local = type_.resized(extents) if isinstance(out, Split) else type_
         shapes = [tuple(x.shape) for x in blocks]
         if any(shape != local.shape for shape in shapes):
-            yield _problem(sig, f"the shapes {shapes} for {local.shape}", how)
+            yield _problem(sig, f"the shapes {shapes} instead of {local.shape}", how)
             continue
         joined = to_torch(join(list(map(to_numpy, blocks)), out, type_), type_)
         yield _problem(sig, unlike(joined, expected[i], type_), how)

@@ -155,7 +155,7 @@ def unlike(found: torch.Tensor, expected: np.ndarray, type_: TensorType) -> str:
     Values are equal up to the rounding of the dtype.
     """
     if found.dtype != TORCH[type_.dtype.name]:
-        return f"the dtype {found.dtype} for {type_.dtype}"
+        return f"the dtype {found.dtype} instead of {type_.dtype}"
     tolerance = TOLERANCE.get(type_.dtype.name, 0)
     got = found.detach().to(torch.float64).numpy()
     return difference(got, expected, tolerance, type_.names)

@@ -78,21 +78,21 @@ _MESSAGES = {
     "MD0164": "the {part} of `{name}` fails: {said}",
     "MD0170": "the shape rule of `{name}` is wrong: {said}",
     "MD0171": "a placement that the factors of `{name}` declare does not hold: {said}",
-    "MD0172": "a placement of `{name}` holds and is not declared",
+    "MD0172": "the factors of `{name}` lack a placement that is right",
     "MD0173": "the torch text of `{name}` differs from its numpy meaning: {said}",
     "MD0174": "the gradient of `{name}` is wrong: {said}",
-    "MD0175": "the torch text of `{name}` leaves memory otherwise than its record says: {said}",
+    "MD0175": "the torch text of `{name}` uses memory as its record does not declare: {said}",
 }
 
 _HELP = {
-    "MD0164": "mend it, or a sample that it does not take",
-    "MD0170": "let it yield these dims, in this order, and this dtype",
+    "MD0164": "correct it, or the sample",
+    "MD0170": "return these dims, in this order, and this dtype",
     "MD0171": "remove the loop, or the operands of `linear` or `monotone`, from which it follows",
-    "MD0172": "add it to the factors: data placed so is gathered today; or give the reason in "
+    "MD0172": "add it to the factors, so that such data is not gathered, or give the reason in "
     "`true_rows`",
-    "MD0174": "finite differences are of the numpy meaning: write the gradient of that",
-    "MD0175": "yield new memory, leave operands as they are; `view`, `shows` and `in_place` say "
-    "what may be otherwise",
+    "MD0174": "write the gradient of the numpy meaning, which finite differences measure",
+    "MD0175": "return new memory and leave operands unchanged, or declare it with `view`, `shows` "
+    "or `in_place`",
 }
 
 

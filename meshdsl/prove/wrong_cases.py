@@ -51,13 +51,13 @@ def difference(
     names: Sequence[str] = (),
     floor: float = 0.0,
 ) -> str:
-    """What differs most, as `0.31 for 0.98 at [b 0, h 1]`; empty where both are equal.
+    """What differs most, as `0.31 instead of 0.98 at [b 0, h 1]`; empty where both are equal.
 
     Values are equal up to `tolerance` of their own size and of the largest, which is taken to be
     `floor` at least. Two NaNs are equal.
     """
     if found.shape != expected.shape:
-        return f"the shape {list(found.shape)} for {list(expected.shape)}"
+        return f"the shape {list(found.shape)} instead of {list(expected.shape)}"
     got, wanted = (np.asarray(x, np.float64) for x in (found, expected))
     with np.errstate(all="ignore"):
         scale = np.max(np.abs(wanted[np.isfinite(wanted)]), initial=floor)
@@ -70,5 +70,5 @@ def difference(
     at = np.unravel_index(int(np.argmax(worst)), worst.shape)
     dims = names if len(names) == len(at) else [""] * len(at)
     place = ", ".join(f"{name} {index}".strip() for name, index in zip(dims, at, strict=True))
-    said = f"{got[at]:.6g} for {wanted[at]:.6g}" + (f" at [{place}]" if at else "")
+    said = f"{got[at]:.6g} instead of {wanted[at]:.6g}" + (f" at [{place}]" if at else "")
     return said + (f", {int((~right).sum())} of {right.size} values" if right.size > 1 else "")

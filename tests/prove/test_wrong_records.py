@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "linear in the gate": (
         {"factors": kit.plain(linear=[[0], [1]])},
         "error[MD0171]",
-        ("; P, B -> P;", "on 2 devices the results make", "b = 2, h = 6"),
+        ("; P, B -> P;", "on 2 devices the results are", "b = 2, h = 6"),
     ),
     "a loop that is summed": (
         {"factors": _summed_loop},
@@ -108,14 +108,14 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "the numpy meaning": (
         {"numpy": _without_alpha},
         "error[MD0173]",
-        ("alpha=1.5", " for ", " at [b ", "values"),
+        ("alpha=1.5", " instead of ", " at [b ", "values"),
     ),
     "the gradient": (
         {"gradient": _of_alpha_1},
         "error[MD0174]",
-        ("cotangent over [", "operand 0, by finite differences", " for "),
+        ("cotangent over [", "operand 0, by finite differences", " instead of "),
     ),
-    "no gradient": ({"gradient": None}, "error[MD0174]", ("0 for ", "operand 0")),
+    "no gradient": ({"gradient": None}, "error[MD0174]", ("0 instead of ", "operand 0")),
     "a gradient of another type": (
         {"gradient": _too_wide},
         "error[MD0174]",
