@@ -1,11 +1,11 @@
 #!/bin/sh
-# Fine-tune a Llama by LoRA on two devices, and hand it back: evaluated, merged, generating.
+# Fine-tune a Llama with LoRA on two devices; then merge, export, evaluate and generate.
 #
 #   examples/finetune_llama.sh MODEL TOKENS.bin OUT PROMPT
 #
 # MODEL is a folder that `transformers` has written, with a tokenizer, and TOKENS.bin a file of its
 # tokens. OUT gets the checkpoints, in `run`, and the model, in `tuned`, which `from_pretrained` loads.
-# SIZES is a file of sizes or sizes, such as "model=2048 layers=16". DTYPE is that of the tokens.
+# SIZES is a file of sizes, or sizes such as "model=2048 layers=16". DTYPE is the dtype of the tokens.
 set -eu
 
 model=$1 tokens=$2 out=$3 prompt=$4
