@@ -34,7 +34,7 @@ def test_files_of_sizes_have_the_parameters_that_the_page_says():
 def test_positions_of_llama_are_stretched_as_its_configuration_says():
     """Slow turns by `stretch`, fast ones not, those between in part: `rope_type` llama3."""
     text = (ROOT / "examples" / "models" / "llama.mdsl").read_text(encoding="utf-8")
-    text = text[: text.index("weights hf")] + text[text.index("# The angle") :]
+    text = text[: text.index("weights hf")] + text[text.index("# The rotation") :]
     text = text[: text.index("program ")] + "program turns(x[half]) { return x * frequency() }"
     sizes = read_size_file(ROOT / "examples" / "models" / "sizes" / "llama3_1b.mdsl").sizes
     program = read(Source("turns.mdsl", text), "turns", sizes)
