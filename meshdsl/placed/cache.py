@@ -116,7 +116,7 @@ class CachedProblem:
         asks = self.request
         dims = [(d.name, d.size) for d in value.type.dims]
         flags = [asks.is_settled(value), asks.is_known(value), asks.waits(value), value.role]
-        about = [asks.may_split(value), _json(asks.ruled(value))]
+        about = [asks.may_split(value), sorted(asks.asked(value).own), _json(asks.ruled(value))]
         return [dims, value.type.dtype.name, flags, about]
 
     def _node(self, node: named.Node) -> Any:

@@ -486,13 +486,16 @@ class PlanSpace:
         """What a value may stay along axes over which rules split it: first of all, that split.
 
         It may stay as it is made where a reader passes it on: what that yields is moved in its
-        place.
+        place. Where the rule is for this value alone, it may only stay partial.
         """
+        own = {a for d in self.request.asked(value).own for a in ruled.axes_of(d)}
         others: dict[str, list[Component]] = {}
         for axis in (a for _, axes in ruled.splits for a in axes):
             components = dict.fromkeys(p.component(axis) for p in yields if p.op in (None, op))
             passed = self.passed[value, axis] - {B, ruled.component(axis)}
             passed_on = [component for component in components if component in passed]
+            if axis in own:
+                passed_on = [c for c in passed_on if isinstance(c, Partial)]
             if passed_on:
                 others[axis] = passed_on
         for picked in itertools.product(*([None, *choices] for choices in others.values())):
@@ -537,7 +540,8 @@ class PlanSpace:
         """
         came = {p.component(axis) for p in yields}
         if came and not _partial_ops(came):
-            split = (c for c in came if isinstance(c, Split))
+            may = self.request.may_split(value)
+            split = (c for c in came if isinstance(c, Split) and c.dim in may)
             return [B, *sorted(split, key=lambda c: value.type.index(c.dim))]
         sliced = self.sliced[value]
         dims = [d for d in self.request.may_split(value) if splits and d not in sliced]

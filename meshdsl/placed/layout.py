@@ -104,11 +104,13 @@ class SplitCause(NamedTuple):
 class Binding:
     """The rules that apply to one tensor: its splits, and the rule behind each ruled dim.
 
-    A dim with a rule to `none`, or one that lost its axis, has a cause but no split.
+    A dim with a rule to `none`, or one that lost its axis, has a cause but no split. `own` are the
+    dims whose rule is for this tensor alone, or is an `@` of it.
     """
 
     splits: dict[str, tuple[str, ...]]
     causes: dict[str, Rule]
+    own: frozenset[str] = frozenset()
 
     def placement(self, mesh: Mesh) -> Placement:
         """The splits as a placement; nothing partial."""
@@ -201,7 +203,8 @@ class Layout:
             elif level == old[0]:
                 self._equally_narrow(value, old[1], rule)
         splits = self._displace(value, chosen)
-        return Binding(splits, {d: rule for d, (_, rule) in chosen.items()})
+        own = frozenset(d for d, (level, _) in chosen.items() if level >= TENSOR)
+        return Binding(splits, {d: rule for d, (_, rule) in chosen.items()}, own)
 
     def target(self, value: Value) -> Target:
         """All that rules can tell of a value: those with equal targets are bound alike.

@@ -40,13 +40,15 @@ Pins = tuple[Placement | None, ...]
 class Constraint:
     """The placement requested of a value; per split dim the text that requests it, and where.
 
-    Dims that a rule to `none` is for are `unsplit`. `want` is the demand on an operator that makes
-    the value, where rules say nothing of what it reduces.
+    Dims that a rule to `none` is for are `unsplit`, and `own` those of rules for this value alone.
+    `want` is the demand on an operator that makes the value, where rules say nothing of what it
+    reduces.
     """
 
     placement: Placement
     causes: dict[str, SplitCause]
     unsplit: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
     want: Want = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +188,7 @@ class Request:
         if where != "everywhere":
             return self._on_stages(binding, where)
         causes = binding.known(binding.splits)
-        return Constraint(binding.placement(self.mesh), causes, binding.unsplit)
+        return Constraint(binding.placement(self.mesh), causes, binding.unsplit, binding.own)
 
     def _waits_for_all(self, value: Value) -> bool:
         """Whether a gradient is placed as `grads` rules say only once all passes are done."""

@@ -160,3 +160,40 @@ def test_rules_that_contradict_each_other_leave_every_row() -> None:
     for policy in WALKS:
         walked = compile_text(JOINED, layout="l", reduce=policy).placed
         assert cost(made.placed, price) <= cost(walked, price), policy
+
+
+OWN = """
+dim batch = 4, model = 4, hidden = 8
+mesh m = { a: 2 }
+layout split { hidden -> a, h: batch -> a }
+layout other { batch -> a, h: hidden -> a }
+layout whole { hidden -> a, h: hidden -> none }
+layout pinned { hidden -> a }
+program p(x[batch, model]) {
+  param w[model, hidden]
+  param v[hidden, model]
+  h = relu(einsum(x, w -> [batch, hidden]))
+  return einsum(h, v -> [batch, model])
+}
+"""
+PINNED = OWN.replace("h = relu", "h[batch@a, hidden] = relu")
+
+
+@pytest.mark.parametrize("reduce", ["optimal", "deferred", "immediate"])
+@pytest.mark.parametrize(
+    ("text", "layout", "splits"),
+    [
+        (OWN, "split", "S(batch)"),
+        (OWN, "other", "S(hidden)"),
+        (OWN, "whole", "B"),
+        (PINNED, "pinned", "S(batch)"),
+    ],
+)
+def test_a_rule_of_its_own_is_followed_though_a_linear_reader_would_pass_the_value_on(
+    text: str, layout: str, splits: str, reduce: Any
+) -> None:
+    tensors = explain(compile_text(text, layout=layout, reduce=reduce, cache=False).device)[
+        "tensors"
+    ]
+    (h,) = (t for t in tensors if t["name"] == "h")
+    assert h["placement"] == {"a": splits}
