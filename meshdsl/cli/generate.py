@@ -201,9 +201,9 @@ def _codec(given: Generate) -> TextCodec:
             "state it: `--tokenizer F`, `--tokens bytes`, or `--tokens numbers` for prompts '5 6 7'"
         )
         fail("MD0626", f"nothing in {given.params} says which tokens a text has", help=help)
-    if kind == "chars" and characters is None:
-        message = f"{given.params} does not say which characters it was trained on"
-        fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")
     if kind == "chars":
+        if characters is None:
+            message = f"{given.params} does not say which characters it was trained on"
+            fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")
         return TextCodec("chars", characters)
     return TextCodec("bytes" if kind in ("bytes", None) else "numbers")
