@@ -122,7 +122,7 @@ def _plan(plan: Candidate, found: SearchResult) -> SearchedPlan:
         "step_seconds": plan.seconds if plan.timing else None,
         "wire_bytes": plan.sent,
         "memory": plan.memory,
-        "flops_per_device": plan.flops,
+        "flops_per_device": plan.compiled_flops,
     }
 
 
@@ -294,7 +294,7 @@ def _certified(found: SearchResult) -> str:
 def figures(plan: Candidate) -> str:
     """`3.61 MiB sent, 20.6 MiB held, 1.07 GFLOP a device with deferred reduction`."""
     seconds = f"{duration(plan.seconds)} a step, " if plan.timing else ""
-    held = f"{human(plan.sent)} sent, {human(plan.peak)} held, {scaled(plan.flops)}"
+    held = f"{human(plan.sent)} sent, {human(plan.peak)} held, {scaled(plan.compiled_flops)}"
     return f"{seconds}{held} a device (--reduce {plan.policy})"
 
 
@@ -335,7 +335,7 @@ def _listed(title: str, plans: tuple[Candidate, ...], found: SearchResult) -> Gr
             *((duration(plan.seconds),) if timed else ()),
             human(plan.sent),
             human(plan.peak),
-            scaled(plan.flops),
+            scaled(plan.compiled_flops),
             plan.policy,
         )
         for plan in plans

@@ -275,8 +275,16 @@ class Candidate:
         return busiest(self.device).bytes
 
     @cached_property
+    def compiled_flops(self) -> int:
+        """Floating-point operations of a step of the emitted program: those that `explain` says."""
+        return computed(self.device)
+
+    @cached_property
     def flops(self) -> int:
-        """Floating-point operations of a step, of the stage that has most."""
+        """Floating-point operations of a step, of the stage that has most.
+
+        Counted before the program is lowered, which does a few of them in other operators.
+        """
         if self.is_piped:
             return computed(self.device)
         operators = (

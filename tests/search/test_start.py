@@ -10,7 +10,9 @@ import pytest
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
+from meshdsl.report.explanation import explain
 from meshdsl.report.remedies import sent
+from meshdsl.report.search_result import searched
 from meshdsl.search.candidate import Rules, SearchRule, StartLayout
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Problem
@@ -69,6 +71,31 @@ def test_one_of_more_rules_than_are_allowed_is_no_answer() -> None:
     few = replace(asked, request=replace(asked.request, max_rules=1))
     assert {len(plan.rules) for plan in solve([few], METHODS["layouts"]).plans} == {1}
     assert started(few).rules == STARTS["both"]
+
+
+CLIPPED = """
+dim batch = 64, model = 8, hidden = 8
+mesh m = { a: 2, b: 2 }
+program p(x[batch, model], t[batch, model]) {
+  param w[model, hidden]
+  param v[hidden, model]
+  y = einsum(relu(einsum(x, w -> [batch, hidden])), v -> [batch, model])
+  loss = mean(square(x + y - t))
+  return loss
+  minimize loss with adamw(lr=0.1, clip=1.0)
+}
+"""
+
+
+def test_what_is_said_to_be_computed_is_what_is_compiled() -> None:
+    """Also where a kernel of the optimizer scales gradients, which operators of their own did."""
+    made = Compilation(Source("p.mdsl", CLIPPED), Options())
+    (asked,) = problems(SearchRequest(fix="batch -> (a, b)"), made)
+    found = solve([asked], METHODS["layouts"])
+    told = searched(found, "p.mdsl", "layouts")["plans"][0]
+    options = Options(layout="batch -> (a, b)", reduce=told["reduce"])
+    report = explain(made.under(options, Diagnostics()).device)
+    assert told["flops_per_device"] == report["totals"]["flops_per_device"] != found.plans[0].flops
 
 
 ATTENTION = """
