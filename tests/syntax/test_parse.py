@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -206,7 +207,8 @@ def test_readme_examples_parse() -> None:
     assert len(parts) > 15
     for part in parts:
         kind, _, text = part.partition("\n")
-        assert kind in ("mdsl", "mdsl statements", "mdsl merged.mdsl", "console", "text"), kind
+        named = re.fullmatch(r"mdsl \w+[.]mdsl", kind)
+        assert named or kind in ("mdsl", "mdsl statements", "console", "text"), kind
         if kind == "mdsl statements":
             text = f"program p() {{\n{text}}}\n"
         if kind.startswith("mdsl"):
