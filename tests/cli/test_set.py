@@ -72,7 +72,11 @@ def test_a_file_of_sizes(cli: Cli) -> None:
         ("dim a = 0", 1, "error[MD0105]"),
         ("dim a = 4 * c", 1, "error[MD0101]"),
         ("dim a = ", 1, "error[MD00"),
-        ("dim a = 4\nmesh m = { x: 2 }", 2, "error[MD0601]: a file of sizes may contain only `dim`"),
+        (
+            "dim a = 4\nmesh m = { x: 2 }",
+            2,
+            "error[MD0601]: a file of sizes may contain only `dim`",
+        ),
         ("# nothing", 2, "error[MD0601]: `s.mdsl` has no dims"),
         (None, 2, "error[MD0010]: there is no file `s.mdsl`"),
     ],
