@@ -189,6 +189,7 @@ def lead(
     """Run the ranks or the script that `Forks.ranks` asks for, and exit with 0 if all did."""
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -62,8 +62,12 @@ TABLES = {
 
 
 @pytest.mark.usefixtures("temporary")
-def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path):
-    text = emit(EVERYTHING, {"r": 2}, **TABLES)
+def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path, monkeypatch):
+    """Started by torch's own launcher, with the packages that the user has on the path."""
+    (tmp_path / "beside.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = emit(f"import beside{EVERYTHING}", {"r": 2}, **TABLES)
     local = run_local(text, seed=5)
     x = run_local(text, seed=5).outputs["whole"]
     np.testing.assert_array_equal(local.outputs["turned"], x)

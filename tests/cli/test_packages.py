@@ -47,7 +47,8 @@ def test_every_command_takes_it(program: str, cli: Cli) -> None:
         assert "verified: equal" in done.out or "--verify" not in command
 
 
-def test_the_text_imports_its_kernel_and_runs_under_torchrun(program: str, cli: Cli) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_the_text_imports_its_kernel_and_runs_on_processes(program: str, cli: Cli) -> None:
     done = cli("compile", program, "-o", "mlp.py")
     assert done.code == 0, done.err
     text = Path("mlp.py").read_text()
