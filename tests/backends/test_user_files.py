@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import os
 import resource
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshdsl.backends.runtime.user_files import read_regular, replacing, write_file
-from tests.project import matching
+from tests.project import ROOT, matching
 
 # --- what is replaced --------------------------------------------------------------------------
 
@@ -189,33 +190,42 @@ ALWAYS = {"write_text", "write_bytes", "savez", "savez_compressed", "savetxt", "
 ALWAYS |= {"NamedTemporaryFile", "save_file"}
 
 
-def writes(tree: ast.AST) -> Iterator[ast.Call]:
-    """The calls that open a file to write, or write one by its path."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        module = node.func.value if isinstance(node.func, ast.Attribute) else None
-        of = module.id if isinstance(module, ast.Name) else ""
-        given = [*node.args, *(k.value for k in node.keywords if k.arg in ("mode", "flags"))]
-        modes = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-        opens = name in ("open", "fdopen") and any(
-            m != "" and set(m) <= set("rwxab+t") and set(m) & set("wxa+") for m in modes
-        )
-        flags = {n.attr for a in given for n in ast.walk(a) if isinstance(n, ast.Attribute)}
-        raw = (of, name) == ("os", "open") and flags & {"O_WRONLY", "O_RDWR", "O_CREAT"}
-        arrays = name == "save" and of in ("np", "numpy", "torch")
-        if opens or raw or arrays or name in ALWAYS:
-            yield node
+@functools.cache
+def calls() -> dict[str, list[ast.Call]]:
+    """The calls in each file of the package."""
+    found = {}
+    for path in matching("meshdsl/**/*.py", "backends/**/*.py", "grammar/*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found[str(path.relative_to(ROOT))] = [n for n in nodes if isinstance(n, ast.Call)]
+    return found
+
+
+def parts(call: ast.Call) -> tuple[str, str]:
+    """The name that is called, and that of the module before it."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    module = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return module.id if isinstance(module, ast.Name) else "", name
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call opens a file to write, or writes one by its path."""
+    of, name = parts(call)
+    given = [*call.args, *(k.value for k in call.keywords if k.arg in ("mode", "flags"))]
+    modes = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    opens = name in ("open", "fdopen") and any(
+        m != "" and set(m) <= set("rwxab+t") and set(m) & set("wxa+") for m in modes
+    )
+    raw = (of, name) == ("os", "open") and any(
+        isinstance(n, ast.Attribute) and n.attr in ("O_WRONLY", "O_RDWR", "O_CREAT")
+        for a in given
+        for n in ast.walk(a)
+    )
+    arrays = name == "save" and of in ("np", "numpy", "torch")
+    return opens or raw or arrays or name in ALWAYS
 
 
 def test_no_other_place_opens_a_users_file_to_write() -> None:
-    found = {
-        str(path.relative_to(Path(__file__).parents[2]))
-        for pattern in ("meshdsl/**/*.py", "backends/**/*.py", "grammar/*.py")
-        for path in matching(pattern)
-        if any(writes(ast.parse(path.read_text(encoding="utf-8"))))
-    }
+    found = {path for path, made in calls().items() if any(map(writes, made))}
     assert found <= set(OTHERS), "write it with `replacing` or `write_file`"
     unused = set(OTHERS) - found - {"backends/runtime/user_files.py"}
     assert not unused, "these write nothing any more"
@@ -261,34 +271,18 @@ HANDED = {
 OF_PATHS = {"read_text", "read_bytes", "fromfile", "loadtxt", "genfromtxt", "memmap", "open_memmap"}
 
 
-def reads(tree: ast.AST) -> Iterator[ast.Call]:
-    """The calls that read a file by its path, whatever it is."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        module = node.func.value if isinstance(node.func, ast.Attribute) else None
-        of = module.id if isinstance(module, ast.Name) else ""
-        looked_at = any(keyword.arg == "opener" for keyword in node.keywords)
-        opens = isinstance(node.func, ast.Name) and name == "open" and not looked_at
-        opens |= (of, name) in {("io", "open"), ("codecs", "open")}
-        arrays = name == "load" and of in ("np", "numpy", "torch")
-        if opens or arrays or name in OF_PATHS:
-            if not _writes(node):
-                yield node
-
-
-def _writes(call: ast.Call) -> bool:
-    return any(found is call for found in writes(call))
+def reads(call: ast.Call) -> bool:
+    """Whether a call reads a file by its path, whatever it is."""
+    of, name = parts(call)
+    looked_at = any(keyword.arg == "opener" for keyword in call.keywords)
+    opens = isinstance(call.func, ast.Name) and name == "open" and not looked_at
+    opens |= (of, name) in {("io", "open"), ("codecs", "open")}
+    arrays = name == "load" and of in ("np", "numpy", "torch")
+    return (opens or arrays or name in OF_PATHS) and not writes(call)
 
 
 def test_no_other_place_opens_a_users_file_to_read() -> None:
-    found = {
-        str(path.relative_to(Path(__file__).parents[2]))
-        for pattern in ("meshdsl/**/*.py", "backends/**/*.py", "grammar/*.py")
-        for path in matching(pattern)
-        if any(reads(ast.parse(path.read_text(encoding="utf-8"))))
-    }
+    found = {path for path, made in calls().items() if any(map(reads, made))}
     found -= set(HANDED)
     assert found <= set(READERS), "read it with `read_regular`, or open it with `regular`"
     assert not set(READERS) - found, "these read nothing any more"
