@@ -143,7 +143,7 @@ TRAINED: dict[int, list[tuple[str, dict[str, int], dict[str, int]]]] = {
 
 
 def training(folder: Path) -> None:
-    """Ten steps of Muon and AdamW, and the clipped norm of each, against parameters of torch."""
+    """Four steps of Muon and AdamW, and the clipped norm of each, against parameters of torch."""
     for layout, axes, dims in TRAINED[dist.get_world_size()]:
         train(folder, Case(MLP, mlp, layout, axes), dims)
 
@@ -153,7 +153,7 @@ def train(folder: Path, case: Case, dims: dict[str, int]) -> None:
     params = {n: torch.nn.Parameter(t.clone()) for n, t in start.items()}
     both = [o for p in (shown.parameters(), params.values()) for o in muon([*p])]
     clip = torch.nn.utils.clip_grad_norm_
-    for step in range(10):
+    for step in range(4):
         inputs = drawn(shown._runtime.inputs, step)
         own = {n: shown.local(n, t) for n, t in inputs.items()}
         loss, right = shown(**own).loss, mlp(params, inputs)["loss"]
