@@ -20,8 +20,8 @@ def digits() -> ModuleType:
 
 
 def test_four_stages_learn_without_any_correction(digits: ModuleType) -> None:
-    """Three seeds to the end with `MESHDSL_CASES`, else one of them half as long."""
-    seeds, epochs, least = (range(3), digits.EPOCHS, 0.97) if ALL else (range(1), 10, 0.96)
+    """Three seeds to the end with `MESHDSL_CASES`, else one of them a fifth as long."""
+    seeds, epochs, least = (range(3), digits.EPOCHS, 0.97) if ALL else (range(1), 4, 0.78)
     accuracies = [digits.accuracy(digits.trained("ampnet", 4, n, epochs), 4) for n in seeds]
     assert sum(accuracies) / len(accuracies) >= least
 
@@ -32,7 +32,9 @@ def test_of_eight_stages_updates_come_too_late(digits: ModuleType) -> None:
 
 
 def test_eight_stages_learn_with_corrections(digits: ModuleType) -> None:
-    assert digits.accuracy(digits.trained("pipemare", 8, epochs=10), 8) >= 0.93
+    """Half as long as the example with `MESHDSL_CASES`, else a fifth: of ten digits, not by luck."""
+    epochs, least = (10, 0.93) if ALL else (4, 0.7)
+    assert digits.accuracy(digits.trained("pipemare", 8, epochs=epochs), 8) >= least
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "two_bw"])
