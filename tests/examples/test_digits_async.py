@@ -32,7 +32,7 @@ def test_of_eight_stages_updates_come_too_late(digits: ModuleType) -> None:
 
 
 def test_eight_stages_learn_with_corrections(digits: ModuleType) -> None:
-    """Half as long as the example with `MESHDSL_CASES`, else a fifth: of ten digits, not by luck."""
+    """Half as long as the example with `MESHDSL_CASES`, else a fifth: ten digits, not by luck."""
     epochs, least = (10, 0.93) if ALL else (4, 0.7)
     assert digits.accuracy(digits.trained("pipemare", 8, epochs=epochs), 8) >= least
 
