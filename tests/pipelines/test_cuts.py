@@ -28,10 +28,9 @@ from tests.covering import Case, covering, in_turn
 from tests.pipelines.kinds import KINDS, devices_of, is_made, scheduled, stages_in
 from tests.pipelines.test_programs import (
     OPTIMIZERS,
-    PRINTED,
     compiled,
     hold,
-    hold_text,
+    hold_in_turn,
     on_one_device,
     results,
 )
@@ -294,9 +293,7 @@ def test_a_step_is_that_of_one_device(case: Case) -> None:
     stored = STORAGES[case["storage"]].replace("TP", DIM.get(name, "m"))
     rules = ", ".join(filter(None, (rules_of(name, stages_in(case), mesh), stored)))
     made = compiled(text, mesh, rules, use, case["policy"])
-    hold(made, text)
-    if CASES.index(case) % PRINTED == 0:
-        hold_text(made)
+    hold_in_turn(CASES.index(case), made, text)
 
 
 def test_the_batch_is_over_two_axes() -> None:

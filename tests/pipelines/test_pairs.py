@@ -11,7 +11,7 @@ import pytest
 from meshdsl.placed.place import POLICIES
 from tests.covering import Case, covering
 from tests.pipelines.kinds import KINDS, is_made, scheduled, stages_in
-from tests.pipelines.test_programs import BY_ROWS, PRINTED, compiled, hold, hold_text
+from tests.pipelines.test_programs import BY_ROWS, compiled, hold_in_turn
 from tests.pipelines.test_programs import PROGRAMS as SEVERAL
 from tests.pipelines.test_storage import KEPT, OTHERS, TEXT
 from tests.pipelines.test_storage import RULES as STORED
@@ -117,9 +117,7 @@ CASES = scheduled(covering(FACTORS, RULES, apart=("storage", "program")))
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_step_is_that_of_one_device(case: Case) -> None:
-    """What is printed of every fourth device program is read back, and lowered alike."""
+    """Every fourth device program is printed, read back and lowered alike, and has a report."""
     text, use = program_of(case)
     made = compiled(text, case["mesh"], layout_of(case), use, case["policy"])
-    hold(made, text)
-    if CASES.index(case) % PRINTED == 0:
-        hold_text(made)
+    hold_in_turn(CASES.index(case), made, text)
