@@ -26,7 +26,7 @@ from tests.project import ROOT
 
 MESH = Mesh("square", (("data", 2), ("model", 2)))
 ALL = "MESHDSL_CASES" in os.environ
-SMALL = ["mlp", "dlrm", "nmt", "alexnet", "transformer", "encdec", *(["moe"] if ALL else [])]
+SMALL = ["mlp", "dlrm", "nmt", "alexnet", "transformer", *(["encdec", "moe"] if ALL else [])]
 
 
 @cache
