@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -51,7 +50,6 @@ program net(x[batch, io], t[batch, io]) {
 """
 MESH = "data:2,pipe:2"
 PAIR = "pipe:2"
-ALL = "MESHDSL_CASES" in os.environ
 CHAIN = """
 dim batch = 32, io = 64, a = 512, b = 256, c = 1024, d = 64, out = 16
 program net(x[batch, io], t[batch, out]) {
@@ -163,12 +161,11 @@ def test_never_worse_than_without(name: str) -> None:
 
 def test_memory_that_only_stages_keep_to() -> None:
     """Below what any layout without stages takes, one with them is found, and fits."""
-    mesh = MESH if ALL else PAIR
-    limit = between(mesh)
-    found = found_in(TEXT, mesh, limit)
+    limit = between(MESH)
+    found = found_in(TEXT, MESH, limit)
     assert found.plans
     assert all(p.schedule is not None and p.peak <= limit for p in found.plans)
-    assert not found_in(TEXT, mesh, limit, None).plans
+    assert not found_in(TEXT, MESH, limit, None).plans
 
 
 def test_computing_again_is_found_where_nothing_else_fits() -> None:
