@@ -47,7 +47,7 @@ RANDOM = 120 if ALL else 30
 """The number of random programs drawn; those on as many devices as a test has are run."""
 
 LONG = 6_000
-"""Characters of a rendering that takes a peer seconds: every third of these is run, or all."""
+"""Characters of a rendering that takes a peer seconds: every sixth of these is run, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def example_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iter
         if is_refused(peer):
             continue
         text = peer.text()
-        if ALL or len(text) < LONG or next(long) % 3 == 0:
+        if ALL or len(text) < LONG or next(long) % 6 == 0:
             yield Job(case.name, peer, text, case.mesh, *values(made.named))
 
 
