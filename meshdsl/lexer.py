@@ -56,6 +56,7 @@ _PLAIN = {
     "CARET": Operator,
     "EQUAL": Operator,
     "UPDATE": Operator,
+    "FOR": Keyword,
     "_NL": Whitespace,
 }
 """The types of words that do not depend on context."""
@@ -257,8 +258,8 @@ def _type_in_weights(text: str, following: str, place: _Place) -> Any:
 
 
 def _type_in_expect(text: str, following: str, place: _Place) -> Any:
-    del text, following, place
-    return Name
+    del text, following
+    return Name if place.opened else Name.Class
 
 
 _DECLARED = {

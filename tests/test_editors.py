@@ -265,6 +265,11 @@ CASES = {
         "ignore": "keyword.other",
         "z": "variable.other.constant.dim",
     },
+    "expect l for q on m { memory: 1 }": {
+        "for": "keyword.other",
+        "q": "entity.name.type",
+        "m": "entity.name.type",
+    },
     "expect l with mesh-tf { all_reduce over (x, y): 2, h: [a@x] }": {
         "l": "entity.name.type",
         "mesh-tf": "keyword.other",

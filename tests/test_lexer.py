@@ -189,6 +189,8 @@ CASES = {
         "over": Keyword,
         "y": AXIS,
     },
+    "expect for for q with optimal { memory: 1 }": {"q": Name.Class, "with": Keyword},
+    "expect l for q { memory: 1 }": {"l": Name.Class, "for": Keyword, "q": Name.Class},
     "program p(x[a]) {\n  y = shift[a](x, by=1)\n}": {"by": Name, "x": Name, "1": Number.Integer},
     "dim a = 1\nh = relu(b)": {"relu": OPERATOR, "b": Name, "h": Name},
 }

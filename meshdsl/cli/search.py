@@ -178,7 +178,8 @@ def _write(file: Path, made: Compilation, found: SearchResult, given: SearchLayo
     is_own = not made.options.set_dims and made.options.dtype is None
     text = lacking + block_of(found, plan, name, stamp(made.named) if is_own else "")
     if given.expect:
-        text += expectation(name, mesh, plan)
+        program = made.named.name if len(made.declarations.programs) > 1 else ""
+        text += expectation(name, program, mesh, plan)
     names = {name, mesh} if lacking else {name}
     new = inserted(made.source, made.tree, names, text, given.force)
     if str(file) == STDIN:

@@ -299,9 +299,17 @@ class _Offer:
         elif place.last == "WITH":
             yield from _words(POLICIES, lsp.CompletionItemKind.EnumMember)
         elif place.last == "NAME":
-            yield from _words(["on", "with"])
+            yield from self._of_expect(place)
         else:
             yield from self.top(place)
+
+    def _of_expect(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
+        """After a name in the head of `expect`: a program, or the words that may follow."""
+        kinds = [word.type for word in place.inside.words]
+        if len(kinds) == 3:
+            yield from self.symbols("program")
+        else:
+            yield from _words([*(["for"] if len(kinds) == 2 else []), "on", "with"])
 
     # --- in a body ---------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Session:
         self.declarations = Declarations(Source("no cell", ""))
 
     def run(self, source: Source) -> CellResult:
-        """Add a cell. Its `expect`s are about its programs, or else about the last one.
+        """Add a cell. Its `expect`s are about their own program, its programs, or else the last one.
 
         Raises:
             DiagnosticError: all errors of the cell; then none of its definitions is added.
@@ -93,8 +93,9 @@ class Session:
         nodes = (node for node in tree.declarations if isinstance(node, ast.ProgramDecl))
         programs = [CellProgram(node, defined) for node in nodes]
         self._keep(new, programs, defined)
-        asked = programs or [self.program(None)] if declarations.expects else []
         for expect in declarations.expects:
+            name = expect.program.text if expect.program is not None else None
+            asked = programs if programs and name is None else [self.program(name)]
             named = [finish_named(p._written().written, None, False) for p in asked]
             diagnostics.of(partial(check_expect, expect, named, declarations, diagnostics))
         return CellResult(tuple(name for _, name in new), tuple(programs), tuple(diagnostics))

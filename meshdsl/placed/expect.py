@@ -33,6 +33,7 @@ def lint_expect(
     """Report the names in a block that mean nothing; `programs` are None where they have errors."""
     problems = Diagnostics()
     problems.of(partial(check_head, node, declarations))
+    programs = [p for p in programs if p is None or is_about(node, p)]
     axes = _axes(node, declarations)
     for entry in node.entries:
         _lint_axes(entry, axes, problems)
@@ -44,12 +45,19 @@ def lint_expect(
     diagnostics.add(*problems)
 
 
+def is_about(node: ast.Expect, program: NamedProgram) -> bool:
+    """Whether a block is about a program: the one that it names, or every one."""
+    return node.program is None or node.program.text == program.name
+
+
 def check_head(node: ast.Expect, declarations: Declarations) -> None:
-    """Raise MD0108 for a layout, a mesh or a policy that there is not."""
+    """Raise MD0108 for a layout, a program, a mesh or a policy that there is not."""
     problems = Diagnostics()
     subjects = [*declarations.layouts, *declarations.sbps]
     if node.layout.text not in subjects:
         problems.add(unknown("MD0108", "layout", node.layout, subjects))
+    if node.program is not None and node.program.text not in declarations.programs:
+        problems.add(unknown("MD0108", "program", node.program, list(declarations.programs)))
     if node.mesh is not None and node.mesh.text not in declarations.meshes:
         problems.add(unknown("MD0108", "mesh", node.mesh, list(declarations.meshes)))
     if node.policy is not None:
@@ -94,7 +102,7 @@ def _lint_placement(
         return
     path = tuple(n.text for n in entry.tensor)
     values = [v for p in programs if p is not None for v in values_of(p) if v.name]
-    if not any(selects(path, v) == TENSOR for v in values):
+    if programs and not any(selects(path, v) == TENSOR for v in values):
         diagnostics.add(no_tensor(entry, (v.label for v in values)))
 
 

@@ -34,7 +34,7 @@ from meshdsl.pipeline import (
     place_named,
 )
 from meshdsl.placed import ir as placed
-from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
+from meshdsl.placed.expect import KINDS, check_head, expected_number, is_about, no_tensor
 from meshdsl.report.explanation import explain
 from meshdsl.report.schema import CollectiveFacts, ReportFacts
 from meshdsl.search.fingerprint import outdated
@@ -129,15 +129,19 @@ def check_expect(
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
-    """Compile the subject of the block and compare; MD0401 where it does not hold."""
+    """Compile the subject of the block and compare; MD0401 where it does not hold.
+
+    It is about every one of the `programs`, or about the one that it names.
+    """
     options = _options(node, declarations)
+    programs = [p for p in programs if is_about(node, p)]
     results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
     reports = [explain(lower_placed(result)) for result in results]
     for entry in node.entries:
         if isinstance(entry, ast.ExpectPlacement):
             _check_placement(entry, results, diagnostics)
         else:
-            _check_figure(entry, reports, declarations, diagnostics)
+            _check_figure(entry, node, reports, declarations, diagnostics)
 
 
 def _options(node: ast.Expect, declarations: Declarations) -> Options:
@@ -200,20 +204,37 @@ def _placement_problem(
 
 def _check_figure(
     entry: ast.ExpectCount,
+    node: ast.Expect,
     reports: list[ReportFacts],
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
     """Compare a count or an amount in every program."""
     wanted = expected_number(entry, declarations)
-    for report in reports:
-        actual = _figure(entry, report)
+    figures = {report["program"]: _figure(entry, report) for report in reports}
+    right = [program for program, actual in figures.items() if actual == wanted]
+    for program, actual in figures.items():
         if actual != wanted:
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
+            where = f" in `{program}`" if len(figures) > 1 else ""
             message = f"expected {entry.what.text}{over} {_said(wanted)}, and it is {_said(actual)}"
             help = "`meshdsl explain` shows each collective and why it is there"
             fixes = _expected(entry.value.span, str(actual))
-            diagnostics.add(Diagnostic("MD0401", message, entry.span, help=help, fixes=fixes))
+            if right:
+                help = f"it is so in `{right[0]}`: say `expect {node.layout.text} for {right[0]}`"
+                fixes = _about_one(node, right[0], ())
+            elif len({*figures.values()}) > 1:
+                fixes = _about_one(node, program, fixes)
+            found = Diagnostic("MD0401", f"{message}{where}", entry.span, help=help, fixes=fixes)
+            diagnostics.add(found)
+
+
+def _about_one(node: ast.Expect, program: str, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    """The fix that lets a block be about one program, with the edits of `fixes`."""
+    name = node.layout.span
+    about = Edit(Span(name.source, name.end, name.end), f" for {program}")
+    edits = (about, *(edit for fix in fixes for edit in fix.edits))
+    return (Fix(f"expect it of `{program}` alone", edits, safe=False),)
 
 
 def _expected(span: Span, text: str) -> tuple[Fix, ...]:

@@ -41,16 +41,18 @@ def placed_on(name: str, mesh: Mesh, declarations: Declarations) -> tuple[str, s
     return named.name, f"{written(named)}\n\n"
 
 
-def expectation(name: str, mesh: str, plan: Candidate) -> str:
+def expectation(name: str, program: str, mesh: str, plan: Candidate) -> str:
     """An `expect` block that holds as long as the plan places and sends what it does now.
 
-    It has what is read and learnt where that is split, and the bytes.
+    It has what is read and learnt where that is split, and the bytes. `program` is empty in a file
+    of one program.
     """
+    about = f"{name} for {program}" if program else name
     stored = (*plan.placed.inputs, *(p.tensor for p in plan.placed.params))
     split = [t for t in stored if t.placement.splits]
     lines = [f"{t.value.label}: {t.placement.show(t.type)}" for t in split]
     text = "\n".join(f"  {line}" for line in (*lines, f"wire_bytes: {plan.sent}"))
-    return f"\nexpect {name} on {mesh} with {plan.policy} {{\n{text}\n}}\n"
+    return f"\nexpect {about} on {mesh} with {plan.policy} {{\n{text}\n}}\n"
 
 
 def refuse_name(name: str, tree: ast.SourceFile, force: bool) -> None:

@@ -570,9 +570,10 @@ class ExpectCount:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """`expect NAME on MESH with immediate { … }`."""
+    """`expect NAME for PROGRAM on MESH with immediate { … }`; `program` None: of every program."""
 
     layout: Name
+    program: Name | None
     mesh: Name | None
     policy: Name | None
     entries: tuple[ExpectPlacement | ExpectCount, ...]

@@ -347,5 +347,7 @@ _DECLARATIONS: Makers = {
         _body,
     ),
     "program_decl": node_maker(ast.ProgramDecl, _NAME, _tensors, _body),
-    "expect_decl": node_maker(ast.Expect, _NAME, _MAYBE_NAME, _MAYBE_NAME, _expected),
+    "expect_decl": node_maker(
+        ast.Expect, _NAME, None, _MAYBE_NAME, _MAYBE_NAME, _MAYBE_NAME, _expected
+    ),
 }

@@ -12,7 +12,7 @@ FORMS = {
     "WEIGHTS": 'weights are written `weights hf { w: "layer.weight"[hidden, io] }`',
     "DEF": "a function is written `def f(x[batch]) -> [batch] { return … }`",
     "PROGRAM": "a program is written `program name(x[batch]) { return … }`",
-    "EXPECT": "an expectation is written `expect layout on mesh { y: [batch@data] }`",
+    "EXPECT": "an expectation is written `expect layout for program on mesh { y: [batch@data] }`",
     "PARAM": "a parameter is written `param w[io, hidden] = normal(0.02)`",
     "REPEAT": "a loop is written `repeat layers { … }`",
     "RECOMPUTE": "a block is written `recompute { … }`",

@@ -163,9 +163,11 @@ def _word(word: ast.Name | ast.Number) -> str:
 
 
 def _expect(node: ast.Expect) -> str:
+    program = f" for {node.program.text}" if node.program else ""
     mesh = f" on {node.mesh.text}" if node.mesh else ""
     policy = f" with {node.policy.text}" if node.policy else ""
-    return _braces(f"expect {node.layout.text}{mesh}{policy}", [_expected(e) for e in node.entries])
+    head = f"expect {node.layout.text}{program}{mesh}{policy}"
+    return _braces(head, [_expected(e) for e in node.entries])
 
 
 def _expected(entry: ast.ExpectPlacement | ast.ExpectCount) -> str:

@@ -317,6 +317,7 @@ def _axes(names: Iterable[ast.Name], table: _SymbolTable) -> None:
 
 def _expect(node: ast.Expect, table: _SymbolTable) -> None:
     table.use("sbp" if table.has("sbp", node.layout.text) else "layout", node.layout)
+    table.use("program", node.program)
     table.use("mesh", node.mesh)
     for entry in node.entries:
         if isinstance(entry, ast.ExpectCount):

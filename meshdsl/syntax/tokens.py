@@ -91,6 +91,8 @@ def lex(source: Source) -> list[Token]:
         if words[index] in _CONTEXTUAL and _begins_declaration(words, index):
             word = words[index]
             words[index] = Token.new_borrow_pos(_CONTEXTUAL[word], str(word), word)
+        elif index > 1 and words[index] == "for" and words[index - 2].type == "EXPECT":
+            words[index] = Token.new_borrow_pos("FOR", "for", words[index])
     return words
 
 

@@ -154,6 +154,13 @@ def test_expectations_are_checked_where_they_stand(defined: Notebook) -> None:
     assert defined.codes("expect hybrid on square { h: [batch, hidden] }") == ["MD0401"]
 
 
+def test_an_expectation_names_a_program_of_another_cell(defined: Notebook) -> None:
+    defined.cell("program other(x[batch]) {\n  return x\n}")
+    defined.cell("expect hybrid for mlp on square { h: [batch@rows, hidden@cols] }")
+    assert defined.codes("expect hybrid for mlp on square { h: [batch, hidden] }") == ["MD0401"]
+    assert defined.codes("expect hybrid for mpl on square { h: [batch, hidden] }") == ["MD0108"]
+
+
 def test_what_is_defined_beside_a_failed_expectation_stays(defined: Notebook) -> None:
     cell = "layout mine { batch -> rows }\nexpect mine on square { h: [batch, hidden] }"
     assert defined.codes(cell) == ["MD0401"]

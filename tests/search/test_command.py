@@ -56,6 +56,14 @@ def test_the_layout_places_to_what_is_printed(options: list[str], cli: Cli) -> N
         assert made.report["memory"] == plan["memory"]
 
 
+def test_what_is_written_is_expected_of_the_program_that_was_searched(cli: Cli) -> None:
+    path = write(f"{TEXT}\nprogram sums(target[batch, io]) {{\n  return sum(target)\n}}\n")
+    options = ["--program", "net", "--write", "best", "--expect", "--mesh", "x:2"]
+    assert cli("search", path, *options).code == 0
+    assert "\nexpect best for net on best_mesh " in Path(path).read_text(encoding="utf-8")
+    assert cli("check", path).codes == []
+
+
 @pytest.mark.parametrize("mesh", ["", "--mesh x:4", "--devices 2", "--mesh x:2,y:2"])
 def test_what_is_written_holds(mesh: str, cli: Cli) -> None:
     path = write(TEXT)

@@ -76,6 +76,7 @@ AT_TOP = {
     "mesh m = { a: 2, , b: 3 }": ("MD0001", (1, 18), None),
     "layout l { a -> x kept }": ("MD0001", (1, 19), None),
     "expect l { a.b over x: 3 }": ("MD0001", (1, 14), "placement"),
+    "expect l of p on m { memory: 1 }": ("MD0001", (1, 10), "expect layout for program"),
     "layout l { a -> x } with": ("MD0001", (1, 24), "with one_f_one_b[batch](8)"),
     "layout l { a -> x } with 3": ("MD0001", (1, 26), "with one_f_one_b[batch](8)"),
     "layout l { a -> x } with f[b](2) on m": ("MD0001", (1, 34), None),

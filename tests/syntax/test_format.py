@@ -60,6 +60,7 @@ CASES = {
     "program p(){\ny=foo(bar(\na\n-b,#why\nc),stride = 1\n)\n}": (
         "program p() {\n  y = foo(bar(\n    a\n    - b,  # why\n    c), stride=1\n  )\n}\n"
     ),
+    "expect l  for p on m{wire_bytes:1}": "expect l for p on m { wire_bytes: 1 }\n",
     "expect l on m with immediate{all_reduce over(a,b):1,h:[batch@data]}": (
         "expect l on m with immediate { all_reduce over (a, b): 1, h: [batch@data] }\n"
     ),

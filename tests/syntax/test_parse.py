@@ -148,6 +148,9 @@ DECLARATIONS = {
     "expect l on m with immediate { h.y: [a@x, b], all_reduce over (x, y): 1, wire_bytes: 6 }": (
         "expect l on m with immediate: h.y: [a@(x), b], all_reduce over (x, y): 1, wire_bytes: 6"
     ),
+    "expect for for for on m { collectives: 0 }": (
+        "expect for for for on m with None: collectives: 0"
+    ),
     "expect l {\n all_gather over x: 2\n}": ("expect l on None with None: all_gather over (x): 2"),
 }
 

@@ -47,7 +47,7 @@ program p(x[batch@rows, io], ids[batch]: i32) {
   minimize mean(h) with sgd(lr=cosine(0.1, steps=batch))
 }
 
-expect base on one with immediate {
+expect base for p on one with immediate {
   h: [batch@rows, io]
   all_reduce over (rows, cols): batch
 }
@@ -81,7 +81,7 @@ EXPECTED: dict[tuple[str, str, str | None], list[tuple[list[int], list[int]]]] =
     ("layout", "base", None): [([7], [8, 36])],
     ("sbp", "manual", None): [([11], [])],
     ("function", "norm", None): [([13], [20, 22, 8, 8, 9])],
-    ("program", "p", None): [([18], [])],
+    ("program", "p", None): [([18], [36])],
     ("argument", "scale", "norm"): [([13], [14, 20])],
     ("argument", "x", "norm"): [([13], [14])],
     ("input", "x", "p"): [([18], [20, 11, 11])],
