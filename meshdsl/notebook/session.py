@@ -79,7 +79,7 @@ class Session:
         self.declarations = Declarations(Source("no cell", ""))
 
     def run(self, source: Source) -> CellResult:
-        """Add a cell. Its `expect`s are about their own program, its programs, or else the last one.
+        """Add a cell. Its `expect`s are about the program they name, its programs, or the last one.
 
         Raises:
             DiagnosticError: all errors of the cell; then none of its definitions is added.

@@ -95,7 +95,8 @@ def _tensor(n: ast.TensorParam) -> str:
 
 def _expect(n: ast.Expect) -> str:
     mesh, policy = (None if x is None else show(x) for x in (n.mesh, n.policy))
-    return f"expect {show(n.layout)}{_maybe(' for ', n.program)} on {mesh} with {policy}: {_list(n.entries)}"
+    about = show(n.layout) + _maybe(" for ", n.program)
+    return f"expect {about} on {mesh} with {policy}: {_list(n.entries)}"
 
 
 def _count(n: ast.ExpectCount) -> str:
