@@ -5,6 +5,7 @@ What is compared with is written in torch, in `formulas`, on the state dict of t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from meshdsl.backends.weights.draft import draft
 from meshdsl.backends.weights.params import chosen_weights, params_file, read_model
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.checks import check_source
+from meshdsl.syntax.parse import read_source
 from tests.examples.formulas.decoders import DECODERS
 from tests.examples.formulas.encoder_decoders import ENCODER_DECODERS
 from tests.examples.formulas.encoders import ENCODERS
@@ -90,12 +93,25 @@ def close(found: Any, wanted: torch.Tensor, dtype: str) -> bool:
 OF_IMAGES = {"resnet50", "clip"}
 """Compared in `test_vision_models.py`, with their own states and inputs."""
 
-WITH_ADAPTERS = {"llama_lora"}
-"""Merged, it is compared in `tests/cli/test_finetune.py`."""
+WITH_ADAPTERS = {"llama_lora", "llama_dpo"}
+"""Compared in `tests/cli/test_finetune.py`, merged, and in `test_dpo.py`."""
+
+
+PATHS = {path.stem: path for path in matching("examples/models/*.mdsl")}
+EXPECTED = PATHS if "MESHDSL_CASES" in os.environ else ["gpt2", "llama_dpo"]
+"""Files whose expectations are checked: those of several programs."""
+
+
+@pytest.mark.parametrize("model", EXPECTED)
+def test_expectations_hold_at_the_sizes_of_the_file(model: str) -> None:
+    found = Diagnostics()
+    line = check_source(read_source(PATHS[model]), Options(), found)
+    assert [str(d) for d in found] == []
+    assert int(line.split(" expectation")[0].split()[-1]) >= 4
 
 
 def test_every_model_is_compared() -> None:
-    models = {path.stem for path in matching("examples/models/*.mdsl")}
+    models = PATHS.keys()
     assert models - OF_IMAGES - WITH_ADAPTERS == MODELS.keys()
 
 

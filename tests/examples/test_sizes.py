@@ -6,6 +6,7 @@ import math
 import re
 
 import numpy as np
+import pytest
 
 from meshdsl.api.programs import read
 from meshdsl.diagnostics import Source
@@ -48,18 +49,20 @@ def test_positions_of_llama_are_stretched_as_its_configuration_says():
     assert 0 < np.sum((wave > 8192 / 4) & (wave < 8192)) < np.sum(wave > 8192)
 
 
-def test_the_llama_with_adapters_is_that_of_1b():
+@pytest.mark.parametrize("model", ["llama_lora", "llama_dpo"])
+def test_the_llama_with_adapters_is_that_of_1b(model):
     """Its sizes are those of the file that the script takes, and its functions those of Llama."""
     folder = ROOT / "examples" / "models"
-    texts = [(folder / f"{n}.mdsl").read_text(encoding="utf-8") for n in ("llama", "llama_lora")]
+    texts = [(folder / f"{n}.mdsl").read_text(encoding="utf-8") for n in ("llama", model)]
     set_dims = read_size_file(folder / "sizes" / "llama3_1b.mdsl").sizes
     sizes = [
         Compilation(Source("f.mdsl", text), Options(set_dims=given)).declarations.sizes
         for text, given in zip(texts, (set_dims, {}), strict=True)
     ]
-    assert {n: s for n, s in sizes[1].items() if n not in ("rank", "seq", "mem")} == {
-        n: s for n, s in sizes[0].items() if n not in ("seq", "mem")
+    own = ("rank", "answer", "seq", "mem")
+    assert {n: s for n, s in sizes[1].items() if n not in own} == {
+        n: s for n, s in sizes[0].items() if n not in own
     }
-    for name in ("frequency", "turned", "attention"):
+    for name in ("frequency", "turned", *(["attention"] if model == "llama_lora" else [])):
         bodies = [text.partition(f"\ndef {name}(")[2].partition("\n}")[0] for text in texts]
         assert bodies[0] == bodies[1] != ""

@@ -47,6 +47,7 @@ SIZES: dict[str, dict[str, int]] = {
     "bert": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "llama": {**_GROUPED, "group": 1},
     "llama_lora": {**_GROUPED, "group": 1, "rank": 2},
+    "llama_dpo": {**_GROUPED, "group": 1, "rank": 2},
     "gemma2": {**_GROUPED, "group": 1, "window": 2},
     "t5": {**_SEQ2SEQ, "source": 4, "buckets": 8, "reach": 4},
     "whisper": {**_SEQ2SEQ, "mel": 4, "time": 8, "context": 4, "decoders": 2},
