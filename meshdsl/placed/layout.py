@@ -495,21 +495,28 @@ def _suiting_mesh(declarations: Declarations, layout: str | None, sbp: str | Non
         counts = {len(e.components) for e in declarations.sbps[sbp].entries}
         fitting = (n for n, m in meshes.items() if counts <= {len(m.axes)})
         return next(fitting, next(iter(meshes)))
-    axes = {a for rule in _asked_rules(declarations, layout) for a in rule.axes}
+    rules, cuts = _asked_rules(declarations, layout)
+    axes = {a for rule in rules for a in rule.axes}
+    for cut in cuts:
+        axes.add(cut.axis)
     lacking = {name: axes - {a.name.text for a in node.axes} for name, node in meshes.items()}
     return min(lacking, key=lambda name: len(lacking[name]))
 
 
-def _asked_rules(declarations: Declarations, layout: str | None) -> Iterable[Rule]:
-    """The rules of a layout, by name or written out; none of one that there is not."""
+def _asked_rules(
+    declarations: Declarations, layout: str | None
+) -> tuple[Iterable[Rule], tuple[StageRule, ...]]:
+    """The rules and stages of a layout, by name or written out; none of one that there is not."""
     if layout is None:
         layout = next(iter(declarations.layouts), "")
     if layout in declarations.layouts:
-        return collect_declared(declarations.layouts[layout], declarations, Diagnostics()).rules
-    if is_of_language(layout):
+        node = declarations.layouts[layout]
+    elif is_of_language(layout):
         node = _parsed(layout, "--layout")
-        return collect_declared(node, declarations, Diagnostics()).rules
-    return _rules_of_text(layout, "--layout") if ":" in layout else ()
+    else:
+        return (_rules_of_text(layout, "--layout") if ":" in layout else ()), ()
+    asked = collect_declared(node, declarations, Diagnostics())
+    return asked.rules, asked.cuts
 
 
 def mesh_of(node: ast.MeshDecl, declarations: Declarations) -> Mesh:

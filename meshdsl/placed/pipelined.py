@@ -409,7 +409,7 @@ def _checked(program: NamedProgram, first: NamedLoop, layout: Layout, found: Pip
     if len(forward) > 1:
         message = f"two loops over `{found.dim}` cannot both be on the stages of `{found.axis}`"
         other = Related(forward[1].span, "the second one")
-        _refuse(message, forward[0].span, "give one of them another dim", other)
+        _refuse(message, forward[0].span, _apart(forward, found, layout.mesh), other)
     check_axis(program, layout, found)
     whole_values = (v for n in first.body for v in makes_of(n) if v.type.has(found.dim))
     for value in whole_values:
@@ -421,6 +421,17 @@ def _checked(program: NamedProgram, first: NamedLoop, layout: Layout, found: Pip
             f"compute it before the loop, or with another dim than `{found.dim}`",
         )
     return found
+
+
+def _apart(loops: list[NamedLoop], found: Piped, mesh: Mesh) -> str:
+    """The ways out of several loops over the stages: of two stages each loop may have one."""
+    other_dim = "give one of them another dim: it is then on one stage"
+    before = {c.result.name for c in loops[0].carries}
+    begins = next((c.result.name for c in loops[1].carries if c.result.name not in before), None)
+    if begins is None or len(loops) > 2 or mesh.size(found.axis) > 2:
+        return other_dim
+    rule = f"`{begins}: {found.axis} = 1`"
+    return f"put each on one stage, by {rule} in place of `{found.dim} -> {found.axis}`"
 
 
 def check_axis(program: NamedProgram, layout: Layout, found: Piped) -> None:

@@ -480,6 +480,18 @@ def test_a_message_over_stages_is_one() -> None:
     assert not any(tensor == "h1" and stage == "stage 2" for tensor, stage in ways)
 
 
+def test_the_mesh_is_one_that_has_the_axis_of_the_stages() -> None:
+    """Where none is named, a layout is for a mesh with its axes, those of stages among them."""
+    text = PROGRAMS["layers"].replace("OPT", "sgd(lr=0.1)") + (
+        "mesh one = { data: 2 }\nmesh two = { data: 2, pipe: 2 }\n"
+        "layout cut { b -> data, h3: pipe = 1 } with gpipe[b](2)\n"
+    )
+    for layout in ("cut", "b -> data, h3: pipe = 1"):
+        options = Options(layout=layout, schedule="gpipe[b](2)")
+        made = Compilation(Source("p.mdsl", text), options)
+        assert made.named and made.placed.mesh.name == "two"
+
+
 def test_updates_on_the_way_are_refused() -> None:
     text = PROGRAMS["layers"].replace("OPT", "sgd(lr=0.1)")
     made = compiled(text, "pipe:2", "h3: pipe = 1", "with pipedream[b](4)")

@@ -237,6 +237,38 @@ def test_a_micro_batch_goes_once_through_the_stages_and_back(message: str) -> No
     assert {d.code for d in caught.value.diagnostics} == {"MD0907"}
 
 
+TWO_LOOPS = """
+dim b = 4, m = 4, l = 2, o = m
+program p(x[b, m], z[b, m]) {
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(x, w -> [b, o])[o -> m])
+  }
+  y = z
+  repeat l {
+    param v[m, o]
+    y = tanh(einsum(y, v -> [b, o])[o -> m]) + x
+  }
+  loss = mean(square(y))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+def test_of_an_encoder_and_a_decoder_each_has_a_stage() -> None:
+    """Two loops over one dim are refused, with a rule that works."""
+    ending = "with gpipe[b](2)"
+    with pytest.raises(DiagnosticError, match="two loops over `l`") as caught:
+        compiled(TWO_LOOPS, "pipe:2", "l -> pipe", ending).checked()
+    rule, instead = re.findall("`(.*?)`", str(caught.value.diagnostics[0].help))
+    assert (rule, instead) == ("y: pipe = 1", "l -> pipe")
+    alone = on_one_device(TWO_LOOPS)
+    made = compiled(TWO_LOOPS, "pipe:2", rule, ending)
+    for key, array in results(run_local(made.text, seed=4)).items():
+        np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
+
+
 def test_the_loop_itself_is_not_cut() -> None:
     text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
     with pytest.raises(DiagnosticError, match="`l` is on the stages") as caught:

@@ -192,7 +192,7 @@ def _whisper_inputs() -> Inputs:
 _T5 = {"source": SOURCE, "target": SEQ, "heads": 4, "key": KEY, "hidden": 12}
 _WHISPER = {"mel": 5, "time": 10, "target": SEQ, "context": 9, "heads": 4, "key": KEY}
 _WHISPER["decoders"] = LAYERS - 1
-_LAYOUTS = ("data_parallel", "zero3", "megatron", "hybrid")
+_LAYOUTS = ("data_parallel", "zero3", "megatron", "hybrid", "pipeline")
 
 ENCODER_DECODERS = {
     "t5": Published(
