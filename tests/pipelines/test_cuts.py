@@ -489,7 +489,7 @@ def test_the_mesh_is_one_that_has_the_axis_of_the_stages() -> None:
     for layout in ("cut", "b -> data, h3: pipe = 1"):
         options = Options(layout=layout, schedule="gpipe[b](2)")
         made = Compilation(Source("p.mdsl", text), options)
-        assert made.named and made.placed.mesh.name == "two"
+        assert made.placed.mesh.name == "two"
 
 
 def test_updates_on_the_way_are_refused() -> None:
