@@ -50,12 +50,11 @@ def mamba2(state: State, given: Inputs) -> torch.Tensor:
         gated = o.flatten(-2) * functional.silu(gate)
         return state.linear(state.rms_norm(gated, f"{h}.norm", 1e-5), f"{h}.out_proj")
 
-    embed = state["backbone.embeddings.weight"]
-    x = embed[given["tokens"]]
+    x = state["backbone.embeddings.weight"][given["tokens"]]
     for layer in range(LAYERS):
         h = f"backbone.layers.{layer}"
         x = x + mixer(state.rms_norm(x, f"{h}.norm", 1e-5), f"{h}.mixer")
-    return state.rms_norm(x, "backbone.norm_f", 1e-5) @ embed.T
+    return state.rms_norm(x, "backbone.norm_f", 1e-5) @ state["lm_head.weight"].T
 
 
 def _mamba2_shapes() -> Shapes:
@@ -67,7 +66,8 @@ def _mamba2_shapes() -> Shapes:
     }  # fmt: skip
     layer = {"norm.weight": [MODEL], **{f"mixer.{n}": s for n, s in mixer.items()}}
     ends = {"embeddings.weight": [VOCAB, MODEL], "norm_f.weight": [MODEL]}
-    return {f"backbone.{n}": s for n, s in (per_layer("layers.{}.", layer) | ends).items()}
+    shapes = {f"backbone.{n}": s for n, s in (per_layer("layers.{}.", layer) | ends).items()}
+    return shapes | {"lm_head.weight": [VOCAB, MODEL]}
 
 
 TABLES, ROWS, DENSE = 4, 6, 5
