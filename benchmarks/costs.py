@@ -108,6 +108,8 @@ SAMPLES = {
     ("llama", "llama3_70b"): 1,
     ("bert", "bert_large"): 256,
     ("mixtral", None): 1,
+    ("clip", None): 2048,
+    ("resnet50", None): 2048,
 }
 """Samples of a batch for eight devices."""
 
