@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 from docs._ext.markdown import code
 from meshdsl.report.document import Picture
 from meshdsl.report.html import html
 from meshdsl.report.schedule_charts import in_words, schedule_picture
+from meshdsl.schedule.laws import CONDITIONS
 from meshdsl.schedule.registry import Record, generate, schedules
 from meshdsl.schedule.times import timed
 from meshdsl.schedule.verification import verify
@@ -22,7 +24,17 @@ def entry(record: Record) -> str:
     """One schedule, in the words of its docstring."""
     text = " ".join(inspect.cleandoc(record.make.__doc__ or "").split())
     options = "".join(f" Option: {code(f'--{name}')}." for name in record.options)
-    return f"### {code(record.name)}\n\n{text}{options}\n\nSource: {record.source}."
+    laws = "".join(f" {law}" for law in _laws(record))
+    return f"### {code(record.name)}\n\n{text}{laws}{options}\n\nSource: {record.source}."
+
+
+def _laws(record: Record) -> Iterator[str]:
+    """What is published of idle time and of what is in flight."""
+    if record.idle is not None:
+        published = f", published as {code(record.idle.published)}" if record.idle.published else ""
+        yield f"Idle {CONDITIONS[record.idle.passes]}: {code(str(record.idle))}{published}."
+    if record.in_flight is not None:
+        yield f"In flight: {code(str(record.in_flight))}."
 
 
 def picture(name: str, stages: str, micro: str) -> str:

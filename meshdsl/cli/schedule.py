@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import AsData, Force, flag, opt, option, refuse_unknown
+from meshdsl.cli.options import AsData, Force, chosen, flag, opt, option, refuse_unknown
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
+    from meshdsl.report.document import Document
     from meshdsl.schedule.times import TimedSchedule
     from meshdsl.schedule.verification import Verified
 
@@ -39,6 +41,7 @@ class TableOptions:
 class Draw(TableOptions, Force, AsData):
     """Options of `schedule`."""
 
+    list: bool = flag("--list", "Every schedule that is known by name: options, laws, source.")
     times: str | None = opt(
         "--times", "F=1,…", "F, I, W, U, send; `F=1:2:1` by stage (F=1,I=1,W=1,U=0,send=0)."
     )
@@ -51,19 +54,25 @@ class Draw(TableOptions, Force, AsData):
 
 
 def command(
+    given: Draw,
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="NAME|FILE.csv",
             help="one_f_one_b, gpipe, …, or a table.",
             autocompletion=complete.schedules,
             show_default=False,
         ),
-    ],
-    given: Draw,
+    ] = None,
 ) -> None:
     """Draw a pipeline schedule: what is idle, in flight, sent, and how stale parameters are."""
     with common.reporting(given.json):
+        if given.list:
+            _list(name, given)
+            return
+        if name is None:
+            help = "`meshdsl schedule one_f_one_b --stages 4 --micro 8`, or `--list` for the names"
+            fail("MD0604", "no schedule is named", help=help)
         from meshdsl.report.schedule_charts import described
         from meshdsl.schedule.times import parse_times, timed
 
@@ -80,6 +89,20 @@ def command(
         _show(drawn)
         for path in outputs:
             common.say(f"wrote {path}")
+
+
+def _list(name: str | None, given: Draw) -> None:
+    """Print every schedule that is known by name; no other option goes with that."""
+    from meshdsl.report.schedule_charts import list_shown, listed
+
+    others = [text for field, text in chosen(given).items() if field not in ("list", "json")]
+    for other in [*others, *([] if name is None else [name])]:
+        message = f"`--list` lists all schedules: `{other}` means nothing beside it"
+        fail("MD0532", message, help=f"leave out `{other}`, or `--list`")
+    if given.json:
+        common.print_json(listed())
+        return
+    _print(lambda width: list_shown(listed()))
 
 
 def _table(name: str, given: Draw) -> Verified:
@@ -131,10 +154,16 @@ def _write(made: TimedSchedule, given: Draw) -> None:
 
 
 def _show(made: TimedSchedule) -> None:
+    from meshdsl.report.schedule_charts import shown
+
+    _print(lambda width: shown(made, width))
+
+
+def _print(document: Callable[[int], Document]) -> None:
+    """Print a document for the width of the terminal."""
     from rich.console import Console
 
-    from meshdsl.report.schedule_charts import shown
     from meshdsl.report.terminal import print_document
 
     console = Console(highlight=False)
-    print_document(shown(made, console.width), console)
+    print_document(document(console.width), console)

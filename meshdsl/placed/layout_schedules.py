@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from meshdsl.diagnostics import (
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Poisoned,
     Source,
     all_of,
@@ -22,7 +25,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.schedule.declared import table_of
-from meshdsl.schedule.registry import schedules
+from meshdsl.schedule.registry import called, meant, schedules
 from meshdsl.schedule.use import Option, ScheduleUse
 from meshdsl.schedule.verification import Verified
 from meshdsl.syntax import ast
@@ -71,7 +74,11 @@ def _table(name: ast.Name, declarations: Declarations) -> Verified | None:
     if name.text in schedules():
         return None
     more = f"there are {', '.join(names)}; or declare `schedule {name.text}(stages=2, …) {{ … }}`"
-    raise DiagnosticError(unknown("MD0528", "schedule", name, names, more))
+    wrong = unknown("MD0528", "schedule", name, names, more)
+    if others := called(name.text):
+        fixes = (Fix(f"write `{n}`", (Edit(name.span, n),), safe=len(others) == 1) for n in others)
+        wrong = replace(wrong, help=meant(name.text), fixes=tuple(fixes))
+    raise DiagnosticError(wrong)
 
 
 def _dims(call: ast.CallExpr, declarations: Declarations) -> tuple[str, ...]:

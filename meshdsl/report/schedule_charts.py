@@ -9,8 +9,17 @@ from meshdsl.report.document import Block, Document, Gap, Grid, Listing, counted
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.pictures import BLOCKS, INK, card, centred, width_of, words
-from meshdsl.report.schema import ActionTimes, DeviceRow, ScheduleFacts, VersionFacts
-from meshdsl.schedule.table import Kind, row_text
+from meshdsl.report.schema import (
+    ActionTimes,
+    DeviceRow,
+    KnownSchedules,
+    LawFacts,
+    ScheduleFacts,
+    VersionFacts,
+)
+from meshdsl.schedule.laws import CONDITIONS
+from meshdsl.schedule.registry import law_of_idle, schedules
+from meshdsl.schedule.table import Kind, ScheduleTable, row_text
 from meshdsl.schedule.times import Slot, TimedSchedule
 from meshdsl.schedule.verification import Verified
 
@@ -53,6 +62,7 @@ def described(timed: TimedSchedule) -> ScheduleFacts:
         "times": _times(timed),
         "makespan": str(timed.makespan),
         "bubble": str(timed.bubble),
+        "textbook": _textbook(schedule),
         "sends": verified.sends,
         "in_order": verified.in_order,
         "devices": list(_devices(timed)),
@@ -76,6 +86,19 @@ def described(timed: TimedSchedule) -> ScheduleFacts:
             }
             for each in verified.versions
         ],
+    }
+
+
+def _textbook(table: ScheduleTable) -> LawFacts | None:
+    known = law_of_idle(table)
+    if known is None:
+        return None
+    law, share = known
+    return {
+        "formula": law.text,
+        "condition": CONDITIONS[law.passes],
+        "published": law.published or None,
+        "share": str(share),
     }
 
 
@@ -105,7 +128,53 @@ def _devices(timed: TimedSchedule) -> Iterator[DeviceRow]:
         }
 
 
+def listed() -> KnownSchedules:
+    """Every schedule that is known by name, with its laws."""
+    return {
+        "version": VERSION,
+        "schedules": [
+            {
+                "name": record.name,
+                "meaning": record.meaning,
+                "options": dict(record.options),
+                "idle": None if record.idle is None else str(record.idle),
+                "condition": None if record.idle is None else CONDITIONS[record.idle.passes],
+                "published": (record.idle.published or None) if record.idle else None,
+                "in_flight": None if record.in_flight is None else str(record.in_flight),
+                "asynchronous": record.asynchronous,
+                "source": record.source,
+            }
+            for record in schedules().values()
+        ],
+    }
+
+
 # --- for people ----------------------------------------------------------------------------------
+
+
+def list_shown(facts: KnownSchedules) -> Document:
+    """A row for each schedule: its options, its laws, and where it comes from."""
+    head = ("schedule", "options", "idle", "in flight", "source")
+    rows = tuple(
+        (
+            each["name"],
+            ", ".join(f"{name}={value}" for name, value in each["options"].items()),
+            each["idle"] or "",
+            each["in_flight"] or "",
+            each["source"].partition(",")[0],
+        )
+        for each in facts["schedules"]
+    )
+    conditions: dict[str, list[str]] = {}
+    for each in facts["schedules"]:
+        if each["condition"] is not None:
+            conditions.setdefault(each["condition"], []).append(each["name"])
+    return (
+        Grid("", head, rows),
+        Gap(),
+        line("Laws are of D devices and N micro-batches; what is in flight, of device s."),
+        *(line(f"Idle {text}: {', '.join(names)}.") for text, names in conditions.items()),
+    )
 
 
 def shown(timed: TimedSchedule, width: int) -> Document:
@@ -136,6 +205,8 @@ def _sentences(timed: TimedSchedule, facts: ScheduleFacts) -> Iterator[str]:
     took = f"A step takes {facts['makespan']} ({_said(facts['times'])})"
     yield f"{took}."
     yield f"{idle or 'No device is ever idle'}."
+    if facts["textbook"] is not None:
+        yield _compared(facts["textbook"], facts["bubble"])
     if facts["weights"] is None and timed.bubble and not any(timed.waiting):
         yield (
             "No device waits between its first action and its last one; all of it is waiting for"
@@ -150,6 +221,15 @@ def _sentences(timed: TimedSchedule, facts: ScheduleFacts) -> Iterator[str]:
         yield f"{where}, {each['buffers']} messages are kept at once: they are not read in order."
     if not facts["in_order"]:
         yield "Gradients are added up in another order than on one device, so they round otherwise."
+
+
+def _compared(law: LawFacts, bubble: str) -> str:
+    """The published share of idle time beside the one of the given times."""
+    formula = law["formula"] if law["formula"] == law["share"] else f"{law['formula']} ="
+    share = "" if law["formula"] == law["share"] else f" {law['share']}"
+    here = "the same" if bubble == law["share"] else bubble
+    published = f" Published as {law['published']}." if law["published"] else ""
+    return f"Textbook: {formula}{share} {law['condition']}; {here} as sent here.{published}"
 
 
 def _said(times: ActionTimes) -> str:

@@ -584,8 +584,17 @@ class VersionFacts(TypedDict):
     copies: int
 
 
+class LawFacts(TypedDict):
+    """A published law of idle time, and its value for a table."""
+
+    formula: str
+    condition: str
+    published: str | None
+    share: str
+
+
 class ScheduleFacts(TypedDict):
-    """`schedule show`: a table in time."""
+    """`schedule NAME`: a table in time."""
 
     version: int
     schedule: str | None
@@ -595,11 +604,33 @@ class ScheduleFacts(TypedDict):
     times: ActionTimes
     makespan: str
     bubble: str
+    textbook: LawFacts | None
     sends: int
     in_order: bool
     devices: list[DeviceRow]
     lines: list[ChannelFacts]
     versions: list[VersionFacts]
+
+
+class KnownSchedule(TypedDict):
+    """A schedule that is known by name; laws as text, None where none is published."""
+
+    name: str
+    meaning: str
+    options: dict[str, int]
+    idle: str | None
+    condition: str | None
+    published: str | None
+    in_flight: str | None
+    asynchronous: bool
+    source: str
+
+
+class KnownSchedules(TypedDict):
+    """`schedule --list`."""
+
+    version: int
+    schedules: list[KnownSchedule]
 
 
 # --- rows ----------------------------------------------------------------------------------------

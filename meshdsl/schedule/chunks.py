@@ -6,17 +6,23 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from meshdsl.diagnostics import counted
+from meshdsl.schedule.laws import Law
 from meshdsl.schedule.one_stage import Step
 from meshdsl.schedule.registry import Rows, needs, schedule
 from meshdsl.schedule.table import Kind
 
 
-@schedule("Narayanan et al. 2021, interleaved 1F1B in Megatron-LM; rounds as in torch")
+@schedule(
+    "Narayanan et al. 2021, interleaved 1F1B in Megatron-LM; rounds as in torch",
+    idle=Law("(D - 1) / (chunks*N + D - 1)", "N % D == 0"),
+    in_flight=Law("min(chunks*N, 2*(D - 1 - s) + (chunks - 1)*D + 1)", "N % D == 0"),
+    also=("interleaved_1f1b", "virtual_stages", "virtual_pipeline", "vpp"),
+)
 def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
     """1F1B of `chunks` stages a device, stage s on device s mod D: smaller stages, less idle time.
 
     Micro-batches go through in rounds of D, or a few more: N / max(1, N // D), which has to be a
-    whole number. Idle: (D - 1) / (vN + D - 1) with v chunks where D divides N.
+    whole number.
     """
     rounds = max(1, micro // devices)
     help = f"take a multiple of {rounds}, best of {devices}"
@@ -48,12 +54,16 @@ def _ringed(
         yield step("B", number)
 
 
-@schedule("Lamy-Poirier 2022, Breadth-First Pipeline Parallelism")
+@schedule(
+    "Lamy-Poirier 2022, Breadth-First Pipeline Parallelism",
+    idle=Law("(D - 1) / (chunks*N + D - 1)", "N >= D"),
+    in_flight=Law("chunks*N"),
+    also=("looped_bfs", "bfs", "looped"),
+)
 def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
     """Every chunk takes all micro-batches before the next chunk begins.
 
-    As idle as interleaved from N = D on, and each chunk's gradients are whole at once. In flight:
-    vN.
+    As idle as interleaved from N = D on, and each chunk's gradients are whole at once.
     """
     for device in range(devices):
         stages = range(device, chunks * devices, devices)
@@ -61,12 +71,17 @@ def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
         yield [*forward, *(("B", m, stage) for stage in reversed(stages) for m in range(micro))]
 
 
-@schedule("Li and Hoefler 2021, Chimera")
+@schedule(
+    "Li and Hoefler 2021, Chimera",
+    idle=Law("(D - 2) / (2*N + D - 2)", "N % D == 0", "equal"),
+    in_flight=Law("D/2 + 1 + min(s, D - 1 - s)", "N % D == 0"),
+    also=("bidirectional",),
+)
 def chimera(devices: int, micro: int) -> Rows:
     """Two pipelines in opposite directions: device p has the stages p and D - 1 - p.
 
     Of every D micro-batches half go down, half go up. Each stage is on two devices, which add up
-    their gradients at the end. Idle: (D - 2) / (2N + D - 2). In flight: D / 2 + 1 to D.
+    their gradients at the end.
     """
     needs(devices % 2 == 0, f"{devices} devices", f"take {devices + 1}: the directions meet")
     fits = micro % 2 == 0 if micro <= devices else micro % devices == 0
@@ -95,12 +110,17 @@ def _unit(device: int, devices: int, first: int, half: int) -> Iterator[tuple[in
             yield begin + 2 * devices - 1 - stage + 2 * m, ("B", micro, stage)
 
 
-@schedule("Qi et al. 2023, ZB-V; as in torch's ZBVZeroBubble")
+@schedule(
+    "Qi et al. 2023, ZB-V; as in torch's ZBVZeroBubble",
+    idle=Law("0", "N >= 2*D - 1", "window"),
+    in_flight=Law("2*D", "N >= 2*D - 1"),
+    also=("zero_bubble", "zero_bubble_v", "zbv"),
+)
 def zb_v(devices: int, micro: int) -> Rows:
     """Device p has the stages p and 2D - 1 - p, and no device waits within its own window.
 
-    From 2D - 1 micro-batches on, where F, I and W take as long, in the memory of 1F1B: 2D chunks of
-    half a stage in flight.
+    From 2D - 1 micro-batches on, where F, I and W take equally long, in the memory of 1F1B: chunks
+    are half a stage.
     """
     most = max(micro, 2 * devices - 1)
     for device in range(devices):
@@ -127,13 +147,21 @@ def _v_row(device: int, devices: int, micro: int) -> Iterator[Step]:
     return _numbered("".join(phases), device, devices)
 
 
-@schedule("DeepSeek-AI 2024, DualPipeV; as in torch's DualPipeV")
+DUAL = "(F&B + B - 3*W)"
+"""What a device of DualPipe waits for each device that is nearer to the middle."""
+
+
+@schedule(
+    "DeepSeek-AI 2024, DualPipeV; as in torch's DualPipeV",
+    idle=Law("(D - 1) / (3*N + D - 1)", passes="pairs", published=f"(D - 1) * {DUAL}"),
+    in_flight=Law("2*D + 1"),
+    also=("dual_pipe_v",),
+)
 def dualpipe_v(devices: int, micro: int) -> Rows:
     """Device p has the stages p and 2D - 1 - p; forward and backward passes stand in pairs.
 
     A pair is a forward pass of one micro-batch and a backward pass of another, so that the messages
-    of one are hidden behind the other. It takes 2D micro-batches at least. In flight: 2D + 1
-    chunks.
+    of one are hidden behind the other. It takes 2D micro-batches at least.
     """
     help = f"take {2 * devices} or more"
     needs(micro >= 2 * devices, f"{counted(micro, 'micro-batch')} on {devices} devices", help)

@@ -4,67 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshdsl.schedule.laws import Law
 from meshdsl.schedule.registry import Rows, schedule
 from meshdsl.schedule.table import Kind
 
 Step = tuple[Kind, int, int]
 
 
-@schedule("what GPipe is compared with (Huang et al. 2019, figure 2b)")
-def naive(devices: int, micro: int) -> Rows:
-    """One micro-batch after the other: one device works, the others wait.
+FLUSH = Law("(D - 1) / (N + D - 1)")
+"""The idle share of a pipeline that fills and empties once a step."""
 
-    Idle: (D - 1) / D. In flight: 1.
-    """
+HELD_1F1B = Law("min(N, D - s)")
+"""What 1F1B has in flight."""
+
+
+@schedule(
+    "Huang et al. 2019, figure 2b: what GPipe is compared with",
+    idle=Law("(D - 1) / D"),
+    in_flight=Law("1"),
+    also=("sequential", "model_parallel"),
+)
+def naive(devices: int, micro: int) -> Rows:
+    """One micro-batch after the other: one device works, the others wait."""
     for stage in range(devices):
         yield [(kind, m, stage) for m in range(micro) for kind in _FB]
 
 
-@schedule("Huang et al. 2019, GPipe")
+@schedule(
+    "Huang et al. 2019, GPipe",
+    idle=FLUSH,
+    in_flight=Law("N"),
+    also=("fill_drain", "all_forward_all_backward", "afab"),
+)
 def gpipe(devices: int, micro: int) -> Rows:
-    """All forward passes, then all backward passes.
-
-    Idle: (D - 1) / (N + D - 1) where a backward pass takes as long as a forward pass. In flight: N.
-    """
+    """All forward passes, then all backward passes."""
     for stage in range(devices):
         yield [(kind, m, stage) for kind in _FB for m in range(micro)]
 
 
-@schedule("Narayanan et al. 2021, PipeDream-Flush in Megatron-LM; Fan et al. 2021, DAPPLE")
+@schedule(
+    "Narayanan et al. 2021, PipeDream-Flush in Megatron-LM; Fan et al. 2021, DAPPLE",
+    idle=FLUSH,
+    in_flight=HELD_1F1B,
+    also=("1f1b", "pipedream_flush", "dapple", "onefoneb"),
+)
 def one_f_one_b(devices: int, micro: int) -> Rows:
     """One forward pass, one backward pass in turn, after as many forward passes as stages follow.
 
-    As idle as gpipe. In flight: min(N, D - s) on stage s.
+    As idle as gpipe, in less memory.
     """
     for stage in range(devices):
         yield alternating(stage, micro, devices - 1 - stage)
 
 
-@schedule("Zhuang et al. 2023, eager-1F1B in AlpaComm")
+@schedule(
+    "Zhuang et al. 2023, eager-1F1B in AlpaComm",
+    idle=FLUSH,
+    in_flight=Law("min(N, 2*(D - 1 - s) + 1)"),
+    also=("eager_1f1b",),
+)
 def eager(devices: int, micro: int) -> Rows:
-    """1F1B that begins with twice as many forward passes, for links that take time.
-
-    In flight: min(N, 2(D - 1 - s) + 1) on stage s.
-    """
+    """1F1B that begins with twice as many forward passes, for links that take time."""
     for stage in range(devices):
         yield alternating(stage, micro, 2 * (devices - 1 - stage))
 
 
-@schedule("Qi et al. 2023, ZB-H1 in Zero Bubble Pipeline Parallelism; ZB1P in torch")
+@schedule(
+    "Qi et al. 2023, ZB-H1 in Zero Bubble Pipeline Parallelism; ZB1P in torch",
+    idle=Law("(D - 1) / (3*N + D - 1)", "N >= D", "thirds"),
+    in_flight=Law("min(N, D)"),
+    also=("zero_bubble", "zb1p", "zbh1"),
+)
 def zb_h1(devices: int, micro: int) -> Rows:
     """1F1B with the gradients of parameters moved into the bubble, in the memory of 1F1B.
 
-    Idle: D - 1 units where F, I and W take one each. In flight: min(N, D) on every stage.
+    A third as idle as 1F1B with whole backward passes.
     """
     for stage in range(devices):
         yield _split(stage, micro, devices - 1 - stage, stage)
 
 
-@schedule("Qi et al. 2023, ZB-H2 in Zero Bubble Pipeline Parallelism")
+@schedule(
+    "Qi et al. 2023, ZB-H2 in Zero Bubble Pipeline Parallelism",
+    idle=Law("0", "N >= 2*D - 1", "window"),
+    in_flight=Law("min(N, 2*D - 1)"),
+    also=("zero_bubble", "zb2p", "zbh2"),
+)
 def zb_h2(devices: int, micro: int) -> Rows:
     """Forward passes enough that no device waits between its first action and its last one.
 
-    From 2D - 1 micro-batches on, where F, I and W take as long. In flight: 2D - 1 on every stage.
+    From 2D - 1 micro-batches on, where F, I and W take equally long.
     """
     for stage in range(devices):
         yield _split(stage, micro, 2 * (devices - 1 - stage), 2 * stage)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache, cached_property
 from importlib import import_module
 
-from meshdsl.diagnostics import Span, did_you_mean, fail
+from meshdsl.diagnostics import Span, closest, did_you_mean, fail
 from meshdsl.records import dataclass
+from meshdsl.schedule.laws import Law
 from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, of_rows
 
 Rows = Iterable[Iterable[tuple[Kind, int, int]]]
@@ -33,6 +35,9 @@ class Record:
 
     weights:      the version of the parameters that a pass reads.
     asynchronous: stages update their parameters while micro-batches are in flight.
+    idle:         the published share of a step in which a device is idle.
+    in_flight:    how many micro-batches are in flight at most on device s, over all of its stages.
+    also:         what others call it.
     """
 
     name: str
@@ -40,6 +45,9 @@ class Record:
     source: str
     weights: Weights = "latest"
     asynchronous: bool = False
+    idle: Law | None = None
+    in_flight: Law | None = None
+    also: tuple[str, ...] = ()
 
     @cached_property
     def meaning(self) -> str:
@@ -55,14 +63,19 @@ class Record:
 
 
 def schedule(
-    source: str, weights: Weights = "latest", asynchronous: bool = False
+    source: str,
+    weights: Weights = "latest",
+    asynchronous: bool = False,
+    idle: Law | None = None,
+    in_flight: Law | None = None,
+    also: tuple[str, ...] = (),
 ) -> Callable[[Maker], Maker]:
     """Registers a schedule under the name of its function, with the facts of its `Record`."""
 
     def register(make: Maker) -> Maker:
         name = make.__name__
         assert name not in _RECORDS, f"schedule {name} is registered twice"
-        _RECORDS[name] = Record(name, make, source, weights, asynchronous)
+        _RECORDS[name] = Record(name, make, source, weights, asynchronous, idle, in_flight, also)
         return make
 
     return register
@@ -111,16 +124,45 @@ def generate(
         rows: list[Row] = [tuple(Action(*each) for each in row) for row in steps]
     except Unfit as error:
         fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)
-    return replace(of_rows(rows, record.weights), name=name)
+    options = {**record.options, **given_options}
+    return replace(of_rows(rows, record.weights), name=name, options=options)
 
 
 def lookup(name: str, span: Span | None = None) -> Record:
     """The record of a schedule. Raises MD0528."""
     records = schedules()
     if name not in records:
-        help = did_you_mean(name, list(records)) or f"there are {', '.join(records)}"
+        help = meant(name) or f"there are {', '.join(records)}: `meshdsl schedule --list`"
         fail("MD0528", f"there is no schedule `{name}`", span, help=help)
     return records[name]
+
+
+def law_of_idle(table: ScheduleTable) -> tuple[Law, Fraction] | None:
+    """The published share of idle time of a generated table; None where there is none for it."""
+    record = schedules().get(table.name)
+    if record is None or record.idle is None:
+        return None
+    share = record.idle.of({"D": table.devices, "N": table.micro, **table.options})
+    return None if share is None else (record.idle, share)
+
+
+def meant(name: str) -> str | None:
+    """A `did you mean` sentence for a name that is misspelt, or that others give to schedules."""
+    names = [f"`{known}`" for known in called(name)]
+    if not names:
+        return did_you_mean(name, list(schedules()))
+    *first, last = names
+    return f"did you mean {' or '.join([', '.join(first), last] if first else [last])}?"
+
+
+def called(name: str) -> tuple[str, ...]:
+    """The schedules that others call so, or nearly so where no own name is as near."""
+    plain = name.lower().replace("-", "_")
+    if plain in schedules():
+        return (plain,)
+    others = list(dict.fromkeys(other for record in schedules().values() for other in record.also))
+    near = closest(plain, [*schedules(), *others])
+    return tuple(known for known, record in schedules().items() if near in record.also)
 
 
 class Unfit(Exception):

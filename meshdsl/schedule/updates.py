@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshdsl.schedule.one_stage import Step, alternating
+from meshdsl.schedule.one_stage import FLUSH, HELD_1F1B, Step, alternating
 from meshdsl.schedule.registry import Rows, needs, schedule
 from meshdsl.schedule.table import ANNEAL
 
 
-@schedule("Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B", asynchronous=True)
+@schedule(
+    "Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B",
+    asynchronous=True,
+    idle=FLUSH,
+    in_flight=HELD_1F1B,
+)
 def ampnet(devices: int, micro: int) -> Rows:
     """1F1B with an update behind every backward pass; every pass reads the newest parameters.
 
@@ -19,7 +24,11 @@ def ampnet(devices: int, micro: int) -> Rows:
 
 
 @schedule(
-    "Harlap et al. 2018; Narayanan et al. 2019, PipeDream", weights="stashed", asynchronous=True
+    "Harlap et al. 2018; Narayanan et al. 2019, PipeDream",
+    weights="stashed",
+    asynchronous=True,
+    idle=FLUSH,
+    in_flight=HELD_1F1B,
 )
 def pipedream(devices: int, micro: int) -> Rows:
     """1F1B with an update behind every backward pass, which reads what its forward pass read.
@@ -29,7 +38,14 @@ def pipedream(devices: int, micro: int) -> Rows:
     return _updating(devices, micro, 1)
 
 
-@schedule("Narayanan et al. 2021, PipeDream-2BW", weights="buffered", asynchronous=True)
+@schedule(
+    "Narayanan et al. 2021, PipeDream-2BW",
+    weights="buffered",
+    asynchronous=True,
+    idle=FLUSH,
+    in_flight=HELD_1F1B,
+    also=("pipedream_2bw", "2bw"),
+)
 def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     """1F1B with an update behind every `batch` micro-batches (D), and two versions on every stage.
 
@@ -43,7 +59,13 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     return _updating(devices, micro, size)
 
 
-@schedule("Yang et al. 2021, PipeMare", weights="corrected", asynchronous=True)
+@schedule(
+    "Yang et al. 2021, PipeMare",
+    weights="corrected",
+    asynchronous=True,
+    idle=FLUSH,
+    in_flight=HELD_1F1B,
+)
 def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
     """AMPNet whose backward passes read an estimate of what their forward pass read.
 

@@ -1,0 +1,196 @@
+"""What is published of a schedule is what is simulated of its table; names of the literature."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.report.schedule_charts import described, shown
+from meshdsl.schedule.laws import CONDITIONS, Passes
+from meshdsl.schedule.registry import called, generate, meant, schedules
+from meshdsl.schedule.table import Action, ScheduleTable
+from meshdsl.schedule.times import TimedSchedule, Times, timed
+from meshdsl.schedule.verification import Verified, needs, verify
+from tests.cli.command import Cli
+from tests.cli.conftest import cli
+
+__all__ = ["cli"]
+
+DEVICES = (2, 4, 8)
+MICRO = range(1, 33) if "MESHDSL_CASES" in os.environ else (1, 2, 3, 4, 7, 8, 12, 15, 16, 24, 32)
+
+B_IS_F = Times(weights=(Fraction(0),), early=False)
+B_IS_2F = Times(early=False)
+UNEVEN = Times((Fraction(2),), (Fraction(1),), (Fraction(4),), early=False)
+TIMES: Mapping[Passes, tuple[Times, ...]] = {
+    "whole": (B_IS_F, B_IS_2F, UNEVEN),
+    "equal": (B_IS_F,),
+    "thirds": (Times(),),
+    "window": (Times(),),
+    "pairs": (Times(),),
+}
+
+
+def tables(name: str) -> Iterator[ScheduleTable]:
+    for devices in DEVICES:
+        for micro in MICRO:
+            try:
+                yield generate(name, devices, micro)
+            except DiagnosticError:
+                continue
+
+
+def blocks(row: tuple[Action, ...]) -> list[tuple[Action, ...]]:
+    """The actions of a row; a forward pass and the backward pass behind it are one."""
+    made: list[tuple[Action, ...]] = []
+    for action in row:
+        before = made[-1] if made else ()
+        if action.kind == "B" and len(before) == 1 and before[0].kind == "F":
+            made[-1] = (*before, action)
+        else:
+            made.append((action,))
+    return made
+
+
+def idle_in_pairs(table: ScheduleTable, took: Mapping[str, int]) -> set[int]:
+    """How long devices are idle where what a block yields is there when all of it is done."""
+    places = {a: (d, n) for d, row in enumerate(table.rows) for n, a in enumerate(row)}
+    rows = [blocks(row) for row in table.rows]
+    free, at, done = [0] * len(rows), [0] * len(rows), dict[Action, int]()
+    while any(n < len(row) for n, row in zip(at, rows, strict=True)):
+        for device, row in enumerate(rows):
+            while at[device] < len(row):
+                block = row[at[device]]
+                read = {n for a in block for n in needs(table, a, places)} - {*block}
+                if not read <= {*done}:
+                    break
+                free[device] = max([free[device], *(done[n] for n in read)])
+                free[device] += sum(took[a.kind] for a in block)
+                done |= dict.fromkeys(block, free[device])
+                at[device] += 1
+    busy = [sum(took[a.kind] for a in row) for row in table.rows]
+    return {max(free) - each for each in busy}
+
+
+def share(found: Verified, times: Times, passes: Passes) -> Fraction:
+    """The idle share of a step, as a law means it."""
+    made = timed(found, times)
+    if passes == "pairs":
+        (idle,) = idle_in_pairs(found.schedule, {"F": 1, "I": 1, "W": 1, "B": 2})
+        return Fraction(idle) / (idle + made.busy[0])
+    if passes == "window":
+        return max(made.waiting) / made.makespan
+    return made.bubble
+
+
+@pytest.mark.parametrize("name", schedules())
+def test_laws_are_exact(name: str) -> None:
+    record = schedules()[name]
+    assert record.idle is not None
+    assert record.in_flight is not None
+    held = 0
+    for table in tables(name):
+        found = verify(table)
+        numbers = {"D": table.devices, "N": table.micro, **record.options}
+        peaks = [record.in_flight.of({**numbers, "s": s}) for s in range(table.devices)]
+        assert all(law in (None, peak) for law, peak in zip(peaks, found.peaks, strict=True))
+        law = record.idle.of(numbers)
+        if law is not None:
+            held += 1
+            for times in TIMES[record.idle.passes]:
+                assert share(found, times, record.idle.passes) == law, (table.devices, table.micro)
+    assert held >= 6
+
+
+@pytest.mark.parametrize("F", [1, 2])
+def test_dualpipe_v_waits_as_published_in_pairs(F: int) -> None:
+    """(D - 1)(F&B + B - 3W), DeepSeek-AI 2024, where I takes as long as F and F&B is F + B.
+
+    Without that condition less is idle: what F yields is sent before B is done.
+    """
+    for devices in DEVICES:
+        table = generate("dualpipe_v", devices, 2 * devices)
+        for W in (0, 1):
+            whole = F + W
+            law = (devices - 1) * ((F + whole) + whole - 3 * W)
+            assert idle_in_pairs(table, {"F": F, "I": F, "W": W, "B": whole}) == {law}
+            each = (Fraction(F),)
+            made = timed(verify(table), Times(each, each, (Fraction(W),)))
+            assert set(made.idle) == {(devices - 1) * (F + whole - 2 * W)}
+
+
+def sentences(made: TimedSchedule) -> str:
+    return str(shown(made, 80))
+
+
+def test_the_textbook_is_beside_what_is_simulated(cli: Cli) -> None:
+    done = cli("schedule", "one_f_one_b", "--stages", "4", "--micro", "8")
+    said = " ".join(done.out.split())
+    assert "1/5 of the devices' time is idle (20 %)." in said
+    law = "(D - 1) / (N + D - 1) = 3/11 with whole backward passes"
+    assert f"Textbook: {law}; 1/5 as sent here." in said
+    late = cli("schedule", "one_f_one_b", "--stages", "4", "--micro", "8", "--late")
+    assert f"Textbook: {law}; the same as sent here." in " ".join(late.out.split())
+    facts = described(timed(verify(generate("naive", 3, 4))))
+    assert facts["textbook"] is not None
+    assert facts["textbook"]["share"] == "2/3"
+
+
+def test_there_is_none_where_the_law_does_not_hold() -> None:
+    made = timed(verify(generate("interleaved", 4, 6)))
+    assert described(made)["textbook"] is None
+    assert "Textbook" not in sentences(made)
+
+
+def test_the_list_has_every_schedule(cli: Cli) -> None:
+    done = cli("schedule", "--list")
+    assert done.code == 0
+    told = json.loads(cli("schedule", "--list", "--json").out)["schedules"]
+    assert [each["name"] for each in told] == [*schedules()]
+    for each in told:
+        record = schedules()[each["name"]]
+        assert each["options"] == record.options
+        assert each["source"] == record.source
+        assert each["meaning"] == record.meaning
+        assert each["condition"] in CONDITIONS.values()
+        assert each["name"] in done.out
+    assert cli("schedule", "--list", "gpipe").codes == ["error[MD0532]"]
+    assert cli("schedule", "--list", "--micro", "4").codes == ["error[MD0532]"]
+    assert cli("schedule").codes == ["error[MD0604]"]
+
+
+NAMES = {
+    "zero_bubble": "did you mean `zb_h1`, `zb_h2` or `zb_v`?",
+    "ZeroBubble": "did you mean `zb_h1`, `zb_h2` or `zb_v`?",
+    "1f1b": "did you mean `one_f_one_b`?",
+    "ZB-H1": "did you mean `zb_h1`?",
+    "pipedream-2bw": "did you mean `two_bw`?",
+    "gpip": "did you mean `gpipe`?",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_the_literature_are_known(name: str) -> None:
+    assert meant(name) == NAMES[name]
+
+
+def test_no_name_of_the_literature_is_one_of_ours() -> None:
+    others = {other for record in schedules().values() for other in record.also}
+    assert not others & {*schedules()}
+    assert all(called(other) for other in others)
+
+
+def test_a_layout_says_which_one_is_meant(cli: Cli, tmp_path) -> None:
+    path = tmp_path / "a.mdsl"
+    path.write_text(
+        "dim b = 4, l = 2\nmesh m = { p: 2 }\nlayout pp { l -> p } with zb1p[b](2)\n"
+        "program f(x[b]) {\n  param w[l]\n  repeat l { x = x * w }\n  return x\n}\n"
+    )
+    assert "help: did you mean `zb_h1`?" in cli("check", str(path)).err
+    assert cli("check", "--fix", str(path)).code == 0
+    assert "with zb_h1[b](2)" in path.read_text()
