@@ -30,9 +30,9 @@ def entry(record: Record) -> str:
 
 def _laws(record: Record) -> Iterator[str]:
     """What is published of idle time and of what is in flight."""
-    if record.idle is not None:
-        published = f", published as {code(record.idle.published)}" if record.idle.published else ""
-        yield f"Idle {CONDITIONS[record.idle.passes]}: {code(str(record.idle))}{published}."
+    for law in record.idle:
+        published = f", published as {code(law.published)}" if law.published else ""
+        yield f"Idle {CONDITIONS[law.passes]}: {code(str(law))}{published}."
     if record.in_flight is not None:
         yield f"In flight: {code(str(record.in_flight))}."
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from meshdsl.schedule.verification import Verified
 
 
+COUNTS = ("chunks", "batch", "forward")
+"""Options that a schedule counts by."""
+
+
 @option
 class TableOptions:
     """Options of the table."""
@@ -31,6 +35,9 @@ class TableOptions:
     )
     batch: int | None = opt(
         "--batch", "N", "Micro-batches to an update: two_bw (as many as stages).", min=1
+    )
+    forward: int | None = opt(
+        "--forward", "N", "Forward passes in turn, 1 or 2: chimera (1).", min=1
     )
     weights: str | None = opt(
         "--weights", "W", "Of a FILE with updates: latest, stashed, buffered, corrected (latest)."
@@ -114,7 +121,7 @@ def _table(name: str, given: Draw) -> Verified:
     from meshdsl.syntax.parse import read_source
 
     is_file = name.endswith(".csv") or name == "-" or "/" in name
-    options = {field: getattr(given, field) for field in ("stages", "micro", "chunks", "batch")}
+    options = {field: getattr(given, field) for field in ("stages", "micro", *COUNTS)}
     if is_file:
         for field, value in options.items():
             if value is not None:

@@ -137,9 +137,15 @@ def listed() -> KnownSchedules:
                 "name": record.name,
                 "meaning": record.meaning,
                 "options": dict(record.options),
-                "idle": None if record.idle is None else str(record.idle),
-                "condition": None if record.idle is None else CONDITIONS[record.idle.passes],
-                "published": (record.idle.published or None) if record.idle else None,
+                "idle": [
+                    {
+                        "formula": law.text,
+                        "where": law.where or None,
+                        "condition": CONDITIONS[law.passes],
+                        "published": law.published or None,
+                    }
+                    for law in record.idle
+                ],
                 "in_flight": None if record.in_flight is None else str(record.in_flight),
                 "asynchronous": record.asynchronous,
                 "source": record.source,
@@ -159,16 +165,19 @@ def list_shown(facts: KnownSchedules) -> Document:
         (
             each["name"],
             ", ".join(f"{name}={value}" for name, value in each["options"].items()),
-            each["idle"] or "",
+            "\n".join(
+                f"{law['formula']} if {law['where']}" if law["where"] else law["formula"]
+                for law in each["idle"]
+            ),
             each["in_flight"] or "",
             each["source"].partition(",")[0],
         )
         for each in facts["schedules"]
     )
-    conditions: dict[str, list[str]] = {}
+    conditions: dict[str, dict[str, None]] = {}
     for each in facts["schedules"]:
-        if each["condition"] is not None:
-            conditions.setdefault(each["condition"], []).append(each["name"])
+        for law in each["idle"]:
+            conditions.setdefault(law["condition"], {})[each["name"]] = None
     return (
         Grid("", head, rows),
         Gap(),

@@ -612,15 +612,22 @@ class ScheduleFacts(TypedDict):
     versions: list[VersionFacts]
 
 
+class FormulaFacts(TypedDict):
+    """A published law of idle time: for which numbers, and for which times of passes."""
+
+    formula: str
+    where: str | None
+    condition: str
+    published: str | None
+
+
 class KnownSchedule(TypedDict):
-    """A schedule that is known by name; laws as text, None where none is published."""
+    """A schedule that is known by name; laws as text."""
 
     name: str
     meaning: str
     options: dict[str, int]
-    idle: str | None
-    condition: str | None
-    published: str | None
+    idle: list[FormulaFacts]
     in_flight: str | None
     asynchronous: bool
     source: str

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from meshdsl.diagnostics import counted
 from meshdsl.schedule.laws import Law
+from meshdsl.schedule.list_scheduling import backward_first, in_order
 from meshdsl.schedule.one_stage import Step
 from meshdsl.schedule.registry import Rows, needs, schedule
 from meshdsl.schedule.table import Kind
+from meshdsl.schedule.times import Times
 
 
 @schedule(
@@ -72,22 +74,37 @@ def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
 
 
 @schedule(
-    "Li and Hoefler 2021, Chimera",
-    idle=Law("(D - 2) / (2*N + D - 2)", "N % D == 0", "equal"),
-    in_flight=Law("D/2 + 1 + min(s, D - 1 - s)", "N % D == 0"),
+    "Li and Hoefler 2021, Chimera; forward doubling and backward halving by their section 3.5",
+    idle=(
+        Law("(D - 2) / (2*N + D - 2)", "forward == 1 and N % D == 0", "equal"),
+        Law("(D - 2) / (3*N/2 + D - 2)", "forward == 2 and N % (2*D) == 0", "doubled"),
+    ),
+    in_flight=Law("D/2 + 1 + min(s, D - 1 - s)", "forward == 1 and N % D == 0"),
     also=("bidirectional",),
 )
-def chimera(devices: int, micro: int) -> Rows:
+def chimera(devices: int, micro: int, forward: int = 1) -> Rows:
     """Two pipelines in opposite directions: device p has the stages p and D - 1 - p.
 
     Of every D micro-batches half go down, half go up. Each stage is on two devices, which add up
     their gradients at the end.
+
+    `forward=2` is for backward passes that take twice as long as forward passes. Forward passes of
+    two micro-batches in turn take as long as one backward pass, so no bubbles are left in the
+    middle; up to 2D micro-batches are in flight. The table is that of forward doubling where
+    micro-batches are as large as before, and of backward halving where they are half as large.
     """
     needs(devices % 2 == 0, f"{devices} devices", f"take {devices + 1}: the directions meet")
-    fits = micro % 2 == 0 if micro <= devices else micro % devices == 0
-    below = ", or an even number below" if devices > 2 else ""
-    help = f"take a multiple of {devices}{below}"
+    needs(forward <= 2, f"{forward} forward passes in turn", "take `forward=1` or `forward=2`")
+    unit, least = forward * devices, 2 * forward
+    fits = micro % least == 0 if micro <= unit else micro % unit == 0
+    below = f", or {f'of {least}' if forward > 1 else 'an even number'} below"
+    help = f"take a multiple of {unit}{below if devices > 2 else ''}"
     needs(fits, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
+    return _doubled(devices, micro) if forward == 2 else _concatenated(devices, micro)
+
+
+def _concatenated(devices: int, micro: int) -> Rows:
+    """Units of D micro-batches one behind the other."""
     unit = min(micro, devices)
     for device in range(devices):
         every = [
@@ -96,6 +113,13 @@ def chimera(devices: int, micro: int) -> Rows:
             for slot in _unit(device, devices, first, unit // 2)
         ]
         yield [step for _, step in sorted(every)]
+
+
+def _doubled(devices: int, micro: int) -> Rows:
+    """Pairs of micro-batches, one down, one up, in the order of passes with B = 2F."""
+    down = tuple(range(devices))
+    ways = [down if pair % 2 == 0 else down[::-1] for pair in range(micro // 2)]
+    return in_order(ways, Times(early=False), devices, backward_first, group=2)
 
 
 def _unit(device: int, devices: int, first: int, half: int) -> Iterator[tuple[int, Step]]:

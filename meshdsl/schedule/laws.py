@@ -14,7 +14,7 @@ from typing import Literal
 
 from meshdsl.records import dataclass
 
-Passes = Literal["whole", "equal", "thirds", "window", "pairs"]
+Passes = Literal["whole", "equal", "thirds", "window", "pairs", "doubled"]
 
 CONDITIONS: Mapping[Passes, str] = {
     "whole": "with whole backward passes",
@@ -22,6 +22,7 @@ CONDITIONS: Mapping[Passes, str] = {
     "thirds": "where F, I and W take equally long",
     "window": "between a device's first and last action where F, I and W take equally long",
     "pairs": "where F, I and W take equally long and F and B of a pair send when both are done",
+    "doubled": "where B = 2F and the two F of a pair send when both are done",
 }
 """What a law of idle time holds for.
 
@@ -30,6 +31,7 @@ CONDITIONS: Mapping[Passes, str] = {
 - `thirds`: a forward pass takes as long as each half of a backward pass.
 - `window`: the same, and idle is what a device waits between its first and its last action.
 - `pairs`: as `thirds`, and a forward pass and the backward pass behind it are one action.
+- `doubled`: two forward passes in turn are one action, which takes as long as a backward pass.
 """
 
 _FUNCTIONS = {"min": min, "max": max}
@@ -55,7 +57,7 @@ class Law:
         exact = {name: Fraction(number) for name, number in numbers.items()}
         if self._holds is not None and not _value(self._holds, exact):
             return None
-        return Fraction(_value(self._formula, exact))
+        return _value(self._formula, exact)
 
     @cached_property
     def _formula(self) -> CodeType:
@@ -72,5 +74,6 @@ class Law:
 
 def _value(code: CodeType, numbers: Mapping[str, Fraction]) -> Fraction:
     """What a formula of this package yields; it has no names but the numbers, min and max."""
-    value: Fraction = eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(numbers))
-    return value
+    value: Fraction | int = eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(numbers))
+    assert not isinstance(value, float), "a law divides what is exact: `3*N/2`, not `3/2*N`"
+    return Fraction(value)

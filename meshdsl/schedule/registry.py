@@ -35,7 +35,7 @@ class Record:
 
     weights:      the version of the parameters that a pass reads.
     asynchronous: stages update their parameters while micro-batches are in flight.
-    idle:         the published share of a step in which a device is idle.
+    idle:         the published share of a step in which a device is idle: the first law that holds.
     in_flight:    how many micro-batches are in flight at most on device s, over all of its stages.
     also:         what others call it.
     """
@@ -45,7 +45,7 @@ class Record:
     source: str
     weights: Weights = "latest"
     asynchronous: bool = False
-    idle: Law | None = None
+    idle: tuple[Law, ...] = ()
     in_flight: Law | None = None
     also: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ def schedule(
     source: str,
     weights: Weights = "latest",
     asynchronous: bool = False,
-    idle: Law | None = None,
+    idle: Law | tuple[Law, ...] = (),
     in_flight: Law | None = None,
     also: tuple[str, ...] = (),
 ) -> Callable[[Maker], Maker]:
@@ -75,7 +75,8 @@ def schedule(
     def register(make: Maker) -> Maker:
         name = make.__name__
         assert name not in _RECORDS, f"schedule {name} is registered twice"
-        _RECORDS[name] = Record(name, make, source, weights, asynchronous, idle, in_flight, also)
+        laws = (idle,) if isinstance(idle, Law) else idle
+        _RECORDS[name] = Record(name, make, source, weights, asynchronous, laws, in_flight, also)
         return make
 
     return register
@@ -101,7 +102,10 @@ def generate(
     Raises MD0528 for a name that there is not, MD0529 for numbers that it cannot be made for.
     """
     record = lookup(name, span)
-    given_options = {key: value for key, value in (options or {}).items() if value is not None}
+    given_options: dict[str, int] = {}
+    for key, value in (options or {}).items():
+        if value is not None:
+            given_options[key] = value
     for key in given_options:
         if key not in record.options:
             takers = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
@@ -140,10 +144,9 @@ def lookup(name: str, span: Span | None = None) -> Record:
 def law_of_idle(table: ScheduleTable) -> tuple[Law, Fraction] | None:
     """The published share of idle time of a generated table; None where there is none for it."""
     record = schedules().get(table.name)
-    if record is None or record.idle is None:
-        return None
-    share = record.idle.of({"D": table.devices, "N": table.micro, **table.options})
-    return None if share is None else (record.idle, share)
+    numbers = {"D": table.devices, "N": table.micro, **table.options}
+    shares = ((law, law.of(numbers)) for law in (record.idle if record else ()))
+    return next(((law, share) for law, share in shares if share is not None), None)
 
 
 def meant(name: str) -> str | None:

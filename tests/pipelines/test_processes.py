@@ -28,7 +28,7 @@ CASES = {
     "chimera and both": (
         "headed", "data:2,pipe:2,tp:2",
         "layers -> pipe, batch -> data, model -> tp, state: layers -> (pipe, data)",
-        "chimera[batch](4)",
+        "chimera[batch](4, forward=2)",
     ),
 }  # fmt: skip
 

@@ -236,14 +236,20 @@ def hold_messages(made: Compilation, run: LocalRun) -> None:
     assert sent == told
 
 
-@in_turn(name=schedules(), devices=(4, 2))
+WITH_OPTIONS = ("chimera, forward=2",)
+"""Schedules with options that make another table of as many stages."""
+
+
+@in_turn(name=(*schedules(), *WITH_OPTIONS), devices=(4, 2))
 def test_what_is_known_by_name_runs_as_it_is_verified(name: str, devices: int) -> None:
     """Micro-batches in flight on each device, and messages, as they are counted while it runs."""
     micro = 2 * devices
+    name, comma, option = name.partition(",")
     text = PROGRAMS["two carries"].replace("OPT", "momentum(lr=0.1)")
     text = text.replace("b = 8", f"b = {2 * micro}").replace("l = 4", "l = 8")
     text = text.replace(" + 0.1 * aux", "")
-    made = compiled(text, f"pipe:{devices}", "l -> pipe", f"with {name}[b]({micro})")
+    use = f"with {name}[b]({micro}{comma}{option})"
+    made = compiled(text, f"pipe:{devices}", "l -> pipe", use)
     run, most = counted(made)
     hold_messages(made, run)
     assert most == pipeline_of(made).known.peaks
