@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from meshdsl.schedule.verification import Verified
 
 
-COUNTS = ("chunks", "batch", "forward")
+COUNTS = ("chunks", "batch", "forward", "waves")
 """Options that a schedule counts by."""
 
 
@@ -38,6 +38,9 @@ class TableOptions:
     )
     forward: int | None = opt(
         "--forward", "N", "Forward passes in turn, 1 or 2: chimera (1).", min=1
+    )
+    waves: int | None = opt(
+        "--waves", "N", "How often stages go down the devices and up again: hanayo (1).", min=1
     )
     weights: str | None = opt(
         "--weights", "W", "Of a FILE with updates: latest, stashed, buffered, corrected (latest)."

@@ -18,7 +18,7 @@ from meshdsl.report.schema import (
     VersionFacts,
 )
 from meshdsl.schedule.laws import CONDITIONS
-from meshdsl.schedule.registry import law_of_idle, schedules
+from meshdsl.schedule.registry import laws_of_idle, schedules
 from meshdsl.schedule.table import Kind, ScheduleTable, row_text
 from meshdsl.schedule.times import Slot, TimedSchedule
 from meshdsl.schedule.verification import Verified
@@ -62,7 +62,7 @@ def described(timed: TimedSchedule) -> ScheduleFacts:
         "times": _times(timed),
         "makespan": str(timed.makespan),
         "bubble": str(timed.bubble),
-        "textbook": _textbook(schedule),
+        "laws": list(_laws(schedule)),
         "sends": verified.sends,
         "in_order": verified.in_order,
         "devices": list(_devices(timed)),
@@ -89,17 +89,15 @@ def described(timed: TimedSchedule) -> ScheduleFacts:
     }
 
 
-def _textbook(table: ScheduleTable) -> LawFacts | None:
-    known = law_of_idle(table)
-    if known is None:
-        return None
-    law, share = known
-    return {
-        "formula": law.text,
-        "condition": CONDITIONS[law.passes],
-        "published": law.published or None,
-        "share": str(share),
-    }
+def _laws(table: ScheduleTable) -> Iterator[LawFacts]:
+    for law, share in laws_of_idle(table):
+        yield {
+            "formula": law.text,
+            "condition": CONDITIONS[law.passes],
+            "published": law.published or None,
+            "derived": law.derived,
+            "share": str(share),
+        }
 
 
 def _times(timed: TimedSchedule) -> ActionTimes:
@@ -143,6 +141,7 @@ def listed() -> KnownSchedules:
                         "where": law.where or None,
                         "condition": CONDITIONS[law.passes],
                         "published": law.published or None,
+                        "derived": law.derived,
                     }
                     for law in record.idle
                 ],
@@ -214,8 +213,8 @@ def _sentences(timed: TimedSchedule, facts: ScheduleFacts) -> Iterator[str]:
     took = f"A step takes {facts['makespan']} ({_said(facts['times'])})"
     yield f"{took}."
     yield f"{idle or 'No device is ever idle'}."
-    if facts["textbook"] is not None:
-        yield _compared(facts["textbook"], facts["bubble"])
+    for law in facts["laws"]:
+        yield _compared(law, facts["bubble"])
     if facts["weights"] is None and timed.bubble and not any(timed.waiting):
         yield (
             "No device waits between its first action and its last one; all of it is waiting for"
@@ -233,12 +232,13 @@ def _sentences(timed: TimedSchedule, facts: ScheduleFacts) -> Iterator[str]:
 
 
 def _compared(law: LawFacts, bubble: str) -> str:
-    """The published share of idle time beside the one of the given times."""
+    """The share of idle time by a law beside the one of the given times."""
     formula = law["formula"] if law["formula"] == law["share"] else f"{law['formula']} ="
     share = "" if law["formula"] == law["share"] else f" {law['share']}"
     here = "the same" if bubble == law["share"] else bubble
     published = f" Published as {law['published']}." if law["published"] else ""
-    return f"Textbook: {formula}{share} {law['condition']}; {here} as sent here.{published}"
+    title = "Law of this table" if law["derived"] else "Textbook"
+    return f"{title}: {formula}{share} {law['condition']}; {here} as sent here.{published}"
 
 
 def _said(times: ActionTimes) -> str:

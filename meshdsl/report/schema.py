@@ -585,11 +585,12 @@ class VersionFacts(TypedDict):
 
 
 class LawFacts(TypedDict):
-    """A published law of idle time, and its value for a table."""
+    """A law of idle time, and its value for a table; `derived` where it is from no publication."""
 
     formula: str
     condition: str
     published: str | None
+    derived: bool
     share: str
 
 
@@ -604,7 +605,7 @@ class ScheduleFacts(TypedDict):
     times: ActionTimes
     makespan: str
     bubble: str
-    textbook: LawFacts | None
+    laws: list[LawFacts]
     sends: int
     in_order: bool
     devices: list[DeviceRow]
@@ -613,12 +614,13 @@ class ScheduleFacts(TypedDict):
 
 
 class FormulaFacts(TypedDict):
-    """A published law of idle time: for which numbers, and for which times of passes."""
+    """A law of idle time: for which numbers, and for which times of passes."""
 
     formula: str
     where: str | None
     condition: str
     published: str | None
+    derived: bool
 
 
 class KnownSchedule(TypedDict):

@@ -77,6 +77,12 @@ def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
     "Li and Hoefler 2021, Chimera; forward doubling and backward halving by their section 3.5",
     idle=(
         Law("(D - 2) / (2*N + D - 2)", "forward == 1 and N % D == 0", "equal"),
+        Law(
+            "(D - 2)*(N/D + 1) / (3*N + (D - 2)*(N/D + 1))",
+            "forward == 1 and N % D == 0",
+            "twice",
+            derived=True,
+        ),
         Law("(D - 2) / (3*N/2 + D - 2)", "forward == 2 and N % (2*D) == 0", "doubled"),
     ),
     in_flight=Law("D/2 + 1 + min(s, D - 1 - s)", "forward == 1 and N % D == 0"),
@@ -193,6 +199,38 @@ def dualpipe_v(devices: int, micro: int) -> Rows:
         yield _dual_row(device, devices, micro)
 
 
+@schedule(
+    "DeepSeek-AI 2024, DualPipe in DeepSeek-V3; phases as in their DualPipe",
+    idle=Law("(D/2 - 1) / (3*N/2 + D/2 - 1)", passes="pairs", published=f"(D/2 - 1) * {DUAL}"),
+    in_flight=Law("D + 1"),
+    also=("dual_pipe",),
+)
+def dualpipe(devices: int, micro: int) -> Rows:
+    """Two pipelines in opposite directions; forward and backward passes stand in pairs.
+
+    As in Chimera device p has the stages p and D - 1 - p, and each stage is on two devices: twice
+    the parameters. As in DualPipeV the messages of one pass of a pair are hidden behind the other.
+    Half of the micro-batches go down, half go up: an even number of them, 2D at least.
+    """
+    needs(devices % 2 == 0, f"{devices} devices", f"take {devices + 1}: the directions meet")
+    fits = micro % 2 == 0 and micro >= 2 * devices
+    help = f"take an even number from {2 * devices} on"
+    needs(fits, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
+    half = micro // 2
+    for device in range(devices):
+        # A device and its mirror image have the same row, the one's way down being the other's up.
+        near = min(device, devices - 1 - device)
+        for_down = device == near
+        row = []
+        for kind, number, stage in _dual_row(near, devices // 2, half):
+            first = stage == near
+            down = first == for_down
+            row.append(
+                (kind, number + (0 if down else half), near if first else devices - 1 - near)
+            )
+        yield row
+
+
 def _dual_row(device: int, devices: int, micro: int) -> Iterator[Step]:
     """The row of a device in the eight phases of the authors."""
     below, drain = devices - 1 - device, device + 1
@@ -208,6 +246,33 @@ def _dual_row(device: int, devices: int, micro: int) -> Iterator[Step]:
         "." * drain,
     )
     return _numbered("".join(phases), device, devices)
+
+
+@schedule(
+    "Liu et al. 2023, Hanayo",
+    idle=(
+        Law("(D - 1) / (2*waves*N + D - 1)", "N % D == 0", "equal", derived=True),
+        Law(
+            "(D - 1)*(N/D + 1) / (3*waves*N + (D - 1)*(N/D + 1))",
+            "N % D == 0",
+            "twice",
+            "(2*D - 2) / (3*waves*D + D - 1) for N = D, with half of the idle time in the step",
+            derived=True,
+        ),
+    ),
+    in_flight=Law("2*waves*D - (D - 1 - s)", "N % D == 0"),
+    also=("wave", "wave_pipeline"),
+)
+def hanayo(devices: int, micro: int, waves: int = 1) -> Rows:
+    """Stages go down the devices and up again, `waves` times: no message where they turn.
+
+    No stage is on two devices as in Chimera, and D micro-batches are in flight at most, each in
+    2 * `waves` chunks. The order is that of passes with B = F, the most advanced ones first.
+    """
+    down = tuple(range(devices))
+    way = (down + down[::-1]) * waves
+    even = Times(weights=(0,), early=False)
+    return in_order([way] * micro, even, devices, backward_first)
 
 
 def _numbered(letters: str, device: int, devices: int) -> Iterator[Step]:

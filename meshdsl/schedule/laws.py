@@ -14,11 +14,12 @@ from typing import Literal
 
 from meshdsl.records import dataclass
 
-Passes = Literal["whole", "equal", "thirds", "window", "pairs", "doubled"]
+Passes = Literal["whole", "equal", "twice", "thirds", "window", "pairs", "doubled"]
 
 CONDITIONS: Mapping[Passes, str] = {
     "whole": "with whole backward passes",
     "equal": "with whole backward passes as long as forward passes",
+    "twice": "with whole backward passes twice as long as forward passes",
     "thirds": "where F, I and W take equally long",
     "window": "between a device's first and last action where F, I and W take equally long",
     "pairs": "where F, I and W take equally long and F and B of a pair send when both are done",
@@ -28,6 +29,7 @@ CONDITIONS: Mapping[Passes, str] = {
 
 - `whole`: a backward pass sends when all of it is done, however long it takes.
 - `equal`: the same, and it takes as long as a forward pass.
+- `twice`: the same, and it takes twice as long as a forward pass.
 - `thirds`: a forward pass takes as long as each half of a backward pass.
 - `window`: the same, and idle is what a device waits between its first and its last action.
 - `pairs`: as `thirds`, and a forward pass and the backward pass behind it are one action.
@@ -44,13 +46,15 @@ class Law:
     text:   the formula: of idle time as the share of a step, of what is in flight as a number.
     where:  a condition on the numbers; without one it holds for all that the schedule is made for.
     passes: of idle time, for which times.
-    published: the formula that the authors give, where it is of idle time itself.
+    published: the authors' formula where it is another one, of idle time itself for instance.
+    derived: the law is nobody's but that of the table here, found by simulating it.
     """
 
     text: str
     where: str = ""
     passes: Passes = "whole"
     published: str = ""
+    derived: bool = False
 
     def of(self, numbers: Mapping[str, int]) -> Fraction | None:
         """The value for D, N, s and options by name; None where it does not hold."""

@@ -7,7 +7,7 @@ table. Its docstring begins with what it is, and its source says where it comes 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, cached_property
@@ -35,7 +35,7 @@ class Record:
 
     weights:      the version of the parameters that a pass reads.
     asynchronous: stages update their parameters while micro-batches are in flight.
-    idle:         the published share of a step in which a device is idle: the first law that holds.
+    idle:         laws of the share of a step in which a device is idle.
     in_flight:    how many micro-batches are in flight at most on device s, over all of its stages.
     also:         what others call it.
     """
@@ -102,10 +102,7 @@ def generate(
     Raises MD0528 for a name that there is not, MD0529 for numbers that it cannot be made for.
     """
     record = lookup(name, span)
-    given_options: dict[str, int] = {}
-    for key, value in (options or {}).items():
-        if value is not None:
-            given_options[key] = value
+    given_options = {key: value for key, value in (options or {}).items() if value is not None}
     for key in given_options:
         if key not in record.options:
             takers = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
@@ -118,7 +115,7 @@ def generate(
                 span,
                 help="write a number from 1",
             )
-    stages = devices * given_options.get("chunks", 2)
+    stages = devices * max(given_options.get("chunks", 2), 2 * given_options.get("waves", 1))
     if stages * micro > MOST_PARTS:
         sizes = f"{devices:,} devices and {micro:,} micro-batches"
         help = f"stay below {MOST_PARTS:,} forward passes"
@@ -128,8 +125,8 @@ def generate(
         rows: list[Row] = [tuple(Action(*each) for each in row) for row in steps]
     except Unfit as error:
         fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)
-    options = {**record.options, **given_options}
-    return replace(of_rows(rows, record.weights), name=name, options=options)
+    counts = {**record.options, **given_options}
+    return replace(of_rows(rows, record.weights), name=name, options=counts)
 
 
 def lookup(name: str, span: Span | None = None) -> Record:
@@ -141,12 +138,14 @@ def lookup(name: str, span: Span | None = None) -> Record:
     return records[name]
 
 
-def law_of_idle(table: ScheduleTable) -> tuple[Law, Fraction] | None:
-    """The published share of idle time of a generated table; None where there is none for it."""
+def laws_of_idle(table: ScheduleTable) -> Iterator[tuple[Law, Fraction]]:
+    """The laws of idle time that hold for a generated table, with the shares that they give."""
     record = schedules().get(table.name)
     numbers = {"D": table.devices, "N": table.micro, **table.options}
-    shares = ((law, law.of(numbers)) for law in (record.idle if record else ()))
-    return next(((law, share) for law, share in shares if share is not None), None)
+    for law in record.idle if record else ():
+        share = law.of(numbers)
+        if share is not None:
+            yield law, share
 
 
 def meant(name: str) -> str | None:

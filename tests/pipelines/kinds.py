@@ -29,12 +29,15 @@ def stages_in(case: Case) -> int:
 
 
 def kind(schedule: str) -> str:
-    """How many stages a device has, of which micro-batches, and whether backward has halves."""
+    """How many stages a device has, of which micro-batches, and whether backward has halves.
+
+    Schedules both ways are one kind, with halves or without: they take turns.
+    """
     table = generate(schedule, 2, 8)
     actions = [[action for action in row if action.kind == "F"] for row in table.rows]
     ways = {action.stage for action in actions[0]} & {action.stage for action in actions[1]}
     halves = any(action.kind == "W" for row in table.rows for action in row)
-    return f"{table.stages} stages{' both ways' if ways else ''}{' in halves' if halves else ''}"
+    return f"{table.stages} stages{' both ways' if ways else ' in halves' if halves else ''}"
 
 
 KINDS = {
@@ -47,6 +50,8 @@ def can_be(schedule: str, case: Case) -> bool:
     micro: int = case["micro"]
     if schedule == "dualpipe_v":
         return micro >= stages_in(case)
+    if schedule == "dualpipe":
+        return micro >= 2 * devices_of(case["mesh"])
     return schedule != "chimera" or micro % 2 == 0
 
 

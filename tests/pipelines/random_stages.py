@@ -8,7 +8,8 @@ from dataclasses import dataclass
 BATCH, LAYERS = 8, 4
 SIZES = {"b": BATCH, "l": LAYERS, "m": 4, "k": 2}
 SCHEDULES = (
-    "naive gpipe one_f_one_b eager zb_h1 zb_h2 interleaved breadth_first zb_v dualpipe_v chimera"
+    "naive gpipe one_f_one_b eager zb_h1 zb_h2 interleaved breadth_first zb_v dualpipe_v chimera "
+    "dualpipe hanayo"
 ).split()
 MESHES = {"pipe:2": "", "d:2,pipe:2": "b -> d", "pipe:2,tp:2": "m -> tp"}
 OPTIMIZERS = ("sgd(lr=0.1", "momentum(lr=0.1", "adamw(lr=0.01", "adamw(lr=0.01, clip=0.3")

@@ -81,7 +81,7 @@ def test_what_is_returned_of_each(case: Case) -> None:
     """Loss, parameters and every tensor that has the batch are those of one device."""
     name, returned, mesh = case["name"], case["returned"], case["mesh"]
     text, rules = PROGRAMS[case["program"]]
-    micro = 8 if name == "dualpipe_v" else MICRO
+    micro = 8 if name.startswith("dualpipe") else MICRO
     optimizer = f"momentum(lr=0.1, accumulate={micro})"
     text = text.replace("RETURNED", returned).replace("OPT", optimizer)
     made = compiled(text, mesh, rules + MESHES[mesh], f"with {name}")

@@ -79,7 +79,7 @@ MESHES = {
     "pipe:2,data:2,tp:2": ", batch -> data, hidden -> tp, vocab -> tp",
 }
 SCHEDULES = (
-    *(f"{name}[batch]({8 if name == 'dualpipe_v' else 4})" for name in schedules()),
+    *(f"{name}[batch]({8 if name.startswith('dualpipe') else 4})" for name in schedules()),
     'one_f_one_b[batch](4, layers="LAYERS")',
     "zb_h1[batch](2, recompute=stage)",
     "mine[batch]",

@@ -236,8 +236,8 @@ def hold_messages(made: Compilation, run: LocalRun) -> None:
     assert sent == told
 
 
-WITH_OPTIONS = ("chimera, forward=2",)
-"""Schedules with options that make another table of as many stages."""
+WITH_OPTIONS = ("chimera, forward=2", "hanayo, waves=2")
+"""Schedules with options that make another table."""
 
 
 @in_turn(name=(*schedules(), *WITH_OPTIONS), devices=(4, 2))
@@ -246,7 +246,8 @@ def test_what_is_known_by_name_runs_as_it_is_verified(name: str, devices: int) -
     micro = 2 * devices
     name, comma, option = name.partition(",")
     text = PROGRAMS["two carries"].replace("OPT", "momentum(lr=0.1)")
-    text = text.replace("b = 8", f"b = {2 * micro}").replace("l = 4", "l = 8")
+    text = text.replace("b = 8", f"b = {2 * micro}")
+    text = text.replace("l = 4", f"l = {16 if 'waves' in option else 8}")
     text = text.replace(" + 0.1 * aux", "")
     use = f"with {name}[b]({micro}{comma}{option})"
     made = compiled(text, f"pipe:{devices}", "l -> pipe", use)
