@@ -14,11 +14,11 @@ from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
     from meshdsl.report.document import Document
-    from meshdsl.schedule.times import TimedSchedule
+    from meshdsl.schedule.times import TimedSchedule, Times
     from meshdsl.schedule.verification import Verified
 
 
-COUNTS = ("chunks", "batch", "forward", "waves")
+COUNTS = ("chunks", "batch", "forward", "waves", "active")
 """Options that a schedule counts by."""
 
 
@@ -41,6 +41,9 @@ class TableOptions:
     )
     waves: int | None = opt(
         "--waves", "N", "How often stages go down the devices and up again: hanayo (1).", min=1
+    )
+    active: int | None = opt(
+        "--active", "N", "Micro-batches on their way at most: ampnet (as many as stages).", min=1
     )
     weights: str | None = opt(
         "--weights", "W", "Of a FILE with updates: latest, stashed, buffered, corrected (latest)."
@@ -84,13 +87,16 @@ def command(
             help = "`meshdsl schedule one_f_one_b --stages 4 --micro 8`, or `--list` for the names"
             fail("MD0604", "no schedule is named", help=help)
         from meshdsl.report.schedule_charts import described
+        from meshdsl.schedule.registry import schedules
         from meshdsl.schedule.times import parse_times, timed
 
         outputs = [path for path in (given.svg, given.csv, given.torch_csv) if path is not None]
         for path in outputs:
             common.check_output(path, given.force, Path(name))
-        verified = _table(name, given)
+        verified = _table(name, given, None)
         times = parse_times(given.times or "F=1", verified.schedule.stages, not given.late)
+        if (record := schedules().get(name)) and record.by_times:
+            verified = _table(name, given, times)
         drawn = timed(verified, times)
         _write(drawn, given)
         if given.json:
@@ -115,8 +121,8 @@ def _list(name: str | None, given: Draw) -> None:
     _print(lambda width: list_shown(listed()))
 
 
-def _table(name: str, given: Draw) -> Verified:
-    """The schedule of a file, or the one of a name."""
+def _table(name: str, given: Draw, times: Times | None) -> Verified:
+    """The schedule of a file, or the one of a name, in the order that the times make."""
     from meshdsl.schedule.csv_files import read
     from meshdsl.schedule.registry import generate, lookup
     from meshdsl.schedule.table import WEIGHTS
@@ -146,7 +152,7 @@ def _table(name: str, given: Draw) -> Verified:
         help = f"`meshdsl schedule {name} --stages 4 --micro 8`"
         fail("MD0532", f"the size of `{name}` is not said: {' and '.join(missing)}", help=help)
     stages, micro = options.pop("stages"), options.pop("micro")
-    return verify(generate(name, stages, micro, options))
+    return verify(generate(name, stages, micro, options, times=times))
 
 
 def _write(made: TimedSchedule, given: Draw) -> None:

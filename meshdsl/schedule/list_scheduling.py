@@ -26,8 +26,8 @@ def backward_first(action: Action, since: Exact) -> tuple[Any, ...]:
 
 
 def as_they_arrive(action: Action, since: Exact) -> tuple[Any, ...]:
-    """What can begin for longest; of these a backward pass before a forward pass."""
-    return since, action.kind == "F", action.micro
+    """Backward passes before forward passes; of either, what has arrived first."""
+    return action.kind == "F", since, action.micro
 
 
 def in_order(

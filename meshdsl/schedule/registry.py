@@ -17,6 +17,7 @@ from meshdsl.diagnostics import Span, closest, did_you_mean, fail
 from meshdsl.records import dataclass
 from meshdsl.schedule.laws import Law
 from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, of_rows
+from meshdsl.schedule.times import Times
 
 Rows = Iterable[Iterable[tuple[Kind, int, int]]]
 """For each device its actions: kind, micro-batch, stage."""
@@ -25,6 +26,9 @@ Maker = Callable[..., Rows]
 
 HOMES = ("one_stage", "chunks", "updates")
 """The files with the schedules, in the order in which they are listed."""
+
+TIMES = "times"
+"""The parameter of a schedule whose rows depend on how long passes take."""
 
 _RECORDS: dict[str, Record] = {}
 
@@ -58,8 +62,16 @@ class Record:
     @cached_property
     def options(self) -> Mapping[str, int]:
         """The options beside devices and micro-batches, with their defaults."""
-        every = list(inspect.signature(self.make).parameters.values())[2:]
-        return {p.name: p.default for p in every}
+        return {p.name: p.default for p in self._more if p.name != TIMES}
+
+    @cached_property
+    def by_times(self) -> bool:
+        """Whether the order of its rows depends on how long passes take."""
+        return any(p.name == TIMES for p in self._more)
+
+    @cached_property
+    def _more(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.make).parameters.values())[2:]
 
 
 def schedule(
@@ -96,8 +108,11 @@ def generate(
     micro: int,
     options: Mapping[str, int | None] | None = None,
     span: Span | None = None,
+    times: Times | None = None,
 ) -> ScheduleTable:
     """The table of a schedule by name; options that are None have their default.
+
+    Of a schedule whose order depends on `times` it is the table for these.
 
     Raises MD0528 for a name that there is not, MD0529 for numbers that it cannot be made for.
     """
@@ -121,7 +136,8 @@ def generate(
         help = f"stay below {MOST_PARTS:,} forward passes"
         fail("MD0529", f"`{name}` for {sizes} is too large", span, help=help)
     try:
-        steps = record.make(devices, micro, **given_options)
+        more = {TIMES: times} if record.by_times else {}
+        steps = record.make(devices, micro, **given_options, **more)
         rows: list[Row] = [tuple(Action(*each) for each in row) for row in steps]
     except Unfit as error:
         fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshdsl.schedule.laws import Law
+from meshdsl.schedule.list_scheduling import as_they_arrive, in_order
 from meshdsl.schedule.one_stage import FLUSH, HELD_1F1B, Step, alternating
 from meshdsl.schedule.registry import Rows, needs, schedule
 from meshdsl.schedule.table import ANNEAL
+from meshdsl.schedule.times import Times
 
 
 @schedule(
-    "Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B",
+    "Gaunt et al. 2017, AMPNet",
     asynchronous=True,
     idle=FLUSH,
-    in_flight=HELD_1F1B,
+    in_flight=Law("min(N, active or D, 2*(D - 1 - s) + 1)"),
 )
-def ampnet(devices: int, micro: int) -> Rows:
-    """1F1B with an update behind every backward pass; every pass reads the newest parameters.
+def ampnet(devices: int, micro: int, active: int = 0, times: Times | None = None) -> Rows:
+    """A device that is free does what has arrived, with an update behind every backward pass.
 
-    A micro-batch's forward and backward pass read different versions: D - 1 - s apart on stage s.
+    Every pass reads the newest parameters, so the two passes of a micro-batch read different ones.
+    Backward passes go before forward passes; `active` micro-batches are on their way at most, as
+    many as devices where nothing is said. The order of arrival is that of the times given, with
+    `--times` or by how many layers each stage has. It is a table from then on, which is replayed.
     """
-    return _updating(devices, micro, 1)
+    way = tuple(range(devices))
+    rows = in_order([way] * micro, times or Times(), active or devices, as_they_arrive)
+    for row in rows:
+        yield _behind(iter(row), 1)
 
 
 @schedule(
@@ -67,7 +76,7 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     in_flight=HELD_1F1B,
 )
 def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
-    """AMPNet whose backward passes read an estimate of what their forward pass read.
+    """1F1B with updates as in AMPNet; backward passes estimate what their forward pass read.
 
     The estimate is the newest version, less the version's distance times an average of updates.
     Steps of a stage are divided by its staleness, less and less so in the first `anneal` updates.

@@ -11,6 +11,7 @@ from meshdsl.diagnostics import DiagnosticError, Span, counted, fail
 from meshdsl.records import dataclass
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import ANNEAL
+from meshdsl.schedule.times import Times
 from meshdsl.schedule.verification import Verified, verify
 
 Option = int | str | tuple[int, ...]
@@ -98,7 +99,7 @@ class ScheduleUse:
         assert micro is not None, "the micro-batches of a schedule over `accumulate` are counted"
         numbers = tuple((key, n) for key, n in self.options.items() if isinstance(n, int))
         try:
-            return _generated(self.name, devices, micro, numbers)
+            return _generated(self.name, devices, micro, numbers, self.layers)
         except DiagnosticError as error:
             placed = (replace(d, span=self.span) for d in error.diagnostics)
             raise DiagnosticError(*placed) from None
@@ -124,7 +125,15 @@ def _said(option: Option) -> str:
 
 @lru_cache(maxsize=8)
 def _generated(
-    name: str, devices: int, micro: int, options: tuple[tuple[str, int], ...]
+    name: str,
+    devices: int,
+    micro: int,
+    options: tuple[tuple[str, int], ...],
+    layers: tuple[int, ...],
 ) -> Verified:
-    """The verified table of a schedule: a compilation asks for it more than once."""
-    return verify(generate(name, devices, micro, dict(options)))
+    """The verified table of a schedule: a compilation asks for it more than once.
+
+    Passes of stages with unequally many layers take as long as they have layers.
+    """
+    times = Times(layers, layers, layers) if len(layers) == devices else None
+    return verify(generate(name, devices, micro, dict(options), times=times))

@@ -115,6 +115,22 @@ def test_updates_of_a_file_read_what_is_said(cli: Cli) -> None:
         assert [v["staleness"][-1] for v in told["versions"]] == [2, 1, 0]
 
 
+def test_ampnet_follows_the_times(cli: Cli) -> None:
+    """Another order where a stage is slow: the table of it is written, and read as it is."""
+    size = ("--stages", "3", "--micro", "6")
+    slow = "F=1:3:1,I=1:3:1,W=1:3:1"
+    told = json.loads(cli("schedule", "ampnet", *size, "--times", slow, "--json").out)
+    equal = json.loads(cli("schedule", "ampnet", *size, "--json").out)
+    rows = [device["row"] for device in told["devices"]]
+    assert rows != [device["row"] for device in equal["devices"]]
+    assert cli("schedule", "ampnet", *size, "--times", slow, "--csv", "slow.csv").code == 0
+    again = json.loads(cli("schedule", "slow.csv", "--times", slow, "--json").out)
+    assert [device["row"] for device in again["devices"]] == rows
+    assert again["makespan"] == told["makespan"]
+    one = json.loads(cli("schedule", "ampnet", *size, "--active", "1", "--json").out)
+    assert {n for v in one["versions"] for n in v["staleness"]} == {0}
+
+
 def test_messages_and_sums_out_of_order_are_told(cli: Cli) -> None:
     path = write("F0,F1,F2,B2,B1,B0\nF2,F1,F0,B2,B1,B0\n", "t.csv")
     out = cli("schedule", path).out

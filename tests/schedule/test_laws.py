@@ -159,7 +159,7 @@ PEAKS: dict[str, Peak] = {
     "zb_h2": lambda d, n, s: min(n, 2 * d - 1),
     "dualpipe_v": lambda d, n, s: 2 * d + 1,
     "dualpipe": lambda d, n, s: d + 1,
-    "ampnet": lambda d, n, s: min(n, d - s),
+    "ampnet": lambda d, n, s: min(n, d, 2 * (d - 1 - s) + 1),
     "pipedream": lambda d, n, s: min(n, d - s),
     "two_bw": lambda d, n, s: min(n, d - s),
     "pipemare": lambda d, n, s: min(n, d - s),
