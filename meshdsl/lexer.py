@@ -44,6 +44,7 @@ _PLAIN = {
     "STRING": String,
     "COMMENT": Comment.Single,
     "PIN": Name.Decorator,
+    "SUB_AXIS": AXIS,
     "ELLIPSIS": DIM,
     "ARROW": Operator,
     "COMPARE": Operator,
@@ -225,7 +226,7 @@ def _type_in_layout(text: str, following: str, place: _Place) -> Any:
         return SELECTOR if text in vocabulary().selectors else Name
     if place.inside.right != "->":
         return DIM
-    if place.last in ("NAME", "RPAR"):
+    if place.last in ("NAME", "SUB_AXIS", "RPAR"):
         return Keyword
     return Keyword.Constant if text == "none" else AXIS
 

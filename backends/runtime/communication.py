@@ -12,6 +12,7 @@ import torch.distributed as dist
 from meshdsl.backends.runtime.values import (
     blocks_and_windows,
     group_members,
+    group_name,
     in_mesh_order,
     overlap,
     parts_of,
@@ -144,7 +145,7 @@ def permute(
     arrives, leaves = ([0] * len(members) for _ in range(2))
     arrives[members.index(sources[members.index(rank)])] = received.numel()
     leaves[sources.index(rank)] = sent.numel()
-    group = groups["+".join(axes)]
+    group = groups[group_name(mesh, axes)]
     dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)
     return received.view(x.dtype)
 
@@ -200,7 +201,7 @@ def halo(
     buffer = (torch.cat(sent) if sent else rows[:0]).contiguous()
     counts, lengths = ([sum(n for _, n, _ in p) for p in every] for every in (arrives, leaves))
     received = buffer.new_empty(sum(counts), *rows.shape[1:])
-    group = groups["+".join(over)]
+    group = groups[group_name(mesh, over)]
     dist.all_to_all_single(received, buffer, counts, lengths, group=group)
     framed_block = framed(x, dim, blocks[me], read[me], sizes[0], fill)
     first = 0

@@ -108,17 +108,28 @@ def source_rank(
 def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]]:
     """The ranks of every group of devices that differ only along `axes`, in mesh order.
 
-    An axis may be written with what the group is for: `pipe:forward`.
+    An axis may be written with what the group is for: `pipe:forward`. `tp` is all parts of an axis,
+    if the mesh has it in parts: `tp.2`, `tp.2.4`.
     """
     varying = {axis.partition(":")[0] for axis in axes}
     within, groups, stride = [0], [0], math.prod(mesh.values())
     for axis, size in mesh.items():
         stride //= size
-        if axis in varying:
+        if axis in varying or axis.partition(".")[0] in varying:
             within = [rank + n * stride for rank in within for n in range(size)]
         else:
             groups = [rank + n * stride for rank in groups for n in range(size)]
     return [[first + rank for rank in within] for first in groups]
+
+
+def group_name(mesh: dict[str, int], axes: tuple[str, ...]) -> str:
+    """The name of the group along `axes`, in mesh order; all parts of an axis are that axis."""
+    names: dict[str, None] = {}
+    for axis in axes:
+        whole = axis.partition(".")[0]
+        parts = (other for other in mesh if other.partition(".")[0] == whole)
+        names[whole if all(part in axes for part in parts) else axis] = None
+    return "+".join(names)
 
 
 def block(size: int, ways: tuple[Way, ...], at: tuple[int, ...]) -> tuple[int, int]:

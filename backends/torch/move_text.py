@@ -178,7 +178,7 @@ class MoveText:
         return ", ".join(sources)
 
     def _group(self, node: Collective) -> str:
-        return f'groups["{"+".join(node.step.axes)}"]'
+        return f'groups["{"+".join(self.mesh.written(node.step.axes))}"]'
 
     def _all_reduce(self, node: Move, call: str) -> str:
         return f'{call}({self._own(node)}, {self._group(node)}, "{node.step.op}")'

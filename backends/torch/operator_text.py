@@ -282,7 +282,9 @@ class OperatorText:
         if renamed is not None:
             self.state.variables.known_as(renamed.var, names[0])
         self.state.notes(names, node.outs)
-        note = self._long_type(target) if target in self.left_long else typed(target)
+        note = (
+            self._long_type(target) if target in self.left_long else typed(target, self.state.mesh)
+        )
         self.out.assign(names, text, note if len(names) == 1 else "")
         end = len(self.out.lines)
         self.state.last = LastAssignment(start, end, target, text) if len(names) == 1 else None
@@ -296,7 +298,8 @@ class OperatorText:
 
     def _long_type(self, var: Var) -> str:
         """The note of a variable that is left in i64."""
-        return typed(replace(var, value=replace(var.value, type=replace(var.type, dtype=I64))))
+        long = replace(var, value=replace(var.value, type=replace(var.type, dtype=I64)))
+        return typed(long, self.state.mesh)
 
     def _long(self, node: Compute) -> dict[int, str]:
         """By operand, the variable that has it as i64, if one that can be read here does."""

@@ -333,7 +333,7 @@ class PipelineText:
             for carry in loop.carries:
                 name = state.variables.of(carry.init if carry in saved else carry.inside)
                 received = self.passes.received(lines[carry.inside])
-                self.out.assign((name,), received, typed(carry.inside))
+                self.out.assign((name,), received, typed(carry.inside, state.mesh))
         for carry in saved:
             state.let(carry.inside, state.tensor(carry.init))
 

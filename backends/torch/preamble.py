@@ -25,7 +25,7 @@ from meshdsl.device.stored_blocks import lying
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.named.training_step import loss_name
-from meshdsl.placed.placements import Placement
+from meshdsl.placed.placements import Mesh, Placement
 from meshdsl.schedule.table import row_text
 from meshdsl.version import __version__
 
@@ -123,7 +123,7 @@ def _about(program: DeviceProgram, bare: bool) -> Iterator[str]:
 
 def _placed(program: DeviceProgram) -> str:
     source, mesh = program.placed, program.mesh
-    axes = " x ".join(f"{a} {n}" for a, n in mesh.axes) or "one device"
+    axes = " x ".join(f"{a} {n}" for a, n in mesh.declared) or "one device"
     return (
         f"# mesh {inert(mesh.name)} ({axes}), layout {inert(source.layout)}, "
         f"partial values reduced: {source.policy}"
@@ -155,8 +155,9 @@ def _groups(program: DeviceProgram) -> list[tuple[str, ...]]:
         for number in range(len(node.loop(part).carries))
         for back in ((False, True) if goes_back(node) else (False,))
     ]
-    axes = sorted({step.axes for step in steps if step.moves and step.kind != "send"})
-    return [*axes, *lines, *((group,) for group in cut)]
+    moved = [step for step in steps if step.moves and step.kind != "send"]
+    axes = {program.mesh.written(step.axes) for step in moved}
+    return [*sorted(axes), *lines, *((group,) for group in cut)]
 
 
 def messages(node: Pipeline) -> Iterator[tuple[Move, Stages, tuple[str, ...]]]:
@@ -337,9 +338,9 @@ def _tuple(items: Iterator[str]) -> str:
 # --- comments ----------------------------------------------------------------------------------
 
 
-def type_text(type_: TensorType, placement: Placement) -> str:
+def type_text(type_: TensorType, placement: Placement, mesh: Mesh | None = None) -> str:
     """The text of a type with its splits, as `f32[batch@rows, io]`, and its partial axes."""
-    return f"{type_.dtype}{placement.show(type_)}"
+    return f"{type_.dtype}{placement.show(type_, mesh)}"
 
 
 def inert(text: str) -> str:

@@ -85,7 +85,7 @@ class StatementWriter(NotationWriter):
             if var.on is not None:
                 alone = f" where {self.blocks.at[self.blocks.pipe.axis]} == {var.on}"
             name = self.state.variables.assign(var)
-            self.out.assign((name,), f"{kind}[{quoted(key)}]", typed(var) + alone)
+            self.out.assign((name,), f"{kind}[{quoted(key)}]", typed(var, self.mesh) + alone)
 
     def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
         """Write the statements of a function; `kept` are read after them."""

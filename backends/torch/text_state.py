@@ -14,6 +14,7 @@ from meshdsl.device.memory import MemoryReuse
 from meshdsl.ir.program import every
 from meshdsl.ops.opdef import ADDED, lookup
 from meshdsl.ops.torch_expressions import scalar
+from meshdsl.placed.placements import Mesh
 
 
 class LastAssignment(NamedTuple):
@@ -112,13 +113,13 @@ class TextState:
 
     def let(self, var: Var, text: str) -> None:
         """Write `x = text`, with the type of `x` as its note."""
-        self.out.assign((self.variables.assign(var),), text, typed(var))
+        self.out.assign((self.variables.assign(var),), text, typed(var, self.mesh))
 
     def notes(self, names: list[str], variables: Iterable[Var]) -> None:
         """Write the types of several variables, which one statement assigns, as comments."""
         alike: dict[str, list[str]] = {}
         for name, var in zip(names, variables, strict=True):
-            alike.setdefault(typed(var), []).append(name)
+            alike.setdefault(typed(var, self.mesh), []).append(name)
         for type_, those in alike.items() if len(names) > 1 else ():
             self.out.comment(f"{', '.join(those)}: {type_}")
 
@@ -135,9 +136,9 @@ class TextState:
         return var in self.fresh and self.uses[var] == 1
 
 
-def typed(var: Var) -> str:
+def typed(var: Var, mesh: Mesh | None = None) -> str:
     """The note of a statement: the type with its local shape."""
-    return type_text(var.value.type, var.placement)
+    return type_text(var.value.type, var.placement, mesh)
 
 
 def literal(value: object) -> str:

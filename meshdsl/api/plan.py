@@ -139,7 +139,7 @@ class Plan(Looks):
     @property
     def mesh(self) -> dict[str, int]:
         """The axes of the mesh with their sizes."""
-        return dict(self._made.placed.mesh.axes)
+        return dict(self._made.placed.mesh.declared)
 
     @property
     def devices(self) -> int:

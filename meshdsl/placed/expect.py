@@ -12,7 +12,7 @@ from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import NamedProgram, values_of
 from meshdsl.named.selectors import TENSOR, selects
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.layout import collect_mesh
+from meshdsl.placed.layout import collect_layout, collect_mesh
 from meshdsl.placed.lint import declared_names
 from meshdsl.placed.place import check_policy
 from meshdsl.syntax import ast
@@ -73,13 +73,17 @@ def _axes(node: ast.Expect, declarations: Declarations) -> list[str]:
     mesh = node.mesh.text if node.mesh is not None else None
     layout = name if name in declarations.layouts else ""
     sbp = name if name in declarations.sbps else None
-    return list(collect_mesh(declarations, mesh, layout, sbp, Diagnostics()).names)
+    on = collect_mesh(declarations, mesh, layout, sbp, Diagnostics())
+    if sbp is not None or not layout:
+        return list(on.names)
+    in_parts = collect_layout(declarations, layout, on, Diagnostics()).mesh
+    return [*on.names, *(name for name in in_parts.names if name not in on.names)]
 
 
 def _lint_axes(
     entry: ast.ExpectPlacement | ast.ExpectCount, known: list[str], diagnostics: Diagnostics
 ) -> None:
-    """Report MD0402 for every axis that the mesh does not have."""
+    """Report MD0402 for every axis that the mesh does not have, whole or as a part."""
     items = entry.dims if isinstance(entry, ast.ExpectPlacement) else (entry,)
     for axis in (axis for item in items for axis in item.axes or ()):
         if axis.text not in known:

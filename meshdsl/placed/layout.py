@@ -49,6 +49,7 @@ from meshdsl.placed.settings import (
     stage_rules_of,
 )
 from meshdsl.placed.sharding_rules import call_of, legal_rows
+from meshdsl.placed.sub_axes import sub_axis
 from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
@@ -68,16 +69,20 @@ _ROLE_OF = {"grad": ("grads",), "state": ("state",)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """One rule, or one `@`. `axes` are outer first, empty for `none`. Compared by identity."""
+    """One rule, or one `@`. `axes` are outer first, empty for `none`. Compared by identity.
+
+    Where the mesh has parts of an axis, `axes` are these, and `written` what the rule names.
+    """
 
     selector: tuple[str, ...]
     dim: str
     axes: tuple[str, ...]
     keep: bool
     span: Span
+    written: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return rule_text(self.selector, self.dim, self.axes)
+        return rule_text(self.selector, self.dim, self.written or self.axes)
 
     @property
     def is_in_layout(self) -> bool:
@@ -284,7 +289,7 @@ class Layout:
 
     def _exists(self, axes: tuple[str, ...]) -> bool:
         """Whether a rule to these axes has a meaning here: `none`, or an axis of the mesh."""
-        return not axes or any(a in self.mesh.names for a in axes)
+        return not axes or bool(self.mesh.known(axes))
 
     def _level(self, rule: Rule, value: Value, stored: bool) -> int | None:
         if not rule.selector:
@@ -327,7 +332,12 @@ class Layout:
             return
         # An update has tensors without a name beside a state: rules for its parameter free all.
         of = value.rules_from if value.role == "state" and value.rules_from else value
-        fixes = _freed(of, second)
+        fixes, inner = _freed(of, second), ""
+        if first.written:
+            from meshdsl.placed.refined_layout import within
+
+            inner, others = within(first, second, self.mesh)
+            fixes = (*others, *fixes)
         said = f"`{value.label}`" if value.name else "this subexpression"
         said += f" of `{of.label}`" if of is not value else ""
         fail(
@@ -337,7 +347,7 @@ class Layout:
             value.span,
             Related(first.span, f"`{first}`"),
             Related(second.span, f"`{second}`"),
-            help=f"split one of them over another axis, or {_way_free(of, second)}",
+            help=inner or f"split one of them over another axis, or {_way_free(of, second)}",
             fixes=fixes,
         )
 
@@ -496,7 +506,7 @@ def _suiting_mesh(declarations: Declarations, layout: str | None, sbp: str | Non
         fitting = (n for n, m in meshes.items() if counts <= {len(m.axes)})
         return next(fitting, next(iter(meshes)))
     rules, cuts = _asked_rules(declarations, layout)
-    axes = {a for rule in rules for a in rule.axes}
+    axes = {axis.partition(".")[0] for rule in rules for axis in rule.axes}
     for cut in cuts:
         axes.add(cut.axis)
     lacking = {name: axes - {a.name.text for a in node.axes} for name, node in meshes.items()}
@@ -643,10 +653,15 @@ def collect_layout(
     else:
         rules = _written_out(declarations, layout, option) if layout else ()
         resolved = Layout(layout or "none", tuple(rules), mesh, _places(declarations, mesh))
-    if schedule is None:
-        return resolved
-    use = diagnostics.of(partial(used_of_text, schedule, declarations))
-    return replace(resolved, schedule=use)
+    if schedule is not None:
+        use = diagnostics.of(partial(used_of_text, schedule, declarations))
+        resolved = replace(resolved, schedule=use)
+    for rule in resolved.rules:
+        if mesh.parts or "." in "".join(rule.axes):
+            from meshdsl.placed.refined_layout import refined
+
+            return refined(resolved, diagnostics)
+    return resolved
 
 
 def is_of_language(layout: str) -> bool:
@@ -698,7 +713,7 @@ def _rules_of_text(text: str, option: str) -> Iterable[Rule]:
     """Mesh-TensorFlow's form; a dim named twice is split over several axes, outer first."""
     by_dim: dict[str, Rule] = {}
     for dim, axis, span in _pairs(text, option, _RULES):
-        if not _NAME.fullmatch(axis):
+        if not _NAME.fullmatch(axis) and sub_axis(axis) is None:
             help = f"for instance `{option} {_RULES}`"
             fail("MD0601", f"`{axis}` is no axis of a mesh", span, help=help)
         axes = () if axis == "none" else (axis,)

@@ -36,6 +36,7 @@ from meshdsl.placed.request import Request, ShardingSpec
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import Setting, StageRule
 from meshdsl.placed.stage_rules import pipeline_of
+from meshdsl.placed.sub_axes import whole_axis
 from meshdsl.placed.window_rules import window_notes
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
@@ -78,7 +79,7 @@ def _lint_layout(program: NamedProgram, layout: Layout, diagnostics: Diagnostics
     # The backward pass copies the pins of a tensor.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
         for axis in pin.axes:
-            if axis not in layout.mesh.names:
+            if not layout.mesh.known((axis,)):
                 rule = Rule((), pin.dim, pin.axes, False, pin.span)
                 diagnostics.add(_no_axis(rule, axis, layout))
 
@@ -367,10 +368,13 @@ _NAMING = ast.Target | ast.TensorParam | ast.FunctionDecl
 
 
 def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
-    axes = list(layout.mesh.names)
-    help = did_you_mean(axis, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
+    axes, whole = list(layout.mesh.whole.names), whole_axis(axis)
+    help = did_you_mean(whole, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
-    fixes = _spelled(rule.span, axis, axes)
+    if whole in axes:
+        message = f"no rule of the layout cuts `{whole}` so that there is `{axis}`; it does nothing"
+        help = f"name the part in a rule, `DIM -> {axis}`; or write `{whole}`"
+    fixes = _spelled(rule.span, whole, axes)
     return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)
 
 

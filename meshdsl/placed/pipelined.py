@@ -198,7 +198,7 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
             axes = tuple(a for a in layout.mesh.known(rule.axes) if layout.mesh.size(a) > 1)
             if rule.dim == loop.dim.name and axes:
                 if len(axes) > 1:
-                    one = replace(rule, axes=axes[:1])
+                    one = replace(rule, axes=axes[:1], written=())
                     help = _with_rest(f"write `{one}`", program, layout, rule, one)
                     _refuse(f"`{rule}` is no pipeline", rule.span, help)
                 accumulates = bool(program.goal and program.goal.optimizer.accumulate > 1)
@@ -440,7 +440,7 @@ def check_axis(program: NamedProgram, layout: Layout, found: Piped) -> None:
     values = (*program.inputs, *stored, *(v for n in program.body for v in makes_of(n)))
     dims = {dim for v in values for dim in v.type.names}
     asked = [(r.dim, r.axes, r.span) for r in layout.rules if r.selector not in STORAGE]
-    asked += [(pin.dim, pin.axes, pin.span) for v in values for pin in v.pins]
+    asked += [(p.dim, layout.mesh.known(p.axes), p.span) for v in values for p in v.pins]
     for dim, axes, span in asked:
         if found.axis in axes and dim in dims - {found.dim}:
             message = f"`{dim}` cannot be split over the stages of `{found.axis}`"

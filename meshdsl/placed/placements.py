@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 
 from meshdsl.backends.runtime.values import Way, block
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Reads, ReduceOp
+from meshdsl.placed.sub_axes import Parts, joined, resolved
 from meshdsl.records import dataclass
+
+_as_it_is: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,10 @@ class Mesh:
     `names` are those of the axes, in order. `moments` are axes whose devices are points in time: a
     device does the part of each of them, one after the other. `given` are dims with the axes over
     which their blocks have given sizes, in order; all other blocks are as equal as they can be.
-    `cut` are dims whose blocks a schedule cuts, with the number of micro-batches.
+    `cut` are dims whose blocks a schedule cuts, with the number of micro-batches. `parts` are the
+    declared axes that a layout uses in parts; the parts are axes here (`sub_axes`). `declared` are
+    the axes as they are declared. `written` gives axes as a reader knows them: all parts of an axis
+    in a row are the axis.
     """
 
     name: str
@@ -34,13 +40,24 @@ class Mesh:
     moments: tuple[tuple[str, int], ...] = ()
     given: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = ()
     cut: tuple[tuple[str, int], ...] = ()
+    parts: Parts = ()
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    declared: tuple[tuple[str, int], ...] = field(init=False, compare=False, repr=False)
+    written: Callable[[tuple[str, ...]], tuple[str, ...]] = field(
+        init=False, compare=False, repr=False
+    )
     _sizes: dict[str, int] = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(name for name, _ in self.axes))
         object.__setattr__(self, "_sizes", dict((*self.axes, *self.moments)))
+        declared, written = self.axes, _as_it_is
+        if self.parts:
+            written = functools.partial(joined, parts=self.parts)
+            declared = tuple((a, self.size(*self.known((a,)))) for a in written(self.names))
+        object.__setattr__(self, "declared", declared)
+        object.__setattr__(self, "written", written)
         object.__setattr__(self, "_hash", hash((self.name, self.axes, self.given)))
 
     def __hash__(self) -> int:
@@ -89,6 +106,8 @@ class Mesh:
 
     def size_or_one(self, axis: str) -> int:
         """The size of an axis; 1 for one the mesh does not have."""
+        if self.parts and axis not in self._sizes:
+            return self.size(*resolved(axis, self.parts))
         return self._sizes.get(axis, 1)
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -109,11 +128,28 @@ class Mesh:
         return tuple(a for a in self.names if a in axes)
 
     def known(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """`axes` less those that this mesh does not have, in the order given."""
+        """`axes` less those that this mesh does not have, in the order given.
+
+        For an axis that is in parts here, its parts.
+        """
+        if self.parts:
+            parts = (resolved(axis, self.parts) or (axis,) for axis in axes)
+            axes = tuple(itertools.chain.from_iterable(parts))
         return tuple(a for a in axes if a in self.names)
 
+    def refined(self, parts: Parts) -> Mesh:
+        """The mesh of the same devices whose axes are the `parts` of some of its axes."""
+        in_parts = dict(parts)
+        axes = ((in_parts.get(name) or ((name, size),)) for name, size in self.axes)
+        return replace(self, axes=tuple(itertools.chain.from_iterable(axes)), parts=parts)
+
+    @property
+    def whole(self) -> Mesh:
+        """The mesh as it is declared, with no axis in parts."""
+        return replace(self, axes=self.declared, parts=()) if self.parts else self
+
     def __str__(self) -> str:
-        return ",".join(f"{name}:{size}" for name, size in self.axes)
+        return ",".join(f"{name}:{size}" for name, size in self.declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +378,31 @@ class Placement:
         left = tuple((d, axes) for d, axes in splits if axes)
         return Placement(left, partial, self.op if partial else None, self.windows)
 
-    def show(self, type_: TensorType) -> str:
-        """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's notation."""
+    def written(self, mesh: Mesh) -> Placement:
+        """The same placement over axes as a reader knows them (`Mesh.written`)."""
+        if not mesh.parts:
+            return self
+        splits = tuple((dim, mesh.written(axes)) for dim, axes in self.splits)
+        return replace(self, splits=splits, partial=mesh.written(self.partial))
+
+    def components(self, mesh: Mesh) -> dict[str, Component]:
+        """The component along each axis of a mesh; of one that is in parts here, along each."""
+        if not mesh.parts:
+            return {axis: self.component(axis) for axis in mesh.names}
+        shown, by_axis = self.written(mesh), dict[str, Component]()
+        used = {*shown.partial, *(a for _, axes in shown.splits for a in axes)}
+        for axis, _ in mesh.declared:
+            parts = [a for a in mesh.known((axis,)) if a in used]
+            by_axis |= {a: shown.component(a) for a in (mesh.known((axis,)) if parts else (axis,))}
+        return by_axis
+
+    def show(self, type_: TensorType, mesh: Mesh | None = None) -> str:
+        """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's notation.
+
+        Of a `mesh` with axes in parts, over axes as a reader knows them.
+        """
+        if mesh is not None and mesh.parts:
+            return self.written(mesh).show(type_)
         windows = {w.dim: " window" for w in self.windows}
         shown = (_show_dim(d, self.axes_of(d)) + windows.get(d, "") for d in type_.names)
         dims = ", ".join(shown)

@@ -35,6 +35,7 @@ from meshdsl.pipeline import (
 )
 from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, is_about, no_tensor
+from meshdsl.placed.placements import Mesh
 from meshdsl.report.explanation import explain
 from meshdsl.report.schema import CollectiveFacts, ReportFacts
 from meshdsl.search.fingerprint import outdated
@@ -136,7 +137,7 @@ def check_expect(
     options = _options(node, declarations)
     programs = [p for p in programs if is_about(node, p)]
     results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
-    reports = [explain(lower_placed(result)) for result in results]
+    reports = [(result.mesh, explain(lower_placed(result))) for result in results]
     for entry in node.entries:
         if isinstance(entry, ast.ExpectPlacement):
             _check_placement(entry, results, diagnostics)
@@ -176,15 +177,15 @@ def _check_placement(
         if problem:
             where = Related(tensor.value.span, "it is computed here")
             help = "change the layout, or what is expected; `meshdsl explain` shows why it is so"
-            told = f"{'.'.join(path)}: {_shown(tensor)}"
+            told = f"{'.'.join(path)}: {_shown(tensor, program.mesh)}"
             fixes = () if tensor.placement.op else _expected(entry.span, told)
             diagnostic = Diagnostic("MD0401", problem, entry.span, related=(where,), help=help)
             diagnostics.add(replace(diagnostic, fixes=fixes))
 
 
-def _shown(tensor: placed.PlacedTensor) -> str:
+def _shown(tensor: placed.PlacedTensor, mesh: Mesh) -> str:
     """The placement of a tensor, as an expectation is written."""
-    return tensor.placement.show(tensor.value.type)
+    return tensor.placement.show(tensor.value.type, mesh)
 
 
 def _placement_problem(
@@ -192,11 +193,12 @@ def _placement_problem(
 ) -> str | None:
     """The difference of a tensor from its expectation, or None. Axes of size 1 do not count."""
     names = tuple(d.dim.text for d in entry.dims)
-    actual = _shown(tensor)
+    actual = _shown(tensor, program.mesh)
     if set(names) != set(tensor.value.type.names):
         return f"`{tensor.value.label}` has other dims: it is {actual}"
     for item in entry.dims:
-        wanted = tuple(a.text for a in item.axes or () if program.mesh.size_or_one(a.text) > 1)
+        asked = tuple(a.text for a in item.axes or () if program.mesh.size_or_one(a.text) > 1)
+        wanted = program.mesh.known(asked)
         if tensor.placement.axes_of(item.dim.text) != wanted:
             return f"`{tensor.value.label}` is placed otherwise: it is {actual}"
     return None
@@ -205,13 +207,13 @@ def _placement_problem(
 def _check_figure(
     entry: ast.ExpectCount,
     node: ast.Expect,
-    reports: list[ReportFacts],
+    reports: list[tuple[Mesh, ReportFacts]],
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
     """Compare a count or an amount in every program."""
     wanted = expected_number(entry, declarations)
-    figures = {report["program"]: _figure(entry, report) for report in reports}
+    figures = {report["program"]: _figure(entry, report, mesh) for mesh, report in reports}
     right = [program for program, actual in figures.items() if actual == wanted]
     for program, actual in figures.items():
         if actual != wanted:
@@ -246,11 +248,11 @@ def _said(number: int | Fraction) -> str:
     return f"{number:,}" if isinstance(number, int) else str(number)
 
 
-def _figure(entry: ast.ExpectCount, report: ReportFacts) -> int | Fraction:
+def _figure(entry: ast.ExpectCount, report: ReportFacts, mesh: Mesh) -> int | Fraction:
     """The value of a figure in the report; without a pipeline nothing is idle or in flight."""
     what = entry.what.text
     if what in KINDS:
-        return sum(int(c["count"]) for c in report["collectives"] if _counts(entry, c))
+        return sum(int(c["count"]) for c in report["collectives"] if _counts(entry, c, mesh))
     pipeline = report.get("pipeline")
     match what:
         case "memory":
@@ -269,7 +271,10 @@ def _figure(entry: ast.ExpectCount, report: ReportFacts) -> int | Fraction:
     return figures[what]
 
 
-def _counts(entry: ast.ExpectCount, collective: CollectiveFacts) -> bool:
+def _counts(entry: ast.ExpectCount, collective: CollectiveFacts, mesh: Mesh) -> bool:
     if collective["kind"] != entry.what.text:
         return False
-    return entry.axes is None or {a.text for a in entry.axes} == set(collective["axes"])
+    if entry.axes is None:
+        return True
+    asked = tuple(axis.text for axis in entry.axes)
+    return {*mesh.known(asked)} == {*mesh.known(tuple(collective["axes"]))}

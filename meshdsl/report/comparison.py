@@ -22,7 +22,7 @@ from meshdsl.named.ir import walk as named_walk
 from meshdsl.pipeline import Compilation
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import resolve_layout
-from meshdsl.placed.placements import WHOLE
+from meshdsl.placed.placements import WHOLE, Mesh
 from meshdsl.report import document as doc
 from meshdsl.report import schema
 from meshdsl.report.explanation import explain
@@ -98,9 +98,9 @@ def column_as_json(column: Column) -> schema.ColumnFacts:
     device = column.made.device
     report = explain(device, column.diagnostics, column.made.timing, column.made.identifiers)
     for entry, tensor in zip(report["tensors"], device.placed.tensors, strict=True):
-        entry["named"] = tensor.placement.show(tensor.value.type)
+        entry["named"] = tensor.placement.show(tensor.value.type, device.mesh)
         entry["sbp"] = positional(entry)
-    routes = [_route(moves) for moves in _chains(busiest(device).done)]
+    routes = [_route(moves, device.mesh) for moves in _chains(busiest(device).done)]
     annotations = count_annotations(column.wish, column.made)
     compiled: schema.CompiledColumn = {
         **report,
@@ -210,7 +210,7 @@ def _continues(before: device.Move, node: device.Move) -> bool:
     return one and node.source is before.target
 
 
-def _route(legs: Sequence[Leg]) -> schema.RouteFacts:
+def _route(legs: Sequence[Leg], mesh: Mesh) -> schema.RouteFacts:
     moves = [move for move, _ in legs]
     first, last = moves[0], moves[-1]
     value = last.target.value
@@ -223,32 +223,32 @@ def _route(legs: Sequence[Leg]) -> schema.RouteFacts:
         "count": legs[0][1].count,
         "dims": list(value.type.names),
         "shape": list(value.type.shape),
-        "from": first.source.placement.show(value.type),
-        "to": last.target.placement.show(value.type),
-        "steps": [_step(m) for m in moves],
+        "from": first.source.placement.show(value.type, mesh),
+        "to": last.target.placement.show(value.type, mesh),
+        "steps": [_step(m, mesh) for m in moves],
         "wire_bytes": sum(done.bytes for _, done in legs),
         "why": last.why,
     }
 
 
-def _step(move: device.Move) -> schema.StepFacts:
+def _step(move: device.Move, mesh: Mesh) -> schema.StepFacts:
     step = move.step
     return {
         "kind": step.kind,
         "op": step.op,
-        "axes": list(step.axes),
+        "axes": list(mesh.written(step.axes)),
         "dim": step.dim,
         "to_dim": step.to_dim,
-        "before": _placement(move.source),
-        "after": _placement(move.target),
+        "before": _placement(move.source, mesh),
+        "after": _placement(move.target, mesh),
         "payload_bytes": move.payload,
         "wire_bytes": move.wire,
     }
 
 
-def _placement(var: device.Var) -> schema.PlacementFacts:
+def _placement(var: device.Var, mesh: Mesh) -> schema.PlacementFacts:
     """The text of a placement, and the data for a picture of it."""
-    p = var.placement
+    p = var.placement.written(mesh)
     return {
         "named": p.show(var.value.type),
         "order": {dim: list(axes) for dim, axes in p.splits},

@@ -30,7 +30,7 @@ from meshdsl.named.ir import Goal, NamedOp, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.place import SOME_ROUTES
-from meshdsl.placed.placements import Placement
+from meshdsl.placed.placements import Mesh
 from meshdsl.placed.worker_parts import workers
 from meshdsl.report.pipeline_facts import (
     piped,
@@ -87,7 +87,7 @@ def explain(
         "version": VERSION,
         "program": source.named.name,
         "file": source.named.span.file,
-        "mesh": dict(source.mesh.axes),
+        "mesh": dict(source.mesh.declared),
         "devices": source.mesh.devices,
         "layout": source.layout,
         "reduce": source.policy,
@@ -173,7 +173,7 @@ def _alone(program: DeviceProgram) -> dict[Value, StageLocal]:
     for var in every_var:
         if var.on is not None and pipe is not None:
             mesh, devices = program.mesh, range(program.mesh.devices)
-            placed = {a: str(var.placement.component(a)) for a in mesh.names}
+            placed = {a: str(c) for a, c in var.placement.components(mesh).items()}
             at, blocks = {pipe.axis: var.on}, var.placement.shapes(var.type, mesh, devices)
             there = (mesh.coordinates(rank)[pipe.axis] == var.on for rank in devices)
             shapes = [b if d else [0 for _ in b] for b, d in zip(blocks, there, strict=True)]
@@ -265,8 +265,8 @@ def _tensor(
         "declared": list(value.positions),
         "shape": list(value.type.shape),
         "local_shape": list(tensor.local(program.mesh).shape),
-        "placement": {a: str(p.component(a)) for a in program.mesh.names},
-        "order": {d: list(axes) for d, axes in p.splits},
+        "placement": {a: str(c) for a, c in p.components(program.mesh).items()},
+        "order": {d: list(program.mesh.written(axes)) for d, axes in p.splits},
         "role": value.role if value.role != "activation" else _role(value, program),
         "rules": {
             dim: {"rule": rule.text, "file": rule.span.file, "line": rule.span.line}
@@ -306,12 +306,12 @@ def _collective(
     done = [(sender.done.get(node, Done()), sender.alike) for sender in every_device]
     most = max((each for each, _ in done), key=lambda each: (each.bytes, each.count))
     count = most.count
-    parts = [_part(move, count, names) for move in node.moves]
     mesh, pipe, device = program.mesh, program.placed.pipe, only_on(node)
+    parts = [_part(move, count, names, mesh) for move in node.moves]
     facts: CollectiveFacts = {
         "kind": node.step.kind,
         "op": node.step.op,
-        "axes": list(node.step.axes),
+        "axes": list(mesh.written(node.step.axes)),
         "group_size": mesh.size(*node.step.axes),
         "tensor": _said((part["tensor"] for part in parts), ", "),
         "file": node.span.file,
@@ -349,7 +349,7 @@ def _doing_alone(node: Collective, every_device: Sequence[Sender]) -> int | None
     return next(iter(doing)) if idle and len(doing) == 1 else None
 
 
-def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
+def _part(node: Move, count: int, names: Mapping[str, str], mesh: Mesh) -> MovedFacts:
     """The part of one tensor in a collective; alone it would send `wire_bytes`.
 
     A subexpression has its name in the emitted text, by `names`, or else its hint.
@@ -363,8 +363,8 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
         "phase": node.phase,
         "payload_bytes": node.payload,
         "wire_bytes": node.wire * count,
-        "from": show(node.source.placement, node),
-        "to": show(node.target.placement, node),
+        "from": node.source.placement.show(node.source.value.type, mesh),
+        "to": node.target.placement.show(node.source.value.type, mesh),
         "why": node.why,
         "remedy": "",
         "remedies": [],
@@ -374,11 +374,6 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> MovedFacts:
 def _said(texts: Iterable[str], between: str = "; ") -> str:
     """The distinct texts, joined."""
     return between.join(dict.fromkeys(texts))
-
-
-def show(p: Placement, node: Move) -> str:
-    """A placement in the language's notation."""
-    return p.show(node.source.value.type)
 
 
 def _totals(

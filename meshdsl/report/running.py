@@ -80,7 +80,7 @@ def headline(made: Compilation, engine: str) -> str:
     source = program.placed
     if engine == "reference":
         return f"{source.named.name}: one device, numpy float64"
-    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
+    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.declared) or "one device"
     return (
         f"{source.named.name} under layout {source.layout} on {mesh}: "
         f"{counted(program.mesh.devices, 'device')}, engine {engine}"
@@ -90,12 +90,12 @@ def headline(made: Compilation, engine: str) -> str:
 def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
     in_memory = {*program.inputs, *program.params, *program.states} - program.away.keys()
-    ranks = range(min(program.mesh.devices, MOST_ROWS))
+    mesh, ranks = program.mesh.whole, range(min(program.mesh.devices, MOST_ROWS))
     sizes = [_bytes(v, program, ranks) for v in in_memory]
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
     lines = []
     for rank in ranks:
-        at = ", ".join(f"{a} {i}" for a, i in program.mesh.coordinates(rank).items())
+        at = ", ".join(f"{a} {i}" for a, i in mesh.coordinates(rank).items())
         held = sum(each[rank] for each in sizes)
         sent = _sent(*result.sent[rank]) if result.sent else "not counted"
         lines.append((str(rank), at or "-", f"{held:,} B of {what}", sent))

@@ -50,7 +50,7 @@ def searched(found: SearchResult, file: str, method: str) -> SearchFacts:
         "version": VERSION,
         "program": problem.program.name,
         "file": file,
-        "mesh": dict(problem.mesh.axes),
+        "mesh": dict(problem.mesh.declared),
         "cluster": problem.timing.cluster.name if problem.timing else None,
         "objective": problem.objective,
         "memory_limit": problem.request.memory,
@@ -97,7 +97,7 @@ def _mesh(found: SearchResult) -> MeshFacts:
     """The best plan found on another mesh; None where none fits, or none could be better."""
     best = _plan(found.plans[0], found) if found.plans else None
     bound = {found.problem.objective: found.bound}
-    mesh = dict(found.problem.mesh.axes)
+    mesh = dict(found.problem.mesh.declared)
     return {"mesh": mesh, "best": best, "bound": bound, "proven": found.proven}
 
 

@@ -42,7 +42,7 @@ def simulation(timeline: Timeline) -> SimulationFacts:
         "version": VERSION,
         "program": placed.named.name,
         "file": placed.named.span.file,
-        "mesh": dict(program.mesh.axes),
+        "mesh": dict(program.mesh.declared),
         "devices": program.mesh.devices,
         "layout": placed.layout,
         "cluster": cluster.name,

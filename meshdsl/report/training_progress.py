@@ -218,7 +218,7 @@ def _identity(made: Compilation, engine: str) -> dict[str, object]:
     return {
         "version": 1,
         "program": program.placed.named.name,
-        "mesh": dict(program.mesh.axes),
+        "mesh": dict(program.mesh.declared),
         "layout": program.placed.layout,
         "engine": engine,
     }

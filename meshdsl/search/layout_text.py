@@ -18,7 +18,7 @@ from meshdsl.syntax.tokens import is_name
 def written(mesh: Mesh) -> str:
     """The declaration of a mesh."""
     name = mesh.name if mesh.name.isidentifier() else "found"
-    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes)
+    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.declared)
     return f"mesh {name} = {{ {axes} }}"
 
 
@@ -34,7 +34,7 @@ def block(name: str, head: str, plan: Candidate, told: dict[str, str]) -> str:
 
 def placed_on(name: str, mesh: Mesh, declarations: Declarations) -> tuple[str, str]:
     """The name of a mesh of the file with these axes, and the declaration that it lacks, if any."""
-    same = [m for m in declarations.meshes if resolve_mesh(declarations, m).axes == mesh.axes]
+    same = [m for m in declarations.meshes if resolve_mesh(declarations, m).axes == mesh.declared]
     if same:
         return mesh.name if mesh.name in same else same[0], ""
     named = replace(mesh, name=f"{name}_mesh")
@@ -49,8 +49,8 @@ def expectation(name: str, program: str, mesh: str, plan: Candidate) -> str:
     """
     about = f"{name} for {program}" if program else name
     stored = (*plan.placed.inputs, *(p.tensor for p in plan.placed.params))
-    split = [t for t in stored if t.placement.splits]
-    lines = [f"{t.value.label}: {t.placement.show(t.type)}" for t in split]
+    split, on = [t for t in stored if t.placement.splits], plan.placed.mesh
+    lines = [f"{t.value.label}: {t.placement.show(t.type, on)}" for t in split]
     text = "\n".join(f"  {line}" for line in (*lines, f"wire_bytes: {plan.sent}"))
     return f"\nexpect {about} on {mesh} with {plan.policy} {{\n{text}\n}}\n"
 

@@ -139,7 +139,8 @@ class LayoutSpace:
     def exchanged(self) -> tuple[tuple[str, str], ...]:
         """Pairs of neighbours among equal axes that no rule or `@` tells apart."""
         told = {a for axes in self.fixed.values() for a in axes}
-        told |= {a for v in values_of(self.program) for pin in v.pins for a in pin.axes}
+        pins = (pin for v in values_of(self.program) for pin in v.pins)
+        told |= {a for pin in pins for a in self.mesh.known(pin.axes)}
         alike: dict[object, list[str]] = {}
         for axis in (a for a in self.axes if a not in told):
             links = tuple(self.timing.parts((axis,))) if self.timing else ()

@@ -109,7 +109,7 @@ def refuse_other(path: Path, trace: TraceFile, program: DeviceProgram) -> None:
     head, placed = trace["otherData"], program.placed
     own = {
         "program": placed.named.name,
-        "mesh": dict(program.mesh.axes),
+        "mesh": dict(program.mesh.declared),
         "layout": placed.layout,
     }
     for key, value in own.items():

@@ -157,7 +157,8 @@ class Timeline:
         by_axes: Counter[str] = Counter()
         for event in self.during(kind):
             if not isinstance(event.node, Compute) and event.node.step.moves:
-                by_axes["+".join(event.node.step.axes)] += event.total
+                axes = self.program.mesh.written(event.node.step.axes)
+                by_axes["+".join(axes)] += event.total
         return {axes: ticks / PER_SECOND for axes, ticks in sorted(by_axes.items())}
 
     @cached_property

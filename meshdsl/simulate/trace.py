@@ -146,7 +146,7 @@ def whole(
         "made by": f"meshdsl {__version__} {maker}",
         "program": placed.named.name,
         "file": placed.named.span.file,
-        "mesh": dict(program.mesh.axes),
+        "mesh": dict(program.mesh.declared),
         "layout": placed.layout,
         **about,
     }

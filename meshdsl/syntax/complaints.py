@@ -174,6 +174,8 @@ def _plain(at: Situation) -> str:
 def _plain_help(at: Situation) -> str | None:
     """A way out where the plain sentence has none."""
     before = at.before.type if at.before else ""
+    if at.kind == "SUB_AXIS":
+        return _SUB_AXIS
     if (at.kind, before) in _PAIRS:
         return _PAIRS[at.kind, before]
     if before == "WITH" and at.head.type == "LAYOUT":
@@ -192,6 +194,7 @@ _PAIRS = {
 }
 _VIEW = "brackets hold dims: `x[seq = 0]` picks, `x[seq -> mem]` renames"
 _AFTER = {"LSQB": _VIEW}
+_SUB_AXIS = "a name, a dot and a number are a part of a mesh axis, as in `heads -> tp.2`"
 
 
 # --- likely slips ----------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from meshdsl.syntax.tokens import CLOSERS, OPENERS
 if TYPE_CHECKING:
     from lark import Token
 
-_OPERAND_ENDS = frozenset({"NAME", "NUMBER", "STRING", "RPAR", "RSQB", "RBRACE", "ELLIPSIS"})
+_OPERAND_ENDS = frozenset(
+    {"NAME", "SUB_AXIS", "NUMBER", "STRING", "RPAR", "RSQB", "RBRACE", "ELLIPSIS"}
+)
 _TOUCHES_NEXT = frozenset({"LPAR", "LSQB", "PIN", "DOT", "CARET"})
 _TOUCHES_LAST = frozenset({"RPAR", "RSQB", "COMMA", "COLON", "PIN", "DOT", "CARET"})
 

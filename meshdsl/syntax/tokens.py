@@ -140,7 +140,7 @@ def too_large(source: Source, tokens: list[Token]) -> Diagnostic | None:
         help = "write what is done many times with `repeat` and `def`; other files hold data"
         return Diagnostic("MD0017", message, span_of(source, tokens[-1]), help=help)
     for token in tokens:
-        if len(token) > MAX_NAME and token.type in ("NAME", "BAD_NAME"):
+        if len(token) > MAX_NAME and token.type in ("NAME", "SUB_AXIS", "BAD_NAME"):
             message = f"a name of {len(token):,} characters; it may have {MAX_NAME}"
             help = "choose a shorter name"
             return Diagnostic("MD0017", message, span_of(source, token), help=help)

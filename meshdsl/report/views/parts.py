@@ -236,7 +236,7 @@ class CollectiveView(View):
     @property
     def groups(self) -> list[list[int]]:
         """The groups of ranks."""
-        return group_members(dict(self.mesh.axes), self.axes)
+        return group_members(dict(self.mesh.axes), self._node.step.axes)
 
     @property
     def sends(self) -> list[tuple[int, int]]:
@@ -328,6 +328,9 @@ def collectives(program: DeviceProgram, report: ReportFacts) -> Collectives:
 def holding(var: Var, mesh: Mesh) -> Holding:
     """The blocks of a tensor's version on the mesh; of all micro-batches together."""
     type_, p = var.value.type, var.placement
+    shown = p.written(mesh)
+    if {a for _, axes in shown.splits for a in axes} | {*shown.partial} <= {*mesh.whole.names}:
+        p, mesh = shown, mesh.whole  # else the picture has the parts of an axis
     splits = {dim: mesh.known(axes) for dim, axes in p.splits}
     return Holding(
         var.value.name or var.name,
