@@ -24,6 +24,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import Layout, Rule, resolve_layout
 from meshdsl.placed.place import PlanSearch, check_policy, place
 from meshdsl.placed.placements import Mesh
+from meshdsl.placed.sub_axes import named_parts
 from meshdsl.placed.verify import verify as verify_placed
 from meshdsl.records import dataclass
 
@@ -94,10 +95,13 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
         help = "an `sbp` block does not say how gradients are held; choose a layout"
         fail("MD0564", message, help=help)
     check_policy(options.reduce)
-    mesh = Mesh("of the module", tuple(axes.items()))
+    sizes = tuple(axes.items())
+    mesh = Mesh("of the module", sizes, parts=named_parts(sizes))
     layout = resolve_layout(made.declarations, options.layout, mesh, options.schedule)
     for rule in layout.rules if axes else ():
-        _refuse_missing_axis(rule, mesh)
+        _refuse_missing_axis(rule, layout.mesh)
+    if axes and layout.mesh.axes != mesh.axes:
+        _refuse_parts(layout.mesh)
     # Gradients go to an optimizer of torch, which needs them placed as the parameters.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
     # Torch differentiates what it is given as it stands: a batch goes through as one.
@@ -125,6 +129,15 @@ def _returning_states(program: named.NamedProgram) -> tuple[named.NamedProgram, 
         names[name] = str(old.name)
     body = tuple(builder.frames[0].body)
     return replace(program, body=body, outputs=tuple(outputs), updates=()), names
+
+
+def _refuse_parts(mesh: Mesh) -> None:
+    """Raise MD0560: parameters are DTensors on the DeviceMesh, whose dims are split whole."""
+    cut = " and ".join(f"`{axis}`" for axis, _ in mesh.parts)
+    sizes, names = tuple(size for _, size in mesh.axes), mesh.names
+    message = f"the layout uses {cut} in parts, and a DTensor is split over all of a dim"
+    help = f"give the DeviceMesh the parts as dims: `init_device_mesh(…, {sizes}, "
+    fail("MD0560", message, help=f"{help}mesh_dim_names={names})`")
 
 
 def _refuse_missing_axis(rule: Rule, mesh: Mesh) -> None:

@@ -44,7 +44,7 @@ class MeshRanks(Ranks):
 
     def _made(self, axes: Axes) -> Any:
         assert self.device_mesh is not None, "one process has no groups"
-        if len(axes) == 1:
+        if len(axes) == 1 and axes[0] in self.mesh:
             return self.device_mesh.get_group(axes[0])
         every = self.device_mesh.mesh.flatten()
         members = [int(every[place]) for place in self.members(axes)]

@@ -14,6 +14,7 @@ from meshdsl.api.sizes import Size, number_of
 from meshdsl.api.source_location import Site, here, with_span
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
+from meshdsl.placed.sub_axes import sub_axis
 from meshdsl.syntax import ast
 from meshdsl.syntax.printer import rule, scheduled
 
@@ -188,6 +189,7 @@ def layout(
     - by name, or as a dict: `md.layout({"batch": "rows", "hidden": ("x", "y"), "seq": None})`; a
       selector is written before a colon: `{"params: model": "data"}`;
     - the string of Mesh-TensorFlow: `"batch:rows,hidden:cols"`;
+    - over a part of an axis: `md.layout(kv="tp.2", group="tp.2.4", hidden="tp")`;
     - rules of the language, in one string or several: `["params: model -> data", "seq -> none"]`,
       settings such as `"grads: reduce = bf16"` among them.
 
@@ -252,7 +254,7 @@ def _of_pair(key: Any, axes: Any, span: Span) -> ast.RuleDecl:
     parts = [p.strip() for p in selector.split(".")] if selector else []
     if not isinstance(key, str | Dim) or not all(isinstance(n, str) for n in names):
         _no_rule({key: axes}, span)
-    for part in (*parts, dim.strip(), *names):
+    for part in (*parts, dim.strip(), *(n for n in names if sub_axis(n) is None)):
         check_name("dim, tensor or axis", part, span)
     to = tuple(ast.Name(n, span) for n in names if n != "none")
     chosen = tuple(ast.Name(p, span) for p in parts)

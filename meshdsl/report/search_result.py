@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from meshdsl.placed.placements import Mesh
 from meshdsl.report.document import (
     Block,
     Document,
@@ -105,16 +106,16 @@ def _front(found: SearchResult) -> tuple[Candidate, ...]:
     return front(found.problem, found.every)
 
 
-def _rule(rule: SearchRule, saves: Saves) -> SavingRule:
-    selector = ".".join(rule.selector)
-    return {"selector": selector, "dim": rule.dim, "axes": list(rule.axes), "saves": saves}
+def _rule(rule: SearchRule, saves: Saves, mesh: Mesh) -> SavingRule:
+    selector, axes = ".".join(rule.selector), list(mesh.written(rule.axes))
+    return {"selector": selector, "dim": rule.dim, "axes": axes, "saves": saves}
 
 
 def _plan(plan: Candidate, found: SearchResult) -> SearchedPlan:
     is_best = plan in found.plans[:1]
     saved = {r.rule: r.saved for r in reasons(found, plan)} if is_best else {}
     return {
-        "rules": [_rule(rule, saved.get(rule, {})) for rule in plan.rules],
+        "rules": [_rule(rule, saved.get(rule, {}), found.problem.mesh) for rule in plan.rules],
         "cuts": [str(cut) for cut in plan.cuts],
         "settings": [str(setting) for setting in plan.execution.settings],
         "schedule": str(plan.schedule) if plan.schedule else None,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshdsl.diagnostics import Edit, Source, Span, fail
 from meshdsl.named.declarations import Declarations
-from meshdsl.placed.layout import resolve_mesh
+from meshdsl.placed.layout import resolve_mesh, rule_text
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import Candidate
 from meshdsl.syntax import ast
@@ -24,7 +24,9 @@ def written(mesh: Mesh) -> str:
 
 def block(name: str, head: str, plan: Candidate, told: dict[str, str]) -> str:
     """The layout block of a plan; `told` has the comment behind each rule, `head` that of all."""
-    said = ((str(rule), told.get(str(rule))) for rule in plan.rules)
+    on = plan.placed.mesh
+    texts = {rule: rule_text(rule.selector, rule.dim, on.written(rule.axes)) for rule in plan.rules}
+    said = ((text, told.get(str(rule))) for rule, text in texts.items())
     lines = [f"  {rule}  # {why}" if why else f"  {rule}" for rule, why in said]
     lines += [f"  {line}" for line in (*plan.cuts, *plan.execution.settings)]
     used = f" with {plan.schedule}" if plan.schedule else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import (
@@ -43,6 +44,7 @@ def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
     if not meshes:
         message = f"{request.devices} devices need a mesh, and the program has none"
         fail("MD0645", message, help="name the axes: `--mesh data:1,model:1`")
+    meshes = _in_parts(request, made, meshes)
     _check_pipeline(request, made, mesh, meshes)
     options = replace(made.options, cluster=request.cluster)
     machines = timed(meshes, lambda mesh: timing_of(made.declarations, options, mesh))
@@ -62,6 +64,27 @@ def _axes_of(request: SearchRequest, made: Compilation) -> Mesh:
     if request.devices is not None and options.mesh is None and declared.meshes:
         return max((resolve_mesh(declared, name) for name in declared.meshes), key=_axes)
     return resolve_mesh(declared, options.mesh, options.layout or "")
+
+
+def _in_parts(request: SearchRequest, made: Compilation, meshes: list[Mesh]) -> list[Mesh]:
+    """The meshes with the parts of axes that the layouts of the request name.
+
+    Without those on which there are no such parts. Raises MD0318 where there are on none.
+    """
+    given = (("--fix", request.fix), ("--from", request.start))
+    texts = [(option, text) for option, text in given if text]
+    in_parts, problems = list[Mesh](), Diagnostics()
+    for mesh in meshes:
+        refined: Mesh | None = mesh
+        for option, text in texts:
+            resolve = partial(resolve_layout, made.declarations, text, refined, option=option)
+            layout = problems.of(resolve) if refined is not None else None
+            refined = None if layout is None else layout.mesh
+        if refined is not None:
+            in_parts.append(refined)
+    if not in_parts:
+        problems.raise_errors()
+    return in_parts
 
 
 def _axes(mesh: Mesh) -> int:
@@ -148,6 +171,8 @@ def _declared(
     is_free = kept.execution == PLAIN and request.fix not in made.declarations.layouts
     for name in names:
         try:
+            if resolve_layout(made.declarations, name, mesh).mesh.axes != mesh.axes:
+                continue  # it has parts of axes that the rules of this problem do not have
             layout = _resolved(request, made, mesh, "--from", name, Diagnostics())
         except DiagnosticError:
             continue
@@ -201,6 +226,7 @@ def _resolved(
 ) -> StartLayout:
     """A layout by name, or as text; warnings go to `told`. Raises what is wrong with it."""
     layout = resolve_layout(made.declarations, text, mesh, option=option)
+    mesh = layout.mesh
     diagnostics = lint(made.named, layout, made.declarations)
     diagnostics.raise_errors()
     told.add(*diagnostics)
