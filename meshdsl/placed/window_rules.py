@@ -61,7 +61,7 @@ def _windows(program: NamedProgram, layout: Layout) -> Iterator[_Window]:
 
 def _split_kernel(window: _Window, program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     rule, dim = window.rule, window.dim
-    stored = Rule(("params",), rule.dim, rule.axes, False, rule.span)
+    stored = Rule(("params",), rule.dim, rule.axes, False, rule.span, rule.written)
     ways, fixes = [], []
     if _suits(window, program, _with(layout, rule)):
         ways.append("remove the rule")
@@ -79,7 +79,7 @@ def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator
     rule, result = window.rule, window.op.out
     selectors = [(result.label,)] if rule.selector and result.is_nameable else []
     for selector in (*selectors, ()):
-        other = Rule(selector, window.dim, rule.axes, rule.keep, rule.span)
+        other = Rule(selector, window.dim, rule.axes, rule.keep, rule.span, rule.written)
         if _suits(window, program, _with(layout, rule, rule, other)):
             end = Span(rule.span.source, rule.span.end, rule.span.end)
             fix = Fix(f"add `{other}`", (Edit(end, f", {other}"),), safe=False)

@@ -143,6 +143,13 @@ def _in_turn(each: Sequence[tuple[RuleEdit, ...]]) -> Iterator[RuleEdit]:
 
 def suggestions(move: Move, program: DeviceProgram, layout: ast.LayoutDecl) -> tuple[RuleEdit, ...]:
     """The edits that might make a collective unnecessary or cheaper, the likeliest first."""
+    written = program.mesh.written
+    return tuple(replace(e, axes=written(e.axes)) for e in _suggestions(move, program, layout))
+
+
+def _suggestions(
+    move: Move, program: DeviceProgram, layout: ast.LayoutDecl
+) -> tuple[RuleEdit, ...]:
     value, step = move.source.value, move.step
     here, axes = move.source.placement, step.axes
     if step.kind in ("all_reduce", "reduce_scatter"):
@@ -187,7 +194,7 @@ def _stored_as_used(
             continue
         split = here.axes_of(dim)
         edit = RuleEdit(rule.selector, dim, _less(split, axes))
-        removal = RuleEdit(rule.selector, dim, split, removed=True)
+        removal = RuleEdit(rule.selector, dim, program.mesh.written(split), removed=True)
         yield removal if not edit.axes and removal.is_of(layout) else edit
 
 
