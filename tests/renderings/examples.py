@@ -45,6 +45,7 @@ SIZES: dict[str, dict[str, int]] = {
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "gpt2": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
     "bert": {**_BLOCK, "context": 4, "vocab": 8, "layers": 2},
+    "few_kv_heads": {**_BLOCK, "kv": 2, "group": 8, "vocab": 8, "layers": 2},
     "llama": {**_GROUPED, "group": 1},
     "llama_lora": {**_GROUPED, "group": 1, "rank": 2},
     "llama_dpo": {**_GROUPED, "group": 1, "rank": 2},
