@@ -28,7 +28,8 @@ def refined(layout: Layout, diagnostics: Diagnostics) -> Layout:
     """The layout on the mesh whose axes are the parts that its rules name.
 
     Rules with a part that there cannot be (MD0318), or with one axis twice (MD0302), are left out;
-    parts of axes that the mesh does not have stay as they are.
+    parts of axes that the mesh does not have stay as they are. Stages by name are on whole axes
+    (MD0318).
     """
     rules: list[Rule] = []
     declared = layout.mesh.whole
@@ -57,6 +58,13 @@ def refined(layout: Layout, diagnostics: Diagnostics) -> Layout:
     for axis, its in cut_up:
         place = places.get(("axis", axis))
         places |= {} if place is None else {("axis", part): place for part, _ in its}
+    in_parts = {axis for axis, its in cut_up if len(its) > 1}
+    for stage in (stage for stage in layout.cuts if stage.axis in in_parts):
+        message = (
+            f"`{stage}`: stages are on all of an axis, and the layout uses `{stage.axis}` in parts"
+        )
+        help = f"split dims over other axes than `{stage.axis}`"
+        diagnostics.add(Diagnostic("MD0318", message, stage.span, help=help))
     on_parts = tuple(_on_parts(rules, cut_up, diagnostics))
     return replace(layout, rules=on_parts, mesh=mesh, declared=places)
 
