@@ -228,9 +228,9 @@ def _lint_stages(
     """Report stages given on an axis that there is not, or to what there is not."""
     some = _cuts_of(program, layout)
     for rule in layout.cuts:
-        if rule.axis not in layout.mesh.names:
+        if not layout.mesh.known((rule.axis,)):
             diagnostics.add(_no_axis(rule, rule.axis, layout))
-        if rule in some or rule.axis not in layout.mesh.names:
+        if rule in some or not layout.mesh.known((rule.axis,)):
             continue
         name = ".".join(rule.selector)
         selectable = {v.label for v in values if v.name and v.role == "activation"}
@@ -347,7 +347,7 @@ def _lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnos
         if _declared(setting.path[0]) not in names:
             diagnostics.add(_sets_nothing(setting, sorted(names)))
     for stage in layout.cuts:
-        if stage.axis not in layout.mesh.names:
+        if not layout.mesh.known((stage.axis,)):
             diagnostics.add(_no_axis(stage, stage.axis, layout))
 
 
