@@ -47,6 +47,12 @@ def sub_axis(name: str) -> SubAxis | None:
     return SubAxis(match[1], tuple(map(int, match[2][1:].split("."))))
 
 
+def size_of_part(name: str) -> int:
+    """The size of a part of an axis, which its name ends with; 1 for a whole axis."""
+    part = sub_axis(name)
+    return 1 if part is None else part.sizes[-1]
+
+
 def whole_axis(name: str) -> str:
     """The axis that a name speaks of, whole or of a part."""
     return name.partition(".")[0]

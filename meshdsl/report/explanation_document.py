@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshdsl.diagnostics import Source
+from meshdsl.placed.sub_axes import size_of_part, whole_axis
 from meshdsl.report.document import (
     Block,
     Document,
@@ -76,9 +77,22 @@ def summary(report: ReportFacts) -> Iterator[Block]:
         yield line(pipeline_sentence(report["pipeline"], predicted="time" in report))
     if "time" in report:
         yield line(timed_sentence(report["time"]))
+    for axis, size in _idle(report):
+        yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
+
+
+def _idle(report: ReportFacts) -> Iterator[tuple[str, int]]:
+    """The axes that split nothing, with their sizes; of an axis in parts, the parts."""
+    components = {item for t in report["tensors"] for item in t["placement"].items()}
+    used = {axis for axis, component in components if component != "B"}
     for axis, size in report["mesh"].items():
-        if size > 1 and all(t["placement"].get(axis, "B") == "B" for t in report["tensors"]):
-            yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
+        parts = sorted({a for a, _ in components if a != axis and whole_axis(a) == axis})
+        if axis in used or size == 1:
+            continue
+        if used.isdisjoint(parts):
+            yield axis, size
+        else:
+            yield from ((part, size_of_part(part)) for part in parts if part not in used)
 
 
 def sentence(report: ReportFacts) -> str:

@@ -9,6 +9,7 @@ from dataclasses import field
 from meshdsl.backends.runtime.values import block
 from meshdsl.device.stored_blocks import lie_alone
 from meshdsl.placed.placements import Mesh
+from meshdsl.placed.sub_axes import size_of_part
 from meshdsl.records import dataclass
 from meshdsl.report.schema import TensorFacts
 
@@ -36,13 +37,17 @@ class Holding:
 
     @classmethod
     def of(cls, tensor: TensorFacts, mesh: Mapping[str, int]) -> Holding:
-        """The tensor of an entry of `tensors` in the JSON of `explain`, on its `mesh`."""
+        """The tensor of an entry of `tensors` in the JSON of `explain`, on its `mesh`.
+
+        Where its placement is by parts of an axis, the picture's axes are these.
+        """
+        axes = {axis: mesh.get(axis) or size_of_part(axis) for axis in tensor["placement"]}
         partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
         order = {dim: tuple(axes) for dim, axes in tensor["order"].items()}
         lying = dict(tensor.get("blocks", {}))
         sizes = dict(zip(tensor["dims"], tensor["shape"], strict=True))
         for axis, device in tensor.get("on", {}).items():
-            lie_alone(sizes, order, lying, axis, range(mesh[axis]), device)
+            lie_alone(sizes, order, lying, axis, range(axes[axis]), device)
         return cls(
             tensor["name"] or "a subexpression",
             tensor["dtype"],
@@ -51,7 +56,7 @@ class Holding:
             order,
             tuple(partial),
             next(iter(partial.values()), "")[2:-1] or "sum",
-            Mesh("mesh", tuple(mesh.items())),
+            Mesh("mesh", tuple(axes.items())),
             lying,
         )
 

@@ -16,8 +16,11 @@ from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.sub_axes import parts_of
+from meshdsl.report import terminal
 from meshdsl.report.explanation import explain
+from meshdsl.report.explanation_document import summary
 from meshdsl.report.search_result import searched
+from meshdsl.report.shard_view import Holding
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
@@ -137,6 +140,9 @@ def test_reports_say_the_axis_where_all_of_it_is_used() -> None:
     assert tensors["wk"]["placement"] == {"tp.2": "S(kv)", "tp.2.4": "B"}
     assert tensors["x"]["placement"] == {"tp": "B"}
     assert {tuple(c["axes"]) for c in report["collectives"]} == {("tp",), ("tp.2.4",)}
+    assert "splits nothing" not in terminal.text((*summary(report),), 200)
+    wq = Holding.of(tensors["wq"], report["mesh"])
+    assert wq.part_of(5) == {"model": 0, "kv": 1, "group": 1, "key": 0}
     assert 'groups["tp"]' in made.text
     assert 'groups["tp.2.4"]' in made.text
     assert "f32[model, hidden@tp]" in made.text
@@ -204,6 +210,15 @@ def test_a_pipeline_is_on_a_part() -> None:
         with pytest.raises(DiagnosticError) as refused:
             compile_text(text, layout=layout)
         assert refused.value.diagnostics[0].code == code
+
+
+def test_a_part_that_splits_nothing_is_told() -> None:
+    source = "dim kv = 2\nmesh m = { tp: 8 }\nprogram p(x[kv]) {\n  return x * 2\n}\n"
+    for rules, idle in (("kv -> tp.2", "tp.2.4"), ("kv -> none", "tp")):
+        report = explain(compile_text(source, layout=rules).device)
+        told = terminal.text((*summary(report),), 200)
+        assert f"Axis {idle} splits nothing: its" in told
+        assert told.count("splits nothing") == 1
 
 
 def test_a_pin_takes_a_part_that_the_layout_names() -> None:
