@@ -92,7 +92,7 @@ def vocabulary() -> Vocabulary:
     from meshdsl.ir.types import DTYPES
     from meshdsl.named.declarations import RESERVED_TENSORS
     from meshdsl.named.from_syntax import INITS
-    from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
+    from meshdsl.named.optimizers import CALLS, OPTIMIZERS
     from meshdsl.named.prelude import prelude
     from meshdsl.ops.opdef import load_all
     from meshdsl.syntax.tokens import DECLARATIONS, RESERVED, STATEMENTS
@@ -106,7 +106,7 @@ def vocabulary() -> Vocabulary:
         links=frozenset(written[name] for name in links),
         logic=frozenset(written[name] for name in _WORDS_IN_EXPRESSIONS),
         operators=frozenset({*called, *prelude().functions, "grad"}),
-        settings=frozenset({*INITS, *OPTIMIZERS, *SCHEDULES, *COMPRESSIONS}),
+        settings=frozenset({*INITS, *OPTIMIZERS, *CALLS}),
         dtypes=frozenset(DTYPES),
         selectors=frozenset(RESERVED_TENSORS),
     )

@@ -194,7 +194,7 @@ def tolerances_of(program: NamedProgram, reduced: frozenset[str] = frozenset()) 
 
 def _tolerance(program: NamedProgram, reduced: frozenset[str] = frozenset()) -> float:
     """The tolerance of floats: of those in the program, and those that are `reduced` in."""
-    floats = {v.type.dtype.name for v in _values(program) if v.type.dtype.kind == "float"}
+    floats = {v.type.dtype.name for v in _values(program) if v.type.dtype.kind in ("float", "f8")}
     return max((TOLERANCES[name] for name in floats | reduced), default=0.0)
 
 

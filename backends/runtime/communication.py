@@ -258,8 +258,8 @@ def framed(
 
 
 def as_numbers(x: torch.Tensor) -> torch.Tensor:
-    """The same memory; truth values as bytes, which every backend can send."""
-    return x.view(torch.uint8) if x.dtype == torch.bool else x
+    """The same memory; truth values and 8-bit floats as bytes, which every backend can send."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def as_sent(x: torch.Tensor, op: str) -> torch.Tensor:

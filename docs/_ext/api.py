@@ -15,7 +15,7 @@ import meshdsl
 from docs._ext.markdown import fenced
 from meshdsl.api.signatures import RATES, describe
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import CALLS, OPTIMIZERS
 from meshdsl.ops.opdef import load_all
 
 PARTS = {
@@ -64,7 +64,7 @@ def _makers() -> str:
     """What `md.param` and `md.minimize` take, from the tables that check the arguments."""
     taken = {name: ("std",) if n == 1 else ("a", "b")[:n] for name, n in INITS.items()}
     for name in RATES:
-        options = {**OPTIMIZERS, **SCHEDULES, **COMPRESSIONS}[name]
+        options = {**OPTIMIZERS, **CALLS}[name]
         taken[name] = tuple(_parameter(option, o.default) for option, o in options.items())
     entries = [
         fenced(f"{{py:function}} meshdsl.{name}({', '.join(given)})", describe(name))

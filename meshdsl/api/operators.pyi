@@ -561,6 +561,7 @@ adafactor: _Optimizer
 adam: _Optimizer
 adamw: _Optimizer
 cosine: _Optimizer
+f8: _Optimizer
 linear: _Optimizer
 linear_warmup: _Optimizer
 momentum: _Optimizer
@@ -598,6 +599,7 @@ __all__ = [
     "eq",
     "erf",
     "exp",
+    "f8",
     "floor",
     "floordiv",
     "ge",

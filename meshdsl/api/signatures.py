@@ -7,16 +7,15 @@ from typing import Any
 
 from meshdsl.ir.types import DType
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import CALLS, OPTIMIZERS
 from meshdsl.ops.opdef import OpDef, load_all
 from meshdsl.syntax import ast
 
 RATES = (
     *OPTIMIZERS,
-    *(name for name in SCHEDULES if name not in (*INITS, "constant")),
-    *COMPRESSIONS,
+    *(name for name in CALLS if name not in (*INITS, "constant")),
 )
-"""The arguments of `md.minimize` and its options: optimizers, schedules, compressions."""
+"""The arguments of `md.minimize`: optimizers, and the calls that their options may be."""
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 OPTION = inspect.Parameter.POSITIONAL_OR_KEYWORD

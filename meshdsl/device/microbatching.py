@@ -334,8 +334,11 @@ class _Cutting:
             if isinstance(part, Partial)
             else f"{words} needs all of {dims} of {name} at once"
         )
-        help = "take 1 micro-batch"
         program = self.source.placed.named
+        in_eight_bits = program.goal is not None and program.goal.optimizer.eight_bits is not None
+        by_row = in_eight_bits and lookup(node.name).narrows
+        help = "write `compute=f8(rowwise=true)`; or " if by_row else ""
+        help += "take 1 micro-batch"
         if program.goal is not None:
             each = "" if may_be_batches(program, self.cut.micro) else ", each=true"
             help += (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import CALLS, OPTIMIZERS
 from meshdsl.named.prelude import form as written
 from meshdsl.named.prelude import library, prelude
 from meshdsl.named.prelude import meaning as told
@@ -45,7 +45,7 @@ def form(name: str, added: Mapping[str, OpDef] = NONE_ADDED) -> str | None:
         return _call(record)
     if name in library():
         return written(library()[name])
-    for table in (OPTIMIZERS, SCHEDULES, COMPRESSIONS):
+    for table in (OPTIMIZERS, CALLS):
         if name in table:
             known = table[name].items()
             options = [n if o.default is ... else f"{n}={o.shown or 'none'}" for n, o in known]

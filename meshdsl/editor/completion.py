@@ -17,7 +17,7 @@ from meshdsl.ir.types import DTYPES
 from meshdsl.lexer import vocabulary
 from meshdsl.named.declarations import RESERVED_TENSORS
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import COMMON, COMPRESSIONS, OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import CALLS, COMMON, OPTIMIZERS, SCHEDULES
 from meshdsl.named.packages import names as packages
 from meshdsl.named.param_groups import ALL, WORDS
 from meshdsl.ops.opdef import OpDef, load_all
@@ -329,7 +329,7 @@ class _Offer:
         elif place.last == "WITH":
             yield from _calls(OPTIMIZERS, lsp.CompletionItemKind.Class)
             yield from self.selectors("function")
-        elif inside.kind == "LPAR" and inside.before in {*OPTIMIZERS, *SCHEDULES, *COMPRESSIONS}:
+        elif inside.kind == "LPAR" and inside.before in {*OPTIMIZERS, *CALLS}:
             yield from self._options(place)
         elif inside.kind == "LBRACE" and inside.has("PARAM") and inside.has("EQUAL"):
             yield from _calls(INITS, lsp.CompletionItemKind.Function)
@@ -356,9 +356,9 @@ class _Offer:
 
     def _options(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         name = place.inside.before
-        yield from _named({**OPTIMIZERS, **SCHEDULES, **COMPRESSIONS}[name], name)
+        yield from _named({**OPTIMIZERS, **CALLS}[name], name)
         if name in OPTIMIZERS:
-            yield from _calls([*SCHEDULES, *COMPRESSIONS], lsp.CompletionItemKind.Function)
+            yield from _calls(CALLS, lsp.CompletionItemKind.Function)
 
     def _expression(self, place: Cursor) -> Iterator[lsp.CompletionItem]:
         if place.last in ("_NL", "LBRACE"):

@@ -10,7 +10,7 @@ from meshdsl.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: `kind` is `float`, `int` or `bool`; `bytes` is the size of one element."""
+    """An element type: `kind` is `float`, `int`, `bool` or `f8`; `bytes` is that of one element."""
 
     name: str
     kind: str
@@ -42,6 +42,15 @@ DTYPES: dict[str, DType] = {
 }
 LARGEST = {"f32": 3.4028235e38, "f64": 1.7976931348623157e308, "bf16": 3.3895314e38, "f16": 65504.0}
 """The largest finite number of each float type."""
+
+E4M3 = DType("e4m3", "f8", 1, "float32", "torch.float8_e4m3fn")
+E5M2 = DType("e5m2", "f8", 1, "float32", "torch.float8_e5m2")
+EIGHT_BIT = {d.name: d for d in (E4M3, E5M2)}
+"""Operands of scaled products (`named/scaled_products.py`); a program declares none of them.
+
+Named for the bits of exponent and significand (Micikevicius et al. 2022); numpy has their values as
+float32.
+"""
 
 F32, F64, BF16, F16 = (DTYPES[n] for n in ("f32", "f64", "bf16", "f16"))
 I32, I64, BOOL = (DTYPES[n] for n in ("i32", "i64", "bool"))

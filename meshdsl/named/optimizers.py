@@ -20,7 +20,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     spelled_right,
 )
-from meshdsl.ir.types import DTYPES, F32, Dim, DType, TensorType
+from meshdsl.ir.types import BF16, DTYPES, F32, Dim, DType, TensorType
 from meshdsl.named.builder import kind_of
 from meshdsl.named.ir import NamedProgram, Node, Value
 from meshdsl.ops.opdef import load_all
@@ -174,6 +174,20 @@ class Compression:
         return f"{self.name}({given})" if given else self.name
 
 
+# --- precision ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EightBits:
+    """`f8`: products with weights on 8-bit floats (`scaled_products.py`), all else in `rest`.
+
+    A scale is that of a whole tensor, or with `rowwise` of each row of a matrix.
+    """
+
+    rowwise: bool
+    rest: DType
+
+
 # --- optimizers ------------------------------------------------------------
 
 Evaluate = Callable[[ast.Expr], Any]
@@ -190,7 +204,7 @@ class Option:
     """
 
     default: Any
-    kind: Literal["number", "integer", "flag", "dtype", "rate", "compression"]
+    kind: Literal["number", "integer", "flag", "dtype", "rate", "compression", "precision"]
     range: str = ""
     holds: Callable[[Any], bool] = lambda value: True
     example: str = ""
@@ -223,7 +237,7 @@ COMMON: Mapping[str, Option] = {
     "clip": _positive(None, "1.0"),
     "accumulate": _count(1, 1),
     "each": Option(False, "flag"),
-    "compute": Option(None, "dtype", example='"bf16"'),
+    "compute": Option(None, "precision", example='"bf16"'),
     "compress": Option(None, "compression", example="powersgd(2)"),
     "seed": _count(0, 0),
 }
@@ -282,6 +296,14 @@ COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {
     "onebit": {},
 }
 """Every compression of gradients with its arguments, in order."""
+
+PRECISIONS: Mapping[str, Mapping[str, Option]] = {
+    "f8": {"rowwise": Option(False, "flag"), "rest": Option(BF16, "dtype", example='"f32"')}
+}
+"""Every value of `compute` beside the float dtypes, with its arguments, in order."""
+
+CALLS: Mapping[str, Mapping[str, Option]] = {**SCHEDULES, **COMPRESSIONS, **PRECISIONS}
+"""Every call that an option of an optimizer may be, with its arguments, in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -344,8 +366,14 @@ class Optimizer:
     @property
     def compute(self) -> DType | None:
         """The dtype of the forward and backward pass; None for that of the program."""
-        found: DType | None = self.options["compute"]
-        return found
+        found: DType | EightBits | None = self.options["compute"]
+        return found.rest if isinstance(found, EightBits) else found
+
+    @property
+    def eight_bits(self) -> EightBits | None:
+        """How products with weights are computed in 8 bits; None where they are not."""
+        found: object = self.options["compute"]
+        return found if isinstance(found, EightBits) else None
 
     @property
     def compress(self) -> Compression | None:
@@ -484,6 +512,8 @@ class _OptionReader:
         """The value of one option; after an error, which is reported, perhaps of any type."""
         if option.kind == "compression":
             return self._compression(node)
+        if option.kind == "precision" and _called(node) in PRECISIONS:
+            return self._eight_bits(node)
         if option.kind == "rate" and isinstance(node, ast.CallExpr) and not _is_folded(node):
             return self._schedule(node)
         try:
@@ -496,7 +526,7 @@ class _OptionReader:
         if not _is_kind(option.kind, value):
             said = f"`{name}` of `{of}` is {_KINDS[option.kind]}"
             self.report("MD0275", f"{said}, not {_described(value)}", node, help)
-        elif option.kind == "dtype":
+        elif option.kind in ("dtype", "precision"):
             return DTYPES[value] if isinstance(value, str) else value
         elif not option.holds(value):
             said = f"`{name}` of `{of}` is {option.range}, not {value}"
@@ -546,6 +576,16 @@ class _OptionReader:
         failed, self.failed = self.failed, self.failed or before
         return None if failed else Compression(name, values)
 
+    def _eight_bits(self, node: ast.Expr) -> EightBits | None:
+        """What a call such as `f8(rowwise=true)` means, or its name alone."""
+        if not isinstance(node, ast.CallExpr):
+            name = node.name if isinstance(node, ast.Ref) else ast.Name(_called(node), node.span)
+            node = ast.CallExpr(name, None, (), (), None, node.span)
+        before, self.failed = self.failed, False
+        values = self.options(node, PRECISIONS[node.function.text], positional=0)
+        failed, self.failed = self.failed, self.failed or before
+        return None if failed else EightBits(**values)
+
     def _check_course(self, call: ast.CallExpr, values: Mapping[str, Any]) -> None:
         """Report a schedule that does not warm up before it ends, or does not fall."""
         name = call.function.text
@@ -574,16 +614,27 @@ _KINDS = {
     "dtype": "one of " + ", ".join(f'`"{n}"`' for n, d in DTYPES.items() if d.kind == "float"),
     "rate": "a number or a schedule",
 }
+_KINDS["precision"] = f'{_KINDS["dtype"]}, `"f8"`'
 
 
 def _is_kind(kind: str, value: Any) -> bool:
     if kind == "flag":
         return isinstance(value, bool)
-    if kind == "dtype":
+    if kind in ("dtype", "precision"):
         dtype = DTYPES.get(value) if isinstance(value, str) else value
         return isinstance(dtype, DType) and dtype.kind == "float"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and (kind != "integer" or isinstance(value, int))
+
+
+def _called(node: ast.Expr) -> str:
+    """The name in an option that is a call, a name alone or a string; empty for any other."""
+    match node:
+        case ast.CallExpr(function=name) | ast.Ref(name=name):
+            return name.text
+        case ast.String(value=text):
+            return text
+    return ""
 
 
 def _described(value: Any) -> str:
@@ -598,6 +649,8 @@ def _form(call: ast.CallExpr, known: Mapping[str, Option]) -> str:
     if "lr" in known:
         needed = (n for n, option in known.items() if n == "lr" or option.default is ...)
         return f"{name}({', '.join(f'{n}={known[n].shown}' for n in needed)})"
+    if name in PRECISIONS:
+        return f"{name}({', '.join(f'{n}={option.shown}' for n, option in known.items())})"
     is_compression = name in COMPRESSIONS
     shown = (o.shown for o in known.values() if is_compression or o.default is ...)
     return f"{name}({', '.join(shown)})"

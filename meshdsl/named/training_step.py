@@ -31,6 +31,7 @@ from meshdsl.named.ir import (
     Value,
 )
 from meshdsl.named.optimizer_updates import emit_updates
+from meshdsl.named.scaled_products import scaled_products
 from meshdsl.records import dataclass
 
 
@@ -48,7 +49,7 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
     if optimizer.compute is not None:
         depended_on = {p for each in goal.all for p in each.params}
         program = mixed(program, optimizer.compute, depended_on)
-    goal = program.goal
+    goal, params = program.goal, program.params
     assert goal is not None
     builder = Builder(Diagnostics())
     if optimizer.accumulate > 1:
@@ -65,12 +66,17 @@ def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram
         norm = emit_updates(emitter, goal, grad_of, stacked, measured)
     if norm is not None:
         program = _with_norm(program, norm)
-    return replace(
+    step = replace(
         program,
         body=tuple(builder.frames[0].body),
         states=tuple(emitter.states),
         updates=(*program.updates, *emitter.updates),
     )
+    if optimizer.eight_bits is None:
+        return step
+    depended_on = {p for each in goal.all for p in each.params}
+    weights = [p.value for p in params if p.value in depended_on and not p.typed]
+    return scaled_products(step, optimizer.eight_bits, weights)
 
 
 def _refuse_constant(goal: Goal) -> NoReturn:

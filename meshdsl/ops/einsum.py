@@ -41,7 +41,8 @@ def _numpy(call: kit.NumpyCall, *arrays: kit.Array) -> kit.Array:
     return kit.einsum_by_name(*operands, to=call.outs[0].names, optimize=optimize)
 
 
-def _flops(sig: kit.Signature) -> int:
+def product_flops(sig: kit.Signature) -> int:
+    """The FLOPs of a product of all operands that is summed."""
     dims = kit.merged_dims("einsum", *sig.ins)
     loops = math.prod(d.size for d in dims)
     if len(sig.ins) > 1:
@@ -114,7 +115,7 @@ kit.operator(
     _numpy,
     einsum_text,
     _SAMPLES,
-    flops=_flops,
+    flops=product_flops,
     gradient=arithmetic_gradients.einsum_gradient,
     zeros=zeros.summed_product,
     precision="compute",

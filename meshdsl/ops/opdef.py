@@ -483,6 +483,8 @@ class OpDef:
              None: always.
     converts: the result is operand 0 in another dtype, element by element: torch's `copy_` computes
              it into any memory that has its type.
+    narrows: the result is operand 0 in fewer bytes: a parameter that is not stored as it is used is
+             narrowed before it is sent.
     averages: over a loop that is reduced the result is the sum divided by the loop's size: of twice
              as many elements it is as large. Other sums are twice as large.
     adds: a call, an existing tensor -> torch text that adds the result to that tensor, and makes no
@@ -550,6 +552,7 @@ class OpDef:
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     fits_in: FitsIn | None = None
     converts: bool = False
+    narrows: bool = False
     averages: bool = False
     adds: Adds | None = None
     adds_to: Callable[[Signature, frozenset[str], bool], bool] | None = None

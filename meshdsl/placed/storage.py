@@ -3,6 +3,7 @@
 Each use goes through a `load`, whose result is placed by the general rules alone. A
 load serves one block of one phase, so that the backward pass gathers again; with `keep` it serves
 the whole program. (ZeRO stage 3, Rajbhandari et al. 2020; `reshard_after_forward` in FSDP.)
+An operator that narrows a parameter reads it as it is stored, and its result is gathered.
 
 Where the copy of the forward pass would still be alive when that of the backward pass is gathered,
 one load serves both, and no more is held at any time: around the loss (`_alive_in_both`).
@@ -15,6 +16,7 @@ from dataclasses import replace
 from meshdsl.ir.program import OpKind, Stacked, every
 from meshdsl.ir.rewrite import Visitor, free, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value, walk
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.pipelined import Piped
 
@@ -90,10 +92,12 @@ class _StorageRewrite(Visitor):
         return self.made
 
     def op(self, op: NamedOp) -> NamedOp:
-        """The operator with the loads of what it reads."""
+        """The operator with the loads of what it reads; none of what is narrowed first."""
         if op.phase == "update":
             return op
         read = [v for v in op.ins if v in self.moved]
+        if lookup(op.name).narrows:
+            read = [v for v in read if _is_kept(v, self.layout)]
         new = {v: self._load(v, op) for v in read}
         return replace(op, ins=tuple(new.get(v, v) for v in op.ins))
 

@@ -10,7 +10,7 @@ import torch
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
 from meshdsl.prove.memory_kinds import one_at_a_time, overlaps, own, share, views
 from meshdsl.prove.sample_values import draw, results, signature
-from meshdsl.prove.torch_run import call, evaluate, run_lines, several, to_torch
+from meshdsl.prove.torch_run import WIDENED, call, evaluate, run_lines, several, to_torch
 from meshdsl.prove.wrong_cases import Cases, WrongCase, call_text, difference
 
 
@@ -25,7 +25,7 @@ def meaning_of(
     opdef: OpDef, sig: Signature, operands: list[torch.Tensor]
 ) -> tuple[np.ndarray, ...]:
     """The numpy meaning of a call, of the values that the tensors have now."""
-    arrays = [x.double().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in operands]
+    arrays = [x.double().numpy() if x.dtype in WIDENED else x.numpy() for x in operands]
     numpy_call = NumpyCall(sig.ins, sig.outs, sig.attrs)
     return results(opdef, numpy_call, [a.copy() for a in arrays])
 

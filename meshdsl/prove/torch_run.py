@@ -27,7 +27,11 @@ TORCH = {
     "i32": torch.int32,
     "i64": torch.int64,
     "bool": torch.bool,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
 }
+WIDENED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What numpy has in float32."""
 
 
 SUPPORT = {
@@ -145,7 +149,7 @@ TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f64": 1e-11}
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The array of a result."""
-    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    array: np.ndarray = (tensor.float() if tensor.dtype in WIDENED else tensor).numpy()
     return array
 
 

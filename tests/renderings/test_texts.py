@@ -372,6 +372,9 @@ OTHERS = (
 OF_WORKERS = "parts scatter_parts pack_signs unpack_signs block_index"
 """What gradients are compressed with, by each device for itself."""
 
+OF_SCALED = "f8_scale to_f8 f8_einsum"
+"""What products in 8 bits are computed with, in training steps."""
+
 OF_STAGES = "stage_index"
 """What tensors in the order of stages are read with: renderings have no stages."""
 
@@ -392,7 +395,7 @@ def test_what_is_refused(system: str) -> None:
     inner = set(GRADIENTS_AND_UPDATES[system].split())
     drawn = {name for name, record in load_all().items() if record.surface.seeded}
     others = {*OTHERS.split(), *SLIDING.split(), *OF_WORKERS.split(), OF_STAGES, OF_GROUPS}
-    others |= {*UNSAID[system].split()}
+    others |= {*UNSAID[system].split(), *OF_SCALED.split()}
     assert refused == inner | others | drawn
     assert all(lookup(name).surface.items == "view" for name in inner)
 
