@@ -9,6 +9,7 @@ LEAST_EXTREME = 1e-12
 
 def f8_scale(x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """What 1 stands for in 8 bits, in f32: the greatest magnitude over `dims` is the largest."""
+    extreme: torch.Tensor
     if all(x.shape[dim] for dim in dims):
         extreme = torch.linalg.vector_norm(x, float("inf"), dims).float()
     else:

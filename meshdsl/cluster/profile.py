@@ -28,7 +28,7 @@ from meshdsl.diagnostics import (
     fail,
     spelled_right,
 )
-from meshdsl.ir.types import DTYPES
+from meshdsl.ir.types import DTYPES, EIGHT_BIT
 from meshdsl.records import dataclass
 
 Kind = Literal["switch", "ring", "torus"]
@@ -37,6 +37,8 @@ TIMED = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")
 """The collectives that a table may time."""
 KERNELS = ("product", "pointwise")
 """What a table may time on one device: matrix products by FLOPs, one pass by bytes."""
+F8 = "f8"
+"""The rate of products of any two 8-bit floats, beside those of dtypes."""
 MEASURED = "cpu"
 """The cluster of this machine's processes: as measured, where it was."""
 UNBOUNDED = 1 << 30
@@ -85,7 +87,8 @@ class Device:
 
     def peak(self, dtype: str) -> float:
         """FLOP/s at best; what the device has no unit for runs as f32 does."""
-        return self.flops.get(dtype, self.flops["f32"])
+        rate = F8 if dtype in EIGHT_BIT else dtype
+        return self.flops.get(rate, self.flops["f32"])
 
     @property
     def half(self) -> str:
@@ -193,8 +196,8 @@ def _word(*known: str) -> Check:
 
 
 def _flops(value: Any) -> dict[str, float]:
-    if not isinstance(value, dict) or "f32" not in value or not set(value) <= set(DTYPES):
-        raise ValueError(f"FLOP/s by dtype, of {', '.join(DTYPES)}, and of f32 at least")
+    if not isinstance(value, dict) or "f32" not in value or not set(value) <= {*DTYPES, F8}:
+        raise ValueError(f"FLOP/s by dtype, of {', '.join([*DTYPES, F8])}, and of f32 at least")
     return {dtype: _positive(rate) for dtype, rate in value.items()}
 
 

@@ -175,7 +175,7 @@ class Timing:
         elements = sum(t.elements for t in (*signature.ins, *signature.outs))
         if sides is None and flops <= DENSE * elements:
             return flops / self.flops("f32")
-        floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
+        floats = [t.dtype.name for t in signature.ins if t.dtype.kind in ("float", "f8")]
         dtype = floats[0] if floats else "f32"
         if opdef.attended is not None:
             return self._attention(dtype, flops * opdef.attended(signature))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from meshdsl.cluster.profile import MEASURED, UNBOUNDED, Cluster, Level
 from meshdsl.cluster.this_machine import kept
+from meshdsl.ir.types import DTYPES
 from meshdsl.report.document import Block, Document, Gap, Grid, Item, Piece, duration, line
 
 
@@ -39,7 +40,8 @@ def listed(clusters: Sequence[Cluster]) -> Document:
 
 
 def _best(cluster: Cluster) -> str:
-    dtype, rate = max(cluster.device.flops.items(), key=lambda item: item[1])
+    rates = {d: r for d, r in cluster.device.flops.items() if d in DTYPES}
+    dtype, rate = max(rates.items(), key=lambda item: item[1])
     return f"{rate / 1e12:,.4g} ({dtype})"
 
 
