@@ -9,13 +9,12 @@ LEAST_EXTREME = 1e-12
 
 def f8_scale(x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """What 1 stands for in 8 bits, in f32: the greatest magnitude over `dims` is the largest."""
-    extreme: torch.Tensor
     if all(x.shape[dim] for dim in dims):
         extreme = torch.linalg.vector_norm(x, float("inf"), dims).float()
     else:
-        kept = [n for i, n in enumerate(x.shape) if i not in dims]
-        extreme = torch.zeros(kept, device=x.device)
-    return extreme.clamp(min=LEAST_EXTREME) / torch.finfo(dtype).max
+        extreme = torch.zeros([n for i, n in enumerate(x.shape) if i not in dims], device=x.device)
+    scale = extreme.clamp(min=LEAST_EXTREME) / torch.finfo(dtype).max
+    return scale  # type: ignore[no-any-return]
 
 
 def to_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
