@@ -67,22 +67,23 @@ def f8_matmul(
 
     Without units for 8 bits the operands are widened: the same product.
     """
-    if not (a.is_cuda and a.numel() and b.numel() and has_f8_units(a.device)):
+    if not (has_f8_units(a) and a.numel() and b.numel()):
         return (a.float() @ b.float().t()).mul_(scale_a).mul_(scale_b).to(dtype)
     # The units take rows of multiples of 16 bytes, and as many columns.
     a, b = (padded_to(x, 1, 16) for x in (a, b))
     cols, b = b.shape[0], padded_to(b, 0, 16)
     if scale_a.dim() == scale_b.dim() == 0:
-        product = torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=dtype)
-        return product[:, :cols].contiguous()
+        written = torch.float32 if dtype == torch.float64 else dtype
+        product = torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=written)
+        return product[:, :cols].contiguous().to(dtype)
     one = torch.ones((), device=a.device)
     product = torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float32)
     return product[:, :cols].mul(scale_a).mul_(scale_b).to(dtype)
 
 
-def has_f8_units(device: torch.device) -> bool:
-    """Whether a GPU multiplies in 8 bits: from compute capability 8.9 on."""
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+def has_f8_units(x: torch.Tensor) -> bool:
+    """Whether a tensor is on a GPU that multiplies in 8 bits: of compute capability 8.9 or more."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 9)
 
 
 def padded_to(x: torch.Tensor, dim: int, multiple: int) -> torch.Tensor:

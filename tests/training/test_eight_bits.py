@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from meshdsl.backends.runtime import eight_bits
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import EIGHT_BIT
 from meshdsl.named.ir import walk
@@ -160,6 +161,30 @@ def test_numbers_are_rounded_as_by_torch(name: str) -> None:
     largest = torch.finfo(dtype).max
     wanted = every.clamp(-largest, largest).to(dtype).float().numpy()
     np.testing.assert_array_equal(rounded(every.numpy(), EIGHT_BIT[name]), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_units_for_8_bits_have_the_same_product(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's product in 8 bits, which CPUs have too, of sizes that are no multiples of 16."""
+    rng = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(n, 21, generator=rng) for n in (5, 19))
+    for dims in ((0, 1), (1,)):
+        scales = [eight_bits.f8_scale(x, dims, torch.float8_e4m3fn) for x in (a, b)]
+        aligned = [s[:, None] if s.dim() else s for s in scales]
+        narrow = [
+            eight_bits.to_f8(x, s, torch.float8_e4m3fn)
+            for x, s in zip((a, b), aligned, strict=True)
+        ]
+        operands = ("rk,ck->cr", *narrow, *scales, dtype)
+        plain = eight_bits.f8_einsum(*operands)
+        with monkeypatch.context() as patched:
+            patched.setattr(eight_bits, "has_f8_units", lambda x: True)
+            found = eight_bits.f8_einsum(*operands)
+        assert found.dtype == dtype
+        most = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, plain, rtol=most, atol=most)
 
 
 # --- what is computed in 8 bits, and what is sent ------------------------------------------------
