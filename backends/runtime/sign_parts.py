@@ -1,4 +1,4 @@
-"""What workers send of compressed gradients: sparse parts of a sum, and signs in words of i32."""
+"""What workers send of compressed gradients: sparse parts, and signs or bytes in words of i32."""
 
 import torch
 
@@ -24,3 +24,21 @@ def unpack_signs(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The signs in words as 1 and -1, along a new last dim."""
     places = torch.arange(32, dtype=torch.int32, device=words.device)
     return (((words.unsqueeze(-1) >> places) & 1) * 2 - 1).to(dtype)
+
+
+def pack_int8(x: torch.Tensor) -> torch.Tensor:
+    """Multiples of a scale along the last dim, four in a word of i32; behind them the scale."""
+    scale = (x.abs().amax(-1, keepdim=True) / 127).float()
+    multiples = (x / scale.masked_fill(scale == 0, 1)).round_().to(torch.int8)
+    return torch.cat([bits_as(multiples, torch.int32), bits_as(scale, torch.int32)], -1)
+
+
+def unpack_int8(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers in words of `pack_int8`."""
+    multiples = bits_as(words[..., :-1], torch.int8).to(dtype)
+    return multiples.mul_(bits_as(words[..., -1:], torch.float32))
+
+
+def bits_as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The bits of `x`, in the order of its last dim, as numbers of another dtype."""
+    return x.clone(memory_format=torch.contiguous_format).view(dtype)

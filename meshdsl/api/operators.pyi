@@ -562,6 +562,7 @@ adam: _Optimizer
 adamw: _Optimizer
 cosine: _Optimizer
 f8: _Optimizer
+int8: _Optimizer
 linear: _Optimizer
 linear_warmup: _Optimizer
 momentum: _Optimizer
@@ -611,6 +612,7 @@ __all__ = [
     "hard_swish",
     "he",
     "identity",
+    "int8",
     "iota",
     "layer_norm",
     "le",

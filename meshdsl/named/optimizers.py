@@ -294,6 +294,7 @@ COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {
     "powersgd": {"rank": _count(2, 1)},
     "topk": {"fraction": Option(0.01, "number", "above 0 and at most 1", lambda x: 0 < x <= 1)},
     "onebit": {},
+    "int8": {"group": Option(256, "integer", "a multiple of 4", lambda x: x > 0 and x % 4 == 0)},
 }
 """Every compression of gradients with its arguments, in order."""
 

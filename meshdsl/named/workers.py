@@ -1,4 +1,4 @@
-"""Compressions of what each worker has by itself: top-k and one bit, with error feedback.
+"""Compressions of what each worker has: top-k, one bit and bytes, with error feedback.
 
 A worker is a device with its own part of a gradient. Their parts are blocks of a dim `workers`
 (`parts`), and all else is operators on these, so that what is sent is placed, counted and shown
@@ -50,6 +50,26 @@ def one_bit(
     magnitude (Karimireddy et al. 2019). Zero counts as positive.
     """
     return [_Tensor(emitter, *g).one_bit() if g[2] else g[1] for g in grads]
+
+
+def int8(
+    emitter: UpdateEmitter, compression: Compression, done: Value, grads: Gradients
+) -> list[Value]:
+    """The gradients as bytes, each group of elements with a scale, added up by blocks.
+
+    An all_reduce in two phases, as that of `one_bit`: bytes are exchanged, and the sums of each
+    block are sent as bytes again (Dettmers 2016; Wang et al. 2023, ZeRO++, has blocks of scales).
+    What bytes and scales do not make smaller is sent whole.
+    """
+    group = compression.options["group"]
+    return [_Tensor(emitter, *g).int8(group) if _fewer(g, group) else g[1] for g in grads]
+
+
+def _fewer(gradient: tuple[Value, Value, tuple[str, ...]], group: int) -> bool:
+    """Whether a tensor has more elements than words of four bytes in groups with a scale."""
+    param, _, own = gradient
+    elements = math.prod(param.type.size(name) for name in own)
+    return bool(own) and -(-elements // group) * (group // 4 + 1) < elements
 
 
 def kept(fraction: float, elements: int) -> int:
@@ -126,6 +146,7 @@ class _Tensor:
         self.own = tuple(d for d in param.type.dims if d.name in own)
         self.around = tuple(d for d in param.type.dims if d.name not in own)
         self.dims = Dims(str(param.name), math.prod(d.size for d in self.own))
+        self.bits_in_words = (self.dims.words, self.dims.bits)
 
     def top_k(self, fraction: float) -> Value:
         """The sum of what workers send; the rest is kept."""
@@ -142,7 +163,9 @@ class _Tensor:
         """What the signs of the blocks stand for; both errors are kept."""
         do, dims, mine = self.do, self.dims, self._mine()
         scale = do("mean", do("abs", mine), dims=(dims.flat,))
-        words = do("pack_signs", self._in_words(mine), dim=dims.bits)
+        words = do(
+            "pack_signs", self._in_pieces(mine, dims.padded, self.bits_in_words), dim=dims.bits
+        )
         self._keep(do("sub", mine, self._signed(words, scale)))
         pairs = ((dims.workers, dims.every), (dims.words, dims.blocks))
         blocks = self._signs(do("rename", words, pairs=pairs))
@@ -163,6 +186,31 @@ class _Tensor:
         self.emitter.update(error, do("mul", do("sub", corrected, sent), inside))
         words = do("rename", words, pairs=((dims.blocks, dims.words),))
         return self._signed(words, self._by_block(scales, dims.words))
+
+    def int8(self, group: int) -> Value:
+        """What the bytes of the blocks stand for; both errors are kept."""
+        do, dims, mine = self.do, self.dims, self._mine()
+        count = -(-dims.flat.size // group)
+        groups, blocks = dims.named("groups", count), dims.named("blocks", count)
+        numbers, words = dims.named("numbers", group), dims.named("group_words", group // 4 + 1)
+        padded = dims.named("padded", count * group)
+
+        def packed(value: Value) -> Value:
+            return do("pack_int8", value, dims=(numbers, words))
+
+        def unpacked(value: Value) -> Value:
+            return do("unpack_int8", value, dims=(words, numbers), dtype=do.dtype)
+
+        said = packed(self._in_pieces(mine, padded, (groups, numbers)))
+        self._keep(do("sub", mine, self._in_one(unpacked(said), (groups, numbers), padded)))
+        pairs = ((dims.workers, dims.every), (groups, blocks))
+        total = do("sum", unpacked(do("rename", said, pairs=pairs)), dims=(dims.every,))
+        error = self.emitter.state(f"{self.param.name}.server_error", total.type, self.param)
+        corrected = do("add", total, error)
+        sent = packed(corrected)
+        self.emitter.update(error, do("sub", corrected, unpacked(sent)))
+        whole = unpacked(do("rename", sent, pairs=((blocks, groups),)))
+        return self._shaped(self._in_one(whole, (groups, numbers), padded))
 
     # --- pieces ----------------------------------------------------------------------------------
 
@@ -194,23 +242,26 @@ class _Tensor:
         value = self.do("split", value, dim=self.dims.flat, into=self.own)
         return self.do("transpose", value, dims=self.param.type.dims)
 
-    def _in_words(self, value: Value) -> Value:
-        """A value in one dim as words and bits, with zeros behind the last element."""
-        do, dims = self.do, self.dims
-        ends = {"before": 0, "after": dims.padded.size - dims.flat.size, "value": 0}
-        value = do("pad", value, source=(dims.flat,), target=(dims.padded,), **ends)
-        return do("split", value, dim=dims.padded, into=(dims.words, dims.bits))
+    def _in_pieces(self, value: Value, padded: Dim, pieces: tuple[Dim, ...]) -> Value:
+        """A value in one dim as `pieces`, with zeros behind the last element."""
+        do, flat = self.do, self.dims.flat
+        ends = {"before": 0, "after": padded.size - flat.size, "value": 0}
+        value = do("pad", value, source=(flat,), target=(padded,), **ends)
+        return do("split", value, dim=padded, into=pieces)
+
+    def _in_one(self, value: Value, pieces: tuple[Dim, ...], padded: Dim) -> Value:
+        """A value in `pieces` in one dim, without what is behind the last element."""
+        value = self.do("merge", value, dims=pieces, into=padded)
+        part = {"start": 0, "stop": self.dims.flat.size, "target": self.dims.flat}
+        return self.do("slice", value, dim=padded, **part)
 
     def _signs(self, words: Value) -> Value:
         return self.do("unpack_signs", words, dim=self.dims.bits, dtype=self.do.dtype)
 
     def _signed(self, words: Value, scale: Value) -> Value:
         """What signs stand for, in one dim."""
-        do, dims = self.do, self.dims
-        value = do("mul", self._signs(words), scale)
-        value = do("merge", value, dims=(dims.words, dims.bits), into=dims.padded)
-        part = {"start": 0, "stop": dims.flat.size, "target": dims.flat}
-        return do("slice", value, dim=dims.padded, **part)
+        value = self.do("mul", self._signs(words), scale)
+        return self._in_one(value, self.bits_in_words, self.dims.padded)
 
     def _by_block(self, scales: Value, dim: Dim) -> Value:
         """The scale of the block that each word is in."""
@@ -225,7 +276,7 @@ class _Tensor:
         return self.do("cast", count("lt", number, dims.flat.size), dtype=self.do.dtype)
 
 
-PER_WORKER = {"topk": top_k, "onebit": one_bit}
+PER_WORKER = {"topk": top_k, "onebit": one_bit, "int8": int8}
 """The compressions whose numbers depend on the number of workers."""
 
 # --- of many workers ---------------------------------------------------------------------------

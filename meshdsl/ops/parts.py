@@ -16,6 +16,9 @@ from meshdsl.ops import kit
 BITS = 32
 """The signs in one word of i32."""
 
+LARGEST = 127
+"""The largest multiple of a scale in a byte."""
+
 # --- parts -------------------------------------------------------------------------------------
 
 
@@ -141,6 +144,78 @@ kit.operator(
     flops=lambda sig: sig.outs[0].elements,
     scratch=lambda sig, numbers: 2 * 4 * sig.outs[0].elements,  # bits as i32
     meaning="The signs in words of `pack_signs`, as 1 and -1.",
+)
+
+# --- bytes -------------------------------------------------------------------------------------
+
+
+def _replaced_last(type_: kit.TensorType, attrs: kit.Attrs, dtype: kit.DType) -> kit.Types:
+    old, new = attrs["dims"]
+    assert type_.names[-1] == old.name, f"{type_} by {old}"
+    return (kit.TensorType((*type_.dims[:-1], new), dtype),)
+
+
+def _pack_int8_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+    kit.need_kind("pack_int8", "float", ins[0])
+    return _replaced_last(ins[0], attrs, kit.I32)
+
+
+def _pack_int8_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
+    del call
+    scale = (np.abs(x).max(-1, keepdims=True) / LARGEST).astype(np.float32)
+    multiples = np.rint(x / np.where(scale == 0, np.float32(1), scale))
+    missing = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 4)]
+    with np.errstate(invalid="ignore"):  # of NaN and infinities: their scale says what they are
+        words = np.pad(multiples.astype(np.int8), missing).view(np.int32)
+    return np.concatenate([words, scale.view(np.int32)], -1)
+
+
+def _unpack_int8_numpy(call: kit.NumpyCall, words: kit.Array) -> kit.Array:
+    words = np.ascontiguousarray(words)
+    scale = np.ascontiguousarray(words[..., -1:]).view(np.float32)
+    multiples = np.ascontiguousarray(words[..., :-1]).view(np.int8)
+    return np.asarray(multiples * scale.astype(np.float64), kit.numpy_dtype(call.outs[0].dtype))
+
+
+def _unpack_int8_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
+    kit.need_kind("unpack_int8", "int", ins[0])
+    return _replaced_last(ins[0], attrs, attrs["dtype"])
+
+
+kit.operator(
+    "pack_int8",
+    kit.Surface("view", (1, 1)),
+    _pack_int8_infer,
+    kit.plain(whole=True),
+    _pack_int8_numpy,
+    lambda call: f"{call.use('pack_int8')}({call.tensor(0)})",
+    kit.samples("b s number=8 | dims=(number word=3)", "number=4: f64 | dims=(number word=2)"),
+    flops=lambda sig: 3 * sig.ins[0].elements,
+    scratch=lambda sig, numbers: (sig.ins[0].dtype.bytes + 1) * sig.ins[0].elements,
+    meaning="Numbers as multiples of a scale, -127 to 127, four in a word of i32; the last word "
+    "has the bits of the scale, in f32: the greatest magnitude over 127.",
+)
+
+kit.operator(
+    "unpack_int8",
+    kit.Surface("view", (1, 1)),
+    _unpack_int8_infer,
+    kit.plain(whole=True),
+    _unpack_int8_numpy,
+    lambda call: f"{call.use('unpack_int8')}({call.tensor(0)}, {call.outs[0].dtype.torch})",
+    kit.samples(
+        "b s word=3: i32 | dims=(word number=8) dtype=f32",
+        "word=2: i32 | dims=(word number=4) dtype=f64",
+    ),
+    flops=lambda sig: sig.outs[0].elements,
+    scratch=lambda sig, numbers: (sig.outs[0].dtype.bytes + 1) * sig.outs[0].elements,
+    true_rows=kit.rows_with_reason(
+        "small integers are the bits of scales next to 0",
+        "P(min) -> P",
+        "P(min) -> P(min)",
+        "P(min) -> P(max)",
+    ),
+    meaning="The numbers in words of `pack_int8`.",
 )
 
 # --- block_index -------------------------------------------------------------------------------

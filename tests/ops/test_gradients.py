@@ -53,6 +53,7 @@ CONSTANT = {
     "parts": "gradients are compressed with it, and not differentiated",
     "scatter_parts": "gradients are compressed with it, and not differentiated",
     "pack_signs": "yields bits",
+    "pack_int8": "yields bits",
     "f8_scale": "stands in training steps that have their gradients",
     "to_f8": "as `f8_scale`",
     "f8_einsum": "as `f8_scale`",

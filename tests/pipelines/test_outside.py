@@ -132,7 +132,8 @@ OPERATORS = {
 """What makes `t[l, m]`, along another dim than that of the stages."""
 
 ELSEWHERE = {
-    "attention", "parts", "scatter_parts", "pack_signs", "unpack_signs", "max_pool_take",
+    "attention", "parts", "scatter_parts", "pack_signs", "unpack_signs", "pack_int8", "unpack_int8",
+    "max_pool_take",
 }  # fmt: skip
 """Outside of these programs: without a backward pass, of compressed gradients, derived twice."""
 

@@ -369,7 +369,7 @@ OTHERS = (
 )
 """Renderings have attention and batch norms in primitives."""
 
-OF_WORKERS = "parts scatter_parts pack_signs unpack_signs block_index"
+OF_WORKERS = "parts scatter_parts pack_signs unpack_signs pack_int8 unpack_int8 block_index"
 """What gradients are compressed with, by each device for itself."""
 
 OF_SCALED = "f8_scale to_f8 f8_einsum"

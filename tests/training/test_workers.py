@@ -114,7 +114,38 @@ class OneBit:
         return found
 
 
-ORACLES: dict[str, tuple[str, Any]] = {"topk": ("topk(0.1)", TopK), "onebit": ("onebit", OneBit)}
+class Int8:
+    """Bytes with a scale for each eight elements, added up, and bytes of the sums."""
+
+    def __init__(self, workers: int, size: int) -> None:
+        self.errors = [np.zeros(size) for _ in range(workers)]
+        self.second = np.zeros(size)
+
+    def __call__(self, vectors: list[Any]) -> Any:
+        total = self.second.copy()
+        for error, vector in zip(self.errors, vectors, strict=True):
+            error += vector
+            said = in_bytes(error)
+            error -= said
+            total += said
+        found = in_bytes(total)
+        self.second = total - found
+        return found
+
+
+def in_bytes(x: Any) -> Any:
+    found = np.zeros_like(x)
+    for first in range(0, len(x), 8):
+        piece = x[first : first + 8]
+        scale = float(np.float32(np.abs(piece).max() / 127))
+        if scale:
+            found[first : first + 8] = np.round(piece / scale) * scale
+    return found
+
+
+ORACLES: dict[str, tuple[str, Any]] = {
+    "topk": ("topk(0.1)", TopK), "onebit": ("onebit", OneBit), "int8": ("int8(8)", Int8)
+}  # fmt: skip
 
 
 def test_every_compression_of_workers_has_an_oracle() -> None:
@@ -187,6 +218,7 @@ def test_devices_send_what_the_formula_says(how: str, n: int, columns: int) -> N
     wanted = {
         "topk": 8 * math.ceil(elements / 10) * (n - 1),
         "onebit": 2 * (n - 1) * (elements // (8 * n) + 4),
+        "int8": 2 * (n - 1) * (elements // (8 * n)) * (8 + 4),
     }
     text = ONE.replace("HOW", ORACLES[how][0]).replace("SIZE", str(columns))
     step = compiled_step(Case(text, f"data:{n}", "dp", "deferred"), "f32")
@@ -228,6 +260,48 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(how: str, layout: str, tmp_pa
         assert {n: a.tobytes() for n, a in one.items()} == {
             n: a.tobytes() for n, a in other.items()
         }
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_the_error_of_bytes_is_bounded(n: int) -> None:
+    """A group of a worker is off by half a scale, and so is the sum; blocks are of several sizes.
+
+    All that is off is kept: in the sum of the steps it is no more than that of the last one.
+    """
+    text = ONE.replace("HOW", "int8(20)").replace("SIZE", "3")  # 96 elements are 5 groups
+    compiled = compiled_step(Case(text, f"data:{n}", "dp", "deferred"), "f32")
+    rng = np.random.default_rng(8)
+    start = np.zeros((32, 3), np.float32)
+    exact, largest, before = start.astype(np.float64), 0.0, None
+    for _ in range(4):
+        x = rng.normal(size=(8, 32, 3)).astype(np.float32)
+        step = compiled.step({"x": x}, {"w": start}, before)
+        parts = [p.sum(0) / (8 * 96) for p in np.split(x, n)]
+        exact -= 0.5 * sum(parts)
+        largest = max(largest, *(np.abs(p).max() for p in parts))
+        before = step.held
+        error = np.abs(step.run.updated["w"] - exact).max()
+        # Errors that are kept make what is sent next at most a hundredth larger.
+        assert 0 < error <= 0.5 * 1.05 * (2 * n) * largest / 254
+
+
+def test_bytes_of_nothing_and_of_no_number() -> None:
+    text = ONE.replace("HOW", "int8(20)").replace("SIZE", "3")
+    compiled = compiled_step(Case(text, "data:2", "dp", "deferred"), "f32")
+    x, w = np.zeros((8, 32, 3), np.float32), np.ones((32, 3), np.float32)
+    np.testing.assert_array_equal(compiled.step({"x": x}, {"w": w}).run.updated["w"], w)
+    x[0, 0, 0] = np.nan
+    assert np.isnan(compiled.step({"x": x}, {"w": w}).run.updated["w"][0, 0])
+
+
+def test_what_bytes_do_not_make_smaller_is_sent_whole() -> None:
+    text = ONE.replace("HOW", "int8").replace("SIZE", "2")  # 64 elements, and words for 256
+    states = [str(s.value.name) for s in made_of(text).named.states]
+    assert states == ["step"]
+
+
+def made_of(text: str) -> Compiled:
+    return compiled_step(Case(text, "data:2", "dp", "deferred"), "f32")
 
 
 REFUSED = {
