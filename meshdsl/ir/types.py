@@ -51,6 +51,8 @@ EIGHT_BIT = {d.name: d for d in (E4M3, E5M2)}
 Named for the bits of exponent and significand (Micikevicius et al. 2022); numpy has their values as
 float32.
 """
+ELEMENT_TYPES = {**DTYPES, **EIGHT_BIT}
+"""All types of elements: those of the language, and what training steps compute with."""
 
 F32, F64, BF16, F16 = (DTYPES[n] for n in ("f32", "f64", "bf16", "f16"))
 I32, I64, BOOL = (DTYPES[n] for n in ("i32", "i64", "bool"))

@@ -13,13 +13,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from meshdsl.ir.types import DTYPES, EIGHT_BIT, F32, Dim, DType, TensorType
+from meshdsl.ir.types import ELEMENT_TYPES, F32, Dim, DType, TensorType
 from meshdsl.ops.opdef import Sample
 
 BATCH, SEQ, HIDDEN, VOCAB = Dim("b", 2), Dim("s", 4), Dim("h", 6), Dim("v", 8)
 """Dims that need no size in a sample; every size is even, so that two ranks can split each."""
-
-_DTYPES = {**DTYPES, **EIGHT_BIT}
 
 _WORD = re.compile(r"[()]|[^\s()]+")
 _DIM = re.compile(r"([a-z]\w*)(?:=(\d+))?")
@@ -56,7 +54,7 @@ class _Reader:
         """The type and the distribution of an operand: `b s`, `b s: i32`, `(): f32 half`."""
         dims, _, dtype_and_kind = text.partition(":")
         written_dtype, written_kind, *_ = (*dtype_and_kind.split(), "", "")
-        dtype = _DTYPES[written_dtype] if written_dtype else dtype
+        dtype = ELEMENT_TYPES[written_dtype] if written_dtype else dtype
         words = [] if dims.strip() == "()" else dims.split()
         kind = written_kind or ("bool" if dtype.kind == "bool" else kind)
         return TensorType(tuple(self._dim(w) for w in words), dtype), kind
@@ -71,8 +69,8 @@ class _Reader:
         """The value that begins with `word`."""
         if word == "(":
             return tuple(self._value(w, words) for w in iter(lambda: next(words), ")"))
-        if word in _DTYPES:
-            return _DTYPES[word]
+        if word in ELEMENT_TYPES:
+            return ELEMENT_TYPES[word]
         if word.lstrip("-") == "inf":
             return float(word)
         return self._dim(word) if _DIM.fullmatch(word) else ast.literal_eval(word)

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.program import Carry, Collected, Loop, Op, OpKind, Origin, Stacked
-from meshdsl.ir.types import DTYPES, Dim, TensorType
+from meshdsl.ir.types import ELEMENT_TYPES, Dim, TensorType
 
 V = TypeVar("V")
 T = TypeVar("T")
@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[%\w.+-]+|[][(){}=,:;@|])')
 _COMMENT = re.compile(r"# (\d+) \| (.*)")
-_TYPE = re.compile(rf"\b(?:{'|'.join(DTYPES)})\[([^]]*)\]")
+_TYPE = re.compile(rf"\b(?:{'|'.join(ELEMENT_TYPES)})\[([^]]*)\]")
 _DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?: of (\d+))?(?=,|$)")
 _NUMBER = re.compile(r"-?(\d|inf\b|nan\b)")
 
@@ -212,7 +212,7 @@ class Parser(Generic[V]):
 
     def tensor_type(self, scan: Scanner) -> tuple[TensorType, dict[str, tuple[str, ...]]]:
         """`f32[batch@rows 64, io 512]`: the type, and the axes that split its dims."""
-        dtype, splits = DTYPES[scan.next()], {}
+        dtype, splits = ELEMENT_TYPES[scan.next()], {}
         scan.expect("[")
 
         def dim() -> Dim:
@@ -307,7 +307,7 @@ class Parser(Generic[V]):
             while not scan.accept(")"):
                 items.append(self.constant(scan))
             return tuple(items)
-        if scan.peek(1) == "[" and scan.peek() in DTYPES:
+        if scan.peek(1) == "[" and scan.peek() in ELEMENT_TYPES:
             return self.tensor_type(scan)[0]
         word = scan.next()
         if word.startswith('"'):
@@ -316,7 +316,7 @@ class Parser(Generic[V]):
             return int(word) if re.fullmatch(r"-?\d+", word) else float(word)
         if word in ("True", "False", "None"):
             return {"True": True, "False": False, "None": None}[word]
-        return DTYPES[word] if word in DTYPES else Dim(word, self.dims[word])
+        return ELEMENT_TYPES[word] if word in ELEMENT_TYPES else Dim(word, self.dims[word])
 
     def entry(self, scan: Scanner, line: IRLine, role: str) -> V:
         """`input  %0 x : f32[batch 4]`; a stage may read more behind the type."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshdsl.ir import program as generic
-from meshdsl.ir.types import DTYPES, TensorType
+from meshdsl.ir.types import ELEMENT_TYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Reads, lookup
 from meshdsl.placed import collectives as c
@@ -115,7 +115,7 @@ def _over(scan: Scanner) -> tuple[str, ...]:
     scan.expect("over")
     axes = [scan.next()]
     # In a list of types a comma also separates the next one; `, tp[layers]` ends a collected value.
-    while scan.peek() == "," and not (scan.peek(1) in DTYPES and scan.peek(2) == "["):
+    while scan.peek() == "," and not (scan.peek(1) in ELEMENT_TYPES and scan.peek(2) == "["):
         scan.next()
         axes.append(scan.next())
     return tuple(axes)
@@ -263,7 +263,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
             make = self.value(scan, line)
             scan.expect("=", "reshard")
             source = self.scope[scan.next()]
-            dtype = DTYPES[scan.next()] if scan.accept("in") else None
+            dtype = ELEMENT_TYPES[scan.next()] if scan.accept("in") else None
             phase, *_ = self.phase(scan)
             scan.expect(":")
             target = make({**self.type(scan), "value": source.value})

@@ -13,8 +13,10 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import EIGHT_BIT
 from meshdsl.named.ir import walk
 from meshdsl.ops.eight_bits import rounded
+from meshdsl.placed.printer import print_program
 from tests.covering import covered
-from tests.programs.harness import Case
+from tests.ir_text.placed import parse_program
+from tests.programs.harness import Case, compiled
 from tests.training.stepping import Compiled, compiled_step
 
 TEXT = """
@@ -144,12 +146,12 @@ def test_micro_batches_have_the_numbers_of_the_batch_by_rows() -> None:
 def test_zeros_and_what_is_no_number() -> None:
     """Zeros stay zeros; NaN and infinities are no less in 8 bits than they were."""
     inputs, params = numbers()
-    compiled = made("tensor", "dp")
+    step_of = made("tensor", "dp")
     zeros = {n: np.zeros_like(a) for n, a in params.items()}
-    assert np.isfinite(compiled.step(inputs, zeros).run.outputs["loss"])
+    assert np.isfinite(step_of.step(inputs, zeros).run.outputs["loss"])
     for strange in (np.nan, np.inf):
         inputs["x"][3, 4] = strange
-        assert not np.isfinite(compiled.step(inputs, params).run.outputs["loss"])
+        assert not np.isfinite(step_of.step(inputs, params).run.outputs["loss"])
 
 
 @pytest.mark.parametrize("name", EIGHT_BIT)
@@ -198,8 +200,8 @@ def test_parameters_with_a_dtype_and_the_gradients_of_weights_by_row_stay_wide()
     assert {op.outs[0].type.dtype.name for op in wide} == {"bf16"}
 
 
-def names(compiled: Compiled) -> list[str]:
-    return [op.name for op in walk(compiled.named.body)]
+def names(made: Compiled) -> list[str]:
+    return [op.name for op in walk(made.named.body)]
 
 
 def test_scales_are_reduced_over_the_axes_that_split_and_weights_are_sent_in_8_bits() -> None:
@@ -224,6 +226,14 @@ def test_scales_are_reduced_over_the_axes_that_split_and_weights_are_sent_in_8_b
         # The loss; of the tensor, x and the gradient; of w along a, one number or one for each row.
         wanted = [4] + ([4, 4, 4] if scales else [16 * 4])
         assert sorted(reduced) == sorted(wanted)
+
+
+def test_printed_programs_are_read_back() -> None:
+    case = Case(TEXT.replace("HOW", HOWS["rows"]), "p:2,q:2", "zero", "optimal")
+    program = compiled(case, None).placed
+    text = print_program(program)
+    assert "e4m3[" in text
+    assert print_program(parse_program(text)) == text
 
 
 REFUSED = {
