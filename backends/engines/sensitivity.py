@@ -30,7 +30,7 @@ from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, walk
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.records import dataclass
 
-TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2, "e4m3": 0.1, "e5m2": 0.2}
+TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2, "e4m3": 0.125, "e5m2": 0.25}
 """The largest legal ratio of an error to its measure, by the coarsest float dtype computed with.
 
 In 8 bits a number beside a tie becomes either neighbour: an eighth apart, in e5m2 a quarter.

@@ -96,8 +96,9 @@ class _Products(Visitor):
 def _scaled(how: EightBits, products: Mapping[Value, Product], op: NamedOp) -> tuple[NamedOp, ...]:
     """The operators in place of one: a product on 8-bit operands, or itself."""
     summed = summed_dims(op)
-    result = op.outs[0] if op.outs and op.origin is None else op.origin and op.origin.of
-    product = products.get(result) if summed and op.phase != "update" else None
+    if not summed or op.phase == "update":
+        return (op,)
+    product = products.get(op.outs[0] if op.origin is None else op.origin.of)
     if product is None:
         return (op,)
     # The gradient of the result has no dim that the product sums over; its operands have.

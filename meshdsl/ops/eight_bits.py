@@ -77,6 +77,7 @@ kit.operator(
     exact=False,
     narrows=True,
     flops=lambda sig: sig.ins[0].elements,
+    words="the scale of an operand in 8 bits",
     meaning="What 1 stands for in 8 bits, in f32: the greatest magnitude over some dims, or 1e-12 "
     "if that is more, over the largest number of the 8-bit type.",
 )
@@ -118,6 +119,7 @@ kit.operator(
         "scales are positive, but 8 bits are never reduced", "P(max), B -> P(max)",
         "P(min), B -> P(min)",
     ),
+    words="the conversion to 8 bits",
     meaning="Multiples of a scale as 8-bit floats, the nearest; what is beyond them, the largest.",
 )  # fmt: skip
 
@@ -168,5 +170,6 @@ kit.operator(
     exact=False,
     flops=lambda sig: einsum.product_flops(kit.Signature(sig.ins[:2], sig.outs, sig.attrs)),
     scratch=lambda sig, numbers: sum(t.elements for t in sig.ins[:2]),  # in the order of matrices
+    words="the product in 8 bits",
     meaning="The product of two 8-bit tensors as matrices, added up in f32, times both scales.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def made(how: str, layout: str, mesh: str = "", dtype: str | None = None) -> Com
 
 def numbers() -> tuple[dict[str, Any], dict[str, Any]]:
     rng = np.random.default_rng(6)
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    draw = lambda *shape: np.asarray(rng.normal(size=shape), np.float32)  # noqa: E731
     inputs = {"x": draw(12, 10), "y": draw(12, 6)}
     return inputs, {n: draw(*shape) * np.float32(0.3) for n, shape in SHAPES.items()}
 
@@ -82,13 +83,13 @@ class Product(torch.autograd.Function):
     """x @ w with operands in 8 bits, and the two products of its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, how: str) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, how: str) -> torch.Tensor:
         ctx.save_for_backward(x, w)
         ctx.how, e4m3 = how, torch.float8_e4m3fn
         return quantised(x, e4m3, how == "rows") @ quantised(w.T, e4m3, how == "rows").T
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
         (x, w), e4m3 = ctx.saved_tensors, torch.float8_e4m3fn
         if ctx.how == "rows":
             return quantised(g, e4m3, True) @ quantised(w, e4m3, True).T, x.T @ g, None
@@ -108,7 +109,7 @@ def oracle(how: str) -> tuple[float, dict[str, Any]]:
     t = product(h, p["v"].reshape(12, 10))
     loss = (t @ p["head"] + product(t, p["last"]) - y).square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item(), {n: (t - 0.5 * t.grad).detach().numpy() for n, t in p.items()}  # type: ignore[operator]
+    return loss.item(), {n: (t - 0.5 * t.grad).detach().numpy() for n, t in p.items()}
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -179,11 +180,11 @@ def test_units_for_8_bits_have_the_same_product(
             eight_bits.to_f8(x, s, torch.float8_e4m3fn)
             for x, s in zip((a, b), aligned, strict=True)
         ]
-        operands = ("rk,ck->cr", *narrow, *scales, dtype)
-        plain = eight_bits.f8_einsum(*operands)
+        product = partial(eight_bits.f8_einsum, "rk,ck->cr", *narrow, *scales, dtype)
+        plain = product()
         with monkeypatch.context() as patched:
             patched.setattr(eight_bits, "has_f8_units", lambda x: True)
-            found = eight_bits.f8_einsum(*operands)
+            found = product()
         assert found.dtype == dtype
         most = 1e-2 if dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(found, plain, rtol=most, atol=most)
