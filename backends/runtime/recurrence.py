@@ -23,7 +23,10 @@ def linear_recurrence(
     h = torch.empty(b.shape, dtype=wide, device=b.device)
     a = a.to(wide).expand([n if i == dim else -1 for i, n in enumerate(b.shape)])
     before = h.new_zeros(()) if initial is None else initial.to(wide)
-    recur_into(h, a, b.to(wide), dim, before, reverse)
+    on_host = b.device.type == "cpu"
+    recur_into(h, a, b.to(wide), dim, before, reverse, careful=not on_host)
+    if on_host and not h.sum().isfinite():  # asking an accelerator would make the host wait
+        recur_into(h, a, b.to(wide), dim, before, reverse, careful=True)
     return h.to(b.dtype)
 
 
@@ -34,30 +37,42 @@ def recur_into(
     dim: int,
     before: torch.Tensor,
     reverse: bool,
+    careful: bool,
+    combined: bool = False,
 ) -> None:
     """Write the recurrence into `h`: the second of each two steps, then the others.
 
     Two steps are one: a2 * (a1 * h + b1) + b2. Of an odd number the last to be done has no pair.
+    Where steps are `combined`, an `a` is a product of others, and may have overflowed. If
+    `careful`, infinity times 0 is 0 there: a loop over the steps forms no such product.
     """
     n = h.shape[dim]
+    step = combined_step if careful and combined else torch.addcmul
     if n <= 16:
         for t in reversed(range(n)) if reverse else range(n):
-            before = step_into([x.narrow(dim, t, 1) for x in (h, a, b)], before)
+            now, *parts = (x.narrow(dim, t, 1) for x in (h, b, a))
+            before = step(*parts, before, out=now)
         return
     early, late = (ending, beginning) if reverse else (beginning, ending)
     first, pairs, between = (n - 1) % 2 if reverse else 0, n // 2, (n - 1) // 2
     h1, a1, b1 = (every_other(x, dim, first) for x in (h, a, b))
     h2, a2, b2 = (every_other(x, dim, 1 - first) for x in (h, a, b))
-    both = torch.addcmul(b2, a2, early(b1, dim, pairs))
-    recur_into(h2, a2 * early(a1, dim, pairs), both, dim, before, reverse)
-    step_into([early(x, dim, 1) for x in (h1, a1, b1)], before)
-    step_into([late(x, dim, between) for x in (h1, a1, b1)], early(h2, dim, between))
+    both = step(b2, a2, early(b1, dim, pairs))
+    product = a2 * early(a1, dim, pairs)
+    if careful and combined:
+        product.masked_fill_((a2 == 0) | (early(a1, dim, pairs) == 0), 0)
+    recur_into(h2, product, both, dim, before, reverse, careful, True)
+    step(*(early(x, dim, 1) for x in (b1, a1)), before, out=early(h1, dim, 1))
+    rest = early(h2, dim, between)
+    step(*(late(x, dim, between) for x in (b1, a1)), rest, out=late(h1, dim, between))
 
 
-def step_into(parts: list[torch.Tensor], before: torch.Tensor) -> torch.Tensor:
-    """Write `a * before + b` into `h`, where the parts are h, a and b."""
-    h, a, b = parts
-    return torch.addcmul(b, a, before, out=h)
+def combined_step(
+    b: torch.Tensor, a: torch.Tensor, before: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`a * before + b`, and `b` where `before` is 0 and `a` may be infinite."""
+    h = torch.addcmul(b, a, before, out=out)
+    return torch.where(before == 0, b, h, out=h)
 
 
 def every_other(x: torch.Tensor, dim: int, first: int) -> torch.Tensor:

@@ -230,7 +230,8 @@ def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
 
     The state before each block is a scan over the blocks: of one block, then of twice as many at
     each step of a tree. A step sends one state, and the product of `a` over the blocks that it is
-    of. The first block begins with the initial state.
+    of. The first block begins with the initial state. A product may overflow where no state does:
+    infinity times 0 is 0 here.
     """
     dim, reverse = op.attr("dim"), op.attr("reverse")
     block_dims = _Blocks.of(dim, split[dim.name])
@@ -252,13 +253,20 @@ def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
         "linear_recurrence", a, b, *initial, dim=block, reverse=reverse
     )
     state = moved(emit("pick", inside, dim=block, index=last), 1, state_of)
+    zero = emit.number(0.0, b.type.dtype)
     if blocks.size > 2:
-        decay = moved(decay_of("prod", a, dims=(block,)), 1, decay_of)
+        resets = emit("any", emit("eq", a, zero), dims=(block,))
+        decay = decay_of("where", resets, zero, emit("prod", a, dims=(block,)))
+        decay = moved(decay, 1, decay_of)
     step = 1
     while step < blocks.size - 1:
-        state = state_of("add", state, emit("mul", decay, moved(state, step, state_of)))
+        before = moved(state, step, state_of)
+        sent = emit("where", emit("eq", before, zero), zero, emit("mul", decay, before))
+        state = state_of("add", state, sent)
         if 2 * step < blocks.size - 1:
-            decay = decay_of("mul", decay, moved(decay, step, decay_of))
+            later = moved(decay, step, decay_of)
+            resets = emit("logical_or", emit("eq", decay, zero), emit("eq", later, zero))
+            decay = decay_of("where", resets, zero, emit("mul", decay, later))
         step *= 2
     state = state_of("add", state, *initial) if initial else state
     y = emit("linear_recurrence", a, b, state, dim=block, reverse=reverse)

@@ -206,3 +206,34 @@ def test_what_is_refused(call: str, code: str | None) -> None:
         compile_text(text, mesh="p:2", layout="chosen").named  # noqa: B018
     assert [d.code for d in refused.value.diagnostics] == [code]
     assert refused.value.diagnostics[0].help
+
+
+@pytest.mark.parametrize(("mesh", "time"), [("p:1", 300), ("p:3", 300), ("p:8", 301)])
+@pytest.mark.parametrize("careful", [False, True])
+def test_products_that_overflow_do_no_harm(
+    monkeypatch: pytest.MonkeyPatch, mesh: str, time: int, careful: bool
+) -> None:
+    """The states are small or 0 where a product of `a` is infinite; a reset follows.
+
+    An accelerator is `careful` at once, since asking it for a result makes the host wait.
+    """
+    text = SHORT.replace("h0[state])", "h0[state], c[time])").replace("RETURN", GRADIENTS)
+    made = compile_text(text, mesh=mesh, layout="chosen", set_dims={"time": time})
+    program = made.emitted.text
+    if careful:
+        program = program.replace('on_host = b.device.type == "cpu"', "on_host = False")
+        assert program != made.emitted.text
+    a, b, h0, c = np.full(time, 64.0), np.zeros((time, 3)), np.zeros(3), np.zeros(time)
+    for t in (5, time - 20):
+        b[t], c[t + 5], a[t + 10] = 1, 1, 0
+    a[time - 30] = 0  # the product of the steps between is at least 64 ** 250
+    x = [torch.tensor(v, requires_grad=True) for v in (a, b, h0)]
+    h = recurrence(x[0][None, :, None], x[1][None], x[2][None])[0]
+    wanted = h, *torch.autograd.grad((torch.tensor(c)[:, None] * h).sum(), x)
+    inputs = {"a": a, "b": b, "h0": h0, "c": c}
+    run = run_local(program, {n: v.astype(np.float32) for n, v in inputs.items()})
+    for found, exact in zip(run.outputs.values(), wanted, strict=True):
+        np.testing.assert_allclose(found, exact.detach().numpy(), rtol=1e-6)
+
+
+GRADIENTS = "da, db, dh0 = grad(sum(c * h), a, b, h0)\n  return h, da, db, dh0"
