@@ -47,32 +47,36 @@ def recur_into(
     `careful`, infinity times 0 is 0 there: a loop over the steps forms no such product.
     """
     n = h.shape[dim]
-    step = combined_step if careful and combined else torch.addcmul
+    may_be_infinite = careful and combined
     if n <= 16:
         for t in reversed(range(n)) if reverse else range(n):
-            now, *parts = (x.narrow(dim, t, 1) for x in (h, b, a))
-            before = step(*parts, before, out=now)
+            parts = [x.narrow(dim, t, 1) for x in (h, a, b)]
+            before = step_into(parts, before, may_be_infinite)
         return
     early, late = (ending, beginning) if reverse else (beginning, ending)
     first, pairs, between = (n - 1) % 2 if reverse else 0, n // 2, (n - 1) // 2
     h1, a1, b1 = (every_other(x, dim, first) for x in (h, a, b))
     h2, a2, b2 = (every_other(x, dim, 1 - first) for x in (h, a, b))
-    both = step(b2, a2, early(b1, dim, pairs))
+    both = step_into([torch.empty_like(b2), a2, b2], early(b1, dim, pairs), may_be_infinite)
     product = a2 * early(a1, dim, pairs)
-    if careful and combined:
+    if may_be_infinite:
         product.masked_fill_((a2 == 0) | (early(a1, dim, pairs) == 0), 0)
     recur_into(h2, product, both, dim, before, reverse, careful, True)
-    step(*(early(x, dim, 1) for x in (b1, a1)), before, out=early(h1, dim, 1))
-    rest = early(h2, dim, between)
-    step(*(late(x, dim, between) for x in (b1, a1)), rest, out=late(h1, dim, between))
+    step_into([early(x, dim, 1) for x in (h1, a1, b1)], before, may_be_infinite)
+    rest = [late(x, dim, between) for x in (h1, a1, b1)]
+    step_into(rest, early(h2, dim, between), may_be_infinite)
 
 
-def combined_step(
-    b: torch.Tensor, a: torch.Tensor, before: torch.Tensor, out: torch.Tensor | None = None
+def step_into(
+    parts: list[torch.Tensor], before: torch.Tensor, may_be_infinite: bool
 ) -> torch.Tensor:
-    """`a * before + b`, and `b` where `before` is 0 and `a` may be infinite."""
-    h = torch.addcmul(b, a, before, out=out)
-    return torch.where(before == 0, b, h, out=h)
+    """Write `a * before + b` into `h`, where the parts are h, a and b.
+
+    Where `a` may be infinite, it is `b` if `before` is 0.
+    """
+    h, a, b = parts
+    torch.addcmul(b, a, before, out=h)
+    return torch.where(before == 0, b, h, out=h) if may_be_infinite else h
 
 
 def every_other(x: torch.Tensor, dim: int, first: int) -> torch.Tensor:
