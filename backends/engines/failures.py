@@ -23,6 +23,7 @@ HELP = {
     "MD0721": "where memory ran out, smaller dims (`--set`) or another mesh take less",
     "MD0801": "check the tensor that the indices come from",
     "MD0802": "divide by `maximum(n, 1)` where the result at 0 is not used",
+    "MD0803": "give the most rows that all blocks of a group can have together, or no `rows=`",
 }
 
 
@@ -139,7 +140,7 @@ def as_error(failure: Failure, lines: Mapping[int, str] | None) -> tuple[str, st
     details = {"device": failure.device, "line": failure.line, "place": place}
     if failure.kind == CollectiveError.__name__:
         return "MD0702", failure.message, details
-    if failure.kind in ("IndexOutOfRange", "DividedByZero"):
+    if failure.kind in ("IndexOutOfRange", "DividedByZero", "TooManyRows"):
         code, _, message = failure.message.partition(" ")
         return code, message, details
     at = f" at {place}" if place else f", line {failure.line} of its program" * bool(failure.line)

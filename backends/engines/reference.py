@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.engines.failures import Failure, RunError, as_error
-from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange
+from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange, TooManyRows
 from meshdsl.backends.runtime.values import Array, Part, Spec, cast, draw_part, local_part
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, State, Value
@@ -72,7 +72,7 @@ def computing() -> Iterator[None]:
     try:
         with np.errstate(all="ignore"):
             yield
-    except (IndexOutOfRange, DividedByZero) as error:
+    except (IndexOutOfRange, DividedByZero, TooManyRows) as error:
         code, message, details = as_error(Failure(0, type(error).__name__, str(error)), None)
         details |= {"place": error.place, "device": None}
         raise RunError(code, message, **details) from error

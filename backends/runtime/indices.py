@@ -1,4 +1,4 @@
-"""Checks of indices and integer divisors. Pasted into emitted programs; numpy arrays do as well."""
+"""Checks of indices, integer divisors and numbers of rows. Pasted into emitted programs; numpy arrays do as well."""
 
 from typing import Any
 
@@ -64,3 +64,29 @@ def check_divisor(divisor: Any, place: str) -> Any:
     elif bad.any():
         raise DividedByZero(f"MD0802 {place}: an integer is divided by zero", place)
     return divisor
+
+
+class TooManyRows(ValueError):
+    """More rows than `rows=` of a `grouped_einsum` says that there are at most."""
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def check_rows(sizes: Any, most: int, room: int, place: str) -> Any:
+    """Return `sizes` if the groups of all blocks have at most `most` rows together.
+
+    `sizes` is an integer torch tensor or numpy array over blocks, batches and groups; a block has
+    `room` rows. Each batch is counted for itself. On a GPU nothing waits for the look: an assertion
+    fails when it gets there.
+    """
+    rows = sizes.clip(0, None).sum(-1).clip(None, room).sum(0).reshape(-1)
+    if getattr(sizes, "is_cuda", False):
+        import torch
+
+        torch._assert_async((rows <= most).all(), f"MD0803 {place}: more rows than `rows={most}`")
+    elif len(rows) and int(rows.max()) > most:
+        wrong = f"{int(rows.max())} rows are more than `rows={most}` promises"
+        raise TooManyRows(f"MD0803 {place}: {wrong}", place)
+    return sizes

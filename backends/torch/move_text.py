@@ -234,7 +234,11 @@ class MoveText:
         placed_first = {step.to_dim, step.dim, rows.row, *others}
         dims = (*exchanged, others, (rows.row,), tuple(n for n in x if n not in placed_first))
         groups = (*exchanged, others, tuple(n for n in sizes if n not in x))
-        numbers = (grouped(self.state.tensor(v), sizes, groups) for v in rows.reads)
+        numbers = [grouped(self.state.tensor(v), sizes, groups) for v in rows.reads]
+        if rows.promise is not None:
+            promise, span = rows.promise, rows.promise.span
+            about = f"{promise.most}, {promise.room}, {f'{span.file}:{span.line}'!r}"
+            numbers[0] = f"{self.state.call('check_rows')}({numbers[0]}, {about})"
         text = f"{call}({grouped(self.state.tensor(node.source), x, dims)}, {', '.join(numbers)}"
         target = _Extents(self.blocks, node.target)
         return ungrouped(target, f"{text}, {self._group(node)})", dims, x)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from meshdsl.device.counted_rows import CountedRows
+from meshdsl.device.counted_rows import CountedRows, Promise
 from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Var
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import every
@@ -40,6 +40,7 @@ class _Filling:
 
     blocks: tuple[str, ...] = ()
     rows: int = 0
+    promise: Promise | None = None
 
 
 def counted_exchanges(program: DeviceProgram) -> DeviceProgram:
@@ -53,7 +54,9 @@ class _Exchanges:
     def __init__(self, program: DeviceProgram) -> None:
         self.mesh = program.mesh
         self.names = Names(names_of(program))
-        self.fillings = dict(_fillings(program.body))
+        self.fillings: dict[Value, _Filling] = {}
+        for sizes, filling in _fillings(program.body):
+            self.fillings.setdefault(sizes, filling)
         self.readers = _readers(program)
 
     def block(
@@ -116,7 +119,9 @@ class _Exchanges:
         if leaving is None or arriving is None:
             return [], node
         most, balanced = self._bytes(node, padded)
-        rows = CountedRows(leaving, arriving, padded.row, most, balanced)
+        filling = self.fillings.get(sizes.value, _Filling())
+        promise = filling.promise if step.to_dim in filling.blocks else None
+        rows = CountedRows(leaving, arriving, padded.row, most, balanced, promise)
         return before, replace(node, rows=rows).counted(self.mesh)
 
     def _ignored(self, var: Var) -> _Padding | None:
@@ -202,8 +207,13 @@ def _fillings(nodes: Iterable[Node]) -> Iterator[tuple[Value, _Filling]]:
     for node in every(nodes):
         grouped = lookup(node.name).grouped if isinstance(node, Compute) else None
         if isinstance(node, Compute) and grouped is not None and grouped.filled is not None:
-            filled = grouped.filled(tuple(v.type for v in node.ins), dict(node.attrs))
-            yield node.ins[grouped.sizes].value, _Filling(*filled)
+            types = tuple(v.type for v in node.ins)
+            blocks, rows = grouped.filled(types, dict(node.attrs))
+            row = grouped.row(types, dict(node.attrs))
+            room = types[0].size(row)
+            of = math.prod(types[0].size(n) for n in (*blocks, row))
+            promise = Promise(rows, room, node.span) if rows < of else None
+            yield node.ins[grouped.sizes].value, _Filling(blocks, rows, promise)
 
 
 def _padded(node: Compute, padding: Mapping[Var, _Padding]) -> Iterator[tuple[Var, _Padding]]:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
+    from meshdsl.diagnostics import Span
     from meshdsl.device.ir import Var
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The blocks together have `most` rows, and each has room for `room`, as the program says."""
+
+    most: int
+    room: int
+    span: Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +27,7 @@ class CountedRows:
 
     `leaving` has the numbers of rows as the tensor is placed before, `arriving` as it is after.
     `most` are the bytes that a device sends at most, `balanced` those where each group has as many
-    rows.
+    rows. A `promise` is checked on the numbers before, where these are of all blocks.
     """
 
     leaving: Var
@@ -25,6 +35,7 @@ class CountedRows:
     row: str
     most: int
     balanced: int
+    promise: Promise | None = None
 
     @property
     def reads(self) -> tuple[Var, ...]:
@@ -34,4 +45,4 @@ class CountedRows:
     def on(self, of: Callable[[Var], Var]) -> CountedRows:
         """The same on the variables that `of` gives."""
         numbers = (of(self.leaving), of(self.arriving))
-        return CountedRows(*numbers, self.row, self.most, self.balanced)
+        return CountedRows(*numbers, self.row, self.most, self.balanced, self.promise)

@@ -6,8 +6,9 @@ al. 2022, MegaBlocks). Rows after those of the last group are padding: they are 
 are 0 in the result. `mask_padding` sets them to 0. A size below 0 counts as 0, and rows for which
 there is no room are cut off.
 
-`rows` is a promise for the counts of FLOPs and bytes, which no run checks: where blocks are split,
-no device has all sizes that it is about. Results do not depend on it.
+`rows` is a promise for the counts of FLOPs and bytes; results do not depend on it. A device checks it
+for the sizes that it has: where blocks are split, for its own, and before an exchange of rows for
+those of all blocks (`device/counted_exchanges.py`).
 
 The dims have these roles. `row` is the dim of x that `sizes` and w lack, and the result has.
 `group` is the dim of `sizes` that x lacks: it chooses the matrix of w. Without one all rows before
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 
+from meshdsl.backends.runtime.indices import check_rows
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
 from meshdsl.records import dataclass
@@ -228,9 +230,20 @@ def _group_of_rows(call: kit.NumpyCall, sizes: kit.Array, roles: _Roles) -> kit.
     return groups
 
 
+def _check_rows(call: kit.NumpyCall, roles: _Roles, sizes: kit.Array) -> None:
+    """Raises TooManyRows."""
+    most, room = call.attrs["rows"], call.size(roles.row)
+    if most < call.attrs["of"]:
+        names = [n for dims in roles.sizes for n in dims]
+        order = [call.ins[2].index(n) for n in names]
+        extents = [math.prod(map(call.extent, dims)) for dims in roles.sizes]
+        check_rows(sizes.transpose(order).reshape(extents), most, room, call.place)
+
+
 def _numpy(call: kit.NumpyCall, x: kit.Array, w: kit.Array, sizes: kit.Array) -> kit.Array:
     roles = _roles(call.ins, call.outs[0].names)
     where = (*roles.blocks, *roles.batches, roles.row)
+    _check_rows(call, roles, sizes)
     groups, out = _group_of_rows(call, sizes, roles), call.outs[0].names
     product = np.zeros(call.local(call.outs[0]).shape, x.dtype)
     of_group = tuple(n for n in call.ins[1].names if n not in roles.group)
@@ -274,10 +287,14 @@ def _mask_numpy(call: kit.NumpyCall, x: kit.Array, sizes: kit.Array) -> kit.Arra
 def _torch(call: kit.TorchCall) -> str:
     roles = _roles(call.ins, call.outs[0].names)
     grouped = (roles.x, roles.w, roles.sizes)
-    operands = (
+    operands = [
         kit.grouped(call.tensor(i), t.names, groups)
         for i, (t, groups) in enumerate(zip(call.ins, grouped, strict=True))
-    )
+    ]
+    most = call.attrs["rows"]
+    if most < call.attrs["of"] and not call.seen(2, f"at most {most} rows"):
+        check = f"{call.use('check_rows')}({operands[2]}, {most}, {call.size(roles.row)}"
+        operands[2] = f"{check}, {call.place})"
     start = f", {call.offset(roles.row)}" if call.is_split(roles.row) else ""
     text = f"{call.use('grouped_product')}({', '.join(operands)}{start})"
     return kit.ungrouped(call, text, roles.out, call.outs[0].names)
@@ -382,8 +399,8 @@ kit.operator(
     kit.samples(
         "row=12 h; g=2 h m=2; g: i32 | dims=(row m) rows=12 of=12",
         "b row=12 h; g=2 h m=2; b g: i32 | dims=(b row m) rows=12 of=12",
-        "b c=2 s h; c m=2 h; c b: i32 | dims=(c b s m) rows=4 of=8",
-        "c=2 b row=12 h; c g=2 m=2 h; b c g: i32 | dims=(b m c row) rows=9 of=24",
+        "b c=2 s h; c m=2 h; c b: i32 | dims=(c b s m) rows=8 of=8",
+        "c=2 b row=12 h; c g=2 m=2 h; b c g: i32 | dims=(b m c row) rows=24 of=24",
         "s; m=2; (): i32 | dims=(s m) rows=4 of=4",
         values="int int index:v",
     ),
@@ -406,7 +423,7 @@ kit.operator(
     kit.samples(
         "row=12 h; row m=2; g=2: i32 | dims=(g h m) rows=12 of=12",
         "b row=12 h; b row m=2; b g=2: i32 | dims=(g m h) rows=12 of=12",
-        "b c=2 s h; c b s m=2; c b: i32 | dims=(c m h) rows=4 of=8",
+        "b c=2 s h; c b s m=2; c b: i32 | dims=(c m h) rows=8 of=8",
         values="int int index:v",
     ),
     flops=_outer_flops,

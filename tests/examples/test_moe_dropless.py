@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import Array
@@ -247,19 +248,41 @@ layout whole { }
 layout rows { row -> p }
 layout blocks { blk -> p }
 program q(x[blk, row, k], w[g, k, m], z[blk, g]: i32) {
-  return grouped_einsum(x, w, z, rows=2 -> [blk, row, m])
+  return grouped_einsum(x, w, z, rows=ROWS -> [blk, row, m])
 }
 """
 
 
 @pytest.mark.parametrize("layout", ["whole", "rows", "blocks"])
-def test_sizes_are_clipped_and_more_rows_than_promised_are_computed(layout: str) -> None:
-    """As the page says; the figures alone go by `rows=`."""
+def test_sizes_are_clipped_and_more_rows_than_promised_are_refused(layout: str) -> None:
+    """As the page says; of a batch here."""
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 3, 2))
     sizes = np.array([[-3, 2], [3, 5]], np.int32)
     expected = np.zeros((2, 4, 2))
     expected[0, :2] = x[0, :2] @ w[1]
     expected[1, :3], expected[1, 3] = x[1, :3] @ w[0], x[1, 3] @ w[1]
-    found = run_text(CLIPPED, {"x": x, "w": w, "z": sizes}, layout=layout, dtype="f64")
+    given = {"x": x, "w": w, "z": sizes}
+    found = run_text(CLIPPED.replace("ROWS", "4"), given, layout=layout, dtype="f64")
     np.testing.assert_allclose(found["out0"], expected, rtol=1e-12)
+    made = compile_text(CLIPPED.replace("ROWS", "3"), layout=layout, dtype="f64")
+    wrong = "^test.mdsl:8: 4 rows are more than `rows=3` promises$"
+    with pytest.raises(LocalRunError, match=wrong) as refused:
+        run_local(made.emitted.text, given, lines=made.emitted.places)
+    assert refused.value.code == "MD0803"
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_more_rows_than_promised_are_refused_before_they_are_sent() -> None:
+    """No device has as many after the exchange. All engines say the same."""
+    made = built("expert_parallel on e:2", GRADIENTS.replace("rows=pairs", "rows=15"))
+    told = set()
+    for engine in ("local", "torchrun", "reference"):
+        with pytest.raises(DiagnosticError) as refused:
+            run(made, engine, InputSource(seed=1))
+        (diagnostic,) = refused.value.diagnostics
+        told.add((diagnostic.code, diagnostic.message, diagnostic.help))
+    assert len(told) == 1, told
+    ((code, message, help),) = told
+    assert (code, message) == ("MD0803", "test.mdsl:20: 16 rows are more than `rows=15` promises")
+    assert "all blocks of a group" in help
