@@ -1,4 +1,4 @@
-"""Checks of indices, integer divisors and numbers of rows. Pasted into emitted programs; numpy arrays do as well."""
+"""Checks of indices, integer divisors and numbers of rows, of torch tensors and numpy arrays."""
 
 from typing import Any
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
-    from meshdsl.diagnostics import Span
     from meshdsl.device.ir import Var
+    from meshdsl.diagnostics import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ al. 2022, MegaBlocks). Rows after those of the last group are padding: they are 
 are 0 in the result. `mask_padding` sets them to 0. A size below 0 counts as 0, and rows for which
 there is no room are cut off.
 
-`rows` is a promise for the counts of FLOPs and bytes; results do not depend on it. A device checks it
-for the sizes that it has: where blocks are split, for its own, and before an exchange of rows for
-those of all blocks (`device/counted_exchanges.py`).
+`rows` is a promise for the counts of FLOPs and bytes; results do not depend on it. A device checks
+it for the sizes that it has: where blocks are split, for its own, and before an exchange of rows
+for those of all blocks (`device/counted_exchanges.py`).
 
 The dims have these roles. `row` is the dim of x that `sizes` and w lack, and the result has.
 `group` is the dim of `sizes` that x lacks: it chooses the matrix of w. Without one all rows before
