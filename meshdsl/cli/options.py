@@ -383,16 +383,20 @@ def _options(kind: Any) -> Iterator[inspect.Parameter]:
 def spread_settings(arguments: list[str]) -> list[str]:
     """Rewrite `--set a=1 b=2` as `--set a=1 --set b=2`: the parser's options take one value.
 
-    A file of sizes stands right behind `--set`: elsewhere it is a file of the command.
+    A file right after `--set` is one of sizes, and so are those after sizes where the command has
+    a file already. Any other file is one of the command.
     """
     words: list[str] = []
-    setting = False
+    setting = has_file = False
     for argument in arguments:
         first = bool(words) and words[-1] == "--set"
-        if setting and SETTING.fullmatch(argument) and not first:
-            words.append("--set")
-        elif not SETTING.fullmatch(argument):
-            setting = argument == "--set" or (first and argument.endswith(SUFFIX))
+        is_file = argument.endswith(SUFFIX)
+        if first or (setting and (SETTING.fullmatch(argument) or (is_file and has_file))):
+            setting = is_file or bool(SETTING.fullmatch(argument))
+            words += [] if first else ["--set"]
+        else:
+            setting = argument == "--set"
+            has_file = has_file or is_file or argument == "-"
         words.append(argument)
     return words
 

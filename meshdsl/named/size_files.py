@@ -36,7 +36,10 @@ def read_size_file(path: str | Path) -> SetSizes:
     for node in tree.declarations:
         if not isinstance(node, ast.DimDecl):
             message = "a file of sizes may contain only `dim` declarations"
-            help = "remove the others, or name another file: `--set sizes.mdsl`"
+            help = (
+                "remove the others, or name another file: `--set sizes.mdsl`; "
+                "the files of the command stand before `--set`"
+            )
             fail("MD0601", message, node.span, help=help)
     declared = declare(tree, diagnostics)
     diagnostics.raise_errors()

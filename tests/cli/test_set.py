@@ -22,6 +22,11 @@ SPREAD = {
     "check --set s.mdsl f.mdsl": "check --set s.mdsl f.mdsl",
     "check --set s.mdsl b=2 f.mdsl": "check --set s.mdsl --set b=2 f.mdsl",
     "check --set a=1 f.mdsl b=2": "check --set a=1 f.mdsl b=2",
+    "check f.mdsl --set a=1 s.mdsl b=2": "check f.mdsl --set a=1 --set s.mdsl --set b=2",
+    "check f.mdsl --set s.mdsl t.mdsl": "check f.mdsl --set s.mdsl --set t.mdsl",
+    "check - --set a=1 s.mdsl": "check - --set a=1 --set s.mdsl",
+    "check --set a=1 s.mdsl": "check --set a=1 s.mdsl",
+    "check f.mdsl --set a=1 --strict s.mdsl": "check f.mdsl --set a=1 --strict s.mdsl",
     "check --set s.mdsl b=2 --set t.mdsl": "check --set s.mdsl --set b=2 --set t.mdsl",
 }
 
@@ -57,6 +62,11 @@ def test_a_file_of_sizes(cli: Cli) -> None:
     assert cli("check", "f.mdsl", "--set", "s.mdsl").code == 0
     assert cli("check", "--set", "a=3", "--set", "s.mdsl", "b=3", "f.mdsl").code == 0
     assert cli("check", "f.mdsl", "--set", "s.mdsl", "a=3").code == 1
+    assert cli("check", "f.mdsl", "--set", "a=3", "s.mdsl").code == 0
+    assert cli("check", "f.mdsl", "--set", "a=3", "s.mdsl", "a=5").code == 1
+    done = cli("check", "f.mdsl", "--set", "a=4", "f.mdsl")
+    assert (done.code, done.codes) == (2, ["error[MD0601]"])
+    assert "stand before `--set`" in done.err
     assert md.sizes("s.mdsl") == {"b": 2, "a": 4}
     with pytest.raises(md.ProgramError):
         md.load("f.mdsl")
