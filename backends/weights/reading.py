@@ -63,7 +63,7 @@ def mapped_params(
     arrays = comparison.arrays()
     rows = [*comparison.rows, *comparison.surplus()]
     if rows:
-        _refuse(rows, weights, path)
+        _refuse(rows, weights, path, _OtherSizes.of(weights, tensors))
     initial = tuple(p.name for p in weights.params if p.name not in arrays)
     padded = Diagnostics()
     for name, place in comparison.places.items():
@@ -196,7 +196,61 @@ def mapped_array(type_: TensorType, place: FilePlace, tensors: list[ModelTensor]
 # --- what is told --------------------------------------------------------------------------------
 
 
-def _refuse(rows: list[_Row], weights: WeightMap, path: str) -> None:
+@dataclass(slots=True)
+class _OtherSizes:
+    """By dim its sizes in the model and in the program; of those that share a dim, their names."""
+
+    found: dict[str, set[int]] = field(default_factory=dict)
+    own: dict[str, int] = field(default_factory=dict)
+    shared: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, weights: WeightMap, tensors: Tensors) -> _OtherSizes:
+        """As the tensors say that have as many dims as the block."""
+        sizes = cls()
+        for place in (place for param in weights.params for place in param.places):
+            for _, key in place.keys():
+                if key in tensors and len(tensors[key].shape) == len(place.shape):
+                    sizes._compare(place, tensors[key].shape)
+            if len(place.numbers) == 1:
+                sizes._count(place, tensors)
+        return sizes
+
+    def _compare(self, place: FilePlace, shape: tuple[int, ...]) -> None:
+        for at, size in enumerate(shape):
+            dims = [axis.dim for axis in place.axes if axis.at == at]
+            if len(dims) == 1 and all(a.size == place.shape[at] for a in place.axes if a.at == at):
+                self.own[dims[0]] = place.shape[at]
+                self.found.setdefault(dims[0], set()).add(size)
+            elif size != place.shape[at]:
+                self.shared |= dict.fromkeys(dims)
+
+    def _count(self, place: FilePlace, tensors: Tensors) -> None:
+        """The tensors whose keys differ in a number."""
+        (number,), pattern = place.numbers, r"(\d+)".join(map(re.escape, place.texts))
+        numbers = [int(m[1]) for key in tensors if (m := re.fullmatch(pattern, key))]
+        if numbers:
+            count = (max(numbers) - number.offset) // number.factor + 1
+            self.own[number.dim] = number.size
+            self.found.setdefault(number.dim, set()).add(count)
+
+    @property
+    def help(self) -> str:
+        """What to set; empty where the sizes are those of the program."""
+        single = {dim: size for dim, (size, *more) in self.found.items() if not more}
+        settings = [f"{dim}={size}" for dim, size in single.items() if size != self.own[dim]]
+        shared = [dim for dim in self.shared if dim not in single]
+        if not settings and not shared:
+            return ""
+        known = " ".join(settings or [f"{dim}=N" for dim in shared])
+        help = f"the model has other sizes: `--set {known}`"
+        if shared:
+            names = ", ".join(f"`{dim}`" for dim in shared)
+            help += f"; of {names}, which share a dim, its configuration has the sizes"
+        return f"{help}; `--set sizes.mdsl` reads a file of sizes"
+
+
+def _refuse(rows: list[_Row], weights: WeightMap, path: str, sizes: _OtherSizes) -> None:
     """Raise MD0550: rows that differ in the numbers of their keys alone are one."""
     alike: dict[tuple[str, ...], list[_Row]] = {}
     for row in rows:
@@ -212,10 +266,12 @@ def _refuse(rows: list[_Row], weights: WeightMap, path: str) -> None:
     more = len(alike) - MOST_ROWS
     left = f"\n  … and {more} more {plural(more, 'row')}" if more > 0 else ""
     message = f"the tensors of {path} are not those of `weights {weights.name}`"
-    fail("MD0550", f"{message}\n{show_table(table)}{left}", help=_help(rows, weights))
+    fail("MD0550", f"{message}\n{show_table(table)}{left}", help=_help(rows, weights, sizes))
 
 
-def _help(rows: list[_Row], weights: WeightMap) -> str:
+def _help(rows: list[_Row], weights: WeightMap, sizes: _OtherSizes) -> str:
+    if sizes.help:
+        return sizes.help
     surplus = next((row.key for row in rows if row.problem == "no entry reads it"), None)
     if surplus is not None and all(row.problem == "no entry reads it" for row in rows):
         pattern = re.sub(r"\d+", "*", surplus)

@@ -105,7 +105,8 @@ def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 _OPTION = re.compile(r"`--(mesh|layout|reduce|sbp|dtype) ([^`]+)`")
 _BLOCK = re.compile(r"`--as (\w+)`")
-_SETTING = re.compile(r"`--set (\w+)=(\d+)`")
+_SETTING = re.compile(r"`--set (\w+=\d+(?: \w+=\d+)*)`")
+_SIZES = re.compile(r"`--set (\w+\.mdsl)`")
 _ARROW = re.compile(r"(\w+\[[^]`=]*)->([^]`=]*\](?=[`(]))")
 
 
@@ -113,7 +114,9 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
     """The diagnostic with its help written in Python, not as a command or a file."""
     if diagnostic.help is None:
         return diagnostic
-    help = _OPTION.sub(r'`\1="\2"`', _SETTING.sub(r"`\1=\2`", diagnostic.help))
+    help = _OPTION.sub(r'`\1="\2"`', diagnostic.help)
+    help = _SETTING.sub(lambda match: f"`{match[1].replace(' ', ', ')}`", help)
+    help = _SIZES.sub(r'`**md.sizes("\1")`', help)
     help = _BLOCK.sub(r'`weights="\1"`', help)
     return replace(diagnostic, help=_ARROW.sub(r"\1>>\2", help))
 

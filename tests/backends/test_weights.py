@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from meshdsl.api.errors import in_python
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.backends.runtime.array_files import Refused, read_arrays
@@ -329,6 +331,27 @@ def test_a_model_that_does_not_fit_is_one_table(tmp_path, case):
     assert told.code == code
     for phrase in phrases:
         assert phrase in f"{told.message}\n{told.help}"
+
+
+def test_a_model_of_other_sizes_names_the_settings(tmp_path):
+    """Following the help once reads the model; in Python it is written as arguments."""
+    sizes = {"io": 6, "layers": 3, "hidden": 5}
+    draw = np.random.default_rng(0)
+    model = {f"h.{n}.w": draw.normal(size=(5, 6)).astype(np.float32) for n in range(3)}
+    model |= {n.replace("w", "v"): w.T for n, w in model.items()}
+    folder = write_folder(tmp_path / "m", model)
+
+    with pytest.raises(DiagnosticError) as raised:
+        mapped_model(str(folder), compile_text(LARGE), None)
+    (told,) = raised.value.diagnostics
+    assert told.code == "MD0550"
+    settings = re.search(r"`--set ([^`]+)`", told.help)[1]
+    assert dict(s.split("=") for s in settings.split()) == {n: str(s) for n, s in sizes.items()}
+    assert "--set sizes.mdsl" in told.help
+    in_words = in_python(told).help
+    assert f"`{settings.replace(' ', ', ')}`" in in_words
+    assert '`**md.sizes("sizes.mdsl")`' in in_words
+    assert mapped_model(str(folder), compile_text(LARGE, set_dims=sizes), None).arrays
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
