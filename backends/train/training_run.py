@@ -123,8 +123,24 @@ class TrainingPlan:
     emitted: Emitted
 
 
+def _check_alone() -> None:
+    """Refuse to be one of the processes of a torchrun, each of which would train by itself."""
+    count = os.environ.get("WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" in os.environ and count.isdigit() and int(count) > 1:
+        help = (
+            "start it without torchrun: `--engine torchrun` has a process for each device of one "
+            "machine; on several, use `md.module` in a loop, as examples/train_module.py does"
+        )
+        message = f"this is one of {count} processes of torchrun; each would train alone"
+        fail("MD0725", message, help=help)
+
+
 def planned(asked: Compilation, engine: str, evaluated: bool) -> TrainingPlan:
-    """What an engine trains, and evaluates if wanted. Raises MD0335, MD0337, MD0703 and MD0704."""
+    """What an engine trains, and evaluates if wanted.
+
+    Raises MD0335, MD0337, MD0703, MD0704 and MD0725.
+    """
+    _check_alone()
     if engine != "reference":
         refuse_too_large(asked, engine, None)
         evaluation = asked.evaluation.emitted if evaluated else None

@@ -88,6 +88,19 @@ def test_every_layout_learns_as_one_device_does(layout: str, points: str, cli: C
     assert curve("one")[-1][0] < 0.5 * curve("one")[0][0]
 
 
+def test_a_process_of_torchrun_does_not_train_alone(
+    points: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun of one process may start it."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    command = ["train", write(CLASSIFY), "--data", points, "--steps", "1", *ONE]
+    for world, code in (("2", 3), ("1", 0)):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        done = cli(*command)
+        assert (done.code, done.codes) == (code, ["error[MD0725]"] if code else [])
+        assert code == 0 or "examples/train_module.py" in done.err
+
+
 def test_a_run_goes_on_under_other_meshes_and_layouts(points: str, cli: Cli) -> None:
     given = ("--eval-every", "10", "--seed", "3")
     train(cli, "--steps", "40", "--log", "whole", *given, *ONE)
