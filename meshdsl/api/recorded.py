@@ -184,6 +184,11 @@ Item = RecordedResult | Declared | Repeated | Recomputed | Updated | Minimized |
 Block = list[Item]
 
 
+def has_params(block: Block) -> bool:
+    """Whether a block declares a parameter, in its calls too: their names make that of it."""
+    return any(isinstance(i, Declared) or has_params(getattr(i, "block", [])) for i in block)
+
+
 def note_read(read: Read, reader: RecordedCall | None) -> None:
     """Record a use in all calls between the variable's definition and its reader."""
     inner, outer = _around(reader), _around(read.variable.home)

@@ -27,6 +27,7 @@ from meshdsl.api.recorded import (
     RecordedVariable,
     Repeated,
     Updated,
+    has_params,
     reads_of,
 )
 from meshdsl.diagnostics import Diagnostic, Related, Span, fail
@@ -113,7 +114,7 @@ class SourceWriter:
         free = (n for n in itertools.chain(wanted, others) if self._is_free(n, definition))
         name = next(free)
         counts[name] += 1
-        if name not in wanted:
+        if name not in wanted and has_params(call.block):
             message = f"two functions, or one and an operator, are both called `{again}`"
             self.refuse(message, "give one of them another name", call.span)
         first_definition = self.functions.setdefault(name, definition)

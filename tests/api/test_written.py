@@ -291,7 +291,20 @@ def not_the_library(x):
     return md.softmax[a](x) * 2.0
 
 
-@refused("not_the_library(x)")
+@hard
+def a_function_of_two_constants_in_two_callers(x: T[a]):
+    @md.function
+    def scaled(u, by):
+        return md.relu(u * by)
+
+    @md.function
+    def half(u):
+        return scaled(u, 0.5)
+
+    return scaled(x, 2.0) + half(x) + scaled(x, 0.5)
+
+
+@hard
 def a_function_called_as_an_operator(x: T[a]):
     y = not_the_library(x)
     return y + not_the_library(y)
