@@ -108,17 +108,26 @@ _BLOCK = re.compile(r"`--as (\w+)`")
 _SETTING = re.compile(r"`--set (\w+=\d+(?: \w+=\d+)*)`")
 _SIZES = re.compile(r"`--set (\w+\.mdsl)`")
 _ARROW = re.compile(r"(\w+\[[^]`=]*)->([^]`=]*\](?=[`(]))")
+_OUT = re.compile(r"`(?:(\w+\([^`()]*) )?-> (\[[^]`]*\])(\)?)`")
 
 
 def in_python(diagnostic: Diagnostic) -> Diagnostic:
-    """The diagnostic with its help written in Python, not as a command or a file."""
+    """The diagnostic with its help written in Python, not as a command or a file.
+
+    A change of a line of a `.mdsl` file stays in the language.
+    """
+    from meshdsl.named.size_files import SUFFIX
+
     if diagnostic.help is None:
         return diagnostic
     help = _OPTION.sub(r'`\1="\2"`', diagnostic.help)
     help = _SETTING.sub(lambda match: f"`{match[1].replace(' ', ', ')}`", help)
-    help = _SIZES.sub(r'`**md.sizes("\1")`', help)
+    help = _SIZES.sub(r'`dims=md.sizes("\1")`', help)
     help = _BLOCK.sub(r'`weights="\1"`', help)
-    return replace(diagnostic, help=_ARROW.sub(r"\1>>\2", help))
+    if diagnostic.span is None or not diagnostic.span.file.endswith(SUFFIX):
+        help = _ARROW.sub(r"\1>>\2", help)
+        help = _OUT.sub(lambda m: f"`{f'{m[1]}, ' if m[1] else ''}out={m[2]}{m[3]}`", help)
+    return replace(diagnostic, help=help)
 
 
 def warn(diagnostics: Iterable[Diagnostic], file: str, line: int) -> None:

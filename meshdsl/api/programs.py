@@ -91,7 +91,7 @@ class Program:
 
     @told
     def named(self, dtype: str | None = None, *, evaluate: bool = True) -> ir.NamedProgram:
-        """The named program, verified and simplified; with `dtype`, every float of that type.
+        """The named program, verified and simplified; `dtype` is that of floats that state none.
 
         Of one that minimises a loss it is the forward pass, or (without `evaluate`) the step.
         """
@@ -210,7 +210,7 @@ class Program:
         `{"x": "S(0), B"}`. `reduce` says when partial values are reduced: `immediate`,
         `mesh-tf`, `deferred` or `optimal`, which minimises the bytes that are sent, and
         `message_bytes` more for each collective; with `cache`, its plan is kept for the next time.
-        Under `strict`, warnings are errors. `dtype` is another type for every float. `cluster` is
+        Under `strict`, warnings are errors. `dtype` is that of floats that state none. `cluster` is
         a machine by name, such as `h100`, or a `.toml` file: times are predicted for it, and
         `optimal` minimises time, unless `objective` is `bytes`.
 

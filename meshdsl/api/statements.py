@@ -308,6 +308,8 @@ def minimize(
     tracer = tracing(site)
     if not isinstance(optimizer, Form):
         help = "write `md.minimize(loss, md.adamw(lr=3e-4))`"
+        if callable(optimizer):
+            help += "; one of your own is a `def` of a .mdsl file, which `md.load` reads"
         message = f"{kind_of(optimizer)} is no optimizer"
         fail("MD0815", message, site.argument("optimizer", 1), help=help)
     recorded = tracer.given(loss, site.operand(0))

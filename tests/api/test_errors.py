@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.api.errors import in_python
 from meshdsl.api.programs import Program
 from meshdsl.codes import CODES
+from meshdsl.diagnostics import Diagnostic
 
 batch, io, two, three, layers = md.dims(batch=4, io=6, two=2, three=3, layers=2)
 other_batch = md.dim("batch", 8)
@@ -476,3 +479,36 @@ def test_a_trace_that_failed_leaves_no_trace() -> None:
 def test_an_attribute_that_is_misspelt_suggests_another() -> None:
     with pytest.raises(AttributeError, match="did you mean `softmax`"):
         getattr(md, "sofmax")  # noqa: B009
+
+
+IN_TEXT = """dim n = 4, k = 3
+program p(x[n, k], i[k]: i32) {
+  y = scatter_add[n = i](x)
+  return scatter_add[n = i](y[n -> k])
+}
+"""
+
+
+def test_a_change_is_written_in_the_form_of_the_file_it_is_for(tmp_path: Path) -> None:
+    """Of a text also in Python: `->` where it points into a `.mdsl` file, `>>` elsewhere."""
+    path = tmp_path / "p.mdsl"
+    path.write_text(IN_TEXT)
+    with pytest.raises(md.ProgramError) as told:
+        md.check(path)
+    with pytest.raises(md.ProgramError) as loaded:
+        md.load(path).compile()
+    for error in (told, loaded):
+        (first, *_) = error.value.diagnostics
+        assert (first.code, first.help) == ("MD0205", "rename it first: `x[n -> other]`")
+    n, k = md.dims(n=4, k=3)
+
+    @md.program
+    def p(x: md.Tensor[n, k], i: md.i32[k]) -> md.Tensor:
+        return md.scatter_add[n](x, i)
+
+    with pytest.raises(md.ProgramError) as raised:
+        p.compile()
+    (first, *_) = raised.value.diagnostics
+    assert (first.code, first.help) == ("MD0205", "rename it first: `x[n >> other]`")
+    stated = in_python(Diagnostic("MD0204", "m", help="write `-> [n, k]` or `f(x, y -> [n])`"))
+    assert stated.help == "write `out=[n, k]` or `f(x, y, out=[n])`"

@@ -350,7 +350,7 @@ def test_a_model_of_other_sizes_names_the_settings(tmp_path):
     assert "--set sizes.mdsl" in told.help
     in_words = in_python(told).help
     assert f"`{settings.replace(' ', ', ')}`" in in_words
-    assert '`**md.sizes("sizes.mdsl")`' in in_words
+    assert '`dims=md.sizes("sizes.mdsl")`' in in_words
     assert mapped_model(str(folder), compile_text(LARGE, set_dims=sizes), None).arrays
 
 
