@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import quoted
@@ -15,12 +16,13 @@ from meshdsl.backends.torch.text_state import LastAssignment, TextState, typed
 from meshdsl.backends.torch.update_text import UpdateText, operands
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
-from meshdsl.device.ir import Compute, Var
+from meshdsl.device.ir import Compute, DeviceLoop, Move, Var
 from meshdsl.device.liveness import numbers, overwrites, shows_operand
 from meshdsl.device.offloaded_updates import Streamed, streamed
 from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
 from meshdsl.named.ir import Value
+from meshdsl.ops.indexing import check_text, checked_as, checked_text
 from meshdsl.ops.opdef import Intervals, Signature, lookup
 from meshdsl.placed.placements import Placement, Window
 
@@ -289,6 +291,49 @@ class OperatorText:
         end = len(self.out.lines)
         self.state.last = LastAssignment(start, end, target, text) if len(names) == 1 else None
 
+    def check_ahead(self, loop: DeviceLoop) -> None:
+        """Check the indices that iterations read, whole or in slices, once before all of them."""
+        inner = (loop, *every(loop.body))
+        sources = {s.inside: s.outer for n in inner for s in n.stacked}
+        moves = (n for n in inner if isinstance(n, Move) and n.step.kind == "slice")
+        sources |= {move.target: move.source for move in moves}
+        made = {c.inside for n in inner for c in n.carries}
+        made.update(v for n in inner[1:] for v in n.makes)
+        for node in inner[1:]:
+            at = lookup(node.name).indices if isinstance(node, Compute) else None
+            if at is None:
+                continue
+            assert isinstance(node, Compute)
+            whole = node.ins[at]
+            while whole in sources:
+                whole = sources[whole]
+            is_there = whole not in made and whole not in self.state.program.lists
+            if is_there and whole not in self.state.constants and whole.on is None:
+                self._check_ahead(node, at, whole)
+
+    def _check_ahead(self, node: Compute, at: int, whole: Var) -> None:
+        """Check what an operator reads of `whole` as indices; convert it if it reads it whole."""
+        reader = replace(node, ins=(*node.ins[:at], whole, *node.ins[at + 1 :]))
+        splits = frozenset(dim for dim, _ in whole.placement.splits)
+        self.out.place = f"{node.span.file}:{node.span.line}"
+        call = self._call_of(
+            reader,
+            args=tuple(self.state.name(v) if v is whole else "" for v in reader.ins),
+            offsets={d: partial(self.blocks.offset, d, whole) for d in splits},
+            splits=splits,
+            long=self._long(reader),
+        )
+        dim, inside = call.attrs["dim"].name, node.ins[at]
+        if inside is whole and whole.local.elements * I64.bytes < LARGE:
+            checked_text(call, at, dim)
+        elif not call.seen(at, checked_as(dim, call.attrs)):
+            call.lines.append(check_text(call, at, dim))
+        for line in call.lines:
+            self.out.statement(line)
+        self._kept_long(reader, call)
+        about = (inside.value, inside.placement, checked_as(dim, call.attrs))
+        self.checked.add((*about, self.state.device_alone))
+
     def _is_only_indices(self, var: Var) -> bool:
         """Whether a variable is read, and as indices alone."""
         nodes = [n for n in every(self.state.program.body) if isinstance(n, Compute)]
@@ -332,8 +377,22 @@ class OperatorText:
         starts = self._starts(node)
         empty = (d for d in blocks if self.blocks.may_be_empty(splits[d], d))
         none_read = ((i, d) for i, d in starts if self.blocks.may_read_nothing(node.ins[i], d))
-        return TorchText(
+        return self._call_of(
+            node,
             args=tuple(map(self.state.ref, node.ins)),
+            offsets={d: partial(self.blocks.offset, d, v) for d, v in splits.items()},
+            starts=starts,
+            parts=partial(self._parts, node),
+            splits=frozenset(splits),
+            extents={d: partial(self.blocks.extent, splits[d], d) for d in blocks},
+            empty=frozenset((*empty, *none_read)),
+            long=self._long(node) if self.long or self.left_long else {},
+            leaves_long=node.outs[0] in self.left_long,
+        )
+
+    def _call_of(self, node: Compute, **about: Any) -> TorchText:
+        """A call with the types of an operator, of which `about` says the rest."""
+        return TorchText(
             constants=tuple(v in self.state.constants for v in node.ins),
             ins=tuple(v.local for v in node.ins),
             outs=tuple(v.local for v in node.outs),
@@ -343,15 +402,8 @@ class OperatorText:
             fresh=self.state.variables.helper,
             checked=lambda index, dim: self._seen(node, index, dim),
             place=repr(self.out.place),
-            offsets={d: partial(self.blocks.offset, d, v) for d, v in splits.items()},
-            starts=starts,
-            parts=partial(self._parts, node),
-            splits=frozenset(splits),
-            extents={d: partial(self.blocks.extent, splits[d], d) for d in blocks},
-            empty=frozenset((*empty, *none_read)),
             used=self.state.used,
-            long=self._long(node) if self.long or self.left_long else {},
-            leaves_long=node.outs[0] in self.left_long,
+            **about,
         )
 
     def _seen(self, node: Compute, index: int, dim: str) -> bool:

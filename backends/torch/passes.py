@@ -52,6 +52,7 @@ class PassText:
         """Write the step: what is before the passes, they, and the loop over the actions."""
         node, state = self.node, self.state
         self.writer.enter(node)
+        self.writer.operators.check_ahead(node)
         state.totals = frozenset(map(state.identifier, _summed(node)))
         self.writer.loops.append(node)
         outside, state.fresh = state.fresh, set()

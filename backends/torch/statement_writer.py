@@ -217,6 +217,7 @@ class StatementWriter(NotationWriter):
 
     def header(self, node: DeviceLoop) -> str:
         """The `for`; collectives that the first iteration waits for are issued before it."""
+        self.operators.check_ahead(node)
         first = self.blocks.last(node) if node.reverse else "0"
         for ahead in node.ahead:
             with self._reading_ahead(ahead.slices, node, first):

@@ -43,22 +43,34 @@ def checked_numpy(
     return np.asarray(check_index(array, dim, size, call.place, names, offsets, ignored), np.int64)
 
 
-def checked_text(call: kit.TorchCall, index: int, dim: str, ignored: int | None = None) -> str:
-    """A variable with operand `index` as i64 indices of `dim`, checked at run time.
-
-    The number `ignored` is allowed, too.
-    """
-    names, is_long = call.ins[index].names, call.ins[index].dtype == kit.I64
-    if call.seen(index, dim if ignored is None else f"{dim} or {ignored}"):
+def checked_text(call: kit.TorchCall, index: int, dim: str) -> str:
+    """A variable with operand `index` as i64 indices of `dim`, checked at run time."""
+    is_long = call.ins[index].dtype == kit.I64
+    if call.seen(index, checked_as(dim, call.attrs)):
         if is_long or index in call.long:
             return call.long.get(index, call.args[index])
         return call.let_long(index, f"{call.tensor(index)}.long()")
+    text = check_text(call, index, dim)
+    if index in call.long:
+        call.lines.append(text)
+        return call.long[index]
+    return call.let_long(index, text if is_long else f"{text}.long()")
+
+
+def checked_as(dim: str, attrs: kit.Attrs) -> str:
+    """What operands of an operator are once they are checked: indices of `dim`, or the ignored."""
+    ignored = attrs.get("ignore_index")
+    return dim if ignored is None else f"{dim} or {ignored}"
+
+
+def check_text(call: kit.TorchCall, index: int, dim: str) -> str:
+    """The check that operand `index` is of indices of `dim`, or of the ignored one."""
+    names, ignored = call.ins[index].names, call.attrs.get("ignore_index")
     offsets = kit.tuple_text([call.offset(n) for n in names])
     shown = kit.tuple_text([repr(n) for n in names])
     args = [call.tensor(index), repr(dim), call.size(dim), call.place, shown, offsets]
     args += [] if ignored is None else [ignored]
-    text = f"{call.use('check_index')}({', '.join(map(str, args))})"
-    return call.let_long(index, text if is_long else f"{text}.long()")
+    return f"{call.use('check_index')}({', '.join(map(str, args))})"
 
 
 def local_text(call: kit.TorchCall, index: str, dim: str) -> tuple[str, str]:

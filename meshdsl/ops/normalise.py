@@ -333,7 +333,7 @@ def _cross_entropy_text(call: kit.TorchCall) -> str:
     """Torch's kernel is fast on positions × classes; flattening to that is usually a view."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
     ignored = call.attrs.get("ignore_index")
-    checked = indexing.checked_text(call, 1, dim, ignored)
+    checked = indexing.checked_text(call, 1, dim)
     index = kit.aligned(checked, call.ins[1].names, out)
     option = "" if ignored is None else f", ignore_index={ignored}"
     logits, suffix = kit.permuted(wide(call), call.ins[0].names, (*out, dim)), narrow(call)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange, check_index
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, lookup
 from meshdsl.prove.sample_values import signature
 from meshdsl.prove.torch_run import call, evaluate, to_torch
+from tests.compiling import compile_text, run_text
 
 VOCAB, BATCH, SEQ = Dim("vocab", 8), Dim("batch", 2), Dim("seq", 4)
 TABLE, IDS = TensorType((VOCAB,), F32), TensorType((BATCH, SEQ), I32)
@@ -101,3 +103,61 @@ def test_one_index_is_checked_as_several_are(ids: list[int]) -> None:
             continue
         with pytest.raises(IndexOutOfRange, match=f"index {wrong[0]} at "):
             check_index(index, "d", 4, "p", ("a",), (0,))
+
+
+CUT = """
+dim batch = 8, vocab = 8, key = 2, n = 2
+mesh line = { pipe: 2 }
+layout staged { n -> pipe } with one_f_one_b[batch](4)
+program p(ids[batch]: i32, targets[batch]: i32) {
+  param embed[vocab, key]
+  param w[n, key]
+  x = embed[vocab = ids]
+  repeat n { x = x * w }
+  loss = mean(cross_entropy[key](x, targets))
+  return loss
+  minimize loss with sgd(0.1)
+}
+"""
+ACCUMULATED = CUT.replace(" with one_f_one_b[batch](4)", "").replace("0.1", "0.1, accumulate=4")
+
+
+@pytest.mark.parametrize("text", [CUT, ACCUMULATED])
+def test_what_micro_batches_read_is_checked_once_before_them(text: str) -> None:
+    """All of it: a bad index of the last one stops the step before any has begun."""
+    compiled = compile_text(text)
+    lines = compiled.text.partition("def device")[2].partition("# ---")[0].splitlines()
+    checks = [at for at, line in enumerate(lines) if "check_index(" in line]
+    begins = next(n for n, line in enumerate(lines) if re.search("def forward|for micro", line))
+    assert len(checks) == 2
+    assert max(checks) < begins
+    shape = compiled.named.inputs[0].type.shape
+    ids = np.zeros(shape, np.int32)
+    ids[(*(-1 for _ in shape),)] = 8
+    message = r"index 8 at \[.*batch=7\] is out of range for dim `vocab`"
+    with pytest.raises(LocalRunError, match=message):
+        run_text(text, {"ids": ids, "targets": np.zeros(shape, np.int32)})
+
+
+def test_what_every_iteration_reads_is_checked_and_converted_once() -> None:
+    text = """
+dim n = 3, size = 4, other = 4
+mesh one = { d: 1 }
+layout l { n -> d }
+program p(pos: i32) {
+  param w[n, size]
+  param kept[n, other] = zeros()
+  y = zeros[size]()
+  repeat n {
+    kept := put[other = pos](kept, w[size = pos])
+    y = y + put[size = pos](w, sum(kept))
+  }
+  return y
+}
+"""
+    device = compile_text(text).text.partition("def device")[2].partition("return")[0]
+    before, _, inside = device.partition("for n in")
+    assert before.count("check_index(") == 2
+    assert before.count(".long()") == 1
+    assert "check_index(" not in inside
+    assert ".long()" not in inside
