@@ -96,6 +96,9 @@ def _over(call: kit.TorchCall) -> str:
         last = f"{call.use('last_at')}({order}, {call.extent(dim)}).gather(-1, {order})"
         source = kit.aligned(call.let("last", last), (*shared, places[0]), target, full=True)
         new = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
+    is_one_slice = not ids and len(call.ins[1].names) == len(out) - 1
+    if is_one_slice and not call.is_split(dim) and not call.is_constant(2):
+        return f"{call.args[0]}.index_copy_({out.index(dim)}, {index}[None], {new})"
     at = kit.aligned(index, ids, target, full=True)
     first = f", {call.offset(dim)}" if call.is_split(dim) else ""
     return f"{call.use('write_at')}({call.args[0]}, {out.index(dim)}, {at}, {new}{first})"
