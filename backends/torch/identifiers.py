@@ -10,10 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from meshdsl.backends.torch.inliner import bound_names, defined, imported
 from meshdsl.backends.torch.preamble import PROVIDED, HeadName
-from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Node, Var
+from meshdsl.device.ir import Bucket, Compute, DeviceLoop, DeviceProgram, Move, Node, Start, Var
 from meshdsl.ir.program import every, loops
 
 FRAME = frozenset("device rank groups inputs params states".split())
@@ -106,6 +107,7 @@ class Variables:
         )
         # By name, those that one after the other have its memory; the last names all of them.
         self._in_turn = _in_turn(program, self.shared, over) if over else {}
+        self._reduced_to = _reduced_to(program, self._in_turn) if self._in_turn else {}
         # Before the first statement: what that reads has no identifier to spare yet.
         self.now = self._farthest = -1
         # The identifiers of variables and helpers of the nested function that is written.
@@ -125,7 +127,7 @@ class Variables:
         """The identifier of a variable, which is taken from here on."""
         if var.name not in self.chosen:
             in_turn = [v for v in self._in_turn.get(var.name, (var,)) if v.name not in self.chosen]
-            name = self._chosen(in_turn[-1])
+            name = self._chosen(self._reduced_to.get(in_turn[-1].name, in_turn[-1]))
             self.chosen.update((each.name, name) for each in in_turn)
             self._local.add(name)
             # Several may get theirs before the first is assigned: those that one bucket brings.
@@ -258,6 +260,21 @@ def _in_turn(
         last = (named or with_own_hint or variables[:1])[-1]
         variables.sort(key=lambda var: var is last)
     return {var.name: tuple(variables) for var, variables in in_turn.items()}
+
+
+def _reduced_to(program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]]) -> dict[str, Var]:
+    """By name, partial values that are reduced, with the words of what is written over the sums.
+
+    So `d_scale_part`, not `einsum_part`, is reduced to what is in place made `d_scale`.
+    """
+    words: dict[str, Var] = {}
+    nodes = (n.collective if isinstance(n, Start) else n for n in every(program.body))
+    for move in (move for node in nodes if isinstance(node, Move | Bucket) for move in node.moves):
+        source, last = move.source, in_turn.get(move.target.name, (move.target,))[-1]
+        is_reduced = source.placement.partial and not move.target.placement.partial
+        if is_reduced and last.value is not source.value and source.name not in in_turn:
+            words[source.name] = replace(last, hint=f"{last.hint}_part")
+    return words
 
 
 class _LastReads:

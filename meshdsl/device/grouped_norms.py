@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from meshdsl.device.ir import Compute, DeviceProgram, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Var
 from meshdsl.device.liveness import kept_after, uses
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ops.opdef import lookup
@@ -15,14 +16,24 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
     """The program with one operator for sums of squares that are added up.
 
     Only of tensors that are read again behind it, as gradients are by their updates: none is kept
-    for it. The squares are added in the same order; another number among them comes last.
+    for it. The squares are added in the same order; another number among them comes last. Where
+    that is one device's and zeros on the others, it becomes so right before it is added.
     """
     sums = _sums(program)
-    gone = {node for each in sums for node in each.nodes[:-1]}
+    reads = uses(program)
+    moves = (n for n in program.body if isinstance(n, Move) and _is_number_of_one(n))
+    filled = {move.target: move for move in moves if reads[move.target] == 1}
     of = {each.nodes[-1]: each for each in sums}
+    gone = {node for each in sums for node in each.nodes[:-1]}
+    gone |= {filled[each.other] for each in sums if each.other in filled}
     remaining = (node for node in program.body if node not in gone)
-    body = (new for n in remaining for new in (of[n].together() if n in of else (n,)))
+    body = (new for n in remaining for new in (of[n].together(filled) if n in of else (n,)))
     return replace(program, body=tuple(body)) if sums else program
+
+
+def _is_number_of_one(move: Move) -> bool:
+    """Whether a move makes zeros of a number, but on one device."""
+    return move.step.kind == "zero_fill" and not move.target.local.dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +51,19 @@ class _SumOfSquares:
         """What is squared, in order."""
         return tuple(n.ins[0] for n in self.nodes if n.name == self.nodes[0].name)
 
-    def together(self) -> tuple[Compute, ...]:
-        """One operator in the place of the last one, and the addition of the other number."""
+    def together(self, filled: Mapping[Var, Move]) -> tuple[Node, ...]:
+        """One operator in the place of the last one, and the addition of the other number.
+
+        `filled` are the moves that make such numbers.
+        """
         first, last = self.nodes[0], self.nodes[-1]
         cost = sum(node.flops for node in self.nodes if node.name == first.name)
         where = last if self.other is None else replace(first, span=last.span)
         squares = replace(where, name=first.name, ins=self.tensors, attrs=first.attrs, flops=cost)
         if self.other is None:
             return (squares,)
-        return squares, replace(last, ins=(first.out, self.other))
+        moves = (filled[self.other],) if self.other in filled else ()
+        return squares, *moves, replace(last, ins=(first.out, self.other))
 
 
 def _sums(program: DeviceProgram) -> list[_SumOfSquares]:

@@ -41,7 +41,7 @@ def statements() -> dict[str, str]:
 
 def test_clipping_and_what_attention_saves_are_called_after_what_they_are() -> None:
     names = re.findall(r"\b(?:grad_norm|clip_scale|lse)\w*", "\n".join(statements()))
-    assert {*names} == {"lse", "grad_norm", "clip_scale"}
+    assert {*names} == {"lse", "grad_norm_part", "grad_norm", "clip_scale"}
     assert "torch.sqrt_(grad_norm)" in statements()
     assert "clip_scale.clamp_(max=1.0)" in statements()
 
