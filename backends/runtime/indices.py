@@ -34,13 +34,19 @@ def check_index(
 
         bad = (counted < 0) | (counted >= size)
         torch._assert_async(~bad.any(), f"MD0801 {place}: no index of dim `{dim}` of size {size}")
-    elif len(flat := counted.reshape(-1)) and not 0 <= int(flat.min()) <= int(flat.max()) < size:
+    elif 0 not in counted.shape and not 0 <= (ends := _ends(counted))[0] <= ends[1] < size:
         first = [int(at) for at in np.argwhere(np.asarray((counted < 0) | (counted >= size)))[0]]
         position = {d: o + at for d, o, at in zip(dims, offsets, first, strict=True)}
         at = f" at [{', '.join(f'{d}={at}' for d, at in position.items())}]" if dims else ""
         wrong = f"index {int(index[(*first,)])}{at} is out of range for dim `{dim}` of size {size}"
         raise IndexOutOfRange(f"MD0801 {place}: {wrong}", place, position)
     return index
+
+
+def _ends(x: Any) -> tuple[int, int]:
+    """The least and the largest element, of torch in one pass."""
+    least, largest = x.aminmax() if hasattr(x, "aminmax") else (x.min(), x.max())
+    return int(least), int(largest)
 
 
 class DividedByZero(ZeroDivisionError):
