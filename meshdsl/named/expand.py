@@ -13,10 +13,10 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.ir.rewrite import rewritten, substitute
+from meshdsl.ir.rewrite import in_blocks, rewritten, substitute
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.attention_fusion import ATTENTION, attention_parts
 from meshdsl.named.batch_norm_fusion import BATCH_NORMS, batch_norm_parts
@@ -26,12 +26,15 @@ from meshdsl.named.emit import Emit
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.identities import OF_STEPS
 from meshdsl.named.ignored_targets import counted_loss
-from meshdsl.named.ir import NamedOp, NamedProgram, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.prelude import prelude
+from meshdsl.named.ring_attention import Ring, ring_attention
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.requirements import own_dims
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+
+N = TypeVar("N", NamedOp, NamedLoop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,14 @@ def _in_blocks_or_parts(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | N
     if _is_in_parts(op):
         return _in_parts(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
+
+
+def in_ring(op: NamedOp, ring: Ring) -> tuple[Node, ...]:
+    """An attention or its gradient in the steps of a ring."""
+    emit = _emit(op)
+    for value in op.ins:
+        emit.builder.place(value, 0)
+    return _nodes(emit, ring_attention(op, ring, op.ins, emit), op)
 
 
 def in_primitives(program: NamedProgram) -> NamedProgram:
@@ -320,8 +331,8 @@ Those with a definition in the prelude as well have this one for what it lacks
 """
 
 
-def _at(inner: NamedOp, op: NamedOp) -> NamedOp:
-    """An operator of the definition of `op`, at its place and for the same reason."""
+def _at(inner: N, op: NamedOp) -> N:
+    """A node of the definition of `op`, at its place and for the same reason."""
     return replace(inner, span=op.span, phase=op.phase, block=op.block, origin=op.origin)
 
 
@@ -360,6 +371,11 @@ def _operands(op: NamedOp, emit: Emit) -> tuple[Value, ...]:
 
 def _yield(emit: Emit, results: tuple[object, ...], op: NamedOp) -> tuple[NamedOp, ...]:
     """The operators built, which yield the outputs of `op` itself; all at its place."""
+    return tuple(node for node in _nodes(emit, results, op) if isinstance(node, NamedOp))
+
+
+def _nodes(emit: Emit, results: tuple[object, ...], op: NamedOp) -> tuple[Node, ...]:
+    """The same of definitions with loops."""
     new: dict[Value, Value] = {}
     for result, out in zip(results, op.outs, strict=True):
         assert isinstance(result, Value)
@@ -370,5 +386,5 @@ def _yield(emit: Emit, results: tuple[object, ...], op: NamedOp) -> tuple[NamedO
         if result in new or not any(result in node.makes for node in body):
             result = emit("identity", result)
         new[result] = out
-    ops = substitute([o for o in emit.builder.frames[0].body if isinstance(o, NamedOp)], new)
-    return tuple(_at(o, op) for o in ops)
+    nodes = substitute(emit.builder.frames[0].body, new)
+    return in_blocks(nodes, lambda block: [_at(node, op) for node in block])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
@@ -37,9 +38,12 @@ class Parts:
     feature: kit.Names
 
 
-def operands(ins: Sequence[kit.TensorType]) -> kit.Types:
-    """The types of q, k, v and the mask, if there is one, among the operands of the gradient."""
-    return (*ins[1:4], *ins[6:])
+T = TypeVar("T")
+
+
+def operands(ins: Sequence[T], name: str = "attention_grad") -> tuple[T, ...]:
+    """Of q, k, v and the mask, if there is one, what there is among that of all operands."""
+    return (*ins[1:4], *ins[6:]) if name == "attention_grad" else tuple(ins)
 
 
 def parts(ins: Sequence[kit.TensorType], attrs: kit.Attrs) -> Parts:
@@ -233,6 +237,11 @@ class _AttentionText:
         return self._grouped(index, (*self.batches, self.made.query))
 
     @property
+    def is_block(self) -> bool:
+        """Whether it is of one of several blocks of memory, whose results are merged."""
+        return "block" in self.call.attrs
+
+    @property
     def is_causal(self) -> bool:
         """Whether the mask is the triangle of a whole sequence and a memory as long."""
         causal, mem = self.call.attrs["causal"], self.call.attrs["dims"][1]
@@ -329,9 +338,8 @@ def _lse_torch(call: kit.TorchCall) -> str:
     shown = "" if mask == "None" else f", {mask}"
     args = f"{text.q()}, {text.k()}, {text.v()}{shown}{text.options('causal')}"
     rows = (*text.batches, text.made.query)
-    return _several(
-        text, f"{call.use('attention_lse')}({args})", ((*rows, text.made.feature), rows)
-    )
+    function = call.use("attention_block" if text.is_block else "attention_lse")
+    return _several(text, f"{function}({args})", ((*rows, text.made.feature), rows))
 
 
 def _grad_torch(call: kit.TorchCall) -> str:
@@ -339,7 +347,8 @@ def _grad_torch(call: kit.TorchCall) -> str:
     mask = text.masks()
     shown = "" if mask == "None" else f", {mask}"
     args = [text.o(0), text.q(), text.k(), text.v(), text.o(4), text.lse(5)]
-    kernel = f"{call.use('attention_grad')}({', '.join(args)}{shown}{text.options('causal')})"
+    function = call.use("attention_block_grad" if text.is_block else "attention_grad")
+    kernel = f"{function}({', '.join(args)}{shown}{text.options('causal')})"
     query, mem, key = text.made.query, (text.made.mem,), (text.made.key,)
     ends = ((query, key), (mem, key), (mem, text.made.feature))
     return _several(text, kernel, tuple((*text.batches, *end) for end in ends))

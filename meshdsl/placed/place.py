@@ -50,6 +50,7 @@ from meshdsl.placed.reshard import (
     route,
     with_sent,
 )
+from meshdsl.placed.rings import with_rings
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stage_plans import StagePlan, without_stages
@@ -186,6 +187,7 @@ def _requested(program: named.NamedProgram, spec: ShardingSpec) -> Request:
         pipe = None
         if spec.settings:
             program = with_states_away(program, spec)
+            program, spec = with_rings(program, spec)
         if spec.schedule is not None or spec.cuts or any(loops_of(program)):
             program, spec, pipe = _on_stages(program, spec)
         if any(rule.selector == ("params",) for rule in spec.rules):

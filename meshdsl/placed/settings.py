@@ -2,8 +2,9 @@
 
 `grads: reduce = bf16` is the dtype in which parts of gradients are added up, `state: memory = disk`
 where the states of an optimizer are between steps, `activations: gather = again` how the backward
-pass has what the forward pass has gathered (`gather_again.py`). `SETTINGS` is the table of all of
-them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_rules.py`).
+pass has what the forward pass has gathered (`gather_again.py`), `activations: attention = ring` how
+an attention has the keys and values of other devices (`rings.py`). `SETTINGS` is the table of all
+of them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_rules.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
     ("state", "memory"): ("disk", "host"),
     (ACTIVATIONS, "gather"): ("again", "once"),
+    (ACTIVATIONS, "attention"): ("ring", "zigzag", "gather"),
 }
 """The values of every setting, by its selector and name.
 
