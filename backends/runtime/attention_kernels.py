@@ -62,15 +62,12 @@ def attention_block(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attention_lse` of one of several blocks: its second result is right on every device.
+    """`attention_lse` of one of several blocks: the second result is right beside a CPU, too.
 
-    Every row may look somewhere.
+    Each row may look somewhere. Beside a CPU the scores of the block are stored.
     """
     if q.device.type == "cpu":
         return attention_lse(q, k, v, mask, causal, scale)
-    if q.device.type == "cuda" and _has_block_kernel(q, k, v, mask):
-        o, lse = _of_block_kernel(q, k, v, mask, causal, scale)[:2]
-        return o, lse[..., : q.shape[-2]]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = _scores(q, k, mask, causal, scale)
     lse = torch.logsumexp(scores, -1)
@@ -88,50 +85,11 @@ def attention_block_grad(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`attention_grad` of one of several blocks: `o` and `lse` are of all of them together."""
+    """`attention_grad` of one of several blocks: `o` and `lse` are those of all blocks."""
     if q.device.type == "cpu":
         return attention_grad(do, q, k, v, o, lse, mask, causal, scale)
-    if q.device.type == "cuda" and _has_block_kernel(q, k, v, mask):
-        kernel = torch.ops.aten._scaled_dot_product_efficient_attention_backward
-        rows = -(-q.shape[-2] // 32) * 32 - q.shape[-2]
-        sums = torch.nn.functional.pad(lse.float(), (0, rows)).contiguous()
-        none = torch.zeros((), dtype=torch.int64, device=q.device)
-        bias = None if mask is None else _full_bias(mask, q, k)
-        wanted, options = [True, True, True, False], {"scale": scale}
-        do, o = do.to(q.dtype), o.to(q.dtype)
-        operands = (do, q, k, v, bias, o, sums, none, none)
-        dq, dk, dv, _ = kernel(*operands, 0.0, wanted, causal, **options)
-        return dq, dk, dv
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return _written_out(do, q, k, v, o, lse, _scores(q, k, mask, causal, scale), scale)
-
-
-def _of_block_kernel(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    bias = None if mask is None else _full_bias(mask, q, k)
-    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    o, lse, *_ = kernel(q, k, v, bias, True, 0.0, causal, scale=scale)
-    return o, lse
-
-
-def _has_block_kernel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
-) -> bool:
-    """Whether the kernel of CUDA takes these operands: aligned rows of floats of up to 4 bytes."""
-    aligned = 16 // q.element_size()
-    widths = (q.shape[-1], v.shape[-1], *(() if mask is None else (k.shape[-2],)))
-    fits = q.element_size() < 8 and all(w % aligned == 0 for w in widths)
-    return fits and bool(q.numel() and k.numel() and v.numel())
-
-
-def _full_bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return _bias(mask, q).expand(*q.shape[:-1], k.shape[-2])
 
 
 def attention_of_mask(

@@ -58,7 +58,7 @@ class Ring:
 
 
 @dataclass(slots=True)
-class _Steps:
+class _RingSteps:
     """The steps of one attention, or of its gradient, being emitted."""
 
     op: NamedOp
@@ -177,7 +177,7 @@ def ring_attention(
     op: NamedOp, ring: Ring, ins: tuple[Value, ...], emit: Emit
 ) -> tuple[Value, ...]:
     """The results of an attention or its gradient on `ins`, emitted as the steps of a ring."""
-    steps = _Steps(op, ring, emit)
+    steps = _RingSteps(op, ring, emit)
     results = (_gradient if op.name == "attention_grad" else _forward)(steps, ins)
     return results[: len(op.outs)]
 
@@ -185,7 +185,7 @@ def ring_attention(
 # --- forward -------------------------------------------------------------------------------------
 
 
-def _forward(steps: _Steps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+def _forward(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     """The result, and the logarithm of the sum of exponentials: carried, with keys and values."""
     ring, emit = steps.ring, steps.emit
     q, k, v = steps.split(ins[0], ring.seq), *(steps.split(x, ring.mem) for x in ins[1:3])
@@ -197,7 +197,7 @@ def _forward(steps: _Steps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
         k, v, o, lse = values
         k, v = steps.passed_on(k), steps.passed_on(v)
         if ring.balanced:
-            return k, v, *_two_products(_Pairs(steps, is_before), q, k, v, (o, lse))
+            return k, v, *_two_products(_HalfBlockPairs(steps, is_before), q, k, v, (o, lse))
         more, more_lse = emit.all("attention_lse", q, k, v, **steps.of_block(False))
         if steps.is_causal:
             more_lse = steps.where(is_before, more_lse, NOTHING)
@@ -209,7 +209,9 @@ def _forward(steps: _Steps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     return steps.whole(o, ring.seq), steps.whole(lse, ring.seq)
 
 
-def _merged(steps: _Steps, old: tuple[Value, Value], o: Value, lse: Value) -> tuple[Value, Value]:
+def _merged(
+    steps: _RingSteps, old: tuple[Value, Value], o: Value, lse: Value
+) -> tuple[Value, Value]:
     """Results of two blocks, with their logarithms; NOTHING as one leaves its result out."""
     emit, dims = steps.emit, old[0].type.dims
     both = emit("logaddexp", old[1], lse)
@@ -222,7 +224,7 @@ def _merged(steps: _Steps, old: tuple[Value, Value], o: Value, lse: Value) -> tu
 
 
 def _two_products(
-    pairs: _Pairs, q: Value, k: Value, v: Value, old: tuple[Value, Value]
+    pairs: _HalfBlockPairs, q: Value, k: Value, v: Value, old: tuple[Value, Value]
 ) -> tuple[Value, Value]:
     """The results so far merged with the two products of half blocks that no mask hides."""
     steps = pairs.steps
@@ -235,7 +237,7 @@ def _two_products(
 
 
 @dataclass(slots=True)
-class _Pairs:
+class _HalfBlockPairs:
     """Which half blocks the two products of a step are of.
 
     Number 1 is of the second half of the queries and the first of the keys; number 0 of the first
@@ -246,7 +248,7 @@ class _Pairs:
     is_behind: by block and half of the queries, whether product 0 is of that half, the second.
     """
 
-    steps: _Steps
+    steps: _RingSteps
     is_before: Value
     is_own: Value = field(init=False)
     is_behind: Value = field(init=False)
@@ -286,7 +288,7 @@ class _Pairs:
 # --- backward ------------------------------------------------------------------------------------
 
 
-def _gradient(steps: _Steps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+def _gradient(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     """The gradients: that of the queries stays, those of keys and values go along with these.
 
     After the last step each block would be on the device before its own. It is sent on once more,
@@ -319,11 +321,11 @@ def _gradient(steps: _Steps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     return steps.whole(dq, ring.seq), steps.whole(dk, ring.mem), steps.whole(dv, ring.mem)
 
 
-def _of_step(steps: _Steps, is_before: Value, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+def _of_step(steps: _RingSteps, is_before: Value, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     """The gradients by queries, keys and values of what a device attends to in a step."""
     do, q, k, v, o, lse = ins
     if steps.ring.balanced:
-        pairs, mem = _Pairs(steps, is_before), steps.ring.mem
+        pairs, mem = _HalfBlockPairs(steps, is_before), steps.ring.mem
         do, q, o, lse = (pairs.queries(x) for x in (do, q, o, lse))
         k, v = (pairs.keys(steps.halves(x, mem)) for x in (k, v))
         found = steps.emit.all("attention_grad", do, q, k, v, o, lse, **steps.of_half())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -176,3 +177,34 @@ def test_the_gradients_of_other_devices(kind: str) -> None:
         there = mask if mask is None else mask.to("meta")
         made = attention_kernels.attention_grad(do, q, k, v, o, lse, there, causal, scale)
     assert [(g.shape, g.device.type) for g in made] == [(q.shape, "meta")] * 3
+
+
+@pytest.mark.parametrize("kind", ["whole", "causal", "masked"])
+def test_a_block_beside_a_cpu_is_written_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both results, and gradients where another block has as much: as the kernels have them."""
+    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(4))
+    q, k, v, do = (draw(2, 3, 4, 5, dtype=torch.float64) for _ in range(4))
+    mask = torch.eye(4, dtype=torch.bool) | (draw(4, 4) > 0) if kind == "masked" else None
+    options = {"mask": mask, "causal": kind == "causal", "scale": 0.4}
+    there = q.to("meta"), k.to("meta"), v.to("meta")
+    shapes = attention_kernels.attention_block(*there, **{**options, "mask": None})
+    o, lse = attention_kernels.attention_block(q, k, v, **options)
+    assert [s.shape for s in shapes] == [o.shape, lse.shape]
+    all_of_them = do, q, k, v, o / 2, lse + math.log(2)
+    wanted = o, lse, *attention_kernels.attention_block_grad(*all_of_them, **options)
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("meta")
+
+    q = q.as_subclass(Elsewhere)
+    monkeypatch.setattr(attention_kernels, "_scores", _scores_here)
+    found = attention_kernels.attention_block(q, k, v, **options)
+    grads = attention_kernels.attention_block_grad(do, q, *all_of_them[2:], **options)
+    for one, other in zip((*found, *grads), wanted, strict=True):
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other, rtol=1e-9, atol=1e-9)
+
+
+def _scores_here(q: Any, k: Any, mask: Any, causal: bool, scale: float) -> Any:
+    scores = (q.as_subclass(torch.Tensor) @ k.mT) * scale
+    mask = torch.ones(4, 4, dtype=torch.bool).tril() if causal else mask
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
