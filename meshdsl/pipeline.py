@@ -476,7 +476,7 @@ def place_named(
     if isinstance(spec, Layout):
         diagnostics.add(*without_effect(result, spec))
         if spec.settings:
-            diagnostics.add(*rings.without_effect(program, spec))
+            diagnostics.add(*rings.without_effect(program, spec, options.fused))
     return result
 
 

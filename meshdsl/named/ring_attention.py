@@ -18,7 +18,7 @@ No mask is made, and nothing is computed that is masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from meshdsl.ir.program import Carry
@@ -93,43 +93,46 @@ class _RingSteps:
     def half(self, x: Value, index: int) -> Value:
         return self.emit("pick", x, dim=self.ring.half, index=index)
 
-    def passed_on(self, x: Value) -> Value:
-        """Every block on the next device."""
-        return self.emit("roll", x, dim=self.ring.blocks, by=1)
+    def passed_on(self, x: Value, name: str) -> Value:
+        """Every block on the next device, under a name that programs and reports show."""
+        return self.emit.known_as(name)("roll", x, dim=self.ring.blocks, by=1)
+
+    def keys(self, k: Value, v: Value) -> tuple[Value, Value]:
+        """Keys and values, passed on."""
+        return self.passed_on(k, "k_passed"), self.passed_on(v, "v_passed")
 
     # --- steps -------------------------------------------------------------------------------
 
     def repeat(
         self,
-        values: tuple[Value, ...],
+        values: Mapping[str, Value],
         step: Callable[[Value, tuple[Value, ...]], tuple[Value, ...]],
     ) -> tuple[Value, ...]:
         """`values` after all steps but the first; `step` makes those of one from the ones before.
 
         It is given, by block of queries, whether the block of keys in a step is from before, and
-        not from behind.
+        not from behind. The names of the values are what programs and reports show.
         """
         builder, op = self.emit.builder, self.op
         dim = Dim(f"{self.ring.seq.name}.steps", self.ring.parts - 1)
         numbers, blocks = (self.emit("iota", dim=d) for d in (dim, self.ring.blocks))
         builder.frames.append(Frame(dim))
-        insides = tuple(self.alike(v) for v in values)
+        insides = tuple(self.alike(name, v) for name, v in values.items())
         is_before = self.emit("gt", blocks, builder.reach(numbers))
         nexts = step(is_before, insides)
         frame = builder.frames.pop()
-        results = tuple(self.alike(v) for v in values)
-        carries = map(Carry, values, insides, nexts, results)
+        results = tuple(self.alike(name, v) for name, v in values.items())
+        carries = map(Carry, values.values(), insides, nexts, results)
         body = tuple(frame.body)
         tags = {"phase": op.phase, "block": op.block, "origin": op.origin}
         loop = NamedLoop(dim, tuple(carries), builder.stacks(frame), body, op.span, **tags)
         builder.frames[-1].body.append(loop)
         return results
 
-    def alike(self, value: Value) -> Value:
+    def alike(self, name: str, value: Value) -> Value:
         """Another value of the same type, at the depth of loops that is being built."""
-        return self.emit.builder.value(
-            value.type, value.span, value, **self.emit.fields, name_hint=value.name_hint
-        )
+        fields = {**self.emit.fields, "name_hint": name}
+        return self.emit.builder.value(value.type, value.span, value, **fields)
 
     def is_second(self) -> Value:
         """Which half is the second."""
@@ -189,21 +192,27 @@ def _forward(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     """The result, and the logarithm of the sum of exponentials: carried, with keys and values."""
     ring, emit = steps.ring, steps.emit
     q, k, v = steps.split(ins[0], ring.seq), *(steps.split(x, ring.mem) for x in ins[1:3])
-    o, lse = emit.all("attention_lse", q, k, v, **steps.of_block(steps.is_causal))
+    o, lse = emit.known_as("o_of_block").all(
+        "attention_lse", q, k, v, **steps.of_block(steps.is_causal)
+    )
     if ring.balanced:
         q, o, lse = (steps.halves(x, ring.seq) for x in (q, o, lse))
 
     def step(is_before: Value, values: tuple[Value, ...]) -> tuple[Value, ...]:
         k, v, o, lse = values
-        k, v = steps.passed_on(k), steps.passed_on(v)
+        k, v = steps.keys(k, v)
         if ring.balanced:
             return k, v, *_two_products(_HalfBlockPairs(steps, is_before), q, k, v, (o, lse))
-        more, more_lse = emit.all("attention_lse", q, k, v, **steps.of_block(False))
+        more, more_lse = emit.known_as("o_of_block").all(
+            "attention_lse", q, k, v, **steps.of_block(False)
+        )
         if steps.is_causal:
             more_lse = steps.where(is_before, more_lse, NOTHING)
         return k, v, *_merged(steps, (o, lse), more, more_lse)
 
-    _, _, o, lse = steps.repeat((k, v, steps.wide(o), lse), step)
+    _, _, o, lse = steps.repeat(
+        {"k_block": k, "v_block": v, "o_sum": steps.wide(o), "lse_sum": lse}, step
+    )
     if ring.balanced:
         o, lse = steps.joined(o, ring.seq), steps.joined(lse, ring.seq)
     return steps.whole(o, ring.seq), steps.whole(lse, ring.seq)
@@ -230,7 +239,7 @@ def _two_products(
     steps = pairs.steps
     k, v = (steps.halves(x, steps.ring.mem) for x in (k, v))
     operands = pairs.queries(q), pairs.keys(k), pairs.keys(v)
-    o, lse = steps.emit.all("attention_lse", *operands, **steps.of_half())
+    o, lse = steps.emit.known_as("o_of_block").all("attention_lse", *operands, **steps.of_half())
     merged = _merged(steps, old, o, steps.where(pairs.is_own, lse, NOTHING))
     first, first_lse = steps.half(o, 0), steps.half(lse, 0)
     return _merged(steps, merged, first, steps.where(pairs.is_behind, first_lse, NOTHING))
@@ -298,23 +307,24 @@ def _gradient(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     do, q, o, lse = (steps.split(ins[i], ring.seq) for i in (0, 1, 4, 5))
     k, v = (steps.split(x, ring.mem) for x in ins[2:4])
     attrs = steps.of_block(steps.is_causal)
-    dq, dk, dv = emit.all("attention_grad", do, q, k, v, o, lse, **attrs)
+    dq, dk, dv = emit.known_as("d_of_block").all("attention_grad", do, q, k, v, o, lse, **attrs)
     if ring.balanced:
         do, q, o, lse, dq = (steps.halves(x, ring.seq) for x in (do, q, o, lse, dq))
 
     def step(is_before: Value, values: tuple[Value, ...]) -> tuple[Value, ...]:
         k, v, dq, dk, dv = values
-        k, v = steps.passed_on(k), steps.passed_on(v)
+        k, v = steps.keys(k, v)
         more, *found = _of_step(steps, is_before, (do, q, k, v, o, lse))
         dq = emit("add", dq, steps.wide(more))
         dk, dv = (
-            steps.passed_on(emit("add", x, of_block))
-            for x, of_block in zip((dk, dv), found, strict=True)
+            steps.passed_on(emit("add", x, of_block), name)
+            for x, of_block, name in zip((dk, dv), found, ("d_k_passed", "d_v_passed"), strict=True)
         )
         return k, v, dq, dk, dv
 
-    nothing = (emit.zeros(x.type) for x in (dk, dv))
-    _, _, dq, *home = steps.repeat((k, v, steps.wide(dq), *nothing), step)
+    values = {"k_block": k, "v_block": v, "d_q_sum": steps.wide(dq)}
+    values |= {"d_k_block": emit.zeros(dk.type), "d_v_block": emit.zeros(dv.type)}
+    _, _, dq, *home = steps.repeat(values, step)
     dk, dv = (emit("add", *pair) for pair in zip((dk, dv), home, strict=True))
     if ring.balanced:
         dq = steps.joined(dq, ring.seq)
@@ -328,9 +338,13 @@ def _of_step(steps: _RingSteps, is_before: Value, ins: tuple[Value, ...]) -> tup
         pairs, mem = _HalfBlockPairs(steps, is_before), steps.ring.mem
         do, q, o, lse = (pairs.queries(x) for x in (do, q, o, lse))
         k, v = (pairs.keys(steps.halves(x, mem)) for x in (k, v))
-        found = steps.emit.all("attention_grad", do, q, k, v, o, lse, **steps.of_half())
+        found = steps.emit.known_as("d_of_block").all(
+            "attention_grad", do, q, k, v, o, lse, **steps.of_half()
+        )
         of_keys = (steps.joined(pairs.of_keys(x), mem) for x in found[1:])
         return pairs.of_queries(found[0]), *of_keys
     if steps.is_causal:  # the softmax of a block that does not count is 0
         lse = steps.where(is_before, lse, -NOTHING)
-    return steps.emit.all("attention_grad", do, q, k, v, o, lse, **steps.of_block(False))
+    return steps.emit.known_as("d_of_block").all(
+        "attention_grad", do, q, k, v, o, lse, **steps.of_block(False)
+    )

@@ -380,8 +380,14 @@ def _flops(sig: kit.Signature, *, gradient: bool = False) -> int:
 
 
 def _attended(sig: kit.Signature) -> float:
-    """Blocks of scores that a causal mask hides as a whole are left out: nearly half of them."""
-    return 0.5 if sig.attrs["causal"] else 1.0
+    """Blocks of scores that a causal mask hides as a whole are left out: nearly half of them.
+
+    A device that has a part of the rows gets a mask, beside which everything is computed.
+    """
+    mem = sig.attrs["dims"][1].name
+    sizes = {d.name: d.size for t in sig.ins for d in t.dims}
+    causal = [d.name for d in sig.attrs["causal"]]
+    return 0.5 if causal and all(sizes[n] == sizes[mem] for n in causal) else 1.0
 
 
 def _scratch(types: kit.Types, attrs: kit.Attrs, *, gradient: bool = False) -> int:

@@ -2,7 +2,8 @@
 
 Without the setting, keys and values are gathered. With it the blocks that queries are split in
 stay where they are, and those of keys and values go from device to device
-(`named/ring_attention.py`): the same bytes, and one block of each in memory instead of all.
+(`named/ring_attention.py`). Forward that sends as many bytes, and a device has one block of each
+instead of all. The backward pass sends them again: gathered ones are kept for it.
 """
 
 from __future__ import annotations
@@ -109,17 +110,26 @@ def _along(uses: Iterable[_Use]) -> dict[str, _Use]:
     return along
 
 
-def without_effect(program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
-    """A note for each setting that no attention of a program follows."""
+def without_effect(
+    program: NamedProgram, layout: Layout, fused: bool = True
+) -> Iterator[Diagnostic]:
+    """A note for each setting that no attention of a program follows.
+
+    Unless `fused`, attention is written in primitives: then none does.
+    """
     if layout.mesh.devices == 1:
         return
     followed = {use.setting for use in _uses(program, layout)}
     for setting in layout.settings:
         if setting.name != NAME or setting.value not in (RING, ZIGZAG) or setting in followed:
             continue
-        message = f"`{setting}` changes nothing: no attention that it is for has split queries"
+        why = "no attention that it is for has split queries"
         help = "split their positions, as `seq -> AXIS` does, or remove the setting"
-        fixes = (removal(setting.span),)
+        if not fused:
+            why = "attention is written out here, and gathers keys and values"
+            help = "the numbers are the same; to see the ring, compile the program"
+        fixes = (removal(setting.span),) if fused else ()
+        message = f"`{setting}` changes nothing: {why}"
         yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
 
 

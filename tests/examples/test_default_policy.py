@@ -16,6 +16,9 @@ from tests.project import matching
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {
+    "context_parallel": {
+        "batch": 2, "seq": 16, "model": 8, "key": 4, "vocab": 16,
+    },
     "dlrm": {"batch": 8, "table": 4, "rows": 6, "dense": 3, "model": 4, "bottom": 6, "top": 6},
     "encdec": {
         "batch": 4, "source": 3, "target": 3, "model": 8, "heads": 2, "key": 4, "hidden": 8,
