@@ -32,17 +32,18 @@ def passes(spoken: Spoken | None, is_step: bool) -> tuple[Pass, ...]:
     name.
     """
     fuse: tuple[Pass, ...] = ()
+    contract = partial(contract_products, is_step=is_step)
     if spoken is not None:
         fuse = (partial(fuse_attention, spoken=spoken), partial(fuse_batch_norms, spoken=spoken))
     return (
         partial(fold_identities, spoken=spoken, is_step=is_step),
-        contract_products,
+        contract,
         contract_squares,
         *fuse,
         name_transposes,
         stack_picks,
         hoist_invariants,
-        contract_products,  # a sum that has moved out of a loop may have met its product there
+        contract,  # a sum that has moved out of a loop may have met its product there
         sum_after_loops,
         eliminate_dead_code,
     )

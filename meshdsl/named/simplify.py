@@ -32,8 +32,14 @@ def _merged(program: NamedProgram, rule: Rule) -> NamedProgram:
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
 
 
-def contract_products(program: NamedProgram) -> NamedProgram:
-    """Replace the `sum` of a product with no other use by an einsum, which never stores it."""
+def contract_products(program: NamedProgram, is_step: bool) -> NamedProgram:
+    """Replace the `sum` of a product with no other use by an einsum, which never stores it.
+
+    Not before products become narrow (`compute`): what is a sum for the program stays wide.
+    """
+    goal = program.goal
+    if not is_step and goal is not None and goal.optimizer.compute is not None:
+        return program
     return _merged(program, _contracted)
 
 
