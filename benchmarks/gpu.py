@@ -12,18 +12,18 @@ it prints
 - whether the step waits for the GPU anywhere (torch's sync debug mode), and whether a CUDA graph
   can capture it.
 
-Before, the losses of the first steps are compared. At the end the masks of dropout and convolutions
-are compared with those of the CPU.
+Before, the losses of the first steps are compared, and masks of dropout, convolutions and attention
+with those of the CPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import re
 import statistics
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +35,10 @@ from benchmarks.hand_models import HAND_MODELS, HandModel, Tensors
 from benchmarks.training_by_hand import parallel_models
 from benchmarks.training_cases import ADAMW, BETAS, CLIP, EXAMPLES, Case
 from benchmarks.training_memory import allocated
-from meshdsl.backends.engines.in_process import LoadedProgram, load, local_tensors
-from meshdsl.backends.runtime.main import on_device
+from meshdsl.backends.engines.in_process import LoadedProgram, load, local_tensors, torch_dtype
+from meshdsl.backends.runtime.attention_kernels import attention_grad, attention_lse
+from meshdsl.backends.runtime.main import is_counter
+from meshdsl.backends.runtime.values import Spec
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.optimizers import LearningRate
@@ -130,14 +132,33 @@ MODELS = (
 # --- the steps -----------------------------------------------------------------------------------
 
 
+def made_up(specs: Mapping[str, Spec], begun: Tensors, where: torch.device) -> Tensors:
+    """Tensors of `specs` there, by torch's own generator; one that has a key begins as `begun`."""
+    made = {}
+    for name, spec in specs.items():
+        kind, *numbers = spec.draw or ("zeros",)
+        x = torch.zeros(tuple(spec.dims.values()), dtype=torch_dtype(spec.dtype), device=where)
+        if spec.key:
+            x.copy_(begun[spec.key])
+        elif kind == "below":
+            x.random_(0, int(numbers[0]))
+        elif kind in ("normal", "uniform"):
+            x.uniform_(*numbers) if kind == "uniform" else x.normal_(0, *numbers)
+        elif kind == "ones":
+            x.fill_(1)
+        made[name] = x.cpu() if is_counter(spec) and where.type != "meta" else x
+    return made
+
+
 class Ours:
     """The emitted step; call it."""
 
     def __init__(self, program: LoadedProgram, where: torch.device) -> None:
         self.program = program
-        tables = (program.INPUTS, program.PARAMS, program.STATES)
-        held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
-        self.tables: list[Tensors] = on_device(held, tables, where)
+        begun: Tensors = {}
+        self.tables: list[Tensors] = []
+        for specs in (program.INPUTS, program.PARAMS, program.STATES):
+            self.tables.append(begun := made_up(specs, begun, where))
         self.groups = program.make_groups(program.MESH, program.GROUPS, 0)
         self.device = program.device
 
@@ -270,19 +291,22 @@ def cell(found: Mapping[str, list[float]], ours: str, theirs: str) -> str:
     return f"{a:.3f} | {b:.3f} | {ratio:.2f}"
 
 
-def row(model: Model, dtype: str, gpu: Gpu, options: argparse.Namespace, ends: float) -> str:
-    """The line of the table."""
+def pair(
+    model: Model, dtype: str, gpu: Gpu, options: Namespace
+) -> tuple[Compilation, Ours, ByHand]:
+    """The program, its step and that by hand from the same values; refused if losses differ."""
     made = model.compiled(dtype, options.small, options.cluster)
-    program = load(made.text)
-    ours = Ours(program, gpu.where)
+    ours = Ours(load(made.text), gpu.where)
     params, inputs = ({n: x.clone() for n, x in ours.tables[i].items()} for i in (1, 0))
     theirs = ByHand(model.by_hand, params, inputs, dtype)
-    del params
     check(ours, theirs, dtype)
+    return made, ours, theirs
+
+
+def row(model: Model, dtype: str, gpu: Gpu, options: Namespace) -> str:
+    """The line of the first table."""
+    made, ours, theirs = pair(model, dtype, gpu, options)
     found = turns(gpu, {"ours": ours, "hand": theirs})
-    compiled = "not tried |  | "
-    if options.compile and time.monotonic() < ends:
-        compiled = under_compile(ours, theirs, gpu)
     del theirs
     gc.collect()
     assert made.timing is not None, "a cluster is named"
@@ -293,7 +317,6 @@ def row(model: Model, dtype: str, gpu: Gpu, options: argparse.Namespace, ends: f
         (
             f"| {model.name} {dtype}",
             cell(found, "ours", "hand"),
-            compiled,
             f"{peak / 2**20:.1f} | {said / 2**20:.1f} | {peak / said:.3f}",
             f"{1e3 * took:.3f} | {step / took:.2f}",
             gpu.waits(ours),
@@ -302,23 +325,22 @@ def row(model: Model, dtype: str, gpu: Gpu, options: argparse.Namespace, ends: f
     )
 
 
-def under_compile(ours: Ours, theirs: ByHand, gpu: Gpu) -> str:
-    """Milliseconds of both under `torch.compile` and their ratio, or why there are none."""
+def compiled_row(model: Model, dtype: str, gpu: Gpu, options: Namespace) -> str:
+    """The line of the second table: both under `torch.compile`."""
     torch.compiler.reset()  # programs share code objects, so what was compiled is of another
-    device, ours.device = ours.device, torch.compile(ours.device)
+    torch._dynamo.disallow_in_graph(torch._fused_adamw_)  # torch 2.13 cannot functionalise it
+    _, ours, theirs = pair(model, dtype, gpu, options)
+    ours.device = torch.compile(ours.device)
     theirs.loss = torch.compile(theirs.loss)
-    try:
-        return cell(turns(gpu, {"ours": ours, "hand": theirs}), "ours", "hand")
-    except Exception as error:
-        return f"none: {str(error).splitlines()[0]} |  | "
-    finally:
-        ours.device = device
+    found = turns(gpu, {"ours": ours, "hand": theirs})
+    return f"| {model.name} {dtype} | {cell(found, 'ours', 'hand')} |"
 
 
 HEAD = (
-    *("step", "ours, ms", "by hand", "ratio", "ours compiled", "by hand compiled", "ratio"),
-    *("peak, MiB", "said", "ratio", "simulated, ms", "ratio", "waits", "as a CUDA graph"),
+    *("step", "ours, ms", "by hand", "ratio", "peak, MiB", "said", "ratio"),
+    *("simulated, ms", "ratio", "waits", "as a CUDA graph"),
 )
+COMPILED_HEAD = ("step", "ours compiled, ms", "by hand compiled", "ratio")
 
 
 # --- the same as on a CPU ------------------------------------------------------------------------
@@ -341,27 +363,53 @@ ALIKE = {
 
 
 def differences(gpu: Gpu) -> Iterator[str]:
-    """How far each program of `ALIKE` on the GPU is from the CPU."""
+    """How far each program of `ALIKE`, and attention, on the GPU is from the CPU."""
     for name, text in ALIKE.items():
         options = Options(mesh="device:1", layout="n:device")
         program = load(compile_source(Source(f"{name}.mdsl", text), options, Diagnostics()).text)
+        given = {**program.INPUTS, **program.PARAMS}
         found = []
         for where in (torch.device("cpu"), gpu.where):
             torch.set_default_device(where)
-            tables = (program.INPUTS, program.PARAMS)
-            held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
-            held = [{n: x.to(where) for n, x in table.items()} for table in held]
+            held = local_tensors(program.MESH, given, {}, 0, range(1))[0]
+            held = {n: x.to(where) for n, x in held.items()}
             with torch.inference_mode():
-                found.append(program.device(0, {}, *held)["y"].cpu())
+                found.append(program.device(0, {}, held, held)["y"].cpu())
         if name == "dropout":
             assert torch.equal(found[0] == 0, found[1] == 0), "the masks of dropout differ"
-        off = (found[0] - found[1]).abs().max() / found[0].abs().max()
-        yield f"{name}: at most {off:.1e} of the largest value from the CPU"
+        yield f"{name}: {furthest(*found)}"
+    for dtype in TYPES:
+        generator = torch.Generator("cpu").manual_seed(0)
+        given = [torch.randn(2, 4, 72, 32, generator=generator, device="cpu") for _ in range(4)]
+        held = [x.to(TYPES[dtype]) for x in given]  # both begin from the same, rounded numbers
+        wide = attention_and_grads([x.double() for x in held])
+        there = attention_and_grads([x.to(gpu.where) for x in held])
+        far = max(zip(wide, there, strict=True), key=lambda pair: distance(*pair))
+        yield f"attention {dtype}: {furthest(*far)}"
+
+
+def attention_and_grads(operands: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Causal attention of q, k and v, its sums, and gradients from the fourth."""
+    q, k, v, do = operands
+    with torch.inference_mode():
+        o, lse = attention_lse(q, k, v, causal=True)
+        return [o, lse, *attention_grad(do, q, k, v, o, lse, causal=True)]
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, over the largest value of `a`."""
+    a, b = a.cpu().double(), b.cpu().double()
+    return float((a - b).abs().max() / a.abs().max())
+
+
+def furthest(a: torch.Tensor, b: torch.Tensor) -> str:
+    """The same in words."""
+    return f"at most {distance(a, b):.1e} of the largest value from the CPU"
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    """Print the tables."""
+    parser = ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", nargs="*", default=[], help="names of models, f32, bf16")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try it")
     parser.add_argument("--small", action="store_true", help="sizes that only try it")
@@ -377,14 +425,22 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False  # f32 has 24 bits, as the emitted programs have it
     card = torch.cuda.get_device_name() if gpu.is_cuda else "CPU"
     print(f"{card}, torch {torch.__version__}\n")
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
-    for model in MODELS:
-        for dtype in TYPES:
-            wanted = {model.name, dtype} >= set(options.only) or model.name in options.only
-            if wanted and time.monotonic() < ends:
-                print(row(model, dtype, gpu, options, ends), flush=True)
+    print(*differences(gpu), "", sep="\n")
+    torch.set_default_device(gpu.where)
+    names, only = {m.name for m in MODELS}, set(options.only)
+    wanted = [
+        (model, dtype)
+        for model in MODELS
+        for dtype in TYPES
+        if model.name in (only & names or names) and dtype in (only & set(TYPES) or TYPES)
+    ]
+    tables = ((HEAD, row), (COMPILED_HEAD, compiled_row))
+    for head, line in tables if options.compile else tables[:1]:
+        print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+        for model, dtype in wanted:
+            if time.monotonic() < ends:
+                print(line(model, dtype, gpu, options), flush=True)
                 gc.collect()
-    print(*differences(gpu), sep="\n")
 
 
 if __name__ == "__main__":

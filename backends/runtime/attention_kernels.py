@@ -25,7 +25,8 @@ def attention_lse(
     """softmax(scale * q·k)·v, and the logarithm of the sums of the exponentials.
 
     A row of q that may look nowhere by `mask` (bools) looks everywhere alike, as one of scores of
-    -1e9 each. Beside a CPU the second result tells only the rows that may look somewhere (0).
+    -1e9 each. Where torch has no kernel that tells the sums, the second result tells only the rows
+    that may look somewhere (0).
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     is_fused = _has_kernel(q, k, v)
@@ -36,9 +37,11 @@ def attention_lse(
         q, mask = q * sees[..., None], mask | ~sees[..., None]
     if is_fused:
         bias = None if mask is None else _bias(mask, q)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         operands = (_dense(q), _dense(k), _dense(v))
-        o, lse = kernel(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+        o, lse = on_cpu(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+    elif kernel := _gpu_kernel(q, k, v, mask, causal, scale):
+        o, lse = _on_gpu(kernel, q, k, v, causal, scale)
     elif q.device.type != "cpu":
         o = _public(q, k, v, mask, causal, scale)
         lse = torch.zeros(q.shape[:-1], dtype=_wide(q), device=q.device)
@@ -129,14 +132,97 @@ def attention_grad(
         lse = torch.where(sees[..., 0], lse, math.log(max(k.shape[-2], 1)))
     if _has_kernel(q, k, v):
         bias = None if mask is None else _bias(mask, q)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         operands = (_dense(do), _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous())
-        dq, dk, dv = kernel(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+        dq, dk, dv = on_cpu(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+    elif kernel := _gpu_kernel(q, k, v, mask, causal, scale):
+        dq, dk, dv = _grad_on_gpu(kernel, do, q, k, v, o, lse, causal, scale)
     elif q.device.type != "cpu":
         dq, dk, dv = _by_autograd(do, q, k, v, mask, causal, scale)
     else:
         dq, dk, dv = _written_out(do, q, k, v, o, lse, _scores(q, k, mask, causal, scale), scale)
     return dq if sees is None else dq * sees, dk, dv
+
+
+# --- kernels of a GPU ----------------------------------------------------------------------------
+
+FLASH = 1
+EFFICIENT = 2
+CUDNN = 3  # each as in torch's `SDPBackend`
+
+
+def _gpu_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> int:
+    """The kernel that torch would choose, if it tells the sums of exponentials; else 0.
+
+    With it the backward pass needs no forward pass of its own, as it does `_by_autograd`.
+    """
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    if q.device.type == "cpu" or mask is not None or choose is None or q.dim() != 4:
+        return 0
+    features, batches = {x.shape[-1] for x in (q, k, v)}, {x.shape[:2] for x in (q, k, v)}
+    if len(features) > 1 or len(batches) > 1 or features.pop() % 8 or not k.numel():
+        return 0
+    chosen = choose(q, k, v, None, 0.0, causal, scale=scale)
+    return chosen if chosen in (FLASH, EFFICIENT, CUDNN) else 0
+
+
+def _on_gpu(
+    kernel: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    aten = torch.ops.aten
+    if kernel == FLASH:
+        o, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
+    elif kernel == EFFICIENT:
+        efficient = aten._scaled_dot_product_efficient_attention
+        o, lse = efficient(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
+        lse = lse[..., : q.shape[-2]]  # it has room for a whole number of blocks
+    else:
+        cudnn = aten._scaled_dot_product_cudnn_attention
+        o, lse = cudnn(q, k, v, None, True, 0.0, causal, False, scale=scale)[:2]
+    return o, lse.reshape(q.shape[:-1])
+
+
+def _grad_on_gpu(
+    kernel: int,
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    aten = torch.ops.aten
+    lengths = (q.shape[-2], k.shape[-2])
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of a dropout that there is not
+    if kernel == EFFICIENT:
+        room = -lengths[0] % 32
+        lse = torch.nn.functional.pad(lse, (0, room), value=math.inf) if room else lse.contiguous()
+        efficient = aten._scaled_dot_product_efficient_attention_backward
+        every = [True, True, True, False]  # not the gradient of a bias
+        operands = (_dense(do), q, k, v, None, o, lse, seed, seed, 0.0, every, causal)
+        dq, dk, dv, _ = efficient(*operands, scale=scale)
+        return dq, dk, dv
+    if do.stride() != o.stride():
+        # In bf16 the kernel of cuDNN reads `do` as if it lay in memory as `o` does (torch 2.11).
+        do = torch.empty_like(o).copy_(do)
+    if kernel == FLASH:
+        flash = aten._scaled_dot_product_flash_attention_backward
+        operands = (do, q, k, v, o, lse.contiguous(), None, None, *lengths, 0.0, causal, seed, seed)
+        dq, dk, dv = flash(*operands, scale=scale)
+        return dq, dk, dv
+    cudnn = aten._scaled_dot_product_cudnn_attention_backward
+    operands = (do, q, k, v, o, lse.contiguous()[..., None], seed, seed)
+    dq, dk, dv = cudnn(*operands, None, None, None, *lengths, 0.0, causal, scale=scale)
+    return dq, dk, dv
 
 
 def _by_autograd(

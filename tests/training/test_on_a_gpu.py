@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import time
+from argparse import Namespace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ CPU = Gpu(torch.device("cpu"))
 def test_the_models_by_hand_learn_as_ours(model: Model) -> None:
     program = load(model.compiled("f32", small=True, cluster="h100").text)
     elsewhere = Ours(program, torch.device("meta")).tables
-    assert [n for t in elsewhere for n, x in t.items() if not x.is_meta] == ["step"]
+    assert all(x.is_meta for table in elsewhere for x in table.values())
     ours = Ours(program, CPU.where)
     inputs, params = ({n: x.clone() for n, x in t.items()} for t in ours.tables[:2])
     check(ours, ByHand(model.by_hand, params, inputs, "f32"), "f32")
@@ -41,12 +40,16 @@ def test_the_translator_by_hand_computes_what_ours_does() -> None:
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:
-    options = argparse.Namespace(small=True, compile=False, cluster="h100")
-    text = row(MODELS[-1], "bf16", CPU, options, time.monotonic())
+    options = Namespace(small=True, cluster="h100")
+    text = row(MODELS[-1], "bf16", CPU, options)
     assert text.count("|") == len(HEAD) + 1
-    assert text.count("not tried") == 3
+    assert text.count("not tried") == 2
 
 
 def test_a_cpu_computes_what_a_cpu_computes() -> None:
-    assert [text.partition(":")[0] for text in differences(CPU)] == ["dropout", "convolution"]
-    assert all(": at most 0.0e+00 " in text for text in differences(CPU))
+    said = dict(text.split(": at most ") for text in differences(CPU))
+    far = {name: float(text.split()[0]) for name, text in said.items()}
+    assert far.pop("dropout") == far.pop("convolution") == 0
+    assert far.pop("attention f32") < 1e-5
+    assert far.pop("attention bf16") < 2e-2
+    assert not far
