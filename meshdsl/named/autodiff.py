@@ -297,6 +297,9 @@ class BackwardBlock(Visitor):
             return False
         if not op.ins or value.type.has(self.forward.dim.name):
             return True
+        narrow, wide = op.ins[0].type.dtype, value.type.dtype
+        if op.name == "cast" and narrow.kind == wide.kind == "float" and narrow.bytes < wide.bytes:
+            return True  # what it widens has the same numbers in less memory
         light = lookup(op.name).view or op.name in FREE
         return light and all(
             v not in self.own or v in self.block_before or self._is_free(v) for v in op.ins

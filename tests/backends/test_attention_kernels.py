@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from meshdsl.backends.runtime import attention_kernels, private_kernels
 from meshdsl.backends.runtime.attention_kernels import (
     MASKED,
     attention_grad,
     attention_lse,
     attention_of_mask,
 )
+from meshdsl.backends.runtime.private_kernels import agrees
 
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -55,3 +57,32 @@ def test_a_row_that_sees_nothing_is_uniform(dtype: torch.dtype) -> None:
     assert (lse[:, :, 0] < MASKED / 2).all()
     assert (lse[:, :, 1:] > MASKED / 2).all()
     assert torch.equal(o, attention_of_mask(q * 100, k, v, mask[None, None]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_kernel_that_is_private_to_torch_is_tried_before_it_is_used(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial of a GPU's kernels, on that of a CPU: right, then wrong, then refused."""
+    monkeypatch.setattr(private_kernels, "AGREED", {})
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    like = torch.zeros(1, 1, 1, 32, dtype=dtype)
+
+    def trial(factor: float) -> Any:
+        def made(kernel: int, q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+            return forward(q, k, v, 0.0, causal, scale=scale)
+
+        def grad(kernel: int, *operands: Any) -> Any:
+            *tensors, causal, scale = operands
+            found = backward(*tensors, 0.0, causal, scale=scale)
+            return [x * factor for x in found]
+
+        monkeypatch.setattr(attention_kernels, "_on_gpu", made)
+        monkeypatch.setattr(attention_kernels, "_grad_on_gpu", grad)
+        return lambda: attention_kernels._trial(1, like, True, 0.2)
+
+    assert agrees(("right",), trial(1.0))
+    assert not agrees(("wrong",), trial(1.2))
+    monkeypatch.undo()
+    assert not agrees(("refused",), lambda: attention_kernels._trial(1, like, True, 0.2))
