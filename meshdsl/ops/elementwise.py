@@ -193,7 +193,7 @@ _UNDEFINED = _rising(_NEGATIVE, "P({}) -> P({})")
 kit.pointwise(
     "neg", 1, lambda x: np.negative(x), "-{0}", said="-", linear=[(0,)],
     true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"), gradient=grads.neg_gradient,
-    fold=operator.neg,
+    in_place=["torch.neg_({0})"], fold=operator.neg,
     keeps_zero=True,
     meaning="The element with the other sign.",
 )  # fmt: skip
