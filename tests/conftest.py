@@ -32,15 +32,16 @@ settings.register_profile(
 settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going through all that is there, again and again.
+# A program is some hundred thousand objects, nearly none of them in a cycle: at Python's own
+# thresholds a seventh of the time of a test that compiles goes into looking for cycles, and a tenth
+# of that in which tests are collected.
+gc.set_threshold(COLLECTED, 10, 50)
 
-    A program is some hundred thousand objects, nearly none of them in a cycle: at Python's own
-    thresholds a seventh of the time of a test that compiles goes into looking for cycles.
-    """
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from going through all that is there, again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTED, 10, 50)
 
 
 @pytest.fixture(autouse=True, scope="session")
