@@ -367,14 +367,14 @@ def differences(gpu: Gpu) -> Iterator[str]:
     for name, text in ALIKE.items():
         options = Options(mesh="device:1", layout="n:device")
         program = load(compile_source(Source(f"{name}.mdsl", text), options, Diagnostics()).text)
-        given = {**program.INPUTS, **program.PARAMS}
+        specs = {**program.INPUTS, **program.PARAMS}
         found = []
         for where in (torch.device("cpu"), gpu.where):
             torch.set_default_device(where)
-            held = local_tensors(program.MESH, given, {}, 0, range(1))[0]
-            held = {n: x.to(where) for n, x in held.items()}
+            (drawn,) = local_tensors(program.MESH, specs, {}, 0, range(1))
+            there = {n: x.to(where) for n, x in drawn.items()}
             with torch.inference_mode():
-                found.append(program.device(0, {}, held, held)["y"].cpu())
+                found.append(program.device(0, {}, there, there)["y"].cpu())
         if name == "dropout":
             assert torch.equal(found[0] == 0, found[1] == 0), "the masks of dropout differ"
         yield f"{name}: {furthest(*found)}"
@@ -383,8 +383,8 @@ def differences(gpu: Gpu) -> Iterator[str]:
         given = [torch.randn(2, 4, 72, 32, generator=generator, device="cpu") for _ in range(4)]
         held = [x.to(TYPES[dtype]) for x in given]  # both begin from the same, rounded numbers
         wide = attention_and_grads([x.double() for x in held])
-        there = attention_and_grads([x.to(gpu.where) for x in held])
-        far = max(zip(wide, there, strict=True), key=lambda pair: distance(*pair))
+        near = attention_and_grads([x.to(gpu.where) for x in held])
+        far = max(zip(wide, near, strict=True), key=lambda pair: distance(*pair))
         yield f"attention {dtype}: {furthest(*far)}"
 
 

@@ -225,22 +225,23 @@ def _grad_on_gpu(
     if kernel == EFFICIENT:
         room = -lengths[0] % 32
         lse = torch.nn.functional.pad(lse, (0, room), value=math.inf) if room else lse.contiguous()
-        efficient = aten._scaled_dot_product_efficient_attention_backward
         every = [True, True, True, False]  # not the gradient of a bias
-        operands = (_dense(do), q, k, v, None, o, lse, seed, seed, 0.0, every, causal)
-        dq, dk, dv, _ = efficient(*operands, scale=scale)
+        efficient = aten._scaled_dot_product_efficient_attention_backward
+        read = (_dense(do), q, k, v, None, o, lse, seed, seed)
+        dq, dk, dv, _ = efficient(*read, 0.0, every, causal, scale=scale)
         return dq, dk, dv
     if do.stride() != o.stride():
         # In bf16 the kernel of cuDNN reads `do` as if it lay in memory as `o` does (torch 2.11).
         do = torch.empty_like(o).copy_(do)
+    lse, given = lse.contiguous(), (do, q, k, v, o)
     if kernel == FLASH:
         flash = aten._scaled_dot_product_flash_attention_backward
-        operands = (do, q, k, v, o, lse.contiguous(), None, None, *lengths, 0.0, causal, seed, seed)
-        dq, dk, dv = flash(*operands, scale=scale)
-        return dq, dk, dv
-    cudnn = aten._scaled_dot_product_cudnn_attention_backward
-    operands = (do, q, k, v, o, lse.contiguous()[..., None], seed, seed)
-    dq, dk, dv = cudnn(*operands, None, None, None, *lengths, 0.0, causal, scale=scale)
+        ends = (None, None, *lengths, 0.0, causal, seed, seed)
+        dq, dk, dv = flash(*given, lse, *ends, scale=scale)
+    else:
+        cudnn = aten._scaled_dot_product_cudnn_attention_backward
+        rest = (seed, seed, None, None, None, *lengths, 0.0, causal)
+        dq, dk, dv = cudnn(*given, lse[..., None], *rest, scale=scale)
     return dq, dk, dv
 
 

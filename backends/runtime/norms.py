@@ -69,7 +69,7 @@ def _rms_norm_backward(
 def _inverse(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / rms(x), in f32 at least."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 

@@ -230,12 +230,8 @@ def _norm_gradient(name: str) -> kit.Gradient:
         scales, grads = range(1, min(2, len(call.ins))), {}
         operands = range({"layer_norm": 3, "rms_norm": 2}[name])
         if len(call.ins) == len(operands) and all(map(call.wanted, operands)):
-            saved = (call.operand(0), call.operand(1))
-            return dict(
-                enumerate(
-                    call.emit_all(f"{name}_backward", kit.full_grad(call), *saved, **call.attrs)
-                )
-            )
+            read = (kit.full_grad(call), call.operand(0), call.operand(1))
+            return dict(enumerate(call.emit_all(f"{name}_backward", *read, **call.attrs)))
         if call.wanted(0):
             grad = kit.full_grad(call)
             saved = [call.operand(i) for i in (0, *scales)]
