@@ -27,7 +27,6 @@ from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.identities import OF_STEPS
 from meshdsl.named.ignored_targets import counted_loss
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
-from meshdsl.named.norm_backward import NORMS_BACKWARD, norm_backward_parts
 from meshdsl.named.prelude import prelude
 from meshdsl.named.ring_attention import Ring, ring_attention
 from meshdsl.ops.opdef import lookup
@@ -323,7 +322,6 @@ IN_BLOCKS = {"cumsum": _running_sum, "linear_recurrence": _recurrence, "top_k": 
 IN_PARTS = {
     **dict.fromkeys(ATTENTION, attention_parts),
     **dict.fromkeys(BATCH_NORMS, batch_norm_parts),
-    **dict.fromkeys(NORMS_BACKWARD, norm_backward_parts),
     "cross_entropy": counted_loss,
 }
 """Operators that have the definition of a function here.

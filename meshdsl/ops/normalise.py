@@ -40,7 +40,6 @@ def composite(
     indices: int | None = None,
     below: Callable[[kit.Signature], int] | None = None,
     leaves_long: bool = False,
-    widens: bool = False,
     options: tuple[tuple[str, Any], ...] = (),
     bind: kit.Bind | None = None,
     prelude_lacks: str = "",
@@ -48,9 +47,8 @@ def composite(
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
     One that `reduces` does so over `dims`, any number of them. An `internal` one cannot be called
-    by name. One that `widens` computes in f32 whatever it is given, and rounds once, so that mixed
-    precision leaves its operands narrow. Where its result is a float and it has no `gradient`, that
-    of its definition in the prelude is used.
+    by name. Where its result is a float and it has no `gradient`, that of its definition in the
+    prelude is used.
     """
 
     def factors(sig: kit.Signature) -> kit.Factors:
@@ -77,7 +75,7 @@ def composite(
         indices=indices,
         below=below,
         leaves_long=leaves_long,
-        precision="widest" if internal or exact or widens else "f32",
+        precision="widest" if internal or exact else "f32",
         meaning=meaning,
     )
 
@@ -224,14 +222,10 @@ def _norm_linear(sig: kit.Signature) -> Sequence[Sequence[int]]:
 
 
 def _norm_gradient(name: str) -> kit.Gradient:
-    """By all operands, one operator; by some, sums linear in a cotangent that may be partial."""
+    """By x, one composite. By scale and shift, sums linear in a cotangent that may be partial."""
 
     def gradient(call: kit.Backward) -> kit.Grads:
         scales, grads = range(1, min(2, len(call.ins))), {}
-        operands = range({"layer_norm": 3, "rms_norm": 2}[name])
-        if len(call.ins) == len(operands) and all(map(call.wanted, operands)):
-            read = (kit.full_grad(call), call.operand(0), call.operand(1))
-            return dict(enumerate(call.emit_all(f"{name}_backward", *read, **call.attrs)))
         if call.wanted(0):
             grad = kit.full_grad(call)
             saved = [call.operand(i) for i in (0, *scales)]
@@ -272,7 +266,6 @@ composite(
     norm_samples(1, 2, has_eps=True),
     options=(("eps", USUAL_EPS["layer_norm"]),),
     bind=_norm_bind("layer_norm"),
-    widens=True,
     linear=_norm_linear,
     cost=8,
     true_rows={f"B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
@@ -289,7 +282,6 @@ composite(
     norm_samples(1, 1, has_eps=True),
     options=(("eps", USUAL_EPS["rms_norm"]),),
     bind=_norm_bind("rms_norm"),
-    widens=True,
     linear=_norm_linear,
     gradient=_norm_gradient("rms_norm"),
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the squares, where torch has no kernel for it

@@ -153,31 +153,14 @@ def _layer_norm_text(call: kit.TorchCall) -> str:
     return kit.permuted(f"torch.ops.aten.native_layer_norm_backward({args})[0]", last, names)
 
 
-def _backward_text(norm: str) -> Callable[[kit.TorchCall], str]:
-    """A function of the runtime for the last dim, with all gradients."""
-
-    def write(call: kit.TorchCall) -> str:
-        dim, names = call.attrs["dim"], call.ins[0].names
-        last = (*(n for n in names if n != dim.name), dim.name)
-        operands = [kit.permuted(call.tensor(i), names, last) for i in (0, 1)]
-        eps = normalise.eps_of(norm, call.attrs)
-        text = f"{call.use(f'{norm}_backward')}({', '.join(operands)}, {call.tensor(2)}, {eps!r})"
-        if names == last:
-            return text
-        results = call.let("results", text)
-        return f"({kit.permuted(f'{results}[0]', last, names)}, *{results}[1:])"
-
-    return write
-
-
 def _rms_norm_text(call: kit.TorchCall, *, into_dy: bool = False) -> str:
     """A function of the runtime on the cotangent times the scale.
 
-    In f32 for two bytes: in f16 the sum of products soon overflows.
+    In f32 for f16, in which the sum of products soon overflows.
     """
     x, t = call.tensor(1), call.tensor(0)
-    is_narrow = call.ins[0].dtype.bytes < kit.F32.bytes
-    if is_narrow:
+    is_half = call.ins[0].dtype == kit.F16
+    if is_half:
         x, t, into_dy = f"{x}.float()", f"{t}.float()", True
     if len(call.ins) > 2:
         scale = call.aligned(2, call.ins[0].dims)
@@ -185,7 +168,7 @@ def _rms_norm_text(call: kit.TorchCall, *, into_dy: bool = False) -> str:
     function = call.use("rms_norm_grad_" if into_dy else "rms_norm_grad")
     eps = normalise.eps_of("rms_norm", call.attrs)
     text = f"{function}({t}, {x}, {kit.axis(call)}, {eps!r})"
-    return f"{text}.to({call.outs[0].dtype.torch})" if is_narrow else text
+    return f"{text}.half()" if is_half else text
 
 
 normalise.composite(
@@ -211,71 +194,9 @@ normalise.composite(
     cost=10,
     internal=True,
     in_place={0: lambda call: _rms_norm_text(call, into_dy=True)},
-    fits_in=lambda index, ins, numbers: ins[index].dtype.bytes >= kit.F32.bytes,
+    fits_in=lambda index, ins, numbers: ins[index].dtype != kit.F16,
     meaning="The gradient of `rms_norm` by the tensor that is normalised.",
 )
-
-
-def _backward_infer(norm: str) -> kit.Infer:
-    """To the gradients by the tensor and by its scale; of `layer_norm`, and by its shift."""
-
-    def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
-        _infer(f"{norm}_backward")(ins, attrs)
-        return (ins[0], *[ins[2]] * (1 + (norm == "layer_norm")))
-
-    return infer
-
-
-def _backward_factors(sig: kit.Signature) -> kit.Factors:
-    """What the scale has no dim of is summed up; each result is linear in the cotangent."""
-    others = (d.name for d in sig.ins[0].dims if d != sig.attrs["dim"])
-    return kit.Factors(tuple(kit.loop(sig, name, "sum") for name in others), (frozenset({0}),))
-
-
-def _backward_numpy(norm: str) -> Callable[..., tuple[kit.Array, ...]]:
-    by_tensor = {"rms_norm": _rms_norm_numpy, "layer_norm": _layer_norm_numpy}[norm]
-
-    def meaning(
-        call: kit.NumpyCall, dy: kit.Array, x: kit.Array, g: kit.Array
-    ) -> tuple[kit.Array, ...]:
-        axis = kit.axis(call)
-        others = tuple(i for i in range(x.ndim) if i != axis)
-        z = x - x.mean(axis, keepdims=True) if norm == "layer_norm" else x
-        variance = np.square(z).mean(axis, keepdims=True)
-        h = z / np.sqrt(variance + normalise.eps_of(norm, call.attrs))
-        shift = [np.asarray(dy.sum(others))] if norm == "layer_norm" else []
-        return by_tensor(call, dy, x, g), np.asarray((dy * h).sum(others)), *shift
-
-    return meaning
-
-
-def _backward(norm: str, flops: int) -> None:
-    """Register the gradients of a norm by all its operands: one kernel on a GPU."""
-    by = ", its scale and its shift" if norm == "layer_norm" else " and its scale"
-    rows = "B, B, P -> P, B, B" if norm == "layer_norm" else "B, B, P -> P, B"
-    kit.operator(
-        f"{norm}_backward",
-        kit.Surface("view", (3, 3)),
-        _backward_infer(norm),
-        _backward_factors,
-        _backward_numpy(norm),
-        _backward_text(norm),
-        kit.samples(
-            "s; s; s | dim=s",
-            "b s h; b s h; s | dim=s",
-            "b h; b h; h | dim=h",
-            "b s h; b s h; h | dim=h eps=0.01",
-        ),
-        exact=False,
-        composite=True,
-        flops=lambda sig: flops * sig.ins[0].elements,
-        true_rows={rows: "a partial result comes with partial ones alone"},
-        meaning=f"The gradients of `{norm}` by the tensor{by}.",
-    )
-
-
-_backward("layer_norm", 17)
-_backward("rms_norm", 13)
 
 # --- cross-entropy ---------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ CONSTANT = {
 }
 EXPANDED = {
     *("layer_norm_grad", "rms_norm_grad", "cross_entropy_grad"),
-    *("attention_grad", "batch_norm_grad", "layer_norm_backward", "rms_norm_backward"),
+    *("attention_grad", "batch_norm_grad"),
 }
 """Composites that are differentiated by their definition in primitives."""
 
@@ -260,8 +260,8 @@ TELLING = [
         [_X, _t(B), _t(B)],
         {"dim": B},
         (A, B),
-        ["0", "1"],
-        ["layer_norm_backward"],
+        ["0", "0", "1"],
+        ["einsum", "layer_norm", "layer_norm_grad", "sum"],
     ),
     ("cross_entropy", [_X, IDS], {"dim": B}, (), ["0", "1"], ["cross_entropy_grad"]),
     ("gather", [_t(B, C), IDS], {"dim": B}, (A, C), ["1"], ["scatter_add"]),
