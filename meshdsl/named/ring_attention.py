@@ -53,7 +53,7 @@ class Ring:
 
     def inner(self, dim: Dim, count: int = 1) -> Dim:
         """The dim of a block of `seq` or `mem`, or of a half of it."""
-        name = f"{dim.name}.block" if count == 1 else f"{dim.name}.half_block"
+        name = f"{dim.name}.block" if count == 1 else f"{dim.name}.part"
         return Dim(name, dim.size // self.parts // count)
 
 
@@ -192,7 +192,7 @@ def _forward(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     """The result, and the logarithm of the sum of exponentials: carried, with keys and values."""
     ring, emit = steps.ring, steps.emit
     q, k, v = steps.split(ins[0], ring.seq), *(steps.split(x, ring.mem) for x in ins[1:3])
-    o, lse = emit.known_as("o_of_block").all(
+    o, lse = emit.known_as("o_block").all(
         "attention_lse", q, k, v, **steps.of_block(steps.is_causal)
     )
     if ring.balanced:
@@ -203,7 +203,7 @@ def _forward(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
         k, v = steps.keys(k, v)
         if ring.balanced:
             return k, v, *_two_products(_HalfBlockPairs(steps, is_before), q, k, v, (o, lse))
-        more, more_lse = emit.known_as("o_of_block").all(
+        more, more_lse = emit.known_as("o_block").all(
             "attention_lse", q, k, v, **steps.of_block(False)
         )
         if steps.is_causal:
@@ -239,7 +239,7 @@ def _two_products(
     steps = pairs.steps
     k, v = (steps.halves(x, steps.ring.mem) for x in (k, v))
     operands = pairs.queries(q), pairs.keys(k), pairs.keys(v)
-    o, lse = steps.emit.known_as("o_of_block").all("attention_lse", *operands, **steps.of_half())
+    o, lse = steps.emit.known_as("o_block").all("attention_lse", *operands, **steps.of_half())
     merged = _merged(steps, old, o, steps.where(pairs.is_own, lse, NOTHING))
     first, first_lse = steps.half(o, 0), steps.half(lse, 0)
     return _merged(steps, merged, first, steps.where(pairs.is_behind, first_lse, NOTHING))
@@ -307,7 +307,7 @@ def _gradient(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     do, q, o, lse = (steps.split(ins[i], ring.seq) for i in (0, 1, 4, 5))
     k, v = (steps.split(x, ring.mem) for x in ins[2:4])
     attrs = steps.of_block(steps.is_causal)
-    dq, dk, dv = emit.known_as("d_of_block").all("attention_grad", do, q, k, v, o, lse, **attrs)
+    dq, dk, dv = emit.known_as("d_block").all("attention_grad", do, q, k, v, o, lse, **attrs)
     if ring.balanced:
         do, q, o, lse, dq = (steps.halves(x, ring.seq) for x in (do, q, o, lse, dq))
 
@@ -338,13 +338,13 @@ def _of_step(steps: _RingSteps, is_before: Value, ins: tuple[Value, ...]) -> tup
         pairs, mem = _HalfBlockPairs(steps, is_before), steps.ring.mem
         do, q, o, lse = (pairs.queries(x) for x in (do, q, o, lse))
         k, v = (pairs.keys(steps.halves(x, mem)) for x in (k, v))
-        found = steps.emit.known_as("d_of_block").all(
+        found = steps.emit.known_as("d_block").all(
             "attention_grad", do, q, k, v, o, lse, **steps.of_half()
         )
         of_keys = (steps.joined(pairs.of_keys(x), mem) for x in found[1:])
         return pairs.of_queries(found[0]), *of_keys
     if steps.is_causal:  # the softmax of a block that does not count is 0
         lse = steps.where(is_before, lse, -NOTHING)
-    return steps.emit.known_as("d_of_block").all(
+    return steps.emit.known_as("d_block").all(
         "attention_grad", do, q, k, v, o, lse, **steps.of_block(False)
     )
