@@ -75,16 +75,18 @@ def _in_parts(request: SearchRequest, made: Compilation, meshes: list[Mesh]) -> 
     texts = [(option, text) for option, text in given if text]
     in_parts, problems = list[Mesh](), Diagnostics()
     for mesh in meshes:
-        refined: Mesh | None = mesh
-        for option, text in texts:
-            resolve = partial(resolve_layout, made.declarations, text, refined, option=option)
-            layout = problems.of(resolve) if refined is not None else None
-            refined = None if layout is None else layout.mesh
-        if refined is not None:
-            in_parts.append(refined)
+        refined = problems.of(partial(_with_parts, texts, made, mesh))
+        in_parts += [] if refined is None else [refined]
     if not in_parts:
         problems.raise_errors()
     return in_parts
+
+
+def _with_parts(texts: list[tuple[str, str]], made: Compilation, mesh: Mesh) -> Mesh:
+    """A mesh with the parts that layouts name, each given by an option."""
+    for option, text in texts:
+        mesh = resolve_layout(made.declarations, text, mesh, option=option).mesh
+    return mesh
 
 
 def _axes(mesh: Mesh) -> int:

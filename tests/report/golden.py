@@ -23,8 +23,8 @@ SIZES = {"matmul": {"rows": 8, "inner": 16, "cols": 8}}
 
 SELECTED = {
     "alexnet": ("towers",), "dlrm": ("tables",), "encdec": ("megatron",),
-    "lm": ("zero2", "megatron_zero3", "pipeline"), "nmt": ("states",), "resnet": ("two_d",),
-    "unet": ("rows_of_images",), "vgg": ("halves",), "vit": ("megatron",),
+    "few_kv_heads": ("heads",), "lm": ("zero2", "megatron_zero3", "pipeline"), "nmt": ("states",),
+    "resnet": ("two_d",), "unet": ("rows_of_images",), "vgg": ("halves",), "vit": ("megatron",),
 }  # fmt: skip
 """The layouts of an example whose texts are long; all of them where it is not named."""
 

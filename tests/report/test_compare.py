@@ -63,8 +63,9 @@ def test_named_placements_are_those_of_the_compiler(case: Case) -> None:
     (found,) = compare([column], source(case.example))["columns"]
     assert column.made is not None
     assert "tensors" in found
+    mesh = column.made.placed.mesh
     for entry, tensor in zip(found["tensors"], column.made.placed.tensors, strict=True):
-        assert entry["named"] == tensor.placement.show(tensor.value.type)
+        assert entry["named"] == tensor.placement.show(tensor.value.type, mesh)
 
 
 WHOLE = {"x": "B", "y": "B", "z": "B"}

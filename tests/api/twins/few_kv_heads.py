@@ -54,7 +54,8 @@ def few_kv_heads(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
         return x
 
     x = md.repeat(layers, layer, x)
-    logits = md.einsum(x, embed, out=[batch, seq, vocab])
+    head = md.param([vocab, model], init=md.normal(0.02))
+    logits = md.einsum(x, head, out=[batch, seq, vocab])
     loss = md.mean(md.cross_entropy[vocab](logits, targets))
     md.minimize(loss, md.adamw(lr=1e-3))
     return loss
