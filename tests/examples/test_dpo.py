@@ -28,10 +28,7 @@ SIZES = {
     "batch": BATCH, "seq": SEQ, "model": MODEL, "vocab": VOCAB, "layers": LAYERS, "rank": RANK,
     "stretch": 1, "kv": 2, "group": 2, "half": KEY // 2, "hidden": 12,
 }  # fmt: skip
-MESHES = {
-    "data_parallel": "data:2", "zero3": "data:2", "megatron": "data:2,tp:2",
-    "pipeline": "data:1,pipe:2",
-}  # fmt: skip
+MESHES = {"zero3": "data:2", "megatron": "data:2,tp:2", "pipeline": "data:1,pipe:2"}
 ADAPTERS = {
     "qa": (LAYERS, MODEL, RANK), "qb": (LAYERS, RANK, 2, 2, KEY),
     "va": (LAYERS, MODEL, RANK), "vb": (LAYERS, RANK, 2, KEY),
