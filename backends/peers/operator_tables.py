@@ -7,6 +7,7 @@ The record of an operator that is not in the table has all this (`OpDef.spelled`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from meshdsl.backends.peers import window_spellings
 from meshdsl.backends.peers.peer_call import PeerCall, Text
 from meshdsl.ops.normalise import eps_of
 from meshdsl.ops.opdef import Spelling, lookup
-from meshdsl.ops.torch_expressions import tuple_text
+from meshdsl.ops.torch_expressions import Names, tuple_text
 
 
 def spelling(operator: str, system: str) -> Spelling:
@@ -276,6 +277,48 @@ def _jax_put(call: PeerCall) -> str | None:
     return f"jnp.where({positions} == {call.aligned(2)}, {call.aligned(1)}, {call.tensor(0)})"
 
 
+def _jax_scatter_add(call: PeerCall) -> str:
+    """Where no dim of the indices stays, a slice for each of them; else an index for each dim."""
+    (x, ids), dim, out = call.ins, call.attrs["dim"].name, call.out.names
+    every = tuple(dict.fromkeys((*out, *x.names, *ids.names)))
+    at = out.index(dim)
+    names = (*out[:at], *(n for n in every if n not in out), *out[at + 1 :])
+    if not any(ids.has(n) for n in out):
+        index = ", ".join(call.ordered(1, names) if n == dim else ":" for n in out)
+    else:
+        index = ", ".join(_place_in(call, n, names) for n in out)
+    zeros = f"jnp.zeros({call.out.shape}, dtype={call.dtype})"
+    return f"{zeros}.at[{index}].add({call.aligned(0, names)}, {call.where})"
+
+
+def _place_in(call: PeerCall, name: str, names: Names) -> str:
+    """The index along one dim of the result of a `scatter_add`, over the dims `names`."""
+    if name == call.attrs["dim"].name:
+        return call.aligned(1, names, full=True)
+    marks = [":" if n == name else "None" for n in names]
+    return f"jnp.arange({call.out.size(name)})[{', '.join(marks)}]"
+
+
+def _flow_scatter_add(call: PeerCall) -> str:
+    """All positions along one dim, that of the result."""
+    (x, ids), dim, out = call.ins, call.attrs["dim"].name, call.out.names
+    sizes = {d.name: d.size for t in (call.out, x, ids) for d in t.dims}
+    positions = tuple(n for n in dict.fromkeys((*ids.names, *x.names)) if n not in out)
+    at = out.index(dim)
+    names = (*out[:at], *positions, *out[at + 1 :])
+    shape = [sizes[n] for n in names]
+    merged = [*shape[:at], math.prod(sizes[n] for n in positions), *shape[at + len(positions) :]]
+    merge = "" if len(positions) == 1 else f".reshape({tuple_text(merged)})"
+    added, index = (
+        (call.literals.get(i) or call.aligned(i, names, full=True))
+        + ("" if {*names} <= {*call.ins[i].names} else f".expand({tuple_text(shape)})")
+        + merge
+        for i in (0, 1)
+    )
+    zeros = f"flow.zeros({call.out.shape}, dtype={call.dtype}, {call.where})"
+    return f"flow.scatter_add({zeros}, {at}, {index}.to(flow.int64), {added})"
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 COLUMNS = ("jax", "oneflow")
@@ -358,6 +401,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
         None,
     ),
     "put": (_jax_put, None),
+    "scatter_add": (_jax_scatter_add, _flow_scatter_add),
     "concat": (_concat("jnp.concatenate((", "), axis"), _concat("flow.cat([", "], dim")),
     "pad": (_jax_pad, _flow_pad),
     "shift": (_jax_pad, _flow_pad),
@@ -425,7 +469,7 @@ EXTREMES: Mapping[str, frozenset[str]] = {
 
 BECOMES: Mapping[str, frozenset[str]] = {
     "dtensor": _of("einsum max mean min prod sum"),
-    "jax": _of("einsum gather sum"),
+    "jax": _of("einsum gather scatter_add sum"),
     "oneflow": _of("einsum gather mean sum"),
 }
 """By system the operators that leave a result partial where a loop that it lacks is split."""

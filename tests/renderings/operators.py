@@ -41,6 +41,8 @@ CALLS = {
     "put": "x[b, n], y[b], i: i32: put[n = i](x, y)",
     "put, an index each": "x[b, n], y[b], i[b]: i32: put[n = i](x, y)",
     "scatter_add": "x[b, t], i[b]: i32: scatter_add[n = i](x)",
+    "scatter_add of rows": "x[b, t], i[t, b]: i32: scatter_add[n = i](x -> [t, n])",
+    "scatter_add of all": "x[b, t, k], i[b, t]: i32: scatter_add[n = i](x -> [n, k])",
     "grouped_einsum": "x[b, n], y[k, n, c], z[k]: i32: grouped_einsum(x, y, z -> [b, c])",
     "roll": "x[b, n]: roll[n](x, by=3)",
     "reverse": "x[b, n]: reverse[n](x)",

@@ -383,8 +383,8 @@ OF_GROUPS = "mask_padding"
 
 UNSAID = {
     "dtensor": "linear_recurrence grouped_einsum",
-    "jax": "scatter_add grouped_einsum",
-    "oneflow": "top_k sort put logaddexp scatter_add linear_recurrence grouped_einsum",
+    "jax": "grouped_einsum",
+    "oneflow": "top_k sort put logaddexp linear_recurrence grouped_einsum",
 }
 """Operators that a system does not say, or nobody has written there."""
 
