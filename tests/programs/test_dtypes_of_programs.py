@@ -101,3 +101,54 @@ def test_typed_parameters_learn_as_in_torch(mesh: str, layout: str) -> None:
     assert not torch.equal(kept, kept.bfloat16().float())
     router = torch.tensor(np.asarray(params["router"]))
     assert not torch.equal(router, router.bfloat16().float())
+
+
+STATED = """dim seq = 300, d = 4, n = 3
+mesh two = { p: 2 }
+layout l { seq -> p }
+program p(x[seq, d]) {
+  param router[d]: f32
+  angle = cast(iota[seq], f32) * 0.3
+  total = zeros[seq]()
+  carried = cast(iota[seq], f32)
+  repeat n {
+    total = total + cos(angle)
+    carried = carried + x[d = 0]
+  }
+  y = x * cos(angle) * router
+  loss = sum(square(y)) / 300.0
+  dx, drouter = grad(loss, x, router)
+  return angle, total, carried, y, dx, drouter
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+def test_what_a_program_states_is_kept_under_a_narrower_dtype(dtype: str) -> None:
+    """Angles are those of f32, in a loop and on two devices, and cast where they meet others."""
+    rng = np.random.default_rng(3)
+    x, router = (rng.integers(-8, 9, s) / np.float32(8) for s in ((300, 4), 4))  # exact in all
+    made = compile_text(STATED, dtype=dtype, layout="l")
+    types = {str(o.value.name or o.name): o.value.type.dtype.name for o in made.named.outputs}
+    stated = "f64" if dtype == "f64" else "f32"
+    assert (types["angle"], types["carried"]) == (stated, stated)
+    assert (types["total"], types["y"], types["dx"]) == (dtype, dtype, dtype)
+    assert [p.value.type.dtype.name for p in made.named.params] == [stated]
+    run = run_local(made.emitted.text, {"x": x}, {"router": router}, lines=made.emitted.places)
+    found = {name: np.asarray(a, float) for name, a in run.outputs.items()}
+    angle = np.arange(300)[:, None] * 0.3
+    y = x * np.cos(angle) * router
+    slope = 2 * y * np.cos(angle) / 300
+    exact = {
+        "angle": angle[:, 0],
+        "carried": np.arange(300) + 3 * x[:, 0],
+        "total": 3 * np.cos(angle)[:, 0],
+        "y": y,
+        "dx": slope * router,
+        "drouter": (slope * x).sum(0),
+    }
+    for name, wanted in exact.items():
+        atol = {"angle": 3e-5, "carried": 6.0}.get(name, 0.05) if dtype != "f64" else 1e-12
+        np.testing.assert_allclose(found[name], wanted, rtol=0, atol=atol, err_msg=name)
+    narrow = torch.tensor(angle).bfloat16().double().numpy()
+    assert np.abs(angle - narrow).max() > 0.1  # what bf16 would have made of them
