@@ -17,6 +17,7 @@ from meshdsl.syntax.format import format_source
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.tokens import OPTIONS, RESERVED
 from tests.compiling import named
+from tests.together import together
 
 WITH_OPTIONS = [n for n, o in load_all().items() if o.surface.options and o.surface.items != "view"]
 
@@ -83,9 +84,8 @@ def test_options_of_operators(name: str) -> None:
         }
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(
+@together(
+    name=sorted(
         {n for o in load_all().values() for n, _ in o.surface.options}
         | {n for table in (OPTIMIZERS, SCHEDULES) for known in table.values() for n in known}
         | {word.lower() for word in OPTIONS}
@@ -101,7 +101,7 @@ def test_options_are_words_of_arguments(name: str) -> None:
     assert [k.name.text for k in statement.value.keywords] == [name]
 
 
-@pytest.mark.parametrize("name", sorted(word.lower() for word in RESERVED))
+@together(name=sorted(word.lower() for word in RESERVED))
 def test_reserved_words_name_nothing_else(name: str) -> None:
     for text in (f"{name} = 1", f"y = f({name})", f"y = f(x[{name} = 0])", f"return {name}"):
         errors = read(f"program p() {{\n  {text}\n}}\n")[1]
