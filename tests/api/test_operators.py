@@ -17,6 +17,7 @@ from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.from_syntax import INITS
 from meshdsl.ops.opdef import OpDef, Sample, load_all
+from tests.together import together
 
 STUB = Path(api.__file__).with_name("operators.pyi")
 CALLED = [n for n in names() if n in load_all()]
@@ -29,7 +30,7 @@ def test_the_stub_is_what_the_registry_says() -> None:
     assert written == stub_text(), "MESHDSL_UPDATE_GOLDEN=1 pytest tests/api writes it anew"
 
 
-@pytest.mark.parametrize("name", CALLED)
+@together(name=CALLED)
 def test_it_has_a_name_a_signature_and_a_docstring(name: str) -> None:
     operator = getattr(md, name)
     assert operator.__name__ == name

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from meshdsl.ops.opdef import Reads
+from tests.together import together
 
 BLOCKS = [(o0, o1) for o0 in range(5) for o1 in range(o0, 6)]
 
@@ -14,10 +15,12 @@ def _convolution(stride: int, dilation: int, kernel: int, before: int) -> Reads:
     return Reads(mul=stride, lo=-before, hi=-before + (kernel - 1) * dilation)
 
 
-CONVOLUTIONS = list(itertools.product((1, 2, 3), (1, 2), (1, 2, 4), (0, 1, 3)))
+CONVOLUTIONS: dict[str, tuple[int, ...]] = {
+    "stride": (1, 2, 3), "dilation": (1, 2), "kernel": (1, 2, 4), "before": (0, 1, 3),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("stride", "dilation", "kernel", "before"), CONVOLUTIONS)
+@together(**CONVOLUTIONS)
 def test_a_convolution_reads_from_the_first_tap_to_the_last(
     stride: int, dilation: int, kernel: int, before: int
 ) -> None:
@@ -33,7 +36,7 @@ def test_a_convolution_reads_from_the_first_tap_to_the_last(
         assert taps or start == stop
 
 
-@pytest.mark.parametrize(("stride", "dilation", "kernel", "before"), CONVOLUTIONS)
+@together(**CONVOLUTIONS)
 def test_its_gradient_reads_every_result_that_an_element_went_into(
     stride: int, dilation: int, kernel: int, before: int
 ) -> None:

@@ -11,6 +11,7 @@ from meshdsl.ir.types import BOOL, F32, I32, I64, Dim, DType, TensorType
 from meshdsl.ops.opdef import Sample, load_all, lookup
 from meshdsl.ops.samples import BATCH, HIDDEN, SEQ, VOCAB, sample, samples
 from tests.ops.cases import SAMPLES
+from tests.together import together
 
 PART, MEM = Dim("part", 2), Dim("m", 4)
 CASES: dict[str, Sample] = {
@@ -94,7 +95,7 @@ def test_samples_draw_indices_for_the_operand_that_the_record_names() -> None:
         assert drawn == ([] if indices is None else [indices]), label
 
 
-@pytest.mark.parametrize("name", load_all())
+@together(name=load_all())
 def test_every_sample_of_the_registry_can_be_written(name: str) -> None:
     for each in load_all()[name].samples:
         types = (f"{' '.join(map(_written, t.dims)) or '()'}: {t.dtype.name}" for t in each.ins)

@@ -12,6 +12,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.times import Each, TimedSchedule, Times, parse_times, timed
 from meshdsl.schedule.verification import verify
+from tests.together import together
 
 SIZES = [(d, n) for d in (2, 4, 8) for n in (4, 8, 16)]
 EQUAL = Times(weights=(Fraction(0),))
@@ -77,9 +78,7 @@ FORMULAS: dict[str, Callable[[int, int], Fraction]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("devices", [2, 4, 6, 8, 12])
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@together(name=FORMULAS, devices=(2, 4, 6, 8, 12), rounds=(1, 2, 3))
 def test_the_formula_of_the_bubble(name: str, devices: int, rounds: int) -> None:
     micro = devices * rounds
     assert run(name, devices, micro, EQUAL).bubble == FORMULAS[name](devices, micro)
