@@ -163,7 +163,8 @@ def list_shown(facts: KnownSchedules) -> Document:
     rows = tuple(
         (
             each["name"],
-            ", ".join(f"{name}={value}" for name, value in each["options"].items()),
+            # A default of 0 is as many as there are devices.
+            ", ".join(f"{name}={value or 'D'}" for name, value in each["options"].items()),
             "\n".join(
                 f"{law['formula']} if {law['where']}" if law["where"] else law["formula"]
                 for law in each["idle"]
