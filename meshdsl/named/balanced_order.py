@@ -89,7 +89,7 @@ class _Orders(Visitor):
         for node in nodes:
             new = self.visit(node)
             yield from (*self.taken(), *new)
-            for value in self.kept.intersection(node.makes):
+            for value in (v for v in node.makes if v in self.kept):
                 self.read(value, False, node)
             yield from self.taken()
 
@@ -173,10 +173,8 @@ class _Orders(Visitor):
         self.versions, self.added = around, added
         self.made(loop.makes, balanced)
         carries = zip(loop.carries, inits, nexts, strict=True)
-        stacked, collected = (
-            zip(items, values, strict=True)
-            for items, values in ((loop.stacked, outer), (loop.collected, insides))
-        )
+        stacked = zip(loop.stacked, outer, strict=True)
+        collected = zip(loop.collected, insides, strict=True)
         return (
             replace(
                 loop,

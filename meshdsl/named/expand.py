@@ -34,7 +34,7 @@ from meshdsl.ops.requirements import own_dims
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
-N = TypeVar("N", NamedOp, NamedLoop)
+N = TypeVar("N", bound=NamedOp | NamedLoop)
 
 
 @dataclass(frozen=True, slots=True)

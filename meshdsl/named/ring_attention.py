@@ -124,8 +124,16 @@ class _RingSteps:
         results = tuple(self.alike(name, v) for name, v in values.items())
         carries = map(Carry, values.values(), insides, nexts, results)
         body = tuple(frame.body)
-        tags = {"phase": op.phase, "block": op.block, "origin": op.origin}
-        loop = NamedLoop(dim, tuple(carries), builder.stacks(frame), body, op.span, **tags)
+        loop = NamedLoop(
+            dim,
+            tuple(carries),
+            builder.stacks(frame),
+            body,
+            op.span,
+            phase=op.phase,
+            block=op.block,
+            origin=op.origin,
+        )
         builder.frames[-1].body.append(loop)
         return results
 

@@ -168,11 +168,13 @@ def test_a_balanced_ring_computes_nothing_that_is_masked(devices: int) -> None:
     assert computed["zigzag"] == heads * (block**2 + steps * 2 * (block // 2) ** 2)
 
 
-def said(text: str, rules: str, mesh: str = "c:4", **sizes: int) -> str:
+def said(text: str, rules: str, sizes: dict[str, int] | None = None, mesh: str = "c:4") -> str:
     """What is said of a layout: an error, or a note."""
     bag = Diagnostics()
     try:
-        compile_text(text + f"layout l {{ {rules} }}\n", bag, mesh=mesh, layout="l", set_dims=sizes)
+        compile_text(
+            text + f"layout l {{ {rules} }}\n", bag, mesh=mesh, layout="l", set_dims=sizes or {}
+        )
     except DiagnosticError as error:
         bag.add(*error.diagnostics)
     about = [d for d in bag if d.code in ("MD0341", "MD0306")]
@@ -189,12 +191,12 @@ def test_what_cannot_be_a_ring_is_said_with_a_way_out() -> None:
         (text, ring, "`seq` has 32 positions, and `mem` 16", {"mem": 16}),
         (masked, ring, "it has a mask other than the triangle", {}),
     ):
-        message = said(program, rules, **sizes)
+        message = said(program, rules, sizes)
         assert why in message
         assert "gather keys and values here: add `o: attention = gather`" in message
-        assert "MD0341" not in said(program, rules + add, **sizes)
-    assert "give `seq` the size 32 or 40" in said(text, zigzag, seq=36)
-    assert not said(text, zigzag, seq=40)
+        assert "MD0341" not in said(program, rules + add, sizes)
+    assert "give `seq` the size 32 or 40" in said(text, zigzag, {"seq": 36})
+    assert not said(text, zigzag, {"seq": 40})
     many = text.replace(
         "o = attention[key, mem](q, k, v, iota[seq] >= iota[mem])", "o = q"
     ).replace("return o", "p = attention[key, mem](q[heads -> many], k, v)\n  return p")

@@ -185,7 +185,7 @@ def test_a_block_beside_a_cpu_is_written_out(kind: str, monkeypatch: pytest.Monk
     draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(4))
     q, k, v, do = (draw(2, 3, 4, 5, dtype=torch.float64) for _ in range(4))
     mask = torch.eye(4, dtype=torch.bool) | (draw(4, 4) > 0) if kind == "masked" else None
-    options = {"mask": mask, "causal": kind == "causal", "scale": 0.4}
+    options: dict[str, Any] = {"mask": mask, "causal": kind == "causal", "scale": 0.4}
     there = q.to("meta"), k.to("meta"), v.to("meta")
     shapes = attention_kernels.attention_block(*there, **{**options, "mask": None})
     o, lse = attention_kernels.attention_block(q, k, v, **options)
