@@ -15,7 +15,7 @@ from meshdsl.ir.types import EIGHT_BIT
 from meshdsl.named.ir import walk
 from meshdsl.ops.eight_bits import rounded
 from meshdsl.placed.printer import print_program
-from tests.covering import covered
+from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case, compiled
 from tests.training.stepping import Compiled, compiled_step
@@ -108,14 +108,18 @@ def oracle(how: str) -> tuple[float, dict[str, Any]]:
     h = torch.relu(product(x, p["w"].reshape(10, 12)))
     t = product(h, p["v"].reshape(12, 10))
     loss = (t @ p["head"] + product(t, p["last"]) - y).square().mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item(), {n: (t - 0.5 * t.grad).detach().numpy() for n, t in p.items()}
+    loss.backward()
+    after = {}
+    for name, tensor in p.items():
+        assert tensor.grad is not None
+        after[name] = (tensor - 0.5 * tensor.grad).detach().numpy()
+    return loss.item(), after
 
 
 # --- numbers -------------------------------------------------------------------------------------
 
 
-@covered(how=HOWS, layout=LAYOUTS)
+@in_turn(how=HOWS, layout=LAYOUTS)
 def test_every_layout_has_the_step_of_the_oracle(how: str, layout: str) -> None:
     inputs, params = numbers()
     found = made(how, layout).step(inputs, params).run  # bytes are counted, too
@@ -180,7 +184,8 @@ def test_units_for_8_bits_have_the_same_product(
             eight_bits.to_f8(x, s, torch.float8_e4m3fn)
             for x, s in zip((a, b), aligned, strict=True)
         ]
-        product = partial(eight_bits.f8_einsum, "rk,ck->cr", *narrow, *scales, dtype)
+        one, other = narrow
+        product = partial(eight_bits.f8_einsum, "rk,ck->cr", one, other, *scales, dtype=dtype)
         plain = product()
         with monkeypatch.context() as patched:
             patched.setattr(eight_bits, "has_f8_units", lambda x: True)
