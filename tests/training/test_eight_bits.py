@@ -184,8 +184,8 @@ def test_units_for_8_bits_have_the_same_product(
             eight_bits.to_f8(x, s, torch.float8_e4m3fn)
             for x, s in zip((a, b), aligned, strict=True)
         ]
-        one, other = narrow
-        product = partial(eight_bits.f8_einsum, "rk,ck->cr", one, other, *scales, dtype=dtype)
+        (one, other), (first, second) = narrow, scales
+        product = partial(eight_bits.f8_einsum, "rk,ck->cr", one, other, first, second, dtype)
         plain = product()
         with monkeypatch.context() as patched:
             patched.setattr(eight_bits, "has_f8_units", lambda x: True)
