@@ -93,9 +93,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State, Any, A
     np.savez(folder / "batch.npz", tokens=tokens, targets=targets)
     adapters = {n: drawn(*s, seed=k) for k, (n, s) in enumerate(ADAPTERS.items())}
     arrays = mapped_model(str(folder / "model.safetensors"), compiled("zero3"), None).arrays
-    params = {name: array[()] for name, array in arrays.items()}
-    np.savez(folder / "params.npz", **params, **{n: t.numpy() for n, t in adapters.items()})
-    return folder, base, adapters, *map(torch.from_numpy, (tokens, targets.astype(np.int64)))
+    params: dict[str, Any] = {name: array[()] for name, array in arrays.items()}
+    params |= {name: tensor.numpy() for name, tensor in adapters.items()}
+    np.savez(folder / "params.npz", **params)
+    rows = torch.from_numpy(tokens), torch.from_numpy(targets.astype(np.int64))
+    return folder, base, adapters, *rows
 
 
 @pytest.mark.parametrize("layout", MESHES)
