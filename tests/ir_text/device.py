@@ -175,8 +175,9 @@ class _DeviceParser(ir.Parser[Var]):
         into = self.before.get(target.name)
         rows = None
         if by_number is not None:
-            row, leaving, arriving, *numbers = by_number.groups()
-            rows = CountedRows(self.scope[leaving], self.scope[arriving], row, *map(int, numbers))
+            row, leaving, arriving, most, balanced = by_number.groups()
+            sizes = (self.scope[leaving], self.scope[arriving])
+            rows = CountedRows(*sizes, row, int(most), int(balanced))
         move = Move(step, source, target, 0, 0, line.span, known_words(), phase, into, rows)
         return move.counted(self.mesh)
 
