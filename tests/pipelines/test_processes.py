@@ -30,7 +30,7 @@ CASES = {
         "layers -> pipe, batch -> data, model -> tp, state: layers -> (pipe, data)",
         "chimera[batch](4, forward=2)",
     ),
-    "both ways in halves": ("mlp", "pipe:4", "layers -> pipe", "dualpipe[batch](8)"),
+    "both ways in halves": ("mlp", "pipe:2", "layers -> pipe", "dualpipe[batch](4)"),
     "waves": ("summed", "pipe:2", "layers -> pipe", "hanayo[batch](4, waves=2)"),
 }  # fmt: skip
 
