@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from covertable import make
 
 Case = dict[str, Any]
 Rules = Mapping[tuple[str, ...], Callable[[Case], bool]]
@@ -38,80 +39,17 @@ def covering(
     if "MESHDSL_CASES" in os.environ:
         cases = _combinations(values)
         return [case for case in cases if all(rule(case) for rule in rules.values())]
-    return [*_Rows(values, rules, apart).drawn()]
-
-
-TRIES = 10
-"""Of as many rows that could come next, the one with most pairs that no row has yet is taken."""
-
-
-class _Rows:
-    """Rows with all pairs. A value is a bit of an integer, and a row the sum of its values."""
-
-    def __init__(
-        self, values: Mapping[str, list[Any]], rules: Rules, apart: tuple[str, ...]
-    ) -> None:
-        bits = (1 << place for place in itertools.count())
-        self.columns = {name: {next(bits): v for v in each} for name, each in values.items()}
-        self.whole = {name: sum(column) for name, column in self.columns.items()}
-        self.of = {bit: name for name, column in self.columns.items() for bit in column}
-        self.unmet: dict[int, int] = {}
-        for bit, name in self.of.items():
-            without = {name, *apart} if name in apart else {name}
-            self.unmet[bit] = sum(self.whole[other] for other in self.columns.keys() - without)
-        self.rules = [(*self._table(read, rule), {*read}) for read, rule in rules.items()]
-
-    def _table(self, read: tuple[str, ...], rule: Callable[[Case], bool]) -> tuple[int, set[int]]:
-        """What a rule reads, and all that a row that is not yet whole may have of it."""
-        allowed: set[int] = set()
-        for bits in itertools.product(*(self.columns[name] for name in read)):
-            if rule({self.of[bit]: self.columns[self.of[bit]][bit] for bit in bits}):
-                counts = range(len(bits) + 1)
-                allowed |= {sum(s) for n in counts for s in itertools.combinations(bits, n)}
-        return sum(self.whole[name] for name in read), allowed
-
-    def _allows(self, row: int, name: str) -> bool:
-        return all(row & mask in allowed for mask, allowed, read in self.rules if name in read)
-
-    def _filled(self, row: int, names: list[str]) -> int:
-        """The row with a value of each name, of most pairs first; 0 where the rules leave none."""
-        if not names:
-            return row
-        name, *others = names
-        for bit in sorted(self.columns[name], key=lambda bit: -(self.unmet[bit] & row).bit_count()):
-            if self._allows(row | bit, name) and (whole := self._filled(row | bit, others)):
-                return whole
-        return 0
-
-    def _with(self, one: int, other: int, rng: random.Random) -> int:
-        """The best of some rows with two values; 0 where the rules leave none."""
-        pair, best = (self.of[one], self.of[other]), 0
-        if not all(self._allows(one | other, name) for name in pair):
-            return 0
-        names = [name for name in self.columns if name not in pair]
-        for _ in range(TRIES):
-            best = max(best, self._filled(one | other, names), key=self._met)
-            rng.shuffle(names)
-        return best
-
-    def _met(self, row: int) -> int:
-        return sum((unmet & row).bit_count() for bit, unmet in self.unmet.items() if bit & row)
-
-    def drawn(self) -> Iterator[Case]:
-        """Rows until every pair that one can have is in some: each begins with a rare one."""
-        rng, unmet = random.Random(0), self.unmet
-        while any(unmet.values()):
-            one = max(unmet, key=lambda bit: unmet[bit].bit_count())
-            partners = (bit for bit in unmet if bit & unmet[one])
-            other = max(partners, key=lambda bit: unmet[bit].bit_count())
-            row = self._with(one, other, rng)
-            met = row or one | other  # a pair that no row has is not asked for again
-            for bit in unmet:
-                if bit & met:
-                    unmet[bit] &= ~met
-            if row:
-                bits = {self.of[bit]: bit for bit in unmet if bit & row}
-                yield {name: column[bits[name]] for name, column in self.columns.items()}
+    constraints = [
+        {"operator": "fn", "requires": list(read), "evaluate": holds}
+        for read, holds in rules.items()
+    ]
+    models = [
+        {"fields": [n for n in values if n == one or n not in apart], "strength": 2}
+        for one in apart
+    ]
+    strength = 1 if apart else 2
+    rows = make(values, strength=strength, sub_models=models, constraints=constraints)
+    return [{name: case[name] for name in values} for case in rows]
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> Iterator[Case]:
