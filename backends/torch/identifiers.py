@@ -107,16 +107,7 @@ class Variables:
         )
         # By name, those that one after the other have its memory; the last names all of them.
         self._in_turn = _in_turn(program, self.shared, over) if over else {}
-        # The variables that are known by no more than their operators.
-        self._plain = {
-            var
-            for node in every(program.body)
-            if isinstance(node, Compute)
-            for var in node.makes
-            if var.hint.removesuffix("_part") == node.name
-        }
-        turns = self._in_turn
-        self._reduced_to = _reduced_to(program, turns, self._plain) if turns else {}
+        self._reduced_to = _reduced_to(program, self._in_turn) if self._in_turn else {}
         # Before the first statement: what that reads has no identifier to spare yet.
         self.now = self._farthest = -1
         # The identifiers of variables and helpers of the nested function that is written.
@@ -239,10 +230,6 @@ class Variables:
         """Let a variable without a statement of its own be shown by another's identifier."""
         self.chosen[var.name] = name
 
-    def is_known(self, var: Var) -> bool:
-        """Whether a variable, or what is written over it, is known by more than its operator."""
-        return self._in_turn.get(var.name, (var,))[-1] not in self._plain
-
     def let_go(self, var: Var) -> str | None:
         """The identifier to delete now that a variable is dead, if it names no other."""
         name = self.of(var)
@@ -275,22 +262,17 @@ def _in_turn(
     return {var.name: tuple(variables) for var, variables in in_turn.items()}
 
 
-def _reduced_to(
-    program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]], plain: Collection[Var]
-) -> dict[str, Var]:
+def _reduced_to(program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]]) -> dict[str, Var]:
     """By name, partial values that are reduced, with the words of what is written over the sums.
 
-    Those alone that are known by no more than their operators: so `d_scale_part`, not
-    `einsum_part`, is reduced to what is in place made `d_scale`.
+    So `d_scale_part`, not `einsum_part`, is reduced to what is in place made `d_scale`.
     """
     words: dict[str, Var] = {}
     nodes = (n.collective if isinstance(n, Start) else n for n in every(program.body))
     for move in (move for node in nodes if isinstance(node, Move | Bucket) for move in node.moves):
         source, last = move.source, in_turn.get(move.target.name, (move.target,))[-1]
         is_reduced = source.placement.partial and not move.target.placement.partial
-        if last.value is source.value or source.name in in_turn:
-            continue
-        if is_reduced and source in plain:
+        if is_reduced and last.value is not source.value and source.name not in in_turn:
             words[source.name] = replace(last, hint=f"{last.hint}_part")
     return words
 

@@ -272,7 +272,9 @@ class OperatorText:
 
         One that is known by more than its operator has its own, where others read `over` as well.
         """
-        if self.state.uses[over] == 1 or not self.state.variables.is_known(result):
+        maker = self.out.node
+        is_known = isinstance(maker, Compute) and result.hint.removesuffix("_part") != maker.name
+        if not is_known or self.state.uses[over] == 1:
             self.state.variables.follow(result, over)
         return self.state.identifier(result) == self.state.identifier(over)
 
