@@ -262,20 +262,14 @@ class OperatorText:
         indices = lookup(node.name).written_over(call.ins, numbers)
         for index in sorted(indices, key=lambda i: node.ins[i] is not counted):
             var = node.ins[index]
-            may_overwrite = self.state.may_overwrite(var, node) and var not in self.state.views
+            may_overwrite = self.state.may_overwrite(var) and var not in self.state.views
             if may_overwrite and var.local == node.outs[0].local:
                 return index
         return None
 
     def _has_name_of(self, result: Var, over: Var) -> bool:
-        """Whether a result has the identifier of what it is written over, which it gets if free.
-
-        One that is known by more than its operator has its own, where others read `over` as well.
-        """
-        maker = self.out.node
-        is_known = isinstance(maker, Compute) and result.hint.removesuffix("_part") != maker.name
-        if not is_known or self.state.uses[over] == 1:
-            self.state.variables.follow(result, over)
+        """Whether a result has the identifier of what it is written over, which it gets if free."""
+        self.state.variables.follow(result, over)
         return self.state.identifier(result) == self.state.identifier(over)
 
     def _assign(self, node: Compute, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from meshdsl.backends.torch.identifiers import Variables
 from meshdsl.backends.torch.preamble import type_text
 from meshdsl.backends.torch.text_lines import TextLines
-from meshdsl.device.ir import Compute, DeviceProgram, Node, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Var
 from meshdsl.device.liveness import uses
 from meshdsl.device.memory import MemoryReuse
 from meshdsl.ir.program import every
@@ -42,7 +42,6 @@ class TextState:
     """What the writers of statements share.
 
     out, constants: the lines, and the literals that are written where a constant is used.
-    last_reads: the operators that read variables last, which may write over them.
     over:       the results that are written over a dead operand, with that, as memory is counted.
     variables:  the identifiers.
     used:       the support functions that are called.
@@ -69,17 +68,15 @@ class TextState:
     ) -> None:
         self.program, self.mesh = program, program.mesh
         self.out, self.constants = out, constants
-        reuse = MemoryReuse(program)
-        self.over, self.last_reads = dict(reuse.found()), reuse.last
+        self.over = dict(MemoryReuse(program).found())
         if ADDED:  # no variable hides a module that the text imports
             computed = (node for node in every(program.body) if isinstance(node, Compute))
             modules = {name for node in computed for name in lookup(node.name).imports}
             taken = taken.union(name.partition(".")[0] for name in modules)
-        self.uses = uses(program)
-        once = {new: old for new, old in self.over.items() if self.uses[old] == 1}
-        self.variables = Variables(program, taken, once)
+        self.variables = Variables(program, taken, self.over)
         self.used: set[str] = set()
         self.imports: set[str] = set()
+        self.uses = uses(program)
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
         self.prefetched: dict[Var, PrefetchedSlice] = {}
@@ -134,10 +131,9 @@ class TextState:
         is_dead = last.var in self.dying or (last.alone is not None and self.uses[last.var] == 1)
         return last if last.var is node.ins[1 - over] and is_dead else None
 
-    def may_overwrite(self, var: Var, node: Node | None = None) -> bool:
-        """Whether a variable has memory of its own and is read once, or last by an operator."""
-        is_read_last = node is not None and self.last_reads.get(var) is node
-        return var in self.fresh and (self.uses[var] == 1 or is_read_last)
+    def may_overwrite(self, var: Var) -> bool:
+        """Whether a variable has memory of its own and is read once."""
+        return var in self.fresh and self.uses[var] == 1
 
 
 def typed(var: Var, mesh: Mesh | None = None) -> str:

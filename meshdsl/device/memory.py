@@ -8,7 +8,6 @@ memory of an operator while it runs (`OpDef.scratch`).
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,7 +50,6 @@ from meshdsl.device.liveness import (
     kept_after,
     kept_inside,
     left_over,
-    overwrites,
     shown_by,
     shows_operand,
     sums,
@@ -642,15 +640,10 @@ def _is_sent_otherwise(move: Move) -> bool:
 
 
 class MemoryReuse:
-    """The results that the emitted text writes over an operand (`OperatorText._overwritten`).
+    """The results that the emitted text writes over an operand (`OperatorText._in_place`)."""
 
-    Only in a training step: torch's autograd may differentiate a forward pass. `last` has the
-    operators that read a variable last. With `once`, only what is read once is written over.
-    """
-
-    def __init__(self, program: DeviceProgram, once: bool = False) -> None:
+    def __init__(self, program: DeviceProgram) -> None:
         self.program, self.uses = program, uses(program)
-        self.last = last_reads(program) if program.updates and not once else {}
         # Variables whose memory is their own, and those that may show elements twice.
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
@@ -694,11 +687,12 @@ class MemoryReuse:
     def _over(self, node: Compute) -> Var | None:
         ins = tuple(v.local for v in node.ins)
         numbers = frozenset(i for i, v in enumerate(node.ins) if v in self.numbers)
-        operands = [node.ins[i] for i in lookup(node.name).written_over(ins, numbers)]
-        alike = [v for v in operands if v.local == node.outs[0].local and v not in self.views]
-        once = (v for v in alike if self._is_own(v))
-        last = (v for v in alike if v in self.fresh and self.last.get(v) is node)
-        return next(once, next(last, None))
+        for index in lookup(node.name).written_over(ins, numbers):
+            var = node.ins[index]
+            fits = var.local == node.outs[0].local and var not in self.views
+            if fits and self._is_own(var):
+                return var
+        return None
 
     def _move(self, node: Move) -> Iterator[tuple[Var, Var]]:
         """An all_reduce works in memory that is its own; a zero fill for a maximum is no copy."""
@@ -710,26 +704,3 @@ class MemoryReuse:
 
     def _is_own(self, var: Var) -> bool:
         return var in self.fresh and self.uses[var] == 1
-
-
-def last_reads(program: DeviceProgram) -> dict[Var, Compute]:
-    """The operators that read a variable last, where others of their block alone read it before.
-
-    None of these shows it or writes to it, so it may be written over then. Not between the passes
-    of a pipeline, which are done in another order.
-    """
-    counts, last = uses(program), dict[Var, Compute]()
-    inner = (n.body for n in every(program.body) if n.body and not isinstance(n, Pipeline))
-    for block in (program.body, *inner):
-        read, readers = Counter[Var](), dict[Var, Compute]()
-        for node in block:
-            if isinstance(node, Compute) and _only_reads(node):
-                read.update(node.ins)
-                readers.update(dict.fromkeys(node.ins, node))
-        last.update((var, node) for var, node in readers.items() if read[var] == counts[var])
-    return last
-
-
-def _only_reads(node: Compute) -> bool:
-    """Whether an operator neither shows an operand nor writes to one."""
-    return node.onto is None and not shows_operand(node) and not overwrites(node)

@@ -271,7 +271,7 @@ class _Adding:
     """`renamed` are the results that have memory of an operand, and now its name, too."""
 
     def __init__(self, program: DeviceProgram) -> None:
-        self.uses, self.over = uses(program), dict(MemoryReuse(program, once=True).found())
+        self.uses, self.over = uses(program), dict(MemoryReuse(program).found())
         self.outside = {v for _, v in (*program.outputs, *program.updates)}
         self.contiguous = _contiguous(program)
         self.renamed: dict[Var, Var] = {}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
 from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.ir import DeviceProgram, Var
 from meshdsl.ops.opdef import load_all
-from tests.compiling import compile_text, run_text
+from tests.compiling import compile_text
 from tests.programs.harness import Case
 from tests.training.stepping import check_step
 
@@ -120,33 +119,3 @@ def test_views_and_loops_share(name: str) -> None:
     for group in expected:
         assert any(group <= names for names in found), (group, found)
     assert len(found) == len(expected)
-
-
-READ_AGAIN = {
-    "before, by an operator": ("s = sum(y)\n  z = y + x", "", True),
-    "after, by an operator": ("z = y + x\n  s = sum(y)", "", False),
-    "after the step": ("s = sum(y)\n  z = y + x", ", y", False),
-    "by a loop": ("h = x\n  repeat n { h = h + y }\n  s = sum(h)\n  z = y + x", "", False),
-    "by what shows it": ("v = y[a = 0]\n  z = y + x\n  s = sum(v)", "", False),
-}
-"""Statements of which `z` may be written over `y` or not, since this is read again; as given."""
-
-
-@pytest.mark.parametrize("name", READ_AGAIN)
-def test_the_last_operator_that_reads_a_value_writes_over_it(name: str) -> None:
-    """What reads it before has done so; nothing else may still read it."""
-    body, more, is_over = READ_AGAIN[name]
-    statements = f"y = exp(x)\n  {body}\n  t = sum(z)\n  loss = mean(square(w))"
-    lines = f"  param w[a, b]\n  {statements}\n  return loss, s, t{more}\n"
-    text = f"{DIMS}program p(x[a, b]) {{\n{lines}  minimize loss with sgd(lr=1.0)\n}}\n"
-    made = compile_text(text, mesh="d:1")
-    device = made.text.partition("def device")[2].partition("# ---")[0]
-    assert ("z = y.add_(x)" in device) == is_over, device
-    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
-    outputs = run_text(text, {"x": x}, mesh="d:1")
-    y = np.exp(x.astype(np.float64))
-    times = {"by a loop": 3.0, "by what shows it": y[0].sum() / y.sum()}.get(name, 1.0)
-    np.testing.assert_allclose(outputs["s"], times * y.sum(), rtol=1e-5)  # the sum of x is 0
-    np.testing.assert_allclose(outputs["t"], (y + x).sum(), rtol=1e-6)
-    if more:
-        np.testing.assert_allclose(outputs["y"], y, rtol=1e-6)
