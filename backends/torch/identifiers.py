@@ -265,14 +265,18 @@ def _in_turn(
 def _reduced_to(program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]]) -> dict[str, Var]:
     """By name, partial values that are reduced, with the words of what is written over the sums.
 
-    So `d_scale_part`, not `einsum_part`, is reduced to what is in place made `d_scale`.
+    Those alone that are known by no more than their operators: so `d_scale_part`, not
+    `einsum_part`, is reduced to what is in place made `d_scale`.
     """
+    computed = (node for node in every(program.body) if isinstance(node, Compute))
+    plain = {v for n in computed for v in n.makes if v.hint.removesuffix("_part") == n.name}
     words: dict[str, Var] = {}
     nodes = (n.collective if isinstance(n, Start) else n for n in every(program.body))
     for move in (move for node in nodes if isinstance(node, Move | Bucket) for move in node.moves):
         source, last = move.source, in_turn.get(move.target.name, (move.target,))[-1]
         is_reduced = source.placement.partial and not move.target.placement.partial
-        if is_reduced and last.value is not source.value and source.name not in in_turn:
+        is_plain = source in plain and source.name not in in_turn
+        if is_reduced and is_plain and last.value is not source.value:
             words[source.name] = replace(last, hint=f"{last.hint}_part")
     return words
 

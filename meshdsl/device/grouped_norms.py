@@ -24,7 +24,7 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
     moves = (n for n in program.body if isinstance(n, Move) and _is_number_of_one(n))
     filled = {move.target: move for move in moves if reads[move.target] == 1}
     of = {each.nodes[-1]: each for each in sums}
-    gone = {node for each in sums for node in each.nodes[:-1]}
+    gone: set[Node] = {node for each in sums for node in each.nodes[:-1]}
     gone |= {filled[each.other] for each in sums if each.other in filled}
     remaining = (node for node in program.body if node not in gone)
     body = (new for n in remaining for new in (of[n].together(filled) if n in of else (n,)))

@@ -236,6 +236,10 @@ class TorchCall(Protocol):
         """The variable of which operand 0 is a chunk; empty where it is none."""
 
     @property
+    def lines(self) -> list[str]:
+        """The statements that precede the expression; a check without a result is added here."""
+
+    @property
     def long(self) -> Mapping[int, str]:
         """By operand of integers, the variable that has it as i64, if one does."""
 
