@@ -75,6 +75,10 @@ def _split(text: str, pad: str, tail: str = "") -> list[str]:
     """What stands in a bracket: on one line, or one for each operand of an operator."""
     *parts, last = _operands(text) if len(pad + text + tail) > WIDTH else [text]
     lines = [line for part in parts for line in _broken(part, pad, "")]
+    links = list(_links(last)) if len(pad + last + tail) > WIDTH else []
+    if len(links) > 2:
+        *before, last = links
+        lines += [line for link in before for line in _broken(link, pad, "")]
     return [*lines, *_broken(last, pad, tail)]
 
 

@@ -48,7 +48,7 @@ _ROWS = re.compile(r" \{rows=(\S+) (\S+) (\S+) (\d+) (\d+)\}")
 _COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
 _STAGE = re.compile(r"stage \d+: (.*)")
 _PART = re.compile(r"part ([A-Z_]+)(?: of (\d+(?: to \d+)?))?")
-_MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w, ]+): (.*)")
+_MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w., ]+): (.*)")
 
 
 def parse_program(text: str) -> DeviceProgram:

@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[%\w.+-]+|[][(){}=,:;@|])')
 _COMMENT = re.compile(r"# (\d+) \| (.*)")
 _TYPE = re.compile(rf"\b(?:{'|'.join(ELEMENT_TYPES)})\[([^]]*)\]")
-_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?: of (\d+))?(?=,|$)")
+_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@[\w.]+)? (\d+)(?: of (\d+))?(?=,|$)")
 _NUMBER = re.compile(r"-?(\d|inf\b|nan\b)")
 
 
@@ -114,7 +114,7 @@ class Parser(Generic[V]):
         for name, axes, size, of in (
             dim for type_ in _TYPE.findall(text) for dim in _DIM.findall(type_)
         ):
-            full_size = int(of or self.whole(int(size), tuple(re.findall(r"\w+", axes))))
+            full_size = int(of or self.whole(int(size), tuple(re.findall(r"[\w.]+", axes))))
             if self.dims.setdefault(name, full_size) != full_size:
                 raise IRSyntaxError(
                     f"dim {name} is of two sizes: {self.dims[name]} and {full_size}"

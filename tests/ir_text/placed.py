@@ -89,8 +89,11 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
     """`all_to_all heads to seq over tp`, of a tensor placed as `before`."""
     kind, words = scan.next(), list[Any]()
     if kind in ("halo", "window"):
-        window = _window(scan)
-        return c.halo(mesh, before, _over(scan), window)
+        window, axes = _window(scan), _over(scan)
+        narrower = c.cut(mesh, before, replace(before, windows=(window,)))
+        if kind == "window" and narrower is not None:
+            return narrower
+        return c.halo(mesh, before, axes, window)
     while scan.peek() != "over":
         words.append(_split(scan) if kind == "permute" else scan.next())
     axes = _over(scan)

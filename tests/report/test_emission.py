@@ -124,10 +124,11 @@ def test_what_a_person_reads_is_the_function_of_a_device(case: Case) -> None:
 def test_the_transformer_is_short() -> None:
     """Header, tables, program and runtime: 80 lines of files, 14 of MKL first calls.
 
-    11 of what stays on the host, 10 of groups of devices without numpy, 1 of ignored targets.
+    11 of what stays on the host, 10 of groups of devices without numpy, 1 of ignored targets,
+    6 of the two ways to look at indices.
     """
     case = Case("transformer", "megatron")
-    assert len(made(case).text.splitlines()) <= 603
+    assert len(made(case).text.splitlines()) <= 609
     assert len(made(case).bare.splitlines()) <= 135
 
 
