@@ -134,6 +134,10 @@ class Variables:
             self._busy[name], self._last[name] = self.until.get(var, self.now), var
         return self.chosen[var.name]
 
+    def hint(self, var: Var) -> str:
+        """The word of a variable, or of what comes to be in its memory."""
+        return self._in_turn.get(var.name, (var,))[-1].hint
+
     def word(self, name: str, hint: str = "") -> str:
         """The identifier of a non-tensor: an axis, a collective in flight, a counter."""
         if name not in self.chosen:

@@ -61,8 +61,9 @@ class MoveText:
                 self._list_stacks(node.collective)
                 self._about(node.collective)
             moved = node.collective
-            hint = "bucket" if isinstance(moved, Bucket) else f"{moved.target.hint}_work"
-            work = self.state.variables.word(node.work, hint)
+            variables = self.state.variables
+            hint = "bucket" if isinstance(moved, Bucket) else f"{variables.hint(moved.target)}_work"
+            work = variables.word(node.work, hint)
             self.out.assign((work,), self._text(moved, "_start"))
 
     def wait(self, node: Wait) -> None:
