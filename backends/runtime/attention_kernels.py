@@ -185,11 +185,11 @@ def _trial(
     several = waves(4, 2, 2, 40, like.shape[-1], dtype=like.dtype, device=like.device)
     q, k, v, do = several.unbind()
     o, lse = _on_gpu(kernel, q, k, v, causal, scale)
-    made = [o, lse, *_grad_on_gpu(kernel, do, q, k, v, o, lse, causal, scale)]
+    by_kernel = [o, lse, *_grad_on_gpu(kernel, do, q, k, v, o, lse, causal, scale)]
     scores = _scores(q, k, None, causal, scale)
     lse = torch.logsumexp(scores, -1)
     o = (torch.exp(scores - lse[..., None]) @ v.to(scores.dtype)).to(q.dtype)
-    return made, [o, lse, *_written_out(do, q, k, v, o, lse, scores, scale)]
+    return by_kernel, [o, lse, *_written_out(do, q, k, v, o, lse, scores, scale)]
 
 
 def _on_gpu(
@@ -233,15 +233,15 @@ def _grad_on_gpu(
     if do.stride() != o.stride():
         # In bf16 the kernel of cuDNN reads `do` as if it lay in memory as `o` does (torch 2.11).
         do = torch.empty_like(o).copy_(do)
-    lse, given = lse.contiguous(), (do, q, k, v, o)
+    lse, tensors = lse.contiguous(), (do, q, k, v, o)
     if kernel == FLASH:
         flash = aten._scaled_dot_product_flash_attention_backward
-        ends = (None, None, *lengths, 0.0, causal, seed, seed)
-        dq, dk, dv = flash(*given, lse, *ends, scale=scale)
+        options = (None, None, *lengths, 0.0, causal, seed, seed)
+        dq, dk, dv = flash(*tensors, lse, *options, scale=scale)
     else:
         cudnn = aten._scaled_dot_product_cudnn_attention_backward
-        rest = (seed, seed, None, None, None, *lengths, 0.0, causal)
-        dq, dk, dv = cudnn(*given, lse[..., None], *rest, scale=scale)
+        arguments = (seed, seed, None, None, None, *lengths, 0.0, causal)
+        dq, dk, dv = cudnn(*tensors, lse[..., None], *arguments, scale=scale)
     return dq, dk, dv
 
 

@@ -63,8 +63,8 @@ def recur_into(
         product.masked_fill_((a2 == 0) | (early(a1, dim, pairs) == 0), 0)
     recur_into(h2, product, both, dim, before, reverse, careful, True)
     step_into([early(x, dim, 1) for x in (h1, a1, b1)], before, may_be_infinite)
-    rest = [late(x, dim, between) for x in (h1, a1, b1)]
-    step_into(rest, early(h2, dim, between), may_be_infinite)
+    later = [late(x, dim, between) for x in (h1, a1, b1)]
+    step_into(later, early(h2, dim, between), may_be_infinite)
 
 
 def step_into(

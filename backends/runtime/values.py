@@ -126,9 +126,9 @@ def group_name(mesh: dict[str, int], axes: tuple[str, ...]) -> str:
     """The name of the group along `axes`, in mesh order; all parts of an axis are that axis."""
     names: dict[str, None] = {}
     for axis in axes:
-        whole = axis.partition(".")[0]
-        parts = (other for other in mesh if other.partition(".")[0] == whole)
-        names[whole if all(part in axes for part in parts) else axis] = None
+        declared = axis.partition(".")[0]
+        parts = (other for other in mesh if other.partition(".")[0] == declared)
+        names[declared if all(part in axes for part in parts) else axis] = None
     return "+".join(names)
 
 

@@ -292,24 +292,24 @@ class OperatorText:
         self.state.last = LastAssignment(start, end, target, text) if len(names) == 1 else None
 
     def check_ahead(self, loop: DeviceLoop) -> None:
-        """Check the indices that iterations read, whole or in slices, once before all of them."""
+        """Check the indices that iterations read, index or in slices, once before all of them."""
         inner = (loop, *every(loop.body))
         sources = {s.inside: s.outer for n in inner for s in n.stacked}
         moves = (n for n in inner if isinstance(n, Move) and n.step.kind == "slice")
         sources |= {move.target: move.source for move in moves}
-        made = {c.inside for n in inner for c in n.carries}
-        made.update(v for n in inner[1:] for v in n.makes)
+        of_iterations = {c.inside for n in inner for c in n.carries}
+        of_iterations.update(v for n in inner[1:] for v in n.makes)
         for node in inner[1:]:
             at = lookup(node.name).indices if isinstance(node, Compute) else None
             if at is None:
                 continue
             assert isinstance(node, Compute)
-            whole = node.ins[at]
-            while whole in sources:
-                whole = sources[whole]
-            is_there = whole not in made and whole not in self.state.program.lists
-            if is_there and whole not in self.state.constants and whole.on is None:
-                self._check_ahead(node, at, whole)
+            index = node.ins[at]
+            while index in sources:
+                index = sources[index]
+            is_there = index not in of_iterations and index not in self.state.program.lists
+            if is_there and index not in self.state.constants and index.on is None:
+                self._check_ahead(node, at, index)
 
     def _check_ahead(self, node: Compute, at: int, whole: Var) -> None:
         """Check what an operator reads of `whole` as indices; convert it if it reads it whole."""

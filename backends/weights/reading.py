@@ -242,8 +242,8 @@ class _OtherSizes:
         shared = [dim for dim in self.shared if dim not in single]
         if not settings and not shared:
             return ""
-        known = " ".join(settings or [f"{dim}=N" for dim in shared])
-        help = f"the model has other sizes: `--set {known}`"
+        options = " ".join(settings or [f"{dim}=N" for dim in shared])
+        help = f"the model has other sizes: `--set {options}`"
         if shared:
             names = ", ".join(f"`{dim}`" for dim in shared)
             help += f"; of {names}, which share a dim, its configuration has the sizes"

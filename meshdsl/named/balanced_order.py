@@ -127,8 +127,8 @@ class _Orders(Visitor):
             halves = Halves(dim, self.parts[dim.name], len(dims) == 1)
             result = (halves.balanced if balanced else halves.natural)(emit, result)
         result = emit.full(result, value.type.dims)
-        made = (op for op in builder.frames[0].body if isinstance(op, NamedOp))
-        self.added += [replace(op, phase=at.phase, origin=at.origin) for op in made]
+        reordering = (op for op in builder.frames[0].body if isinstance(op, NamedOp))
+        self.added += [replace(op, phase=at.phase, origin=at.origin) for op in reordering]
         return result
 
     # --- nodes -------------------------------------------------------------------------------

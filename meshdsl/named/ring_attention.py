@@ -288,9 +288,9 @@ class _HalfBlockPairs:
     def of_queries(self, x: Value) -> Value:
         """By half of the queries, the sum of what the two products have yielded."""
         steps = self.steps
-        own = steps.where(self.is_own, x, 0.0)
+        diagonal = steps.where(self.is_own, x, 0.0)
         other = steps.emit("where", self.is_behind, steps.half(x, 0), 0.0)
-        return steps.emit("add", own, steps.emit.full(other, x.type.dims))
+        return steps.emit("add", diagonal, steps.emit.full(other, x.type.dims))
 
     def of_keys(self, x: Value) -> Value:
         """By half of the keys, the sum of what the two products have yielded."""
@@ -322,11 +322,13 @@ def _gradient(steps: _RingSteps, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     def step(is_before: Value, values: tuple[Value, ...]) -> tuple[Value, ...]:
         k, v, dq, dk, dv = values
         k, v = steps.keys(k, v)
-        more, *found = _of_step(steps, is_before, (do, q, k, v, o, lse))
+        more, *by_block = _of_step(steps, is_before, (do, q, k, v, o, lse))
         dq = emit("add", dq, steps.wide(more))
         dk, dv = (
             steps.passed_on(emit("add", x, of_block), name)
-            for x, of_block, name in zip((dk, dv), found, ("d_k_passed", "d_v_passed"), strict=True)
+            for x, of_block, name in zip(
+                (dk, dv), by_block, ("d_k_passed", "d_v_passed"), strict=True
+            )
         )
         return k, v, dq, dk, dv
 
@@ -346,11 +348,11 @@ def _of_step(steps: _RingSteps, is_before: Value, ins: tuple[Value, ...]) -> tup
         pairs, mem = _HalfBlockPairs(steps, is_before), steps.ring.mem
         do, q, o, lse = (pairs.queries(x) for x in (do, q, o, lse))
         k, v = (pairs.keys(steps.halves(x, mem)) for x in (k, v))
-        found = steps.emit.known_as("d_block").all(
+        d_queries, *d_keys = steps.emit.known_as("d_block").all(
             "attention_grad", do, q, k, v, o, lse, **steps.of_half()
         )
-        of_keys = (steps.joined(pairs.of_keys(x), mem) for x in found[1:])
-        return pairs.of_queries(found[0]), *of_keys
+        of_keys = (steps.joined(pairs.of_keys(x), mem) for x in d_keys)
+        return pairs.of_queries(d_queries), *of_keys
     if steps.is_causal:  # the softmax of a block that does not count is 0
         lse = steps.where(is_before, lse, -NOTHING)
     return steps.emit.known_as("d_block").all(

@@ -33,9 +33,9 @@ def scaled_products(
     Of a product of two operands, no dim is in both and in the result: it is one of matrices. The
     weight is computed from `weights` alone. Raises MD0298 where there is no such product.
     """
-    found = _Products(weights)
-    found.nodes(program.body)
-    if not found.products:
+    finder = _Products(weights)
+    finder.nodes(program.body)
+    if not finder.products:
         assert program.goal is not None
         message = "no product of the loss is computed in 8 bits"
         help = (
@@ -43,7 +43,7 @@ def scaled_products(
             'for others write `compute="bf16"`'
         )
         fail("MD0298", message, program.goal.span, help=help)
-    body = rewritten(program.body, partial(_scaled, how, found.products))
+    body = rewritten(program.body, partial(_scaled, how, finder.products))
     return replace(program, body=body)
 
 

@@ -67,9 +67,9 @@ def int8(
 
 def _fewer(gradient: tuple[Value, Value, tuple[str, ...]], group: int) -> bool:
     """Whether a tensor has more elements than words of four bytes in groups with a scale."""
-    param, _, own = gradient
-    elements = math.prod(param.type.size(name) for name in own)
-    return bool(own) and -(-elements // group) * (group // 4 + 1) < elements
+    param, _, dims = gradient
+    elements = math.prod(param.type.size(name) for name in dims)
+    return bool(dims) and -(-elements // group) * (group // 4 + 1) < elements
 
 
 def kept(fraction: float, elements: int) -> int:
@@ -209,8 +209,8 @@ class _Tensor:
         corrected = do("add", total, error)
         sent = packed(corrected)
         self.emitter.update(error, do("sub", corrected, unpacked(sent)))
-        whole = unpacked(do("rename", sent, pairs=((blocks, groups),)))
-        return self._shaped(self._in_one(whole, (groups, numbers), padded))
+        total = unpacked(do("rename", sent, pairs=((blocks, groups),)))
+        return self._shaped(self._in_one(total, (groups, numbers), padded))
 
     # --- pieces ----------------------------------------------------------------------------------
 

@@ -368,13 +368,15 @@ _NAMING = ast.Target | ast.TensorParam | ast.FunctionDecl
 
 
 def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
-    axes, whole = list(layout.mesh.whole.names), whole_axis(axis)
-    help = did_you_mean(whole, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
+    axes, declared = list(layout.mesh.whole.names), whole_axis(axis)
+    help = did_you_mean(declared, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
-    if whole in axes:
-        message = f"no rule of the layout cuts `{whole}` so that there is `{axis}`; it does nothing"
-        help = f"name the part in a rule, `DIM -> {axis}`; or write `{whole}`"
-    fixes = _spelled(rule.span, whole, axes)
+    if declared in axes:
+        message = (
+            f"no rule of the layout cuts `{declared}` so that there is `{axis}`; it does nothing"
+        )
+        help = f"name the part in a rule, `DIM -> {axis}`; or write `{declared}`"
+    fixes = _spelled(rule.span, declared, axes)
     return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)
 
 

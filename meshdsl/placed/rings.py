@@ -88,10 +88,10 @@ def _pinned(program: NamedProgram, uses: Iterable[_Use]) -> Iterator[tuple[Value
 
     A walk that sees the operator that renames positions would leave them whole, and gather them.
     """
-    made = {v for op in walk(program.body) for v in op.outs}
+    computed = {v for op in walk(program.body) for v in op.outs}
     for use in uses:
         mem = use.ring.mem.name
-        for value in (*made.intersection(use.qkv[1:]), *use.op.outs[1:3]):
+        for value in (*computed.intersection(use.qkv[1:]), *use.op.outs[1:3]):
             pinned = any(pin.dim == mem for pin in value.pins or value.source.pins)
             if value.type.has(mem) and not pinned:
                 pin = Pin(mem, use.axes, use.op.span)

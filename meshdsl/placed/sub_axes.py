@@ -76,14 +76,14 @@ def parts_of(axis: str, size: int, cuts: Set[int]) -> tuple[tuple[str, int], ...
 
 def named_parts(axes: tuple[tuple[str, int], ...]) -> Parts:
     """The axes of which a mesh has all parts, in order, by their names: `tp.2` and `tp.2.4`."""
-    found = []
+    complete = []
     for axis in dict.fromkeys(part.axis for name, _ in axes if (part := sub_axis(name))):
         ends = [part.end for name, _ in axes if (part := sub_axis(name)) and part.axis == axis]
         parts = parts_of(axis, max(ends), {*ends})
         at = axes.index(parts[0]) if parts[0] in axes else len(axes)
         if axes[at : at + len(parts)] == parts and len(parts) == len(ends):
-            found.append((axis, parts))
-    return tuple(found)
+            complete.append((axis, parts))
+    return tuple(complete)
 
 
 def resolved(name: str, parts: Parts) -> tuple[str, ...]:

@@ -227,8 +227,8 @@ def _check_figure(
                 fixes = _about_one(node, right[0], ())
             elif len({*figures.values()}) > 1:
                 fixes = _about_one(node, program, fixes)
-            found = Diagnostic("MD0401", f"{message}{where}", entry.span, help=help, fixes=fixes)
-            diagnostics.add(found)
+            problem = Diagnostic("MD0401", f"{message}{where}", entry.span, help=help, fixes=fixes)
+            diagnostics.add(problem)
 
 
 def _about_one(node: ast.Expect, program: str, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:

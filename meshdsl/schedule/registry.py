@@ -166,7 +166,7 @@ def laws_of_idle(table: ScheduleTable) -> Iterator[tuple[Law, Fraction]]:
 
 def meant(name: str) -> str | None:
     """A `did you mean` sentence for a name that is misspelt, or that others give to schedules."""
-    names = [f"`{known}`" for known in called(name)]
+    names = [f"`{schedule}`" for schedule in called(name)]
     if not names:
         return did_you_mean(name, list(schedules()))
     *first, last = names
@@ -180,7 +180,7 @@ def called(name: str) -> tuple[str, ...]:
         return (plain,)
     others = list(dict.fromkeys(other for record in schedules().values() for other in record.also))
     near = closest(plain, [*schedules(), *others])
-    return tuple(known for known, record in schedules().items() if near in record.also)
+    return tuple(schedule for schedule, record in schedules().items() if near in record.also)
 
 
 class Unfit(Exception):

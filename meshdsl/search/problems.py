@@ -71,8 +71,8 @@ def _in_parts(request: SearchRequest, made: Compilation, meshes: list[Mesh]) -> 
 
     Without those on which there are no such parts. Raises MD0318 where there are on none.
     """
-    given = (("--fix", request.fix), ("--from", request.start))
-    texts = [(option, text) for option, text in given if text]
+    options = (("--fix", request.fix), ("--from", request.start))
+    texts = [(option, text) for option, text in options if text]
     in_parts, problems = list[Mesh](), Diagnostics()
     for mesh in meshes:
         refined = problems.of(partial(_with_parts, texts, made, mesh))

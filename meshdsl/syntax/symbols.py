@@ -312,9 +312,9 @@ def _sizes(node: ast.Expr, table: _SymbolTable) -> None:
 
 def _axes(names: Iterable[ast.Name], table: _SymbolTable) -> None:
     for name in names:
-        whole = name.text.partition(".")[0]  # a part of an axis, `tp.2`, is a mention of the axis
-        span = Span(name.span.source, name.span.start, name.span.start + len(whole))
-        table.use("axis", name if whole == name.text else ast.Name(whole, span))
+        axis = name.text.partition(".")[0]  # a part of an axis, `tp.2`, is a mention of the axis
+        span = Span(name.span.source, name.span.start, name.span.start + len(axis))
+        table.use("axis", name if axis == name.text else ast.Name(axis, span))
 
 
 def _expect(node: ast.Expect, table: _SymbolTable) -> None:
