@@ -16,7 +16,7 @@ from meshdsl.backends.peers.operator_tables import spelling
 from meshdsl.backends.peers.peer_call import PeerCall
 from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.diagnostics import Diagnostics, Source, Span
-from meshdsl.ir.types import DTYPES, TensorType
+from meshdsl.ir.types import DTYPES, EIGHT_BIT, TensorType
 from meshdsl.named.autodiff import pulled_back
 from meshdsl.named.builder import Builder
 from meshdsl.named.ir import NamedOp, NamedProgram, Output, Value
@@ -276,6 +276,10 @@ def dtypes(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:
         )
         return
     main = ins[-1].dtype if opdef.name == "where" else ins[0].dtype
+    if main.name not in DTYPES:
+        yield "takes", code(" ".join(EIGHT_BIT))
+        yield "gives", code(str(example.outs[0].dtype)) + ", or the option `dtype`"
+        return
     taken = {}
     asked = {n: d for n, d in DTYPES.items() if d.kind == "float" or not opdef.overwrites}
     for name, dtype in asked.items():

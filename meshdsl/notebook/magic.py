@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from meshdsl.api.errors import ProgramError, shown, told
+from meshdsl.api.errors import ProgramError, placed, shown, told
 from meshdsl.api.plan import Plan
 from meshdsl.api.programs import Program
 from meshdsl.api.source_location import cell_of
@@ -18,7 +18,7 @@ from meshdsl.cli.compare import compare_columns
 from meshdsl.cli.explain import focus_of
 from meshdsl.cli.options import pipeline_options
 from meshdsl.cli.run import asked, check_engine, run
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
 from meshdsl.notebook.magic_lines import MagicLine, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
 from meshdsl.placed.layout import mesh_of
@@ -49,7 +49,13 @@ class MdslMagics(Magics):
         """
         if cell is None:
             words = read_line(line)
-            return getattr(self, f"_{words.verb}")(words)
+            try:
+                return getattr(self, f"_{words.verb}")(words)
+            except DiagnosticError as error:
+                if error.diagnostics[0].code != "MD0601":
+                    raise
+                # A value of an option: a line takes them as the command does.
+                raise ProgramError(*placed(error.diagnostics)) from None
         return self._cell(line, cell)
 
     # --- cells -------------------------------------------------------------------------------

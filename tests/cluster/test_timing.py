@@ -254,7 +254,8 @@ def test_attention_runs_on_the_units_for_products() -> None:
     flops = 4 * 8 * 4096 * 4096 * 128
     timing = Timing(H100, _mesh(x=2))
     for causal, computed in (((), flops), ((Dim("seq", 4096),), flops / 2)):
-        attrs = {"key": "key", "mem": "mem", "scale": None, "causal": causal}
+        dims = (Dim("key", 128), Dim("mem", 4096))
+        attrs = {"dims": dims, "key": "key", "mem": "mem", "scale": None, "causal": causal}
         found = timing.operator(lookup("attention"), Signature((q, k, k), (q,), attrs), flops)
         assert found.bound == "compute"
         assert found.seconds == pytest.approx(computed / (989e12 * 0.34) + 7e-6)

@@ -29,7 +29,8 @@ def place_of(text: str, words: str) -> str:
     return f"net.mdsl:{next(n for n, line in enumerate(text.splitlines(), 1) if words in line)}"
 
 
-def test_an_error_in_a_pass_has_its_line_and_device() -> None:
+def test_an_index_that_a_pass_would_read_is_told_before_the_passes() -> None:
+    """By every stage, the first of them first; at the line that reads it."""
     made = compiled("headed")
     targets = np.full((8, 6), 99, np.int32)
     emitted = made.emitted
@@ -37,7 +38,7 @@ def test_an_error_in_a_pass_has_its_line_and_device() -> None:
         run_local(emitted.text, {"targets": targets}, seed=1, lines=emitted.places)
     error = caught.value
     assert "99" in error.message
-    assert (error.device, error.place) == (1, place_of(CUT["headed"], "cross_entropy[vocab]"))
+    assert (error.device, error.place) == (0, place_of(CUT["headed"], "cross_entropy[vocab]"))
 
 
 def test_messages_have_the_place_of_the_loop() -> None:

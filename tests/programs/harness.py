@@ -35,8 +35,11 @@ ROUNDING = 1e-9
 LARGEST = 2.0**24
 """Sums of absolute values below this are exact in f32."""
 
-REFUSALS = ("MD0301", "MD0302", "MD0303", "MD0907")
-"""Codes of a layout that does not fit: it does not divide, conflicts, splits a loop."""
+REFUSALS = ("MD0301", "MD0302", "MD0303", "MD0318", "MD0341", "MD0907")
+"""Codes of a layout that does not fit: it does not divide, conflicts, splits a loop.
+
+Parts of an axis and blocks of a ring do not divide either.
+"""
 
 
 @dataclass(frozen=True, slots=True)

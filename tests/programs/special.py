@@ -17,7 +17,7 @@ from meshdsl.backends.engines.persistent import PersistentEngine
 from meshdsl.backends.engines.reference import applied
 from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
-from meshdsl.ir.types import F32, LARGEST, Dim, DType, TensorType
+from meshdsl.ir.types import DTYPES, F32, LARGEST, Dim, DType, TensorType
 from meshdsl.named.ir import NamedOp, NamedProgram, Output, Value
 from meshdsl.named.vjp import with_vjp
 from meshdsl.ops.opdef import OpDef, OpError, Sample, Signature, load_all, lookup
@@ -95,6 +95,8 @@ def samples(dims: Renamed, floats: DType) -> Iterator[tuple[str, Sample, Signatu
                     outs = opdef.infer(ins, dict(attrs))
                 except OpError:  # the sizes of its dims depend on one another
                     continue
+                if any(t.dtype.name not in DTYPES for t in (*ins, *outs)):
+                    continue  # 8-bit floats, which no program declares
                 yield name, Sample(ins, attrs, sample.values), Signature(ins, outs, dict(attrs))
 
 

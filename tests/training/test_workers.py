@@ -357,7 +357,7 @@ def test_sums_over_batches_are_compressed_once(how: str) -> None:
 @HOWS
 def test_parts_in_a_narrow_dtype_are_those_of_workers(how: str) -> None:
     """Products in bf16 leave parts in bf16, which are widened before anything is added."""
-    loss = "mean(square(sum[a](x * w)))"
+    loss = "mean(square(einsum(x, w -> [batch, b])))"
     text = ONE.replace("HOW", ORACLES[how][0] + ', compute="bf16"').replace("SIZE", "4")
     text = text.replace("x[batch, a, b]", "x[batch, a]").replace("mean(x * w)", loss)
     step = compiled_step(Case(text, "data:2", "dp", "deferred"), None)
