@@ -28,8 +28,11 @@ def unpack_signs(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def pack_int8(x: torch.Tensor) -> torch.Tensor:
     """Multiples of a scale along the last dim, four in a word of i32; behind them the scale."""
-    scale = (x.abs().amax(-1, keepdim=True) / 127).float()
-    multiples = (x / scale.masked_fill(scale == 0, 1)).round_().to(torch.int8)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scale = (x.abs().amax(-1, keepdim=True).to(wide) / 127).float()
+    # Of NaN and infinities, whose scale says what they are, the multiples are 0.
+    multiples = torch.nan_to_num_(x / scale.masked_fill(scale == 0, 1), 0.0, 0.0, 0.0)
+    multiples = multiples.round_().to(torch.int8)
     return torch.cat([bits_as(multiples, torch.int32), bits_as(scale, torch.int32)], -1)
 
 

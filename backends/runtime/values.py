@@ -57,7 +57,7 @@ def spec_of(text: str) -> Spec:
     size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0-2|3@pipe`. Of a
     state that lies elsewhere, ` on disk` or ` on host` stands before how it begins.
     """
-    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: on (\w+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
+    form = r"^(\w+)\[(.*?)\](?: over ([\w. ]+?))?(?: on (\w+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
     dtype, at, parts, away, how, numbers, key = re.findall(form, text)[0]
     at = re.sub(r"(\d+)-(\d+)", lambda m: ".".join(map(str, range(int(m[1]), int(m[2]) + 1))), at)
     entries = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", at)

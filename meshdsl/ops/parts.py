@@ -162,11 +162,13 @@ def _pack_int8_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
 
 def _pack_int8_numpy(call: kit.NumpyCall, x: kit.Array) -> kit.Array:
     del call
-    scale = (np.abs(x).max(-1, keepdims=True) / LARGEST).astype(np.float32)
-    multiples = np.rint(x / np.where(scale == 0, np.float32(1), scale))
-    missing = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 4)]
+    wide = np.promote_types(x.dtype, np.float32)
+    scale = (np.abs(x).max(-1, keepdims=True).astype(wide) / LARGEST).astype(np.float32)
     with np.errstate(invalid="ignore"):  # of NaN and infinities: their scale says what they are
-        words = np.pad(multiples.astype(np.int8), missing).view(np.int32)
+        multiples = np.rint(x / np.where(scale == 0, np.float32(1), scale))
+    multiples = np.nan_to_num(multiples, nan=0.0, posinf=0.0, neginf=0.0)
+    missing = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 4)]
+    words = np.pad(multiples.astype(np.int8), missing).view(np.int32)
     return np.concatenate([words, scale.view(np.int32)], -1)
 
 

@@ -42,7 +42,9 @@ def refined(layout: Layout, diagnostics: Diagnostics) -> Layout:
         parts = [part for part in named if part.axis in declared.names]
         wrong = [w for part in parts for w in _wrong(part, rule, declared)]
         wrong = wrong or [
-            w for part in parts for w in _conflict(part, rule, by_axis.get(part.axis, {}))
+            w
+            for part in parts
+            for w in _conflict(part, rule, by_axis.get(part.axis, {}), declared.size(part.axis))
         ]
         if wrong:
             diagnostics.add(wrong[0])
@@ -87,7 +89,7 @@ def _wrong(part: SubAxis, rule: Rule, mesh: Mesh) -> Iterator[Diagnostic]:
         yield Diagnostic("MD0318", message, rule.span, help=help)
 
 
-def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts) -> Iterator[Diagnostic]:
+def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts, size: int) -> Iterator[Diagnostic]:
     """MD0318 for a part that begins or ends inside of what another one does not cut."""
     for product in {part.before, part.end}:
         for other, (cause, of) in cuts.items():
@@ -96,7 +98,12 @@ def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts) -> Iterator[Diagnostic]:
                 continue
             message = f"`{part}` and `{cause}` cut `{part.axis}` in two ways that do not nest: "
             message += f"after {product} and after {other} devices"
-            help = f"name one within the other, as `{cause}.{part.sizes[-1]}`"
+            room = size // cause.end
+            asked = [part.sizes[-1], *range(2, room + 1)]
+            inner = next((n for n in asked if room % n == 0), 1)
+            help = f"name one within the other, as `{cause}.{inner}`"
+            if inner == 1:
+                help = f"write `{cause}` for both, or a part that it cuts in two or more"
             where = () if of is None else (Related(of.span, f"`{of}`"),)
             yield Diagnostic("MD0318", message, rule.span, related=where, help=help)
 

@@ -58,6 +58,7 @@ def with_rings(program: NamedProgram, layout: Layout) -> tuple[NamedProgram, Lay
     if not uses:
         return program, layout
     along = with_renamed(program, _along(uses.values()))
+    _check_order(uses.values(), along)
     if along:
         counts = {dim: use.ring.parts for dim, use in along.items()}
         program = in_balanced_order(program, counts, uses.__contains__)
@@ -108,6 +109,17 @@ def _along(uses: Iterable[_Use]) -> dict[str, _Use]:
                 why = f"another one has `{dim}` split over {_listed(first.axes)}, and this one over"
                 _refuse(use.op, use.result, use.setting, f"{why} {_listed(use.axes)}")
     return along
+
+
+def _check_order(uses: Iterable[_Use], along: Mapping[str, _Use]) -> None:
+    """Raise MD0341 for a ring with a triangle whose positions another one has in balanced order."""
+    for use in uses:
+        is_causal = bool(use.op.attr("causal"))
+        names = [d.name for d in (use.ring.seq, use.ring.mem) if d.name in along]
+        if is_causal and not use.ring.balanced and names:
+            why = f"`{along[names[0]].setting}` has `{names[0]}` in its order"
+            way = f"write `{use.setting.selector}: {NAME} = {ZIGZAG}`, or "
+            _refuse(use.op, use.result, use.setting, why, way)
 
 
 def without_effect(
