@@ -119,6 +119,10 @@ def operators(dims: str, dtype: str) -> tuple[Special, PersistentEngine]:
     return made, engine(made.program)
 
 
+OF_BITS = {"pack_int8": "the bits of a scale that is NaN say which one it is"}
+"""Operators whose results are not compared where there is a NaN, and why."""
+
+
 def fills(turn: int) -> list[str]:
     """A third of the kinds of values, all in three turns; with `MESHDSL_CASES` all."""
     return list(FILLS) if ALL else list(FILLS)[turn % 3 :: 3]
@@ -138,6 +142,8 @@ def wrong(
         for output in made.outputs:
             name = output.name.partition(".")[0]
             if fill in ENDLESS and name in left_out:
+                continue
+            if name in OF_BITS and any(np.isnan(array).any() for array in inputs.values()):
                 continue
             kinds = name not in INFINITE_COTANGENTS
             coarsest = max(TOLERANCES[dtype], TOLERANCES.get(output.value.type.dtype.name, 0))
