@@ -11,6 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.backends.module.compiler import compiler
 from meshdsl.backends.peers.renderings import RENDERINGS, render
+from meshdsl.backends.runtime.values import spec_of
 from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation
@@ -292,3 +293,9 @@ def test_a_checkpoint_is_read_under_a_layout_with_other_parts(tmp_path: Path) ->
         assert part.losses[-1] == pytest.approx(alone.losses[steps - 1], rel=1e-5)
     for name, value in whole.params.items():
         np.testing.assert_allclose(plan.params[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_kept_in_parts_of_a_sum_may_be_so_along_parts_of_an_axis() -> None:
+    spec = spec_of("f32[a=4@data.2] over data.2 data.2.2 = zeros()")
+    assert spec.parts == ("data.2", "data.2.2")
+    assert spec.split == {"a": ("data.2",)}
