@@ -120,7 +120,8 @@ def finish_named(
     if dtype is not None:
         program = retype(program, DTYPES[dtype])
     if evaluate and program.goal is not None:
-        program = without_dropout(program)
+        # No product becomes narrow: what would wait for it is contracted now.
+        program = replace(without_dropout(program), goal=program.goal.without_mixed())
     program = _simplified(program, spoken)
     if program.goal is None:
         return program

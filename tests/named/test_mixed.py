@@ -7,6 +7,9 @@ import torch
 
 from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.ir.rewrite import makers
+from meshdsl.ir.types import F32
+from meshdsl.named.ir import NamedOp, uses_of
 from meshdsl.pipeline import Options, compile_source
 
 COUNTED = """
@@ -35,3 +38,16 @@ def test_a_sum_of_products_counts_exactly(gating: str, dtype: str) -> None:
     with torch.inference_mode():
         results = program.device(0, {}, *tables)
     assert float(results["most"]) == 1, "two tokens are in one slot"
+
+
+@pytest.mark.parametrize("evaluate", [False, True], ids=["step", "evaluation"])
+def test_products_are_not_stored_for_their_sums(evaluate: bool) -> None:
+    """They are contracted behind what becomes narrow, or at once where nothing does."""
+    text = COUNTED.replace("GATING", GATINGS[0]).replace("DTYPE", "bf16")
+    options = Options(mesh="d:1", layout="group:d", evaluate=evaluate)
+    program = compile_source(Source("p.mdsl", text), options, Diagnostics()).named
+    read, made = uses_of(program), makers(program.body)
+    sums = [op for op in program.body if isinstance(op, NamedOp) and op.name == "sum"]
+    summed = [made[op.ins[0]] for op in sums if op.ins[0] in made and read[op.ins[0]] == 1]
+    assert not [op for op in summed if op.name == "mul" and op.out.name is None]
+    assert [op for op in made.values() if op.name == "einsum" and op.out.type.dtype == F32]
