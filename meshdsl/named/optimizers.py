@@ -526,7 +526,11 @@ class _OptionReader:
         help = f"write `{name}={option.shown}`"
         if not _is_kind(option.kind, value):
             said = f"`{name}` of `{of}` is {_KINDS[option.kind]}"
-            self.report("MD0275", f"{said}, not {_described(value)}", node, help)
+            word = _called(node)
+            meant = [] if word in _MEANT else _WORDS.get(option.kind, [])
+            fixes = spelled_right(node.span, word, meant)
+            help = did_you_mean(word, meant) or help
+            self.report("MD0275", f"{said}, not {_described(value)}", node, help, fixes)
         elif option.kind in ("dtype", "precision"):
             return DTYPES[value] if isinstance(value, str) else value
         elif not option.holds(value):
@@ -535,8 +539,12 @@ class _OptionReader:
         return LearningRate("constant", value) if option.kind == "rate" else value
 
     def _constant(self, option: Option, node: ast.Expr) -> Any:
-        if option.kind == "flag" and isinstance(node, ast.Ref):
-            return _FLAGS.get(node.name.text, node)
+        """A number, a string or what a word means; of a word that is none, its node."""
+        is_word = option.kind in _WORDS
+        if isinstance(node, ast.Ref) and (is_word or node.name.text in _FLAGS):
+            return _MEANT.get(node.name.text, node)
+        if isinstance(node, ast.CallExpr) and is_word:
+            return node
         return self.evaluate(node)
 
     def _schedule(self, call: ast.CallExpr) -> LearningRate:
@@ -547,10 +555,8 @@ class _OptionReader:
             fixes = spelled_right(call.function.span, name, list(SCHEDULES))
             self.report("MD0271", f"unknown schedule `{name}`", call.function, help, fixes)
             return LearningRate("constant", 1.0)
-        before, self.failed = self.failed, False
-        values = self.options(call, SCHEDULES[name], positional=len(SCHEDULES[name]))
-        failed, self.failed = self.failed, self.failed or before
-        if failed:
+        values = self._values_of(call, SCHEDULES[name], positional=len(SCHEDULES[name]))
+        if values is None:
             return LearningRate("constant", 1.0)
         if name == "constant":
             return LearningRate("constant", values["value"])
@@ -561,31 +567,31 @@ class _OptionReader:
 
     def _compression(self, node: ast.Expr) -> Compression | None:
         """The compression that a call such as `powersgd(2)` means, or its name alone."""
-        if isinstance(node, ast.Ref):
-            node = ast.CallExpr(node.name, None, (), (), None, node.span)
-        name = node.function.text if isinstance(node, ast.CallExpr) else ""
-        if not isinstance(node, ast.CallExpr) or name not in COMPRESSIONS:
+        name = _called(node)
+        if name not in COMPRESSIONS:
             at = node.function if isinstance(node, ast.CallExpr) else node
             help = did_you_mean(name, list(COMPRESSIONS)) or f"there are {_listed(COMPRESSIONS)}"
             fixes = spelled_right(at.span, name, list(COMPRESSIONS))
             said = f"unknown compression `{name}`" if name else "this is no compression"
             self.report("MD0280", said, at, help, fixes)
             return None
-        before, self.failed = self.failed, False
         options = COMPRESSIONS[name]
-        values = self.options(node, options, positional=len(options))
-        failed, self.failed = self.failed, self.failed or before
-        return None if failed else Compression(name, values)
+        values = self._values_of(_as_call(node), options, positional=len(options))
+        return None if values is None else Compression(name, values)
 
     def _eight_bits(self, node: ast.Expr) -> EightBits | None:
         """What a call such as `f8(rowwise=true)` means, or its name alone."""
-        if not isinstance(node, ast.CallExpr):
-            name = node.name if isinstance(node, ast.Ref) else ast.Name(_called(node), node.span)
-            node = ast.CallExpr(name, None, (), (), None, node.span)
+        values = self._values_of(_as_call(node), PRECISIONS[_called(node)], positional=0)
+        return None if values is None else EightBits(**values)
+
+    def _values_of(
+        self, call: ast.CallExpr, known: Mapping[str, Option], positional: int
+    ) -> dict[str, Any] | None:
+        """The options of a call in an option; None if one of them is wrong, which is reported."""
         before, self.failed = self.failed, False
-        values = self.options(node, PRECISIONS[node.function.text], positional=0)
+        values = self.options(call, known, positional)
         failed, self.failed = self.failed, self.failed or before
-        return None if failed else EightBits(**values)
+        return None if failed else values
 
     def _check_course(self, call: ast.CallExpr, values: Mapping[str, Any]) -> None:
         """Report a schedule that does not warm up before it ends, or does not fall."""
@@ -608,14 +614,21 @@ class _OptionReader:
 # --- words -------------------------------------------------------------------------------------
 
 _FLAGS = {"true": True, "false": False}
+_FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
 _KINDS = {
     "number": "a number",
     "integer": "an integer",
     "flag": "`true` or `false`",
-    "dtype": "one of " + ", ".join(f'`"{n}"`' for n, d in DTYPES.items() if d.kind == "float"),
+    "dtype": "one of " + ", ".join(f'`"{n}"`' for n in _FLOATS),
     "rate": "a number or a schedule",
 }
 _KINDS["precision"] = f'{_KINDS["dtype"]}, `"f8"`'
+
+_WORDS = {"flag": list(_FLAGS), "dtype": _FLOATS, "precision": [*_FLOATS, *PRECISIONS]}
+"""The words that an option may be, by its kind: they name nothing of the program."""
+
+_MEANT: Mapping[str, Any] = {**_FLAGS, **DTYPES}
+"""What words mean, of whatever kind."""
 
 
 def _is_kind(kind: str, value: Any) -> bool:
@@ -638,9 +651,22 @@ def _called(node: ast.Expr) -> str:
     return ""
 
 
+def _as_call(node: ast.Expr) -> ast.CallExpr:
+    """A call; a name alone, or a string, is one without arguments."""
+    if isinstance(node, ast.CallExpr):
+        return node
+    name = node.name if isinstance(node, ast.Ref) else ast.Name(_called(node), node.span)
+    return ast.CallExpr(name, None, (), (), None, node.span)
+
+
 def _described(value: Any) -> str:
-    if isinstance(value, str):
-        return f'"{value}"'
+    match value:
+        case bool():
+            return f"`{str(value).lower()}`"
+        case str():
+            return f'"{value}"'
+        case ast.Ref(name=name) | ast.CallExpr(function=name):
+            return f"`{name.text}`"
     return "this" if isinstance(value, ast.Expr) else kind_of(value)
 
 

@@ -80,6 +80,10 @@ WRONG = [
     ("adafactor(relative=1)", "MD0275", "1", "write `relative=true`"),
     ('adam(compute="i32")', "MD0275", '"i32"', 'write `compute="bf16"`'),
     ("adam(compute=16)", "MD0275", "16", 'write `compute="bf16"`'),
+    ("adam(compute=int8)", "MD0275", "int8", 'write `compute="bf16"`'),
+    ("adam(compute=fp8)", "MD0275", "fp8", "did you mean `f8`?"),
+    ("adam(compute=f9(rowwise=true))", "MD0275", "f9(rowwise=true)", 'write `compute="bf16"`'),
+    ("adam(lr=true)", "MD0275", "true", "write `lr=0.001`"),
     ("adam(compute=f8(true))", "MD0272", "true", 'write `f8(rowwise=false, rest="f32")`'),
     ("adam(compute=f8(row=true))", "MD0272", "row", "did you mean `rowwise`?"),
     ("adam(compute=f8(rowwise=1))", "MD0275", "1", "write `rowwise=false`"),
@@ -104,6 +108,7 @@ WRONG = [
     ("sgd(compress=int4)", "MD0280", "int4", "did you mean `int8`?"),
     ("sgd(compress=2)", "MD0280", "2", "there are `powersgd`, `topk`, `onebit`, `int8`"),
     ("sgd(compress=int8(6))", "MD0276", "6", "write `group=256`"),
+    ("sgd(compress=int8(true))", "MD0275", "true", "write `group=256`"),
     ("sgd(compress=topk(0))", "MD0276", "0", "write `fraction=0.01`"),
     ("sgd(compress=topk(1.5))", "MD0276", "1.5", "write `fraction=0.01`"),
     ("sgd(compress=onebit(1))", "MD0272", "1", "write `onebit()`"),
@@ -124,6 +129,12 @@ def test_a_wrong_option_is_reported_where_it_stands(
     assert found.help is not None
     assert (found.code, found.span.text) == (code, place)
     assert help in found.help
+
+
+def test_a_compression_is_a_call_a_name_or_a_string() -> None:
+    """As a dtype is: without arguments all three are the same."""
+    written = [optimizer(f"sgd(compress={text})") for text in ("int8()", "int8", '"int8"')]
+    assert [str(o.compress) for o in written] == ["int8(256)"] * 3
 
 
 def test_everything_wrong_is_reported_at_once() -> None:
