@@ -22,7 +22,7 @@ from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.program_choice import build, choose_program, finish_named
 from meshdsl.named.rematerialisation import without_effect as blocks_without_effect
-from meshdsl.placed import async_checks, rings
+from meshdsl.placed import async_checks
 from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.place import OverLimit, PlanSearch, check_policy
@@ -460,7 +460,7 @@ def place_named(
     problems.raise_errors()
     if schedule is not None and isinstance(spec, Layout):
         spec = replace(spec, schedule=schedule)
-    problems = lint(program, spec, declarations)
+    problems = lint(program, spec, declarations, options.fused)
     diagnostics.add(*problems, *blocks_without_effect(program))
     problems.raise_errors()
     search = options.search(timing_of(declarations, options, spec.mesh))
@@ -475,8 +475,6 @@ def place_named(
     verify(result)
     if isinstance(spec, Layout):
         diagnostics.add(*without_effect(result, spec))
-        if spec.settings:
-            diagnostics.add(*rings.without_effect(program, spec, options.fused))
     return result
 
 

@@ -30,6 +30,7 @@ from meshdsl.named.expand import may_be_expanded
 from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.named.selectors import TENSOR, selects
+from meshdsl.placed import rings
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.pipelined import check_layers, is_forward
 from meshdsl.placed.request import Request, ShardingSpec
@@ -45,11 +46,15 @@ from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
 
 def lint(
-    program: NamedProgram | None, spec: ShardingSpec, declarations: Declarations
+    program: NamedProgram | None,
+    spec: ShardingSpec,
+    declarations: Declarations,
+    fused: bool = True,
 ) -> Diagnostics:
     """What is wrong with a layout or a block under a program, and what has no effect.
 
-    Of a program that could not be built (None) the names in the file tell a part of that.
+    Of a program that could not be built (None) the names in the file tell a part of that. Unless
+    `fused`, attention is written in primitives.
     """
     diagnostics = Diagnostics()
     if isinstance(spec, Annotations):
@@ -61,6 +66,8 @@ def lint(
         _lint_names(spec, declarations, diagnostics)
     else:
         _lint_layout(program, spec, diagnostics)
+        if spec.settings:
+            _lint_rings(program, spec, fused, diagnostics)
         _lint_demands(program, spec, diagnostics)
     return diagnostics
 
@@ -121,6 +128,15 @@ def _lint_settings(values: tuple[Value, ...], layout: Layout, diagnostics: Diagn
             labels, dotted = _selectable(values)
             names = dotted if len(setting.path) > 1 else labels
             diagnostics.add(_sets_nothing(setting, sorted(names)))
+
+
+def _lint_rings(
+    program: NamedProgram, layout: Layout, fused: bool, diagnostics: Diagnostics
+) -> None:
+    """Report attentions that cannot be rings; note settings that none follows and none is told."""
+    told = {d.span for d in diagnostics if d.code == "MD0306"}
+    notes = diagnostics.of(lambda: [*rings.without_effect(program, layout, fused)])
+    diagnostics.add(*(note for note in notes or () if note.span not in told))
 
 
 def _of_all(setting: Setting, alike: Value) -> Diagnostic:

@@ -58,10 +58,10 @@ def with_rings(program: NamedProgram, layout: Layout) -> tuple[NamedProgram, Lay
     if not uses:
         return program, layout
     along = with_renamed(program, _along(uses.values()))
-    _check_order(uses.values(), along)
     if along:
         counts = {dim: use.ring.parts for dim, use in along.items()}
-        program = in_balanced_order(program, counts, uses.__contains__)
+        balanced = {op for op, use in uses.items() if use.ring.balanced}
+        program = in_balanced_order(program, counts, balanced.__contains__)
         uses = {use.op: use for use in _uses(program, layout)}
     pinned = dict(_pinned(program, uses.values()))
 
@@ -111,35 +111,33 @@ def _along(uses: Iterable[_Use]) -> dict[str, _Use]:
     return along
 
 
-def _check_order(uses: Iterable[_Use], along: Mapping[str, _Use]) -> None:
-    """Raise MD0341 for a ring with a triangle whose positions another one has in balanced order."""
-    for use in uses:
-        is_causal = bool(use.op.attr("causal"))
-        names = [d.name for d in (use.ring.seq, use.ring.mem) if d.name in along]
-        if is_causal and not use.ring.balanced and names:
-            why = f"`{along[names[0]].setting}` has `{names[0]}` in its order"
-            way = f"write `{use.setting.selector}: {NAME} = {ZIGZAG}`, or "
-            _refuse(use.op, use.result, use.setting, why, way)
-
-
 def without_effect(
     program: NamedProgram, layout: Layout, fused: bool = True
 ) -> Iterator[Diagnostic]:
     """A note for each setting that no attention of a program follows.
 
-    Unless `fused`, attention is written in primitives: then none does.
+    Unless `fused`, attention is written in primitives: then none does. Raises MD0341, as
+    `with_rings` does.
     """
+    uses = list(_uses(program, layout))
+    _along(uses)
     if layout.mesh.devices == 1:
         return
-    followed = {use.setting for use in _uses(program, layout)}
+    followed = {use.setting for use in uses}
+    whole: dict[Setting, NamedOp] = {}
+    for op, setting, _ in _under_settings(program, layout):
+        whole.setdefault(setting, op)
     for setting in layout.settings:
         if setting.name != NAME or setting.value not in (RING, ZIGZAG) or setting in followed:
             continue
-        why = "no attention that it is for has split queries"
-        help = "split their positions, as `seq -> AXIS` does, or remove the setting"
+        why, help = "it is for no attention of the program", "remove the setting"
         if not fused:
             why = "attention is written out here, and gathers keys and values"
             help = "the numbers are the same; to see the ring, compile the program"
+        elif setting in whole:
+            why = "no attention that it is for has split queries"
+            seq = next(iter(_positions(whole[setting])), "seq")
+            help = f"split their positions, as `{seq} -> AXIS` does, or remove the setting"
         fixes = (removal(setting.span),) if fused else ()
         message = f"`{setting}` changes nothing: {why}"
         yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
@@ -148,7 +146,10 @@ def without_effect(
 # --- which attentions are rings --------------------------------------------------------------
 
 
-def _uses(program: NamedProgram, layout: Layout) -> Iterator[_Use]:
+def _under_settings(
+    program: NamedProgram, layout: Layout
+) -> Iterator[tuple[NamedOp, Setting, Value]]:
+    """The attentions and gradients that a setting wants as rings, with the forward result."""
     if not any(setting.name == NAME for setting in layout.settings):
         return
     for op in walk(program.body):
@@ -156,8 +157,12 @@ def _uses(program: NamedProgram, layout: Layout) -> Iterator[_Use]:
             continue
         result: Value = op.outs[0] if op.origin is None else op.origin.of
         setting = layout.setting_for(result, NAME)
-        if setting is None or setting.value not in (RING, ZIGZAG):
-            continue
+        if setting is not None and setting.value in (RING, ZIGZAG):
+            yield op, setting, result
+
+
+def _uses(program: NamedProgram, layout: Layout) -> Iterator[_Use]:
+    for op, setting, result in _under_settings(program, layout):
         splits = {d: axes for d, axes in layout.bind(result).splits.items() if axes}
         sizes = {d: layout.mesh.size(*axes) for d, axes in splits.items()}
         ringed = [d for d in _positions(op) if sizes.get(d.name, 1) > 1]

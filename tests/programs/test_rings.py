@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from meshdsl.analysis import analyse
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.ir import Compute
-from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.ir.program import counted
 from meshdsl.named.attention_fusion import ATTENTION
-from meshdsl.pipeline import Compilation
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.covering import covering
@@ -118,6 +119,39 @@ def test_results_and_gradients_are_torchs(case: dict[str, str]) -> None:
         assert error <= 1e-12 * np.abs(wanted).max(), name
 
 
+BESIDE = """
+dim seq = 16, mem = seq, key = 4
+program test(x[seq, key], weight[seq, key]) {
+  first = attention[key, mem](x, x[seq -> mem], x[seq -> mem], iota[seq] >= iota[mem])
+  second = attention[key, mem](first, first[seq -> mem], first[seq -> mem], iota[seq] >= iota[mem])
+  third = attention[key, mem](second, second[seq -> mem], second[seq -> mem])
+  loss = sum(weight * third * third)
+  dx = grad(loss, x)
+  return third, dx
+}
+"""
+
+
+@pytest.mark.parametrize("value", ["ring", "gather"])
+def test_a_balanced_ring_beside_an_attention_that_takes_the_natural_order(value: str) -> None:
+    """Positions of the second are put back for it; the third has no triangle, and any order."""
+    text = f"{BESIDE}layout l {{ seq -> c, activations: attention = zigzag, second: attention = "
+    made = compile_text(text + value + " }\n", mesh="c:2", layout="l", dtype="f64")
+    rng = np.random.default_rng(4)
+    arrays = {n: rng.normal(size=(16, 4)) for n in ("x", "weight")}
+    run = run_local(made.emitted.text, arrays, lines=made.emitted.places)
+    check_bytes(explain(made.device), run)
+    x, weight = (torch.tensor(arrays[n], requires_grad=True) for n in ("x", "weight"))
+    y = x
+    for is_causal in (True, True, False):
+        hidden = torch.ones(16, 16, dtype=torch.bool).triu(1) & is_causal
+        y = (y @ y.T / 2).masked_fill(hidden, -torch.inf).softmax(-1) @ y
+    (dx,) = torch.autograd.grad((weight * y * y).sum(), [x])
+    for name, wanted in (("third", y.detach()), ("dx", dx)):
+        error = np.abs(run.outputs[name] - wanted.numpy()).max()
+        assert error <= 1e-12 * wanted.abs().max(), name
+
+
 ALONE = """
 dim batch = 2, seq = 32, mem = seq, heads = 3, key = 4
 program test(q[batch, heads, seq, key], k[batch, heads, mem, key], v[batch, heads, mem, key],
@@ -211,3 +245,8 @@ def test_a_setting_without_effect_is_said() -> None:
     text = ALONE.replace("RETURN", "return o")
     assert "MD0306" in said(text, "batch -> c, activations: attention = ring", mesh="c:2")
     assert not said(text, "seq -> c, activations: attention = ring", mesh="c:1")
+    plain = "dim seq = 8\nmesh m = { c: 2 }\nprogram p(x[seq]) {\n  y = relu(x)\n  return y\n}\n"
+    for selector in ("activations", "y"):
+        layout = f"layout l {{ seq -> c, {selector}: attention = ring }}\n"
+        (found,) = analyse(Source("p.mdsl", plain + layout), Options()).diagnostics
+        assert (found.code, found.severity, found.help) == ("MD0306", "note", "remove the setting")
