@@ -67,9 +67,9 @@ def attention_block(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attention_lse` of one of several blocks: the second result is right beside a CPU, too.
+    """`attention_lse` of one of several blocks: the second result is right on every device.
 
-    Each row may look somewhere. Beside a CPU the scores of the block are stored.
+    Each row may look somewhere. On other devices than a CPU the scores of the block are stored.
     """
     if q.device.type == "cpu":
         return attention_lse(q, k, v, mask, causal, scale)

@@ -1,4 +1,4 @@
-"""What each worker has by itself: parts of a sum as blocks of a dim, sparse and in single bits.
+"""What each worker has by itself: parts of a sum as blocks of a dim, sparse, in bits and in bytes.
 
 Compressions of gradients are written in these (`named/workers.py`); the language has no calls of
 them.
