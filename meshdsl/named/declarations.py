@@ -112,7 +112,7 @@ def unknown(
     code: str, kind: str, name: ast.Name, known: list[str], help: str | None = None
 ) -> Diagnostic:
     """`unknown KIND NAME`, with the closest known name as help and fix."""
-    help = did_you_mean(name.text, known) or help or _known(kind, known)
+    help = did_you_mean(name.text, known) or help or known_names(kind, known)
     fixes = spelled_right(name.span, name.text, known)
     return Diagnostic(code, f"unknown {kind} `{name.text}`", name.span, help=help, fixes=fixes)
 
@@ -240,7 +240,9 @@ class _DimSizes:
     def _check_set(self) -> None:
         for name, size in self.set_dims.items():
             if name not in self.entries:
-                help = did_you_mean(name, list(self.entries)) or _known("dim", list(self.entries))
+                help = did_you_mean(name, list(self.entries)) or known_names(
+                    "dim", list(self.entries)
+                )
                 message = f"`--set {name}`: no such dim"
                 span = self.set_in.get(name) or _option(name)
                 self.diagnostics.add(Diagnostic("MD0115", message, span, help=help))
@@ -389,7 +391,8 @@ def _too_large(span: Span) -> None:
     fail("MD0106", f"this size is larger than {MAX_DIM} (2^31 - 1)", span, help=help)
 
 
-def _known(kind: str, known: list[str]) -> str | None:
+def known_names(kind: str, known: list[str]) -> str:
+    """The first of the names that a help lists."""
     if not known:
         return f"no {kind} is declared"
     more = ", …" if len(known) > 8 else ""

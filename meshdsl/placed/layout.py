@@ -28,7 +28,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.ir.types import Dim
-from meshdsl.named.declarations import Declarations, declared_integer, unknown
+from meshdsl.named.declarations import Declarations, declared_integer, known_names, unknown
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.named.selectors import (
     FUNCTION,
@@ -690,8 +690,8 @@ def _written_out(declarations: Declarations, layout: str, option: str) -> Iterab
         message = f"`{layout}` is an `sbp` block, not a layout"
         where = Related(declarations.sbps[layout].name.span, "declared here")
         fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
-    help = f"name one, or write rules: `{option} 'batch -> data, hidden -> model'`"
     name, layouts = ast.Name(layout, span), list(declarations.layouts)
+    help = f"{known_names('layout', layouts)}; rules are written `{option} 'batch -> data'`"
     raise DiagnosticError(unknown("MD0108", "layout", name, layouts, help))
 
 
