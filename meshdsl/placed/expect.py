@@ -33,6 +33,11 @@ def lint_expect(
     """Report the names in a block that mean nothing; `programs` are None where they have errors."""
     problems = Diagnostics()
     problems.of(partial(check_head, node, declarations))
+    if not node.entries:
+        help = "write what is expected, such as `all_reduce: 0`, or remove the block"
+        problems.add(
+            Diagnostic("MD0402", "the block expects nothing", node.span, "warning", help=help)
+        )
     programs = [p for p in programs if p is None or is_about(node, p)]
     axes = _axes(node, declarations)
     for entry in node.entries:
