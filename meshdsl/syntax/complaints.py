@@ -299,7 +299,12 @@ def _called_twice(at: Situation) -> Diagnostic | None:
 
 
 def _reserved(at: Situation) -> Diagnostic | None:
-    """`dim dim = 3` or `param = 3`: a reserved word where a name is needed."""
+    """`dim dim = 3` or `param = 3`: a reserved word where a name is needed.
+
+    Not behind the `for` of `expect l for on pod`, where only the name of a program can be.
+    """
+    if at.before is not None and at.before.type == "FOR":
+        return None
     if at.kind == "EQUAL" and at.before is not None and at.before.type in RESERVED:
         return _not_a_name(str(at.before), span_of(at.source, at.before))
     if at.kind not in RESERVED or "NAME" not in at.expected or _looks_new(at):
