@@ -39,8 +39,8 @@ def scaled_products(
         assert program.goal is not None
         message = "no product of the loss is computed in 8 bits"
         help = (
-            "one is of an activation and a weight that is declared without a dtype; "
-            'for others write `compute="bf16"`'
+            "such a product has a weight declared without a dtype, and sums over all dims that "
+            'both operands have; otherwise write `compute="bf16"`'
         )
         fail("MD0298", message, program.goal.span, help=help)
     body = rewritten(program.body, partial(_scaled, how, finder.products))

@@ -63,7 +63,7 @@ def refined(layout: Layout, diagnostics: Diagnostics) -> Layout:
     in_parts = {axis for axis, its in cut_up if len(its) > 1}
     for stage in (stage for stage in layout.cuts if stage.axis in in_parts):
         message = (
-            f"`{stage}`: stages are on all of an axis, and the layout uses `{stage.axis}` in parts"
+            f"`{stage}`: stages use all of an axis, and another rule names a part of `{stage.axis}`"
         )
         help = f"split dims over other axes than `{stage.axis}`"
         diagnostics.add(Diagnostic("MD0318", message, stage.span, help=help))
@@ -76,7 +76,7 @@ def _wrong(part: SubAxis, rule: Rule, mesh: Mesh) -> Iterator[Diagnostic]:
     size = mesh.size(part.axis)
     before = ".".join([part.axis, *map(str, part.sizes[:-1])])
     if 1 in part.sizes or 0 in part.sizes:
-        message = f"`{part}`: a part of an axis is of 2 devices or more"
+        message = f"`{part}`: a part of an axis has 2 devices or more"
         left = [n for n in part.sizes if n > 1]
         shorter = ".".join([part.axis, *map(str, left)])
         yield Diagnostic("MD0318", message, rule.span, help=f"write `{shorter}`, or another size")
@@ -96,8 +96,8 @@ def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts, size: int) -> Iterator[Dia
             least, most = sorted((product, other))
             if most % least == 0:
                 continue
-            message = f"`{part}` and `{cause}` cut `{part.axis}` in two ways that do not nest: "
-            message += f"after {product} and after {other} devices"
+            message = f"`{part}` and `{cause}` do not nest: they cut `{part.axis}` "
+            message += f"into {product} and into {other} groups of devices"
             room = size // cause.end
             asked = [part.sizes[-1], *range(2, room + 1)]
             inner = next((n for n in asked if room % n == 0), 1)

@@ -223,7 +223,7 @@ def _check_figure(
             help = "`meshdsl explain` shows each collective and why it is there"
             fixes = _expected(entry.value.span, str(actual))
             if right:
-                help = f"it is so in `{right[0]}`: say `expect {node.layout.text} for {right[0]}`"
+                help = f"`{right[0]}` meets it: write `expect {node.layout.text} for {right[0]}`"
                 fixes = _about_one(node, right[0], ())
             elif len({*figures.values()}) > 1:
                 fixes = _about_one(node, program, fixes)
