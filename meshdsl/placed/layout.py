@@ -40,6 +40,7 @@ from meshdsl.named.selectors import (
     selected,
     selects,
 )
+from meshdsl.placed.free_tensors import freed, way_free
 from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
 from meshdsl.placed.settings import (
@@ -332,7 +333,7 @@ class Layout:
             return
         # An update has tensors without a name beside a state: rules for its parameter free all.
         of = value.rules_from if value.role == "state" and value.rules_from else value
-        fixes, inner = _freed(of, second), ""
+        fixes, inner = freed(of, second), ""
         if first.written:
             from meshdsl.placed.refined_layout import within
 
@@ -347,47 +348,13 @@ class Layout:
             value.span,
             Related(first.span, f"`{first}`"),
             Related(second.span, f"`{second}`"),
-            help=inner or f"split one of them over another axis, or {_way_free(of, second)}",
+            help=inner or f"split one of them over another axis, or {way_free(of, second)}",
             fixes=fixes,
         )
 
 
-def _way_free(value: Value, rule: Rule) -> str:
-    """How to free a tensor of a rule; a subexpression is named first, since rules bind names."""
-    if function := _library_function(value):
-        return f"free it for this function: `{function}: {rule.dim} -> none`"
-    if value.name:
-        return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
-    text = " ".join(value.span.text.split())
-    # An item of a view, `[c = ids]`, is no expression of its own.
-    is_item = "->" in _outside_brackets(text) or re.match(r"\w+ *=(?!=)", text)
-    shown = "…" if is_item or len(text) > LONGEST_SHOWN else text
-    words = set(re.findall(r"\w+", re.sub(r"#.*", "", value.span.source.text)))
-    names = itertools.chain(["part"], (f"part{i}" for i in itertools.count(2)))
-    name = next(n for n in names if n not in words)
-    return (
-        f"name it and free it: `{name} = {shown}` on a line before, `{name}` here, and in the "
-        f"layout `{name}: {rule.dim} -> none`"
-    )
-
-
-def _outside_brackets(text: str) -> str:
-    while (shorter := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", text)) != text:
-        text = shorter
-    return text
-
-
-LONGEST_SHOWN = 60
-"""Characters of a subexpression that a way out repeats."""
-
-
 MOST_UNEVEN = 1 << 16
 """Devices of the largest mesh on which blocks may differ in size: each block is worked out."""
-
-
-def _library_function(value: Value) -> str:
-    """The library function whose definition makes a value: a rule can name no more of it."""
-    return value.functions[-1] if value.in_library else ""
 
 
 def uneven(
@@ -415,20 +382,6 @@ def uneven(
         )
         help = f"it works, but they wait; the nearest sizes that divide: {sizes}"
         yield Diagnostic("MD0301", message, span, "note", help=help)
-
-
-def _freed(value: Value, rule: Rule) -> tuple[Fix, ...]:
-    """The fix that adds a rule which leaves a dim of one tensor whole, behind the other rule.
-
-    Of what a definition of the library makes, a rule for that function: its names are not the
-    user's. A subexpression has to be named first.
-    """
-    name = _library_function(value) or (value.label if value.name else "")
-    if not (rule.is_in_layout and name):
-        return ()
-    text = f"{name}: {rule.dim} -> none"
-    edit = Edit(Span(rule.span.source, rule.span.end, rule.span.end), f", {text}")
-    return (Fix(f"add `{text}`", (edit,), safe=False),)
 
 
 def nearest(size: int, ways: int) -> tuple[int, ...]:
