@@ -23,7 +23,7 @@ HELP = {
     "MD0721": "where memory ran out, smaller dims (`--set`) or another mesh take less",
     "MD0801": "check the tensor that the indices come from",
     "MD0802": "divide by `maximum(n, 1)` where the result at 0 is not used",
-    "MD0803": "give the most rows that all blocks of a group can have together, or no `rows=`",
+    "MD0803": "give the most rows that there can be in total, or leave `rows=` out",
 }
 
 

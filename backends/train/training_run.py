@@ -128,8 +128,8 @@ def _check_alone() -> None:
     count = os.environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" in os.environ and count.isdigit() and int(count) > 1:
         help = (
-            "start it without torchrun: `--engine torchrun` has a process for each device of one "
-            "machine; on several, use `md.module` in a loop, as examples/train_module.py does"
+            "start it without torchrun: on one machine `--engine torchrun` starts the processes; "
+            "on several, use `md.module` in a loop, as examples/train_module.py does"
         )
         message = f"this is one of {count} processes of torchrun; each would train alone"
         fail("MD0725", message, help=help)

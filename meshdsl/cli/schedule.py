@@ -37,13 +37,13 @@ class TableOptions:
         "--batch", "N", "Micro-batches to an update: two_bw (as many as stages).", min=1
     )
     forward: int | None = opt(
-        "--forward", "N", "Forward passes in turn, 1 or 2: chimera (1).", min=1
+        "--forward", "N", "Forward passes in a row, 1 or 2: chimera (1).", min=1
     )
     waves: int | None = opt(
-        "--waves", "N", "How often stages go down the devices and up again: hanayo (1).", min=1
+        "--waves", "N", "Times that stages go down the devices and up: hanayo (1).", min=1
     )
     active: int | None = opt(
-        "--active", "N", "Micro-batches on their way at most: ampnet (as many as stages).", min=1
+        "--active", "N", "Most micro-batches in flight: ampnet (as many as stages).", min=1
     )
     weights: str | None = opt(
         "--weights", "W", "Of a FILE with updates: latest, stashed, buffered, corrected (latest)."
@@ -54,7 +54,7 @@ class TableOptions:
 class Draw(TableOptions, Force, AsData):
     """Options of `schedule`."""
 
-    list: bool = flag("--list", "Every schedule that is known by name: options, laws, source.")
+    list: bool = flag("--list", "List all schedules: options, laws, source.")
     times: str | None = opt(
         "--times", "F=1,…", "F, I, W, U, send; `F=1:2:1` by stage (F=1,I=1,W=1,U=0,send=0)."
     )

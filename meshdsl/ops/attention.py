@@ -379,15 +379,18 @@ def _flops(sig: kit.Signature, *, gradient: bool = False) -> int:
     return count * (2 * key + 2 * feature + 5)
 
 
-def _attended(sig: kit.Signature) -> float:
+def _attended(sig: kit.Signature, *, gradient: bool = False) -> float:
     """Blocks of scores that a causal mask hides as a whole are left out: nearly half of them.
 
-    A device that has a part of the rows gets a mask, beside which everything is computed.
+    Where the rows are a part of the sequence, or have other dims of the queries as well, as groups
+    of heads that share keys are, the kernel gets a mask, and everything is computed.
     """
+    types = operands(sig.ins) if gradient else sig.ins
     mem = sig.attrs["dims"][1].name
-    sizes = {d.name: d.size for t in sig.ins for d in t.dims}
-    causal = [d.name for d in sig.attrs["causal"]]
-    return 0.5 if causal and all(sizes[n] == sizes[mem] for n in causal) else 1.0
+    sizes = {d.name: d.size for t in types for d in t.dims}
+    causal = tuple(d.name for d in sig.attrs["causal"])
+    alone = causal and causal == parts(types, sig.attrs).query
+    return 0.5 if alone and all(sizes[n] == sizes[mem] for n in causal) else 1.0
 
 
 def _scratch(types: kit.Types, attrs: kit.Attrs, *, gradient: bool = False) -> int:
@@ -508,7 +511,7 @@ kit.operator(
     exact=False,
     composite=True,
     flops=lambda sig: _flops(sig, gradient=True),
-    attended=_attended,
+    attended=lambda sig: _attended(sig, gradient=True),
     true_rows={
         "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
         "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",

@@ -102,14 +102,17 @@ def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | Non
     """The number of micro-batches that dims are cut into; None where none are."""
     name, dims = call.function.text, call.items
     dim = next((i.dim.text for i in dims or () if isinstance(i, ast.DimItem)), "batch")
+    options = "".join(f", {k.name.text}={k.value.span.text}" for k in call.keywords)
     if len(call.args) > 1:
         help = f"write the number of micro-batches alone: `{name}[{dim}](8)`"
         message = f"`{name}` takes one number without a name, not {len(call.args)}"
         fail("MD0533", message, call.args[1].span, help=help)
     if call.args and not dims:
         number = call.args[0]
-        help = f"name it: `{name}[{dim}]({number.span.text})`; without a number too, those are "
-        help += "taken that `accumulate` counts"
+        help = (
+            f"name it: `{name}[{dim}]({number.span.text}{options})`; without a number too, those "
+        )
+        help += "are taken that `accumulate` counts"
         fail("MD0535", "which dim is cut into micro-batches is not said", number.span, help=help)
     if call.args:
         return declared_integer(call.args[0], declarations, MOST)
@@ -117,7 +120,7 @@ def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | Non
         return None
     if table is not None:
         return table.schedule.micro
-    help = f"write the number: `{name}[{dim}](8)`"
+    help = f"write the number: `{name}[{dim}](8{options})`"
     message = f"into how many micro-batches `{dim}` is cut is not said"
     fail("MD0535", message, call.span, help=help)
 
@@ -142,14 +145,15 @@ def _option(
     name, options = keyword.name, list(readers)
     if name.text not in readers:
         others = [n for n, r in schedules().items() if name.text in r.options]
-        beside = f"; {', '.join(f'`{n}`' for n in others)} take it" if others else ""
+        verb = "takes" if len(others) == 1 else "take"
+        beside = f"; {', '.join(f'`{n}`' for n in others)} {verb} it" if others else ""
         help = did_you_mean(name.text, options) or f"there are {', '.join(options)}{beside}"
         message = f"schedule `{call.function.text}` has no option `{name.text}`"
         fixes = spelled_right(name.span, name.text, options)
         fail("MD0533", message, name.span, help=help, fixes=fixes)
     value = readers[name.text](keyword.value)
     if value is None:
-        help = f"write {_FORMS.get(name.text, f'`{name.text}=2`')}"
+        help = f"write {_FORMS.get(name.text, f'a number from 1: `{name.text}=2`')}"
         message = f"the option `{name.text}` has no such value"
         fail("MD0533", message, keyword.value.span, help=help)
     return name.text, value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -194,8 +194,8 @@ def _lint_schedule(
     if not _has_stages(program, layout):
         return
     accumulated = program.goal.optimizer.accumulate if program.goal else 1
-    diagnostics.add(*_lint_cuts(use, program, layout, accumulated, {r.dim for r in rules}))
     piped = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in rules}
+    diagnostics.add(*_lint_cuts(use, program, layout, accumulated, piped))
     for dim, devices in piped.items():
         if devices > 1 and not diagnostics.errors:
             micro = accumulated * (use.micro or 1)
@@ -228,12 +228,12 @@ def _lint_cut_network(
     if not _has_stages(program, layout):
         return
     accumulated = program.goal.optimizer.accumulate if program.goal else 1
-    diagnostics.add(*_lint_cuts(use, program, layout, accumulated, set()))
+    devices = layout.mesh.size_or_one(cuts[0].axis)
+    diagnostics.add(*_lint_cuts(use, program, layout, accumulated, {"": devices}))
     if use.layers:
         message = "`layers=` divides the iterations of a loop, and rules cut this network"
         help = "leave it out; a stage begins where its rule says"
         diagnostics.add(Diagnostic("MD0538", message, use.span, help=help))
-    devices = layout.mesh.size_or_one(cuts[0].axis)
     if devices > 1 and not diagnostics.errors:
         diagnostics.of(partial(_check_table, use, 0, devices, accumulated * (use.micro or 1)))
 
@@ -268,11 +268,15 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
 
 
 def _lint_cuts(
-    use: ScheduleUse, program: NamedProgram, layout: Layout, accumulated: int, piped: Set[str]
+    use: ScheduleUse,
+    program: NamedProgram,
+    layout: Layout,
+    accumulated: int,
+    piped: Mapping[str, int],
 ) -> Iterator[Diagnostic]:
     """What is wrong with the dims that a schedule cuts, and with their micro-batches.
 
-    `piped` are the dims on the stages.
+    `piped` are the dims on the stages (empty: a network that rules cut), with the devices of each.
     """
     sizes = {d.name: d.size for v in values_of(program) for d in v.type.dims}
     for dim in use.dims:
@@ -293,27 +297,46 @@ def _lint_cuts(
                 if rule.dim == dim and not rule.selector
             )
             part = sizes[dim] // ways if sizes[dim] % ways == 0 else sizes[dim]
-            help = f"numbers that fit: {_near_divisors(part, use.micro)}"
+            fitting = [
+                n
+                for n in _near(divisors(part), use.micro, MOST_TRIED)
+                if all(d == 1 or _has_table(use, d, accumulated * n) for d in piped.values())
+            ]
+            near = ", ".join(map(str, _near(fitting, use.micro, 2)))
+            help = f"numbers that fit: {near}" if near else f"give `{dim}` another size"
             place = layout.declared.get(("dim", dim))
             related = () if place is None else (place,)
             yield Diagnostic("MD0534", message, use.span, related=related, help=help)
     if use.micro is None and accumulated == 1:
         message = f"`{use.name}` does not say what its micro-batches are, and none are accumulated"
-        help = f"cut a dim: `{use.name}[batch](8)`, or write `accumulate=8` to the optimizer"
+        cut = replace(use, dims=("batch",), micro=8)
+        help = f"cut a dim: `{cut}`, or write `accumulate=8` to the optimizer"
         yield Diagnostic("MD0535", message, use.span, help=help)
 
 
-def _near_divisors(size: int, number: int) -> str:
-    """The divisors of a size around a number."""
-    every = divisors(size)
-    at = bisect.bisect(every, number)
-    return ", ".join(map(str, every[max(0, at - 2) : at + 2]))
+MOST_TRIED = 6
+"""Divisors on each side of a number for which a message tries whether there is a schedule."""
+
+
+def _near(numbers: list[int], number: int, most: int) -> list[int]:
+    """Of ascending numbers, at most so many on each side of a number."""
+    at = bisect.bisect(numbers, number)
+    return numbers[max(0, at - most) : at + most]
 
 
 def divisors(size: int) -> list[int]:
     """The numbers that divide a size, ascending."""
     small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
     return sorted({*small, *(size // n for n in small)})
+
+
+def _has_table(use: ScheduleUse, devices: int, micro: int) -> bool:
+    """Whether a schedule can be made for so many devices and micro-batches."""
+    try:
+        use.verified(devices, micro)
+    except DiagnosticError:
+        return False
+    return True
 
 
 def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> None:
@@ -388,9 +411,7 @@ def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
     help = did_you_mean(declared, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
     if declared in axes:
-        message = (
-            f"no rule of the layout cuts `{declared}` so that there is `{axis}`; it does nothing"
-        )
+        message = f"no rule of the layout names a part `{axis}` of `{declared}`; it does nothing"
         help = f"name the part in a rule, `DIM -> {axis}`; or write `{declared}`"
     fixes = _spelled(rule.span, declared, axes)
     return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)

@@ -20,7 +20,7 @@ from meshdsl.ir.program import OpKind, block_loops, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value
 from meshdsl.named.one_batch import Samples
-from meshdsl.placed.layout import STORAGE, Layout, Rule
+from meshdsl.placed.layout import STORAGE, Layout, Rule, nearest
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.settings import StageRule
 from meshdsl.records import dataclass
@@ -284,12 +284,10 @@ def _refuse_one_stage(use: ScheduleUse | None, rule: Rule, loop: NamedLoop) -> N
 
 def _ordered(pipe: Piped, program: NamedProgram, layout: Layout) -> Piped:
     """The pipeline with the stages of each device, where a device program can have them."""
-    use, goal = pipe.use, program.goal
+    use = pipe.use
     if use is None:
         return pipe
-    assert pipe.cut or goal, "without a cut, the optimizer accumulates"
-    micro = pipe.cut.micro if pipe.cut else goal.optimizer.accumulate if goal else None
-    table = use.verified(layout.mesh.size(pipe.axis), micro)
+    table = use.verified(layout.mesh.size(pipe.axis), _count_of_micro(pipe, program))
     order = tuple(stage for stages in table.held for stage in stages)
     if not_built(table) or order == tuple(range(table.schedule.devices)):
         return pipe
@@ -347,7 +345,31 @@ def _above(sizes: list[int], stages: int) -> list[int]:
     return [n for n in sizes if n > stages][:1]
 
 
-def _sized(pipe: Piped, size: int, mesh: Mesh) -> Piped:
+def _count_of_micro(pipe: Piped, program: NamedProgram) -> int:
+    """How many micro-batches a pipeline with a schedule has."""
+    if pipe.cut:
+        return pipe.cut.micro
+    assert program.goal, "without a cut, the optimizer accumulates"
+    micro: int = program.goal.optimizer.accumulate
+    return micro
+
+
+def _with_other_options(pipe: Piped, size: int, mesh: Mesh, program: NamedProgram) -> list[str]:
+    """Options of the schedule that give it a number of stages that divides a size, as written."""
+    use, ways = pipe.use, list[str]()
+    assert use is not None, "a schedule has given the stages their order"
+    for option, value in itertools.product(use.counts, range(1, MOST_SHOWN + 1)):
+        other = replace(use, options={**use.options, option: value})
+        try:
+            table = other.verified(mesh.size(pipe.axis), _count_of_micro(pipe, program))
+        except DiagnosticError:
+            continue
+        if size % table.schedule.stages == 0 and not not_built(table):
+            ways.append(f"`{option}={value}` ({counted(table.schedule.stages, 'stage')})")
+    return ways
+
+
+def _sized(pipe: Piped, size: int, mesh: Mesh, program: NamedProgram) -> Piped:
     """The pipeline with the iterations of each stage, of a loop of a size. Raises MD0334."""
     layers = pipe.use.layers if pipe.use else ()
     stages = pipe.stages(mesh)
@@ -356,12 +378,14 @@ def _sized(pipe: Piped, size: int, mesh: Mesh) -> Piped:
         return replace(pipe, sizes=layers if len(set(layers)) > 1 else ())
     if size % stages == 0:
         return pipe
-    devices = mesh.size(pipe.axis) if pipe.order else 1
-    sizes = [n for n in range(1, size + 1) if size % n == 0]
-    sizes = [n for n in sizes if n % devices == 0] or [1]
-    near = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
-    some = counted(near[-1], "stage").split(" ", 1)[1]
-    help = f"take {' or '.join(map(str, near))} {some}{' in all' if pipe.order else ''}"
+    if pipe.order:
+        ways = _with_other_options(pipe, size, mesh, program)
+        near = " or ".join(map(str, nearest(size, stages)))
+        help = f"write {' or '.join(ways)}" if ways else f"give `{pipe.dim}` the size {near}"
+    else:
+        sizes = [n for n in range(1, size + 1) if size % n == 0]
+        counts = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
+        help = f"take {' or '.join(map(str, counts))} {'stage' if counts[-1] == 1 else 'stages'}"
     if size > stages:
         help += f'; or say how many each has, in its schedule: `layers="{shared(size, stages)}"`'
     message = f"`{pipe.dim}` of size {size} does not divide over {stages} stages of `{pipe.axis}`"
@@ -402,7 +426,7 @@ def shared(size: int, stages: int) -> str:
 
 def _checked(program: NamedProgram, first: NamedLoop, layout: Layout, found: Piped) -> Piped:
     """The pipeline, unless several loops would be on the stages at once, or blocks differ."""
-    found = _sized(found, first.dim.size, layout.mesh)
+    found = _sized(found, first.dim.size, layout.mesh, program)
     forward = [
         loop for loop, _ in _loops(program.body, ()) if found.cuts(loop) and loop.phase == "forward"
     ]
@@ -425,7 +449,9 @@ def _checked(program: NamedProgram, first: NamedLoop, layout: Layout, found: Pip
 
 def _apart(loops: list[NamedLoop], found: Piped, mesh: Mesh) -> str:
     """The ways out of several loops over the stages: of two stages each loop may have one."""
-    other_dim = "give one of them another dim: it is then on one stage"
+    other_dim = (
+        f"write one of them over another dim, `dim other = {found.dim}`: it is then on one stage"
+    )
     before = {c.result.name for c in loops[0].carries}
     begins = next((c.result.name for c in loops[1].carries if c.result.name not in before), None)
     if begins is None or len(loops) > 2 or mesh.size(found.axis) > 2:

@@ -53,6 +53,11 @@ class ScheduleUse:
         return cast(tuple[int, ...], self.options.get("layers", ()))
 
     @property
+    def counts(self) -> tuple[str, ...]:
+        """The options that the schedule counts by; a declared table has none."""
+        return () if self.table is not None else tuple(schedules()[self.name].options)
+
+    @property
     def asynchronous(self) -> bool:
         """Whether parameters are updated on the way."""
         return self.updates and not self.forward

@@ -250,12 +250,14 @@ def test_a_sum_of_products_is_bound_by_memory() -> None:
 
 
 def test_attention_runs_on_the_units_for_products() -> None:
-    q, k = _type(batch=8, seq=4096, key=128), _type(batch=8, mem=4096, key=128)
-    flops = 4 * 8 * 4096 * 4096 * 128
-    timing = Timing(H100, _mesh(x=2))
-    for causal, computed in (((), flops), ((Dim("seq", 4096),), flops / 2)):
-        dims = (Dim("key", 128), Dim("mem", 4096))
-        attrs = {"dims": dims, "key": "key", "mem": "mem", "scale": None, "causal": causal}
+    """A triangle is half of the scores where the kernel knows it; a mask leaves nothing out."""
+    timing, seq, mem = Timing(H100, _mesh(x=2)), Dim("seq", 4096), Dim("mem", 4096)
+    key, k = Dim("key", 128), _type(kv=8, mem=4096, key=128)
+    for causal, group, computed in (((), 1, 1.0), ((seq,), 1, 0.5), ((seq,), 2, 1.0)):
+        heads = (Dim("kv", 8), *([Dim("group", group)] if group > 1 else []))
+        q = TensorType((*heads, seq, key), k.dtype)
+        attrs = {"dims": (key, mem), "out": q.dims, "scale": None, "causal": causal}
+        flops = 4 * 8 * group * 4096 * 4096 * 128
         found = timing.operator(lookup("attention"), Signature((q, k, k), (q,), attrs), flops)
         assert found.bound == "compute"
-        assert found.seconds == pytest.approx(computed / (989e12 * 0.34) + 7e-6)
+        assert found.seconds == pytest.approx(computed * flops / (989e12 * 0.34) + 7e-6)

@@ -285,4 +285,4 @@ def test_more_rows_than_promised_are_refused_before_they_are_sent() -> None:
     assert len(told) == 1, told
     ((code, message, help),) = told
     assert (code, message) == ("MD0803", "test.mdsl:20: 16 rows are more than `rows=15` promises")
-    assert "all blocks of a group" in str(help)
+    assert "in total" in str(help)
