@@ -31,6 +31,7 @@ def attention_lse(
     that may look somewhere (0).
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    q, k, v = _dense(q), _dense(k), _dense(v)
     is_fused = _has_kernel(q, k, v)
     # Beside the number that hides a position, scores vanish: such a row is uniform by itself.
     is_uniform = is_fused and q.dtype != torch.float16
@@ -40,8 +41,7 @@ def attention_lse(
     if is_fused:
         bias = None if mask is None else _bias(mask, q)
         on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        operands = (_dense(q), _dense(k), _dense(v))
-        o, lse = on_cpu(*operands, 0.0, causal, attn_mask=bias, scale=scale)
+        o, lse = on_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     elif kernel := _gpu_kernel(q, k, v, mask, causal, scale):
         o, lse = _on_gpu(kernel, q, k, v, causal, scale)
     elif q.device.type != "cpu":
@@ -127,6 +127,8 @@ def attention_grad(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `attention_lse` by q, k and v, from `do`, that by its first result `o`."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    # The kernel is chosen by strides, too: so both passes choose alike.
+    q, k, v = _dense(q), _dense(k), _dense(v)
     sees = None
     if mask is not None:
         sees = (lse > MASKED / 2)[..., None]
@@ -135,7 +137,7 @@ def attention_grad(
     if _has_kernel(q, k, v):
         bias = None if mask is None else _bias(mask, q)
         on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        operands = (_dense(do), _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous())
+        operands = (_dense(do), q, k, v, _dense(o), lse.contiguous())
         dq, dk, dv = on_cpu(*operands, 0.0, causal, attn_mask=bias, scale=scale)
     elif kernel := _gpu_kernel(q, k, v, mask, causal, scale):
         dq, dk, dv = _grad_on_gpu(kernel, do, q, k, v, o, lse, causal, scale)
