@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -16,14 +15,15 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.layout import axes_of, resolve_mesh
 from meshdsl.placed.place import check_policy
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 
-if TYPE_CHECKING:
-    pass
-
 OPTIONS = {"layout": "--layouts", "sbp": "--sbp"}
+
+MOST_LAYOUTS = 4
+"""The layouts of a file that are compared where none are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,34 @@ def wishes(
     sbps: str | None,
     policies: str | None,
     default: str,
+    mesh: str | None = None,
 ) -> tuple[Wish, ...]:
     """The requested columns: the product of the options.
 
-    By default: the first layout, its program as positional SBP, and reduced immediately.
+    By default the layouts of the file on the mesh of the first, at most `MOST_LAYOUTS`. Where there
+    is one, or one is named: its program, the same as positional SBP, and reduced immediately.
     Raises a diagnostic for an unknown name, and for a column that is requested twice.
     """
     reduces = [part for part, _ in _policies(policies)] if policies is not None else [default]
     placed = [*_named(declarations, "layout", layouts), *_named(declarations, "sbp", sbps)]
-    if placed or policies is not None:
+    if len(placed) > 1 or policies is not None:
         first = placed or [_first(declarations)]
         return tuple(Wish(kind, name, policy) for kind, name in first for policy in reduces)
-    kind, name = _first(declarations)
+    kind, name = placed[0] if placed else _first(declarations)
     now = Wish(kind, name, default)
+    fitting = layouts_on(declarations, mesh)
+    if len(fitting) > 1 and not placed:
+        return tuple(replace(now, name=name) for name in fitting[:MOST_LAYOUTS])
     derived = (replace(now, positional=True),) if kind == "layout" else ()
     return (now, *derived, replace(now, reduce="immediate"))
+
+
+def layouts_on(declarations: Declarations, mesh: str | None) -> list[str]:
+    """The layouts of a file all of whose axes are on a mesh: on that of the first one for None."""
+    if not declarations.layouts:
+        return []
+    axes = set(resolve_mesh(declarations, mesh, next(iter(declarations.layouts))).names)
+    return [name for name in declarations.layouts if axes_of(declarations, name) <= axes]
 
 
 def _first(declarations: Declarations) -> tuple[str, str | None]:

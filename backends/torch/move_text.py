@@ -106,7 +106,7 @@ class MoveText:
         most = "at most " if isinstance(node, Move) and node.rows is not None else ""
         sent = f"{node.step.kind}, {most}{node.wire:,} B sent"
         if isinstance(node, Move):
-            self.out.comment(f"{sent}: {_cause(node)}")
+            self.out.comment(f"{sent}: {node.cause}")
             return
         self.out.comment(f"{sent} in a bucket of {len(node.moves)}:")
         whys: dict[str, list[Move]] = {}
@@ -115,7 +115,7 @@ class MoveText:
         for why, moves in whys.items():
             targets = (self.stack_of.get(move.target, move.target) for move in moves)
             names = ", ".join(map(self.state.variables.of, targets))
-            self.out.comment(f"{names}: {why if len(moves) > 1 else _cause(moves[0])}")
+            self.out.comment(f"{names}: {why if len(moves) > 1 else moves[0].cause}")
 
     def _assign_targets(self, node: Collective, text: str) -> None:
         if node.step.moves or node.step.kind == "window":
@@ -388,15 +388,10 @@ def _is_uneven(node: Move, mesh: Mesh) -> bool:
     return any(p.is_uneven(d, type_.size(d), mesh) for p in both for d in dims)
 
 
-def _cause(move: Move) -> str:
-    """The first clause of a move's reason; `explain` has the rest."""
-    return move.why.partition(";")[0]
-
-
 def _cause_of_each(move: Move) -> str:
     """The same for one of several moves: where it says how the source is stored, without its name.
 
     So moves of tensors that are stored alike have one cause.
     """
-    cause, said = _cause(move), f"`{move.source.value.label}` is stored "
+    cause, said = move.cause, f"`{move.source.value.label}` is stored "
     return f"each is stored {cause.removeprefix(said)}" if cause.startswith(said) else cause

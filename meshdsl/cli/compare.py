@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
+    from meshdsl.report.document import Block
     from meshdsl.report.schema import ComparisonFacts
 
 
@@ -83,7 +85,12 @@ def compare_columns(
     from meshdsl.report.comparison import NOT_RUN, compare
 
     asked = columns.wishes(
-        made.declarations, given.layouts, given.sbp, given.reduce, made.options.reduce
+        made.declarations,
+        given.layouts,
+        given.sbp,
+        given.reduce,
+        made.options.reduce,
+        made.options.mesh,
     )
     with common.patience(f"compiling {made.source.name} in {len(asked)} columns"):
         compiled = columns.compile_columns(made, asked)
@@ -102,10 +109,22 @@ def _show(compared: ComparisonFacts, made: Compilation, given: Compare) -> None:
     if given.json:
         common.print_json(compared)
     elif given.html is None:
-        print_document(comparison(compared, made.source))
+        print_document((*comparison(compared, made.source), *_others(compared, made, given)))
     else:
         typer.echo(text((line(sentence(compared)), *measured(compared["run"]))))
         common.say(f"wrote {given.html}; open it in a browser")
+
+
+def _others(compared: ComparisonFacts, made: Compilation, given: Compare) -> Iterator[Block]:
+    """The layouts that stand beside those of the columns, where none were named."""
+    from meshdsl.columns import layouts_on
+    from meshdsl.report.document import Gap, line
+
+    shown = {column["layout"] for column in compared["columns"]}
+    others = [n for n in layouts_on(made.declarations, made.options.mesh) if n not in shown]
+    if others and not (given.layouts or given.sbp or given.reduce):
+        yield Gap()
+        yield line(f"Also on this mesh: {', '.join(others)}. `--layouts A,B` chooses.", "muted")
 
 
 def _write(html: Path, compared: ComparisonFacts, made: Compilation) -> None:

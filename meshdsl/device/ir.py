@@ -112,7 +112,7 @@ class Compute(Statement, ir.Op[Var]):
 
 def known_words(cause: str = "") -> placed.Words:
     """The words of a step whose cause is known as soon as it is emitted."""
-    return lambda: cause
+    return lambda: (cause,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +120,7 @@ class Move(Statement):
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
     `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device
-    (`traffic.py`: those of each). `words` finds its cause, when it is first read.
+    (`traffic.py`: those of each). `words` finds its cause when that is first read.
     A gather may write `into` the memory of a variable that nothing reads any more; the target has
     the name of that. An all_to_all may send `rows` by number: `wire` is then the most.
     """
@@ -138,8 +138,13 @@ class Move(Statement):
 
     @property
     def why(self) -> str:
-        """The cause of the step."""
-        return self.words()
+        """The cause of the step, who needs it, and the next best way."""
+        return "; ".join(self.words())
+
+    @property
+    def cause(self) -> str:
+        """The cause of the step alone."""
+        return self.words()[0]
 
     def counted(self, mesh: Mesh) -> Move:
         """The move with the bytes of its step on a mesh."""

@@ -279,6 +279,7 @@ def _squares(name: str, meaning: str, elsewhere: Mapping[str, kit.Spelling], *, 
         adds_up=not mean,
         spelled=elsewhere,
         meaning=meaning,
+        words=f"the {'mean' if mean else 'sum'} of squares",
     )
 
 

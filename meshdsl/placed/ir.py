@@ -37,11 +37,11 @@ class PlacedTensor:
         return self.placement.local(self.value.type, mesh)
 
 
-Words = Callable[[], str]
-"""The cause of a communication, in words.
+Words = Callable[[], tuple[str, ...]]
+"""The clauses that say why something is sent: the cause, who needs it, and what else there is.
 
-It is found when it is first read: that needs the next best route, and most placed programs are
-never shown.
+They are found when they are first read: that needs the next best route, and most placed programs
+are never shown.
 """
 
 

@@ -458,28 +458,30 @@ def _suiting_mesh(declarations: Declarations, layout: str | None, sbp: str | Non
         counts = {len(e.components) for e in declarations.sbps[sbp].entries}
         fitting = (n for n, m in meshes.items() if counts <= {len(m.axes)})
         return next(fitting, next(iter(meshes)))
-    rules, cuts = _asked_rules(declarations, layout)
-    axes = {axis.partition(".")[0] for rule in rules for axis in rule.axes}
-    for cut in cuts:
-        axes.add(cut.axis)
+    axes = axes_of(declarations, layout)
     lacking = {name: axes - {a.name.text for a in node.axes} for name, node in meshes.items()}
     return min(lacking, key=lambda name: len(lacking[name]))
 
 
-def _asked_rules(
-    declarations: Declarations, layout: str | None
-) -> tuple[Iterable[Rule], tuple[StageRule, ...]]:
-    """The rules and stages of a layout, by name or written out; none of one that there is not."""
+def axes_of(declarations: Declarations, layout: str | None) -> set[str]:
+    """The axes that a layout names, by its name or written out; those of the first for None.
+
+    None of a layout that there is not.
+    """
     if layout is None:
         layout = next(iter(declarations.layouts), "")
-    if layout in declarations.layouts:
-        node = declarations.layouts[layout]
-    elif is_of_language(layout):
-        node = _parsed(layout, "--layout")
+    cuts: tuple[StageRule, ...] = ()
+    rules: Iterable[Rule]
+    if layout in declarations.layouts or is_of_language(layout):
+        node = declarations.layouts.get(layout) or _parsed(layout, "--layout")
+        asked = collect_declared(node, declarations, Diagnostics())
+        rules, cuts = asked.rules, asked.cuts
     else:
-        return (_rules_of_text(layout, "--layout") if ":" in layout else ()), ()
-    asked = collect_declared(node, declarations, Diagnostics())
-    return asked.rules, asked.cuts
+        rules = _rules_of_text(layout, "--layout") if ":" in layout else ()
+    axes = {axis.partition(".")[0] for rule in rules for axis in rule.axes}
+    for cut in cuts:
+        axes.add(cut.axis)
+    return axes
 
 
 def mesh_of(node: ast.MeshDecl, declarations: Declarations) -> Mesh:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import lookup
+from meshdsl.placed.ir import Words
 from meshdsl.placed.layout import SplitCause
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.settings import Setting
@@ -55,7 +56,7 @@ def _runner_up(ask: Ask) -> str:
     return f"{which} sends {other.cost:,} B per device"
 
 
-CARRIED = ("it is carried partial through the loop",)
+CARRIED = ("the loop carries it as a partial sum",)
 STAGED = ("each stage has its own part of it",)
 KEPT = ("it is kept in parts, as what is added to it",)
 ANNOTATED = ("the `sbp` block says so",)
@@ -76,8 +77,8 @@ def summed(op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]) -> tup
     return tuple(parts)
 
 
-def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> str:
-    """The cause of a reshard."""
+def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[str, ...]:
+    """The clauses that say why a reshard is there, its cause first."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
         text = ", and ".join(facts.partial) or "each device holds a part"
@@ -89,18 +90,18 @@ def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> str:
         text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"
     else:
         text, tail = _split_by(route, facts), _moved_for(ask, route)
-    return "; ".join(part for part in (text, tail, _runner_up(ask)) if part)
+    return tuple(clause for clause in (text, tail, _runner_up(ask)) if clause) or ("",)
 
 
-def in_dtype(words: Callable[[], str], setting: Setting) -> str:
+def in_dtype(words: Words, setting: Setting) -> tuple[str, ...]:
     """The words of a reduction that is done in another dtype than that of the tensor."""
-    return f"{words()}; in {setting.value}, by {_rule(SplitCause(str(setting), setting.span))}"
+    return (*words(), f"in {setting.value}, by {_rule(SplitCause(str(setting), setting.span))}")
 
 
-def gathered_again(setting: Setting, kept: int, whole: int) -> str:
+def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
     """The cause of a gather of the backward pass, which stores `kept` bytes in place of `whole`."""
     by = _rule(SplitCause(str(setting), setting.span))
-    return f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered"
+    return (f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered",)
 
 
 def _reduced_for(ask: Ask) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from meshdsl.carets import to_json
 from meshdsl.columns import Column, Wish
@@ -360,6 +360,7 @@ def comparison(compared: schema.ComparisonFacts, source: Source) -> doc.Document
     """The comparison as a document, with measurements (`run`)."""
     return (
         doc.line(sentence(compared), "strong"),
+        *verdict(compared),
         doc.Gap(),
         *headings(compared),
         doc.Gap(),
@@ -382,6 +383,33 @@ def sentence(compared: schema.TableFacts) -> str:
         return f"{head}: placements, routes and bytes are the same in all.{failed}"
     verb = "differs" if unlike == 1 else "differ"
     return f"{head}: {unlike} of {doc.counted(len(statement_rows), 'statement')} {verb}.{failed}"
+
+
+def verdict(compared: schema.TableFacts) -> Iterator[doc.Paragraph]:
+    """What each other program sends, holds and takes compared with the first, in a sentence."""
+    works = [c for c in compared["columns"] if "totals" in c and not c["same_as"]]
+    for column in works[1:]:
+        of_both = zip(_predicted(works[0]), _predicted(column), strict=True)
+        changes = [
+            f"{verb} {said(abs(other - one))} {'more' if other > one else 'less'}"
+            for (verb, said, one), (_, _, other) in of_both
+            if one != other
+        ]
+        if changes:
+            *before, last = changes
+            told = f"{', '.join(before)} and {last}" if before else last
+            yield doc.line(f"Per device {column['letter']} {told} than {works[0]['letter']}.")
+
+
+def _predicted(column: schema.CompiledColumn) -> list[tuple[str, Callable[[Any], str], float]]:
+    """What a program sends and holds, and how long it takes where that is predicted."""
+    amounts: list[tuple[str, Callable[[Any], str], float]] = [
+        ("sends", doc.human, column["totals"]["wire_bytes"]),
+        ("holds", doc.human, column["memory"]["peak"]),
+    ]
+    if "time" in column:
+        amounts.append(("takes", doc.duration, column["time"]["seconds"]))
+    return amounts
 
 
 def headings(compared: schema.TableFacts) -> Iterator[doc.Item]:

@@ -66,10 +66,10 @@ def explanation(report: ReportFacts, sources: Mapping[str, Source]) -> Document:
     return (*summary(report), lines, Gap(), *_totals_of(report))
 
 
-def summary(report: ReportFacts) -> Iterator[Block]:
-    """Two sentences, what is sent and what sends the most; then axes that are of no use."""
+def summary(report: ReportFacts, largest: bool = True) -> Iterator[Block]:
+    """What is sent, and the `largest` of what sends it; then axes that are of no use."""
     yield line(sentence(report), "strong")
-    if report["collectives"]:
+    if report["collectives"] and largest:
         yield line(_largest(report))
     if "bounded" in report:
         yield line(f"There may be cheaper ways: {report['bounded']} was looked at.")
@@ -126,15 +126,19 @@ def compressed(report: ReportFacts) -> Iterator[Block]:
         )
 
 
-def planned(report: ReportFacts) -> Iterator[Block]:
-    """The objective of the plan, and the extent of its search; nothing where nothing is sent."""
+def planned(report: ReportFacts, brief: bool = False) -> Iterator[Block]:
+    """The claim of the plan, and unless `brief` its objective and the extent of its search.
+
+    Nothing where nothing is sent.
+    """
     plan = report["plan"]
     if not plan or not report["collectives"]:
         return
     message = plan["message_bytes"]
     cost = f"bytes + {human(message)} for each collective before bucketing" if message else "bytes"
     cost = "predicted time" if "objective" in plan else cost
-    yield line(f"{plan['claim']} (counted: {cost}; searched: {plan['searched']}).")
+    more = "" if brief else f" (counted: {cost}; searched: {plan['searched']})"
+    yield line(f"{plan['claim']}{more}.")
     if remedies := report["remedies"]:
         yield line("Rules that make it send less:")
         yield from (_headed(" ", remedy["summary"]) for remedy in remedies[:MOST_REMEDIES])
@@ -198,8 +202,9 @@ def section(
     tensors: Sequence[TensorFacts],
     collectives: Sequence[CollectiveFacts],
     apart: bool = True,
+    brief: bool = False,
 ) -> Section:
-    """A source line, and below it tensors and collectives."""
+    """A source line, and below it tensors and collectives, these in three lines each if `brief`."""
     file, number = place
     gutter = _gutter(report, sources)
     where = "" if file == next(iter(sources), "") else f"{file} "
@@ -208,7 +213,8 @@ def section(
     items = [tensor_item(t, report["mesh"], gutter + 3, width) for t in tensors]
     items += [timed_item(t, gutter + 3) for t in _times_at(report, place)]
     named = {t["name"] for t in report["tensors"]}
-    sent = [collective_note(c, c["tensor"] in named, gutter + 3) for c in collectives]
+    note = brief_note if brief else collective_note
+    sent = [note(c, c["tensor"] in named, gutter + 3) for c in collectives]
     return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*items, *sent), apart)
 
 
@@ -321,25 +327,47 @@ def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     details += [("why", text) for text in _reasons(c, lambda part: part["why"])]
     details += [("remove it", text) for text in _remedies(c)]
-    items = (
-        Item((Piece(f"{label + ':':11}", "muted"),), (Piece(text),), indent=indent + 3)
+    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
+    head = (Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose))
+    return Note(head, _labelled(details, indent + 3), indent)
+
+
+def brief_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
+    """A collective in three lines: what it sends, the cause, and the best remedy, if there is one.
+
+    Of a bucket the cause is that of its largest tensor.
+    """
+    largest = max(c["parts"], key=lambda part: part["payload_bytes"], default=c)
+    details = [("why", largest["cause"]), *(("remove it", text) for text in _remedies(c)[:1])]
+    whose = _bucket(c) or (c["tensor"] if named else "a subexpression")
+    head = (Piece("=> ", "arrow"), *sending(c, whose, brief=True))
+    return Note(head, _labelled(details, indent + 3), indent)
+
+
+def _labelled(details: Sequence[tuple[str, str]], indent: int) -> tuple[Item, ...]:
+    return tuple(
+        Item((Piece(f"{label + ':':11}", "muted"),), (Piece(text),), indent=indent)
         for label, text in details
     )
-    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
-    return Note((Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose)), tuple(items), indent)
 
 
-def sending(c: CollectiveFacts, whose: str) -> Text:
-    """The text `all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+def sending(c: CollectiveFacts, whose: str, brief: bool = False) -> Text:
+    """The text `all_reduce sum of y over cols: 64 KiB sent per device`.
+
+    If `brief`, `all_reduce sum of y over cols: 64 KiB`.
+    """
     phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
     op = f" {c['op']}" if c["op"] else ""
     head = f"{c['kind']}{op} of {whose} over {'+'.join(c['axes'])}{phase}"
-    return (Piece(head, "sent"), Piece(f": {_sent(c)}", "amount"))
+    trips = "" if c["count"] == 1 else f" in {c['count']} trips"
+    most = "at most " if "balanced_bytes" in c else ""
+    amount = f"{most}{human(c['wire_bytes'])}{trips}" if brief else _sent(c)
+    return (Piece(head, "sent"), Piece(f": {amount}", "amount"))
 
 
 def _bucket(c: CollectiveFacts) -> str:
-    """The text `3 tensors in a bucket`; empty for a collective on one tensor."""
-    return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
+    """The text `3 tensors in one bucket`; empty for a collective on one tensor."""
+    return f"{counted(len(c['parts']), 'tensor')} in one bucket" if c["parts"] else ""
 
 
 def _parts(c: CollectiveFacts) -> list[tuple[str, str]]:
@@ -375,12 +403,12 @@ def _remedies(c: CollectiveFacts) -> list[str]:
 
 
 def _sent(c: CollectiveFacts) -> str:
-    """`64 KiB (65,536 B) sent per device`; in a loop per iteration, and in total."""
+    """`64 KiB sent per device`; in a loop per iteration, and in total."""
     meanwhile = " while it computes" if c["overlapped"] else ""
     most = "at most " if "balanced_bytes" in c else ""
+    if c["count"] == 1:  # the digits are in the formula
+        return f"{most}{human(c['wire_bytes'])} sent per device{meanwhile}"
     total = f"{most}{exact(c['wire_bytes'])} sent per device{meanwhile}"
-    if c["count"] == 1:
-        return total
     each, trips = human(c["trip_bytes"]), f"{c['count']} trips"
     if c["trip_bytes"] * c["count"] > c["wire_bytes"]:  # of a device with blocks of several sizes
         return f"up to {each} a trip, in {trips} {total}"
@@ -449,26 +477,29 @@ def _headed(head: str, text: str) -> Item:
     return Item((Piece(f"{head} ", "strong"),), (Piece(text),))
 
 
-def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]:
-    """Rows of (what, name, bytes); `what`, `width` wide, is shown where it changes."""
+def _amounts(
+    rows: list[tuple[str, str, int]], width: int = 0, said: Callable[[int], str] = exact
+) -> Iterator[Item]:
+    """Rows of (what, name, bytes as `said`); `what`, `width` wide, is shown where it changes."""
     names = max((len(name) for _, name, _ in rows), default=0)
     before = ""
     for what, name, value in rows:
         label = what if what != before else ""
         before = what
         head = (Piece(f"  {label:{width}}", "muted"), Piece(f"{name:{names}}  ", "name"))
-        yield Item(head, (Piece(exact(value)),))
+        yield Item(head, (Piece(said(value)),))
 
 
-def held(memory: Mapping[str, int]) -> Iterator[Item]:
-    """The memory of a device at the worst moment, by kind."""
-    yield _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment")
+def held(memory: Mapping[str, int], brief: bool = False) -> Iterator[Item]:
+    """The memory of a device at the worst moment, by kind; all digits unless `brief`."""
+    said = human if brief else exact
+    yield _headed("Held per device:", f"{said(memory['peak'])} at the worst moment")
     words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
     if memory["grads_later"]:
-        words["grads"] = f"gradients, of {human(memory['grads'])}"
+        words["grads"] = f"gradients so far, of {human(memory['grads'])}"
     amounts = at_peak(memory)
     shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
-    yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])
+    yield from _amounts([("", words[kind], amounts[kind]) for kind in shown], said=said)
 
 
 def frozen(report: ReportFacts) -> Iterator[Block]:

@@ -6,9 +6,7 @@ one, unless asked otherwise, what sends the most and the memory.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Source, did_you_mean, fail
@@ -17,10 +15,6 @@ from meshdsl.report.document import (
     Block,
     Document,
     Gap,
-    Item,
-    Note,
-    Piece,
-    Section,
     Table,
     human,
     line,
@@ -46,9 +40,6 @@ TOP = 5
 
 SHORT = 24
 """The tensors of a short report, those in buckets counted."""
-
-ALIKE = 3
-"""The details of one kind, such as tensors of a bucket, that an excerpt shows of a collective."""
 
 NEAR = 2
 """The lines before and after an empty one that are named."""
@@ -98,20 +89,22 @@ def _is_short(report: ReportFacts, sources: Mapping[str, Source]) -> bool:
 def _excerpt(
     report: ReportFacts, sources: Mapping[str, Source], top: int, rest: str
 ) -> Iterator[Block]:
-    """The summary, the collectives that send the most, the largest first, and the memory."""
-    yield from summary(report)
+    """The summary, the lines of the collectives that send the most, and the memory."""
+    yield from summary(report, largest=False)
     most, others = _largest(report["collectives"], top)
-    groups = itertools.groupby(most, key=place_of)
+    by_place: dict[tuple[str, int], list[CollectiveFacts]] = {}
+    for c in most:
+        by_place.setdefault(place_of(c), []).append(c)
     sections = (
-        section(report, sources, place, (), [_by_size(c) for c in collectives])
-        for place, collectives in groups
+        section(report, sources, place, (), collectives, brief=True)
+        for place, collectives in by_place.items()
     )
-    yield Table(tuple(map(_shortened, sections)))
+    yield Table(tuple(sections))
     yield Gap()
     yield from _left_out(others)
-    yield from planned(report)
+    yield from planned(report, brief=True)
     yield Gap()
-    yield from held(report["memory"])
+    yield from held(report["memory"], brief=True)
     yield from frozen(report)
     yield from away(report)
     yield from by_stage(report)
@@ -125,30 +118,6 @@ def _largest(
     """The `top` collectives that send the most, in order, and the others."""
     found = sorted(collectives, key=lambda c: -c["wire_bytes"])
     return found[:top], found[top:] if top is not None else []
-
-
-def _by_size(c: CollectiveFacts) -> CollectiveFacts:
-    """A collective with the largest tensors of its bucket first."""
-    return {**c, "parts": sorted(c["parts"], key=lambda part: -part["payload_bytes"])}
-
-
-def _shortened(found: Section) -> Section:
-    """A section whose collectives have at most `ALIKE` details of one kind."""
-    return replace(
-        found, body=tuple(_few(entry) if isinstance(entry, Note) else entry for entry in found.body)
-    )
-
-
-def _few(note: Note) -> Note:
-    details: list[Item] = []
-    for _, group in itertools.groupby(note.details, key=lambda item: item.head):
-        alike = list(group)
-        details += alike[:ALIKE]
-        if len(alike) > ALIKE:
-            head = (Piece(" " * len(alike[0].head[0].text)),)
-            text = f"… and {len(alike) - ALIKE:,} more"
-            details.append(Item(head, (Piece(text, "muted"),), indent=alike[0].indent))
-    return replace(note, details=tuple(details))
 
 
 def _left_out(others: Sequence[CollectiveFacts]) -> Iterator[Block]:

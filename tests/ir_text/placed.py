@@ -271,7 +271,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
             scan.expect(":")
             target = make({**self.type(scan), "value": source.value})
         route = self._route(line.inner, source)
-        return Reshard(source, target, route, line.span, str, phase, dtype)
+        return Reshard(source, target, route, line.span, lambda: ("",), phase, dtype)
 
     def _route(self, lines: list[IRLine], source: PlacedTensor) -> Route:
         here, steps = source.placement, list[c.Step]()

@@ -13,7 +13,8 @@ from meshdsl.columns import Column, Wish
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.ir import Reshard, walk
-from meshdsl.report.comparison import compare, positional, sentence
+from meshdsl.report.comparison import compare, positional, sentence, verdict
+from meshdsl.report.document import duration, human, plain
 from meshdsl.report.explanation import explain
 from tests.report.comparing import (
     NOW,
@@ -59,7 +60,7 @@ def test_routes_and_rows_add_up_to_the_totals(example: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_named_placements_are_those_of_the_compiler(case: Case) -> None:
-    (column,) = of_example(case.example, case.layout)
+    (column,) = of_example(case.example, case.layout, None, NOW)
     (found,) = compare([column], source(case.example))["columns"]
     assert column.made is not None
     assert "tensors" in found
@@ -97,7 +98,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize(("example", "layout"), WRITTEN)
 def test_what_has_to_be_written(example: str, layout: str) -> None:
-    (column,) = compare(of_example(example, layout), source(example))["columns"]
+    (column,) = compare(of_example(example, layout, None, NOW), source(example))["columns"]
     assert "annotations" in column
     rules, signatures = WRITTEN[example, layout]
     assert column["annotations"]["rules"] == rules
@@ -206,15 +207,16 @@ def test_a_row_differs_where_its_entries_do() -> None:
 # --- which columns there are -----------------------------------------------------------------
 
 ASKED = {
-    "default": (
-        (None, None, None),
-        [("hybrid", NOW), ("hybrid", NOW), ("hybrid", "immediate")],
+    "default": ((None, None, None), [("hybrid", NOW), ("data_parallel", NOW)]),
+    "one": (
+        ("data_parallel", None, None),
+        [("data_parallel", NOW), ("data_parallel", NOW), ("data_parallel", "immediate")],
     ),
     "layouts": (
         ("megatron, hybrid", None, None),
         [("megatron", NOW), ("hybrid", NOW)],
     ),
-    "empty": (("", None, None), [("none", NOW)]),
+    "empty": (("", None, None), [("none", NOW), ("none", NOW), ("none", "immediate")]),
     "policies": (
         (None, None, "immediate,deferred"),
         [("hybrid", "immediate"), ("hybrid", "deferred")],
@@ -237,8 +239,30 @@ def test_columns(name: str) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("example", SOME)
+def test_the_layouts_of_a_file_that_fit_one_mesh(example: str) -> None:
+    """What is compared where nothing is named compiles, on one mesh."""
+    columns = of_example(example)
+    assert all(c.works for c in columns)
+    assert len({c.made.placed.mesh for c in columns if c.made}) == 1
+
+
+def test_the_verdict_has_the_differences_of_the_totals() -> None:
+    facts = compared(of_example("mlp", cluster="h100"), source("mlp"))
+    one, other = facts["columns"]
+    (told,) = verdict(facts)
+    assert one["totals"]["wire_bytes"] - other["totals"]["wire_bytes"] == 65_536
+    held = other["memory"]["peak"] - one["memory"]["peak"]
+    waited = other["time"]["seconds"] - one["time"]["seconds"]
+    assert plain(told.text) == (
+        f"Per device B sends 64 KiB less, holds {human(held)} more and takes "
+        f"{duration(abs(waited))} {'more' if waited > 0 else 'less'} than A."
+    )
+    assert not [*verdict(compared(of_example("mlp", "hybrid"), source("mlp")))]
+
+
 def test_the_positional_column_is_the_same_program() -> None:
-    first, second, _ = of_example("mlp")
+    first, second, _ = of_example("mlp", "hybrid")
     assert second.wish.positional
     assert second.same_as == "A"
     assert second.made is first.made

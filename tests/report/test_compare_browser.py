@@ -249,7 +249,7 @@ def test_source_and_statements_follow_each_other(browser: Any, tmp_path: Path) -
 def test_without_javascript_the_table_is_there(browser: Any, tmp_path: Path) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        shown = Shown(browser, tmp_path / "mlp.html", example_page("mlp"))
+        shown = Shown(browser, tmp_path / "mlp.html", example_page("mlp", "hybrid"))
         assert not shown.one("#stepper").is_displayed()
         assert "[batch@rows, hidden@cols]" in shown.one("#rows").text
         assert "(S(0), S(1))" in shown.one("#rows").text

@@ -122,8 +122,8 @@ def test_data_survives_and_stays_data(value: Any) -> None:
 
 
 def test_data_is_what_was_compared() -> None:
-    found = json.loads(Page(example_page("mlp")).text("script id=data"))
-    facts = compared(columns_of(source("mlp"), Options()), source("mlp"))
+    found = json.loads(Page(example_page("mlp", "hybrid")).text("script id=data"))
+    facts = compared(columns_of(source("mlp"), Options(), "hybrid"), source("mlp"))
     assert found["rows"] == json.loads(json.dumps(facts["rows"]))
     assert [c["letter"] for c in found["columns"]] == ["A", "B", "C"]
 

@@ -107,7 +107,7 @@ def _spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> Any:
         return result
 
     monkeypatch.setattr(engines, "run", run)
-    columns = of_example("mlp")
+    columns = of_example("mlp", "hybrid")
     return compared(columns, source("mlp"), measure(columns, 0))
 
 
@@ -131,14 +131,14 @@ def test_a_difference_without_a_number_is_null(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nothing_is_called_equal_that_was_not_executed() -> None:
-    text = text_of(compared(of_example("mlp"), source("mlp")), source("mlp"))
+    text = text_of(compared(of_example("mlp", "hybrid"), source("mlp")), source("mlp"))
     assert text.endswith("Nothing was executed: no word on whether the values are equal.")
     assert "equal," not in text
     assert "equal up" not in text
 
 
 def test_a_program_shown_twice_is_executed_once() -> None:
-    run = measure(of_example("mlp"), 0)
+    run = measure(of_example("mlp", "hybrid"), 0)
     assert run["executed"] == ["A", "C"]
     assert run["between"][0]["max_error"] == 0
     said = text(tuple(measured(run)))

@@ -39,7 +39,7 @@ def test_no_line_is_wider_than_the_screen(example: str, width: int) -> None:
 
 
 def test_names_and_positions_beside_each_other() -> None:
-    lines = lines_of(compared(of_example("mlp"), source("mlp")), source("mlp"), 120)
+    lines = lines_of(compared(of_example("mlp", "hybrid"), source("mlp")), source("mlp"), 120)
     assert any(
         line.split() == "h [batch@rows, hidden@cols] (S(0), S(1)) [batch@rows, hidden@cols]".split()
         for line in lines
@@ -83,7 +83,7 @@ def test_a_terminal_that_knows_only_ascii() -> None:
 def test_nothing_from_a_file_steers_the_terminal() -> None:
     name = "\x1b[2J[red].mdsl"
     text = Source(name, "dim b = 4\nprogram p(x[b]) { # \x1b[31m[bold]\x07\n  return x\n}\n")
-    columns = columns_of(text, Options(mesh="d:2"), "b:d")
+    columns = columns_of(text, Options(mesh="d:2"), "b:d", None, DEFAULT_POLICY)
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
     print_document(comparison(compared(columns, text), text), console)
@@ -98,7 +98,7 @@ MLP = str(ROOT / "examples" / "mlp.mdsl")
 
 
 def test_json(cli: Cli) -> None:
-    done = cli("compare", MLP, "--json", "--no-run")
+    done = cli("compare", MLP, "--layouts", "hybrid", "--json", "--no-run")
     found = json.loads(done.out)
     assert done.code == 0
     assert not done.err

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 import meshdsl as md
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.report.document import human
 from meshdsl.report.explanation import explain
 from meshdsl.report.explanation_document import explanation
 from meshdsl.report.focus import SHORT, TOP, Focus, focused
@@ -49,15 +49,14 @@ def test_a_short_report_is_shown_whole() -> None:
 def test_of_a_long_one_the_summary_the_largest_and_the_memory() -> None:
     found = shown(TRANSFORMER)
     assert len(made(TRANSFORMER).placed.tensors) > SHORT
-    first, second, third, *_ = found.splitlines()
+    first, second, *_ = found.splitlines()
     assert first.endswith("12 collectives send 6.76 MiB per device.")
-    assert second == "The largest (44%): all_reduce of attention over tp, line 23, 4 times."
-    assert third == ""
+    assert second == ""
     assert len(heads(found)) == TOP
-    for label in ("bytes:", "from:", "to:", "why:"):
-        assert found.count(f"        {label}") == TOP
+    for label, count in {"bytes:": 0, "from:": 0, "to:": 0, "why:": TOP}.items():
+        assert found.count(f"        {label}") == count
     assert "The other one sends 7 B per device." in found
-    assert "Held per device: 9.39 MiB (9,846,788 B) at the worst moment" in found
+    assert "Held per device: 9.39 MiB at the worst moment" in found
     assert "f32[" not in found, "no list of tensors"
     assert found.endswith(f"\n\n{REST}")
     assert len(found.splitlines()) < len(whole(TRANSFORMER).splitlines()) / 1.5
@@ -70,14 +69,13 @@ def test_all_is_the_report_that_there_always_was() -> None:
 @pytest.mark.parametrize("top", [1, 3, 1000])
 def test_the_largest_come_first(top: int) -> None:
     found = heads(shown(BUCKETS, 1000, top=top))
-    amounts = [int(re.findall(r"([\d,]+) B\b", line)[-1].replace(",", "")) for line in found]
-    assert amounts == sent(BUCKETS)[:top]
+    amounts = [line.rpartition(": ")[2].partition(" in ")[0] for line in found]
+    assert sorted(amounts) == sorted(map(human, sent(BUCKETS)[:top]))
+    assert amounts[0] == human(sent(BUCKETS)[0]), "lines are in the order of their largest"
 
 
-def test_a_bucket_of_many_tensors_is_told_in_short() -> None:
-    found = shown(BUCKETS, top=1)
-    assert found.count("holds:") == 3
-    assert "… and " in found
+def test_the_parts_of_a_bucket_are_those_of_its_line() -> None:
+    assert "holds:" not in shown(BUCKETS, top=1)
     line = max(explain(made(BUCKETS).device)["collectives"], key=lambda c: c["wire_bytes"])["line"]
     assert shown(BUCKETS, line=line).count("holds:") > 3
 

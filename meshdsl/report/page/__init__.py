@@ -14,7 +14,7 @@ import re
 from importlib.resources import files
 
 from meshdsl.diagnostics import Source
-from meshdsl.report.comparison import headings, measured, sentence, table
+from meshdsl.report.comparison import headings, measured, sentence, table, verdict
 from meshdsl.report.html import HTMLWriter, Markup, escaped, join, tag
 from meshdsl.report.schema import ComparisonFacts
 from meshdsl.version import __version__
@@ -31,6 +31,7 @@ def page(compared: ComparisonFacts, source: Source) -> str:
         "title": escaped(f"{compared['program']}, {compared['file']}: meshdsl compare"),
         "heading": join(compared["program"], " ", tag("small", compared["file"])),
         "sentence": escaped(sentence(compared)),
+        "verdict": writer.write(tuple(verdict(compared))),
         "columns": writer.write(tuple(headings(compared))),
         "source": _source(source),
         "table": writer.write((table(compared, source),)),
