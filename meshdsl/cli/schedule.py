@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from meshdsl.schedule.verification import Verified
 
 
+SLICING = ("unit", "slice_times")
+"""Options that go with `--tokens` alone."""
+
 COUNTS = ("chunks", "batch", "forward", "waves", "active")
 """Options that a schedule counts by."""
 
@@ -58,6 +61,15 @@ class Draw(TableOptions, Force, AsData):
     times: str | None = opt(
         "--times", "F=1,…", "F, I, W, U, send; `F=1:2:1` by stage (F=1,I=1,W=1,U=0,send=0)."
     )
+    tokens: int | None = opt(
+        "--tokens", "N", "Cut sequences of N tokens in the best slices: terapipe.", min=1
+    )
+    unit: int | None = opt("--unit", "N", "Slices are multiples of N tokens (1).", min=1)
+    slice_times: str | None = opt(
+        "--slice-times",
+        "slice=1,…",
+        "Of a slice, each token, each before it, each pair (slice=1,token=1,before=0,pair=0).",
+    )
     late: bool = flag("--late", "B sends after its W, not after its I.")
     svg: Path | None = opt("--svg", "F.svg", "Draw it.")
     csv: Path | None = opt("--csv", "F.csv", "Write the table: a line for each device.")
@@ -90,6 +102,13 @@ def command(
         from meshdsl.schedule.registry import schedules
         from meshdsl.schedule.times import parse_times, timed
 
+        if given.tokens is not None:
+            _slices(name, given.tokens, given)
+            return
+        for field, text in chosen(given).items():
+            if field in SLICING:
+                help = f"add `--tokens`, the length of a sequence, or leave out `{text}`"
+                fail("MD0532", f"`{text}` is of slices of a sequence", help=help)
         outputs = [path for path in (given.svg, given.csv, given.torch_csv) if path is not None]
         for path in outputs:
             common.check_output(path, given.force, Path(name))
@@ -105,6 +124,32 @@ def command(
         _show(drawn)
         for path in outputs:
             common.say(f"wrote {path}")
+
+
+def _slices(name: str, tokens: int, given: Draw) -> None:
+    """Print the best slices of a sequence, which are the micro-batches of a schedule."""
+    from meshdsl.report.slicing_table import described, shown
+    from meshdsl.schedule.slicing import best_slices, even_slicings, parse_slice_times
+
+    for field, text in chosen(given).items():
+        if field not in ("tokens", "stages", "micro", "json", *SLICING):
+            help = f"leave `{text}` out, or `--tokens`"
+            fail("MD0532", f"`{text}` means nothing beside `--tokens`", help=help)
+    verified = _table(name, given, None)
+    schedule = verified.schedule
+    if not verified.reverses or schedule.stages > schedule.devices:
+        message = f"micro-batches of `{name}` are no slices of a sequence: it does not take the "
+        message += "backward passes of a stage from the last to the first"
+        fail("MD0532", message, help="take `terapipe`")
+    times = parse_slice_times(given.slice_times or "slice=1")
+    unit = 1 if given.unit is None else given.unit
+    about = (tokens, schedule.stages, schedule.micro, times.of, unit)
+    best = best_slices(*about)
+    facts = described(schedule.name, times, best, [*even_slicings(*about)])
+    if given.json:
+        common.print_json(facts)
+        return
+    _print(lambda width: shown(facts))
 
 
 def _list(name: str | None, given: Draw) -> None:

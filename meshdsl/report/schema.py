@@ -615,6 +615,27 @@ class ScheduleFacts(TypedDict):
     versions: list[VersionFacts]
 
 
+class SlicingRow(TypedDict):
+    """A sequence in slices: the tokens of each, their times, and those of the whole pass."""
+
+    slices: list[int]
+    times: list[str]
+    makespan: str
+    bubble: str
+
+
+class SlicingFacts(TypedDict):
+    """`schedule terapipe --tokens N`: times as exact fractions, slices as equal as can be."""
+
+    version: int
+    schedule: str
+    stages: int
+    sequences: int
+    slice_times: dict[str, str]
+    best: SlicingRow
+    even: list[SlicingRow]
+
+
 class FormulaFacts(TypedDict):
     """A law of idle time: for which numbers, and for which times of passes."""
 

@@ -43,6 +43,22 @@ def gpipe(devices: int, micro: int) -> Rows:
 
 
 @schedule(
+    "Li et al. 2021, TeraPipe",
+    idle=FLUSH,
+    in_flight=Law("N"),
+    also=("token_level",),
+)
+def terapipe(devices: int, micro: int) -> Rows:
+    """All forward passes, then all backward passes from the last micro-batch to the first.
+
+    Micro-batches may be slices of a sequence: each reads the keys and values of those before it.
+    """
+    for stage in range(devices):
+        passes = range(micro)
+        yield [*(("F", m, stage) for m in passes), *(("B", m, stage) for m in reversed(passes))]
+
+
+@schedule(
     "Narayanan et al. 2021, PipeDream-Flush in Megatron-LM; Fan et al. 2021, DAPPLE",
     idle=FLUSH,
     in_flight=HELD_1F1B,

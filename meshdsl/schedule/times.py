@@ -8,7 +8,7 @@ W, as in torch's and Megatron's 1F1B. A message occupies its line for `send`, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 
@@ -70,32 +70,45 @@ def _at(each: Each, stage: int) -> Exact:
 
 def parse_times(text: str, stages: int, early: bool = True) -> Times:
     """The times of `F=1,I=1,W=1,send=0`, with `F=1:2:1` for three stages. Raises MD0530."""
-    source = Source("--times", text)
     times: dict[str, Each] = {name: (Fraction(value),) for name, value in PARTS.items()}
+    usual, more = "F=1,I=1,W=1,send=0", "; `:` separates the times of stages"
+    for name, values, span in entries(text, "--times", PARTS, usual, more):
+        each = tuple(parse_time(value, span) for value in values.split(":"))
+        wanted = stages - (name == "send")
+        if len(each) not in (1, wanted):
+            help = f"write one for all, or {wanted} separated by `:`"
+            fail("MD0530", f"there are {len(each)} times in `{span.text.strip()}`", span, help=help)
+        times[name] = each
+    return Times(times["F"], times["I"], times["W"], times["U"], times["send"], early)
+
+
+def entries(
+    text: str, option: str, known: Collection[str], usual: str, more: str = ""
+) -> Iterator[tuple[str, str, Span]]:
+    """The names and values of `F=1,I=1`; a name is one of the `known`. Raises MD0530.
+
+    `usual` is how they are written, `more` what else a name that is there twice may mean.
+    """
+    source = Source(option, text)
     at, named = 0, set[str]()
     for entry in text.split(","):
         span = Span(source, at, at + len(entry))
         at += len(entry) + 1
         name, equals, values = entry.partition("=")
         name = name.strip()
-        if not equals or name not in PARTS:
-            near = closest(name, list(PARTS))
-            help = f"did you mean `{near}`?" if near and equals else "write F=1,I=1,W=1,send=0"
+        if not equals or name not in known:
+            near = closest(name, list(known))
+            help = f"did you mean `{near}`?" if near and equals else f"write {usual}"
             fail("MD0530", f"`{entry.strip()}` is no time of a part", span, help=help)
         if name in named:
-            help = "write it once; `:` separates the times of stages"
-            fail("MD0530", f"the time of `{name}` is given twice", span, help=help)
+            fail(
+                "MD0530", f"the time of `{name}` is given twice", span, help=f"write it once{more}"
+            )
         named.add(name)
-        each = tuple(_time(value, span) for value in values.split(":"))
-        wanted = stages - (name == "send")
-        if len(each) not in (1, wanted):
-            help = f"write one for all, or {wanted} separated by `:`"
-            fail("MD0530", f"there are {len(each)} times in `{entry.strip()}`", span, help=help)
-        times[name] = each
-    return Times(times["F"], times["I"], times["W"], times["U"], times["send"], early)
+        yield name, values, span
 
 
-def _time(text: str, span: Span) -> Fraction:
+def parse_time(text: str, span: Span) -> Fraction:
     """A time that is not negative: `2`, `0.5`, `1/3`."""
     form = re.fullmatch(r"\d+(\.\d+)?|\d+/0*[1-9]\d*", text.strip(), re.ASCII)
     if form is None or len(text) > LONGEST:

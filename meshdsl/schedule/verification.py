@@ -170,6 +170,21 @@ class Verified:
         return all(order == whole for order in self.accumulation.values())
 
     @cached_property
+    def reverses(self) -> bool:
+        """Whether each stage takes all micro-batches in order, and back from the last to the first.
+
+        Only then may one read what those before it have made, as a slice of a sequence reads keys
+        and values: their gradients are known when all behind it have gone back.
+        """
+        orders: dict[tuple[int, Kind], list[int]] = defaultdict(list)
+        for row in self.schedule.rows:
+            for action in row:
+                orders[action.stage, action.kind].append(action.micro)
+        up = [*range(self.schedule.micro)]
+        wanted = {"F": up, "B": up[::-1], "I": up[::-1], "W": up[::-1]}
+        return all(order == wanted.get(kind) for (_, kind), order in orders.items())
+
+    @cached_property
     def lines(self) -> tuple[MessageOrder, ...]:
         """Every line that carries messages."""
         sent, read = (_messages(self, consumed) for consumed in (False, True))

@@ -71,6 +71,7 @@ COMMANDS: dict[str, tuple[list[str], Any]] = {
         ["schedule", "interleaved", "--stages", "4", "--micro", "8"],
         schema.ScheduleFacts,
     ),
+    "slices": (["schedule", "terapipe", *TABLE, "--tokens", "8"], schema.SlicingFacts),
     "schedules": (["schedule", "--list"], schema.KnownSchedules),
     "late": (["schedule", "pipedream", "--stages", "4", "--micro", "8"], schema.ScheduleFacts),
     "rows": (["rows", "einsum"], schema.OperatorFacts),
