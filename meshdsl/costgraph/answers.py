@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Protocol
 
+from meshdsl.costgraph.layer_partition import Links
 from meshdsl.diagnostics import counted
 from meshdsl.records import dataclass
 from meshdsl.report.document import aligned, human
@@ -80,11 +81,16 @@ class PartitionStage:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAnswer:
-    """Layers in stages; `seconds` a micro-batch, `bandwidth` in bytes a second."""
+    """Layers in stages; `seconds` a micro-batch, `bandwidth` in bytes a second.
+
+    `levels` of the cluster, inside out; where one bandwidth is given, it is that of all devices.
+    """
 
     source: str
     devices: int
-    bandwidth: float
+    bandwidth: float | None
+    cluster: str | None
+    levels: list[Links]
     stages: list[PartitionStage]
     replicas: str
     seconds: float
@@ -94,8 +100,10 @@ class PartitionAnswer:
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The pace of the pipeline, and its stages."""
+        speed = "" if self.bandwidth is None else f" at {self.bandwidth / 1e9:g} GB/s"
+        devices = "devices" if self.cluster is None else f"x {self.cluster}"
         yield (
-            f"{graph} on {self.devices} devices at {self.bandwidth / 1e9:g} GB/s: "
+            f"{graph} on {self.devices} {devices}{speed}: "
             f"{self.replicas}, a micro-batch every {self.seconds * 1e3:.4g} ms, "
             f"{_speedup(self.one_device_seconds, self.seconds):.3g} times one device"
         )

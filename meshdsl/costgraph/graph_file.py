@@ -20,7 +20,7 @@ import numpy as np
 
 from meshdsl.costgraph.device_placement import GraphOperator
 from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
-from meshdsl.costgraph.layer_partition import Layer, LayerGraph
+from meshdsl.costgraph.layer_graph import Layer, LayerGraph
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.records import dataclass

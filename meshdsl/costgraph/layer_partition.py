@@ -5,7 +5,9 @@ forward. Two published problems are solved by one recurrence over down-sets and 
 
 - `replicated`: PipeDream's (Harlap et al. 2018; Narayanan et al. 2019). Every stage may be on
   several devices, which share its micro-batches and reduce its gradients; transfers overlap with
-  computation, so the slowest stage or link sets the pace.
+  computation, so the slowest stage or link sets the pace. A cluster has levels of links, such as
+  machines and a network between them. A stage is on consecutive devices, or a pipeline inside one
+  unit of a level is repeated on several units: the term T^k(i -> j, m) of Narayanan et al., §3.1.
 - `single`: the throughput problem of Tarnawski et al. (2020). A stage is on one device, whose load
   is its computation and what it receives and sends, each value once a side.
 
@@ -14,95 +16,65 @@ Times are in seconds a micro-batch, sizes in bytes, bandwidths in bytes per seco
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
+from meshdsl.backends.runtime.lazy_numpy import np
+from meshdsl.cluster.profile import Cluster
+from meshdsl.costgraph.layer_graph import GraphTooLarge, LayerGraph, contracted, members
 from meshdsl.records import dataclass
 
-MOST_SETS = 3_000
-"""Down-sets of a graph that may be cut: the pairs of them are what is searched."""
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-MOST_STATES = 20_000_000
-"""Stages on some devices, times the devices that earlier ones may be on, that are looked at."""
+Seconds: TypeAlias = "npt.NDArray[np.float64]"
+Places: TypeAlias = "npt.NDArray[np.intp]"
 
-
-class GraphTooLarge(Exception):
-    """The graph has more down-sets, or with its devices more states, than are looked at."""
+MOST_WORK = 2_000_000_000
+"""Stages on some devices, behind others, that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """A node: seconds forward and backward, bytes of its output and of its parameters."""
+class Links:
+    """One level of a cluster: so many units, each with a link of this many bytes a second.
 
-    name: str
-    forward: float
-    backward: float
-    output: float
-    parameters: float
+    The units of the innermost level are devices, those of another one the groups of the level
+    before: machines of eight devices, and a network of four machines.
+    """
 
-    @property
-    def seconds(self) -> float:
-        """Both passes."""
-        return self.forward + self.backward
+    units: int
+    bandwidth: float
 
 
-@dataclass(frozen=True, eq=False)
-class LayerGraph:
-    """Layers in topological order, and the edges between their places in it."""
-
-    layers: tuple[Layer, ...]
-    edges: tuple[tuple[int, int], ...]
-    source: str = ""
-
-    @cached_property
-    def before(self) -> tuple[int, ...]:
-        """The layers that each one reads, as a set of bits."""
-        masks = [0] * len(self.layers)
-        for a, b in self.edges:
-            masks[b] |= 1 << a
-        return tuple(masks)
-
-    @cached_property
-    def after(self) -> tuple[int, ...]:
-        """The layers that read each one, as a set of bits."""
-        masks = [0] * len(self.layers)
-        for a, b in self.edges:
-            masks[a] |= 1 << b
-        return tuple(masks)
-
-    @cached_property
-    def down_sets(self) -> tuple[int, ...]:
-        """The sets that hold with each layer all that it reads, small ones first.
-
-        Raises TooLarge.
-        """
-        sets = {0}
-        last = [0]
-        while last:
-            grown = {
-                held | 1 << i
-                for held in last
-                for i in range(len(self.layers))
-                if not held >> i & 1 and self.before[i] & ~held == 0
-            }
-            sets |= grown
-            if len(sets) > MOST_SETS:
-                raise GraphTooLarge(f"the layers have more than {MOST_SETS:,} down-sets")
-            last = sorted(grown)
-        return tuple(sorted(sets, key=lambda s: (s.bit_count(), s)))
-
-    def crossing(self, source: int, target: int) -> float:
-        """Bytes of the layers in one set that some layer of the other reads, each once."""
-        return math.fsum(self.layers[i].output for i in members(source) if self.after[i] & target)
+Levels = tuple[Links, ...]
+"""The levels of a cluster, inside out."""
 
 
-def members(held: int) -> Iterator[int]:
-    """The places of the bits of a set."""
-    while held:
-        low = held & -held
-        yield low.bit_length() - 1
-        held ^= low
+def levels_of(cluster: Cluster, devices: int) -> Levels | None:
+    """The levels that so many devices fill; None where a unit of one is left in part.
+
+    The link of a unit is that of its devices together. On a ring or a torus it is one link.
+    """
+    levels, inner = [], 1
+    for level in cluster.levels:
+        units = min(level.size, devices // inner)
+        if devices % (inner * units):
+            return None
+        levels.append(Links(units, level.bandwidth * max(1.0, inner / level.shared_by)))
+        inner *= units
+        if inner == devices:
+            return tuple(levels)
+    return None
+
+
+def flat(devices: int, bandwidth: float) -> Levels:
+    """One level: every device has a link of its own."""
+    return (Links(devices, bandwidth),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,135 +87,383 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicated:
+    """A pipeline inside one unit of a level, on several units that share the micro-batches."""
+
+    copies: int
+    level: int
+    parts: tuple[Stage | Replicated, ...]
+    seconds: float
+
+
+Parts = tuple[Stage | Replicated, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Stages in order, and the seconds between two micro-batches, which the slowest part sets.
 
-    `work` counts the states that stages were added to.
+    `work` counts the stages that were added to a down-set and devices.
     """
 
-    stages: tuple[Stage, ...]
+    parts: Parts
     seconds: float
     work: int
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages in order, each with all its devices."""
+        return tuple(_flattened(self.parts, 1))
+
+    @property
     def replicas(self) -> str:
-        """The devices of the stages, as PipeDream writes them: 3-1."""
-        return "-".join(str(s.devices) for s in self.stages)
+        """The devices of the stages, as PipeDream writes them: 3-1; 4x(3-1) on four machines."""
+        return _replicas(self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """What a stage and a link cost: the difference between the published problems."""
+def _flattened(parts: Parts, copies: int) -> Iterator[Stage]:
+    for part in parts:
+        if isinstance(part, Stage):
+            yield Stage(part.layers, part.devices * copies, part.seconds)
+        else:
+            yield from _flattened(part.parts, copies * part.copies)
+
+
+def _replicas(parts: Parts) -> str:
+    return "-".join(
+        str(part.devices) if isinstance(part, Stage) else f"{part.copies}x({_replicas(part.parts)})"
+        for part in parts
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What stages of a graph cost on a cluster with levels: one, or all between two down-sets.
+
+    With `single` a stage is on one device (see the module).
+    """
 
     graph: LayerGraph
-    bandwidth: float
+    levels: Levels
     single: bool = False
 
-    def stage(self, held: int, before: int, devices: int) -> float:
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The devices of a unit of each level: a device first, the whole cluster last."""
+        units = (level.units for level in self.levels)
+        return tuple(itertools.accumulate(units, operator.mul, initial=1))
+
+    def reduced(self, first: int, devices: int) -> float:
+        """Seconds to reduce a byte of gradients between consecutive devices, level by level.
+
+        On each level m units, the most inside one of the next level, take 4 (m - 1) / m of it.
+        """
+        seconds = []
+        for (size, whole), level in zip(itertools.pairwise(self.sizes), self.levels, strict=True):
+            units = range(first // size, (first + devices - 1) // size + 1)
+            most = max(Counter(unit * size // whole for unit in units).values())
+            seconds.append(4 * (most - 1) / (most * level.bandwidth))
+        return math.fsum(seconds)
+
+    def received(self, before: int, first: int, devices: int, inner: int = 0) -> float:
+        """Seconds for a byte of activations into a stage, and one of their gradients back.
+
+        The stage in front begins at the device `before`. Levels below `inner` are left aside.
+        """
+        last = first + devices - 1
+        return max(
+            2 / (level.bandwidth * (last // size - first // size + 1))
+            for k, (size, level) in enumerate(zip(self.sizes[:-1], self.levels, strict=True))
+            if k >= inner and (k == 0 or before // size != last // size)
+        )
+
+    def stage(self, held: int, before: int, first: int, devices: int) -> float:
         """Seconds a micro-batch of the layers `held`, behind those `before`."""
         layers = [self.graph.layers[i] for i in members(held)]
         seconds = math.fsum(layer.seconds for layer in layers)
         if self.single:
             later = (1 << len(self.graph.layers)) - 1 & ~(held | before)
             sent = self.graph.crossing(before, held) + self.graph.crossing(held, later)
-            return seconds + sent / self.bandwidth
+            return seconds + sent / self.levels[0].bandwidth
         parameters = math.fsum(layer.parameters for layer in layers)
-        reduced = 4 * (devices - 1) * parameters / (self.bandwidth * devices)
-        return (seconds + reduced) / devices
+        return (seconds + self.reduced(first, devices) * parameters) / devices
 
-    def link(self, before: int, devices: int) -> float:
-        """Seconds a micro-batch into a stage: activations forward, their gradients backward."""
-        if self.single or not before:
-            return 0.0
-        later = (1 << len(self.graph.layers)) - 1 & ~before
-        return 2 * self.graph.crossing(before, later) / (self.bandwidth * devices)
+    def repeated(self, held: int, copies: int, level: int, inside: float) -> float:
+        """Seconds a micro-batch of layers whose pipeline inside a unit, `inside`, is repeated.
 
+        All their parameters are reduced between the units: that a stage may be on several devices
+        of each is left aside, as in T^k(i -> j, m).
+        """
+        parameters = math.fsum(self.graph.layers[i].parameters for i in members(held))
+        return (inside + self.between(copies, level) * parameters) / copies
 
-def cut(graph: LayerGraph, devices: int, bandwidth: float, single: bool = False) -> Cut:
-    """The stages on at most `devices` devices with the shortest time between micro-batches.
+    def between(self, copies: int, level: int) -> float:
+        """Seconds to reduce a byte between units of a level."""
+        return 4 * (copies - 1) / (copies * self.levels[level].bandwidth)
 
-    Of equal ones, that in which a micro-batch passes all stages soonest. Raises TooLarge.
-    """
-    sets = graph.down_sets
-    pairs = sum(not before & ~after for after in sets for before in sets) - len(sets)
-    if pairs * devices * (2 if single else devices + 1) > 2 * MOST_STATES:
-        raise GraphTooLarge(f"{pairs:,} stages on {devices:,} devices are too many to try")
-    pace = Pace(graph, bandwidth, single)
-    parts = list(_parts(pace, 1 if single else devices))
-    slowest = _best(parts, devices, lambda done, part: max(done, part.slowest))
-    every_layer = graph.down_sets[-1]
-    least = min(time for (held, _), (time, _) in slowest.items() if held == every_layer)
-    usable = [part for part in parts if part.slowest <= least]
-    soonest = _best(usable, devices, lambda done, part: done + part.seconds)
-    ends = [(time, n) for (held, n), (time, _) in soonest.items() if held == every_layer]
-    stages = _stages(soonest, (every_layer, min(ends)[1]))
-    return Cut(stages, least, len(parts) * devices)
+    def may_repeat(self, copies: int, level: int) -> bool:
+        """Whether a repeated pipeline may be faster than all its layers on all its devices.
+
+        At best it computes as fast as these.
+        """
+        size = self.sizes[level]
+        devices, link = copies * size, copies * self.levels[level].bandwidth
+        narrower = any(
+            self.levels[k].bandwidth * (devices // self.sizes[k]) < link for k in range(level)
+        )
+        return narrower or self.reduced(0, devices) / size > self.between(copies, level)
+
+    def leaving(self, before: int) -> float:
+        """Bytes that later layers read of those `before`."""
+        return self.graph.crossing(before, (1 << len(self.graph.layers)) - 1 & ~before)
+
+    @cached_property
+    def tables(self) -> StageTables:
+        """Seconds and parameters of every stage, and the bytes into it, by its two down-sets."""
+        graph, sets = self.graph, self.graph.down_sets
+        held = np.array([[s >> i & 1 for i in range(len(graph.layers))] for s in sets], dtype=float)
+        within = (held @ (1 - held).T == 0) & ~np.eye(len(sets), dtype=bool)
+        seconds = held @ np.array([layer.seconds for layer in graph.layers])
+        parameters = held @ np.array([layer.parameters for layer in graph.layers])
+        spent = np.where(within, np.maximum(seconds[None] - seconds[:, None], 0.0), np.inf)
+        if self.single:
+            spent += self._sent(held) / self.levels[0].bandwidth
+        bytes_ = np.maximum(parameters[None] - parameters[:, None], 0.0)
+        return StageTables(spent, bytes_, np.array([self.leaving(s) for s in sets]))
+
+    def _sent(self, held: Seconds) -> Seconds:
+        """Bytes that every stage receives and sends, each value once a side."""
+        sent = np.zeros((len(held), len(held)))
+        for i, layer in enumerate(self.graph.layers):
+            readers = list(members(self.graph.after[i]))
+            read = held[:, readers].sum(axis=1)
+            made, unread = held[:, i] > 0, read < len(readers)
+            received = made[:, None] & (read[:, None] < read[None])
+            given = ~made[:, None] & (made & unread)[None]
+            sent += layer.output * (received.astype(float) + given)
+        return sent
 
 
 @dataclass(frozen=True, slots=True)
-class _StageCandidate:
-    """A stage that may be: what lies before it, what it holds, its devices and its times."""
+class StageTables:
+    """By the places of two down-sets: seconds (infinite for none) and bytes of parameters.
+
+    `leaving`: bytes out of each down-set.
+    """
+
+    seconds: Seconds
+    parameters: Seconds
+    leaving: Seconds
+
+
+def cut(graph: LayerGraph, levels: Levels, single: bool = False) -> Cut:
+    """The stages on at most all devices with the shortest time between micro-batches.
+
+    Of equal ones, that in which a micro-batch passes all stages soonest. Raises GraphTooLarge.
+    """
+    small = contracted(graph)
+    costs = Costs(small.graph, levels, single)
+    sets, devices = len(small.graph.down_sets), costs.sizes[-1]
+    once = devices if single else devices * (devices + 1) // 2 * (devices // costs.sizes[-2])
+    if once * sets**2 > MOST_WORK:
+        raise GraphTooLarge(f"{sets:,} down-sets on {devices:,} devices are too many to try")
+    search = _StageSearch(costs)
+    parts = search.parts(len(levels), 0, sets - 1)
+    whole = Costs(graph, levels, single)
+    held = small.expanded([stage.layers for stage in _flattened(parts, 1)])
+    parts = _priced(whole, parts, iter(held), 0, 0)
+    return Cut(parts, pace(whole, parts), search.work)
+
+
+def _priced(
+    costs: Costs, parts: Parts, layers: Iterator[tuple[int, ...]], before: int, first: int
+) -> Parts:
+    """The parts with other layers, stage after stage, and what these take."""
+    priced: list[Stage | Replicated] = []
+    for part in parts:
+        if isinstance(part, Stage):
+            held, devices = next(layers), part.devices
+            mask = sum(1 << i for i in held)
+            priced.append(Stage(held, devices, costs.stage(mask, before, first, devices)))
+        else:
+            inner = _priced(costs, part.parts, layers, before, 0)
+            mask = sum(1 << i for stage in _flattened(inner, 1) for i in stage.layers)
+            inside = pace(costs, inner, before)
+            seconds = costs.repeated(mask, part.copies, part.level, inside)
+            priced.append(Replicated(part.copies, part.level, inner, seconds))
+            devices = part.copies * costs.sizes[part.level]
+        before, first = before | mask, first + devices
+    return tuple(priced)
+
+
+State = tuple[int, tuple[int, ...]]
+"""The devices that stages are on, and the units, level by level, in which the last one begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A stage on `devices`; or `copies` of a pipeline inside one unit of the level `inner`."""
+
+    devices: int
+    copies: int = 1
+    inner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _StagesReached:
+    """By down-set: the least value, and the state, the down-set and the step before it."""
 
     before: int
-    held: int
-    devices: int
-    seconds: float
-    slowest: float
+    values: Seconds
+    behind: dict[int, tuple[State, int, _Step]]
 
 
-State = tuple[int, int]
-"""A down-set, and the devices its stages are on."""
+@dataclass(frozen=True, eq=False)
+class _StageSearch:
+    """The recurrence over down-sets, devices and levels."""
+
+    costs: Costs
+
+    @cached_property
+    def counted(self) -> list[int]:
+        """The stages that were looked at."""
+        return []
+
+    @property
+    def work(self) -> int:
+        """How many stages were looked at."""
+        return sum(self.counted)
+
+    @cached_property
+    def inside(self) -> dict[int, Seconds]:
+        """For the units of a level, by two down-sets: the least pace on the devices of one."""
+        return {}
+
+    def unit(self, level: int) -> Seconds:
+        """The least pace inside one unit of a level of the stages between two down-sets."""
+        if level not in self.inside:
+            sets = range(len(self.costs.graph.down_sets))
+            rows = [_least(self._reached(level, first)) for first in sets]
+            self.inside[level] = np.stack(rows)
+        return self.inside[level]
+
+    def parts(self, level: int, first: int, last: int) -> Parts:
+        """The best stages inside one unit of a level between two down-sets."""
+        least = float(_least(self._reached(level, first))[last])
+        reached = self._reached(level, first, least)
+        ends = {state: there.values[last] for state, there in reached.items()}
+        state, at = min(ends, key=lambda state: (ends[state], state)), last
+        backwards: list[Stage | Replicated] = []
+        while at != first:
+            behind, source, step = reached[state].behind[at]
+            backwards.append(self._part(step, source, at))
+            state, at = behind, source
+        return tuple(reversed(backwards))
+
+    def _part(self, step: _Step, source: int, target: int) -> Stage | Replicated:
+        """A part whose seconds are not known yet."""
+        if step.inner:
+            parts = self.parts(step.inner, source, target)
+            return Replicated(step.copies, step.inner, parts, 0.0)
+        sets = self.costs.graph.down_sets
+        return Stage(tuple(members(sets[target] & ~sets[source])), step.devices, 0.0)
+
+    def _steps(self, level: int, first: int) -> Iterator[_Step]:
+        """What may begin at a device inside one unit of a level."""
+        left = self.costs.sizes[level] - first
+        for devices in range(1, (1 if self.costs.single else left) + 1):
+            yield _Step(devices)
+        for inner in range(1, 1 if self.costs.single else level):
+            size, whole = self.costs.sizes[inner : inner + 2]
+            if size > 1 and first % size == 0:
+                for copies in range(2, (whole - first % whole) // size + 1):
+                    if self.costs.may_repeat(copies, inner):
+                        yield _Step(copies * size, copies, inner)
+
+    def _seconds(self, step: _Step, first: int, rows: Places) -> Seconds:
+        """The seconds of a step from each of the down-sets `rows` to every one."""
+        tables = self.costs.tables
+        seconds = self.unit(step.inner)[rows] if step.inner else tables.seconds[rows]
+        if self.costs.single or step.devices == 1:
+            return seconds
+        reduced = (
+            self.costs.between(step.copies, step.inner)
+            if step.inner
+            else self.costs.reduced(first, step.devices)
+        )
+        shared = step.copies if step.inner else step.devices
+        return (seconds + reduced * tables.parameters[rows]) / shared
+
+    def _reached(
+        self, level: int, first: int, least: float | None = None
+    ) -> dict[State, _StagesReached]:
+        """Every state inside one unit of a level, from a down-set on.
+
+        The value is the slowest part; with the `least` of these, the sum of those within it.
+        """
+        costs, sets = self.costs, len(self.costs.graph.down_sets)
+        start = np.full(sets, np.inf)
+        start[first] = 0.0
+        inner = costs.sizes[1:level]
+        reached: dict[State, _StagesReached] = {(0, ()): _StagesReached(0, start, {})}
+        for used in range(costs.sizes[level]):
+            here = [
+                (state, there)
+                for state, there in reached.items()
+                if state[0] == used and np.isfinite(there.values).any()
+            ]
+            units = tuple(used // size for size in inner)
+            for step in self._steps(level, used) if here else ():
+                target = used + step.devices, units
+                into = reached.setdefault(target, _StagesReached(used, np.full(sets, np.inf), {}))
+                for state, there in here:
+                    rows = np.flatnonzero(np.isfinite(there.values))
+                    slowest = seconds = self._seconds(step, used, rows)
+                    self.counted.append(seconds.size)
+                    if used and not costs.single:
+                        per_byte = costs.received(there.before, used, step.devices, step.inner)
+                        links = costs.tables.leaving[rows, None] * per_byte
+                        slowest = np.maximum(seconds, links)
+                    values = np.maximum(there.values[rows, None], slowest)
+                    if least is not None:
+                        through = there.values[rows, None] + seconds
+                        values = np.where(slowest <= least, through, np.inf)
+                    value = values.min(axis=0)
+                    if least is not None:
+                        best = rows[values.argmin(axis=0)]
+                        for at in np.flatnonzero(value < into.values):
+                            into.behind[int(at)] = state, int(best[at]), step
+                    np.minimum(into.values, value, out=into.values)
+        return reached
 
 
-def _parts(pace: Pace, most: int) -> Iterator[_StageCandidate]:
-    """Every stage on 1 to `most` devices, those of small down-sets first."""
-    sets = pace.graph.down_sets
-    for after in sets[1:]:
-        for before in sets:
-            if before == after or before & ~after:
-                continue
-            for used in range(1, most + 1):
-                seconds = pace.stage(after & ~before, before, used)
-                slowest = max(seconds, pace.link(before, used))
-                yield _StageCandidate(before, after & ~before, used, seconds, slowest)
+def _least(reached: dict[State, _StagesReached]) -> Seconds:
+    """The least value of each down-set over all states."""
+    least: Seconds = np.stack([there.values for there in reached.values()]).min(axis=0)
+    return least
 
 
-def _best(
-    parts: list[_StageCandidate], devices: int, extended: Callable[[float, _StageCandidate], float]
-) -> dict[State, tuple[float, _StageCandidate | None]]:
-    """The least value of every state, and the stage that it ends with."""
-    best: dict[State, tuple[float, _StageCandidate | None]] = {(0, 0): (0.0, None)}
+def pace(costs: Costs, parts: Parts, before: int = 0) -> float:
+    """The seconds between micro-batches of given stages, behind the down-set `before`."""
+    slowest, first, front = 0.0, 0, -1
     for part in parts:
-        for already in range(devices - part.devices + 1):
-            reached = best.get((part.before, already))
-            if reached is None:
-                continue
-            state = part.before | part.held, already + part.devices
-            value = extended(reached[0], part)
-            if state not in best or value < best[state][0]:
-                best[state] = value, part
-    return best
-
-
-def _stages(
-    best: dict[State, tuple[float, _StageCandidate | None]], state: State
-) -> tuple[Stage, ...]:
-    """The stages that lead to a state, from the first on."""
-    backwards = []
-    while (part := best[state][1]) is not None:
-        backwards.append(Stage(tuple(members(part.held)), part.devices, part.seconds))
-        state = part.before, state[1] - part.devices
-    return tuple(reversed(backwards))
+        held = sum(1 << i for stage in _flattened((part,), 1) for i in stage.layers)
+        if isinstance(part, Stage):
+            devices, inner = part.devices, 0
+            here = costs.stage(held, before, first, devices)
+        else:
+            devices, inner = part.copies * costs.sizes[part.level], part.level
+            here = costs.repeated(held, part.copies, inner, pace(costs, part.parts, before))
+        if front >= 0 and not costs.single:
+            link = costs.leaving(before) * costs.received(front, first, devices, inner)
+            here = max(here, link)
+        slowest, before, front, first = max(slowest, here), before | held, first, first + devices
+    return slowest
 
 
 def time_of(
-    graph: LayerGraph, bandwidth: float, stages: Sequence[tuple[Sequence[int], int]]
+    graph: LayerGraph, levels: Levels, stages: Sequence[tuple[Sequence[int], int]]
 ) -> float:
     """The seconds between micro-batches of given stages: layers and devices of each, in order."""
-    pace = Pace(graph, bandwidth)
-    before, slowest = 0, 0.0
-    for layers, devices in stages:
-        held = sum(1 << i for i in layers)
-        here = max(pace.stage(held, before, devices), pace.link(before, devices))
-        slowest, before = max(slowest, here), before | held
-    return slowest
+    parts = tuple(Stage(tuple(layers), devices, 0.0) for layers, devices in stages)
+    return pace(Costs(graph, levels), parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,7 +43,8 @@ from meshdsl.costgraph.graph_file import (
 )
 from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import best_pipeline, transformer_ways
-from meshdsl.costgraph.layer_partition import GraphTooLarge, cut
+from meshdsl.costgraph.layer_graph import GraphTooLarge
+from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.report.document import human
@@ -145,11 +148,9 @@ def _stages(single: bool) -> Solve:
 
     def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
         graph = layers_of(top)
-        if request.devices is None or request.bandwidth is None:
-            fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
-        _refuse_unread("a graph of layers", memory=request.memory, cluster=request.cluster)
+        levels = _levels(request, single)
         try:
-            best = cut(graph, request.devices, request.bandwidth, single)
+            best = cut(graph, levels, single)
         except GraphTooLarge as error:
             help = "merge layers, those that run side by side first, or take fewer devices"
             top.field("layers").refuse(str(error), "MD0663", help)
@@ -160,8 +161,10 @@ def _stages(single: bool) -> Solve:
         ]
         return PartitionAnswer(
             source=graph.source,
-            devices=request.devices,
+            devices=math.prod(level.units for level in levels),
             bandwidth=request.bandwidth,
+            cluster=request.cluster,
+            levels=list(levels),
             stages=stages,
             replicas=best.replicas,
             seconds=best.seconds,
@@ -171,6 +174,30 @@ def _stages(single: bool) -> Solve:
         )
 
     return answer
+
+
+def _levels(request: SearchRequest, single: bool) -> Levels:
+    """The devices that layers are cut over, and their links. Raises MD0665, MD0666."""
+    _refuse_unread("a graph of layers", memory=request.memory)
+    if single:
+        _refuse_unread("stages on one device each", cluster=request.cluster)
+    if request.cluster is not None:
+        _refuse_unread(f"the links of {request.cluster} are known", bandwidth=request.bandwidth)
+    links = request.cluster or request.bandwidth
+    if request.devices is None or links is None:
+        either = "`--bandwidth`" if single else "`--bandwidth` or `--cluster`"
+        fail("MD0665", f"a graph of layers needs `--devices` and {either}", help=NEEDED)
+    if not isinstance(links, str):
+        return flat(request.devices, links)
+    cluster = load(links)
+    levels = levels_of(cluster, request.devices)
+    if levels is None:
+        sizes = list(itertools.accumulate((k.size for k in cluster.levels), operator.mul))
+        whole = next(n for n in reversed([1, *sizes]) if n <= request.devices)
+        near = " or ".join(str(whole * (request.devices // whole + more)) for more in (0, 1))
+        message = f"{request.devices} devices leave a unit of {cluster.name} in part"
+        fail("MD0666", message, help=f"take {near} devices, or `--bandwidth` for one level")
+    return levels
 
 
 # --- equal layers --------------------------------------------------------------------------------

@@ -196,6 +196,17 @@ def test_mistakes_have_their_message(code: str, graph: object, said: str, tmp_pa
     assert found.span is not None
 
 
+def test_layers_on_a_cluster_with_levels(tmp_path: Path) -> None:
+    found = solved(written(tmp_path, STAGES), Request(devices=16, cluster="v100-p3"))
+    facts = found.facts()
+    assert facts["levels"] == [
+        {"units": 8, "bandwidth": 120e9},
+        {"units": 2, "bandwidth": 3e9},
+    ]
+    assert facts["bandwidth"] is None
+    assert "on 16 x v100-p3: " in found.lines()[0]
+
+
 def test_what_takes_no_time_is_no_faster_on_several_devices(tmp_path: Path) -> None:
     layers = [{**layer, "forward": 0, "backward": 0, "output": 0} for layer in STAGES["layers"]]
     nothing = {**STAGES, "layers": [{**layer, "parameters": 0} for layer in layers]}
@@ -242,8 +253,16 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
             "stages",
             Request(devices=2, bandwidth=1.0, cluster="h100"),
             "MD0665",
+            "leave `--bandwidth` out",
+        ),
+        (
+            "stages",
+            Request(method="throughput", devices=2, cluster="h100"),
+            "MD0665",
             "leave `--cluster` out",
         ),
+        ("stages", Request(devices=12, cluster="h100"), "MD0666", "take 8 or 16 devices"),
+        ("stages", Request(devices=2, cluster="h10"), "MD0320", "h100"),
         (
             "stages",
             Request(devices=2, bandwidth=1.0, memory=9),
