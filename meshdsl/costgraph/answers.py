@@ -117,13 +117,17 @@ class PartitionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DividedPlan:
-    """A division of a cluster; `memory` in bytes a device, `seconds` a step."""
+    """A division of a cluster; `memory` in bytes a device, `seconds` a step.
+
+    `expert` data parallel devices share the experts of a layer.
+    """
 
     tensor: int
     pipeline: int
     data: int
     micro: int
     chunks: int
+    expert: int
     seconds: float
     memory: float
     bubble: float
@@ -132,12 +136,16 @@ class DividedPlan:
 
 @dataclass(frozen=True, slots=True)
 class GridAnswer:
-    """The divisions of a cluster for a transformer that fit, the fastest first."""
+    """The divisions of a cluster for a transformer that fit, the fastest first.
+
+    `experts` is how many a layer has, 0 for an MLP.
+    """
 
     source: str
     devices: int
     cluster: str
     parameters: int
+    experts: int
     plans: list[DividedPlan]
     proven: bool
 
@@ -148,9 +156,11 @@ class GridAnswer:
             f"{self.parameters / 1e9:.4g} billion parameters, {len(self.plans)} divisions fit"
         )
         names = ["tensor", "pipeline", "data", "micro", "chunks"]
+        names += ["expert"] if self.experts else []
         rows = [[*names, "step", "memory", "bubble", "of peak"]]
         for plan in self.plans[:SHOWN]:
             sizes = (plan.tensor, plan.pipeline, plan.data, plan.micro, plan.chunks)
+            sizes += (plan.expert,) if self.experts else ()
             figures = (f"{plan.seconds:.4g} s", human(int(plan.memory)))
             shares = (f"{plan.bubble:.2%}", f"{plan.utilisation:.1%}")
             rows.append([*map(str, sizes), *figures, *shares])
@@ -159,10 +169,14 @@ class GridAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SubmeshStage:
-    """Groups of layers, from one to another, exclusive, on a submesh."""
+    """Groups of layers, from one to another, exclusive, on a submesh.
+
+    `submesh` has the nodes and the devices in each, `mesh` how the devices share the work.
+    """
 
     groups: list[int]
     devices: int
+    submesh: list[int]
     mesh: str
     seconds: float
 
@@ -175,6 +189,7 @@ class InterOpAnswer:
     devices: int
     cluster: str
     parameters: int
+    experts: int
     micro_batches: int
     memory_limit: float
     seconds: float
@@ -189,12 +204,14 @@ class InterOpAnswer:
             f"{self.parameters / 1e9:.4g} billion parameters, "
             f"{counted(self.micro_batches, 'micro-batch')} in {self.seconds:.4g} s"
         )
-        rows = [["stage", "devices", "data, tensor", "groups", "ms a micro-batch"]]
+        axes = "data, tensor, expert" if self.experts else "data, tensor"
+        rows = [["stage", "devices", "submesh", axes, "groups", "ms a micro-batch"]]
         for number, stage in enumerate(self.stages):
             first, end = stage.groups
             groups = f"{first}" if end == first + 1 else f"{first} to {end - 1}"
             ms = f"{stage.seconds * 1e3:.4g}"
-            rows.append([str(number), str(stage.devices), stage.mesh, groups, ms])
+            shape = " x ".join(map(str, stage.submesh))
+            rows.append([str(number), str(stage.devices), shape, stage.mesh, groups, ms])
         yield from _indented(rows)
 
 

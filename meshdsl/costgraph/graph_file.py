@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,13 +21,16 @@ import numpy as np
 from meshdsl.costgraph.device_placement import GraphOperator
 from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 from meshdsl.costgraph.layer_graph import Layer, LayerGraph
-from meshdsl.costgraph.transformer import Transformer
+from meshdsl.costgraph.transformer import STATES, Experts, Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.records import dataclass
 from meshdsl.syntax.parse import read_source
 
 MOST = 1e100
 """The greatest number of a graph: sums and products of such are numbers still."""
+
+SIZES = tuple(f.name for f in fields(Transformer) if f.default is MISSING)
+"""The fields that every transformer has: whole numbers."""
 
 FIELDS = {
     "placement": ("nodes", "edges", "memory_limit"),
@@ -264,10 +267,43 @@ def _cycle(reads: Mapping[int, set[int]]) -> list[int]:
 
 def transformer_of(top: GraphObject) -> Transformer:
     """The sizes of `"kind": "transformer"`."""
-    model = Transformer(*(top.field(f.name).count() for f in fields(Transformer)))
+    optimizer = top.field("optimizer", "adam")
+    if optimizer.text() not in STATES:
+        near = did_you_mean(optimizer.text(), list(STATES))
+        message = f"there is no optimizer `{optimizer.text()}` here"
+        optimizer.refuse(message, help=near or ", ".join(STATES))
+    model = Transformer(
+        *(top.field(name).count() for name in SIZES),
+        mlp=top.field("mlp", 4).count(),
+        experts=_experts(top.field("experts", None)),
+        optimizer=optimizer.text(),
+    )
     if model.hidden % model.heads:
         top.field("heads").refuse(f"{model.heads} heads do not divide the width {model.hidden}")
+    tokens, experts = model.batch * model.seq, model.experts
+    if experts and tokens % experts.group:
+        message = f"groups of {experts.group} tokens do not divide the {tokens} of the batch"
+        top.field("experts").field("group", experts.group).refuse(message, "MD0666")
     return model
+
+
+def _experts(written: GraphObject) -> Experts | None:
+    """The experts of a transformer, if it has any."""
+    if written.value is None:
+        return None
+    defaults = {f.name: f.default for f in fields(Experts)}
+    written.only(*defaults)
+    count = written.field("count").count()
+    every, top_k, group = (written.field(n, defaults[n]) for n in ("every", "top_k", "group"))
+    capacity = written.field("capacity", defaults["capacity"])
+    experts = Experts(count, every.count(), top_k.count(), group.count(), capacity.cost())
+    if experts.top_k > count:
+        top_k.refuse(f"a token cannot go to {experts.top_k} of {count} experts", "MD0666")
+    if not experts.places:
+        message = f"an expert takes none of the {experts.group} tokens of a group"
+        where = capacity if experts.capacity < 1 else group
+        where.refuse(message, "MD0666", "make the group or the capacity larger")
+    return experts
 
 
 # --- operators on devices ------------------------------------------------------------------------

@@ -1,13 +1,15 @@
-"""Equal layers on a grid: data × tensor × pipeline parallel, in closed form.
+"""Equal layers on a grid: data × tensor × pipeline × expert parallel, in closed form.
 
-For a transformer whose layers are alike, the time of a step is that of its slowest stage,
-(m + (p - 1)/v) · t_micro, and what is done once: reducing gradients and the update (Narayanan et
-al. 2021, with v chunks of layers a device, interleaved). So every division of the devices can be
-evaluated, in milliseconds. Costs are those of the cluster's profile; nothing is fitted.
+For a transformer whose layers are alike, or alternate, the time of a step is that of its slowest
+stage, (m + (p - 1)/v) · t_micro, and what is done once: reducing gradients and the update
+(Narayanan et al. 2021, with v chunks of layers a device, interleaved). So every division of the
+devices can be evaluated, in milliseconds. Costs are those of the cluster's profile; nothing is
+fitted.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -23,13 +25,17 @@ MOST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Devices by tensor, pipeline and data parallelism; batch of a micro-batch; chunks a device."""
+    """Devices by tensor, pipeline and data parallelism; batch of a micro-batch; chunks a device.
+
+    `expert` data parallel devices share the experts of a layer, each with some of them.
+    """
 
     tensor: int
     pipeline: int
     data: int
     micro: int
     chunks: int = 1
+    expert: int = 1
 
     @property
     def devices(self) -> int:
@@ -78,10 +84,15 @@ def divisions(
             data, remainder = divmod(devices // tensor, stage)
             if remainder or model.batch % data or parts_of(cluster, [stage, data, tensor]) is None:
                 continue
-            for micro in _divisors(model.batch // data):
-                for chunks in range(1, MOST_CHUNKS + 1 if stage > 1 else 2):
-                    if (model.layers // stage) % chunks == 0:
-                        yield Division(tensor, stage, data, micro, chunks)
+            chunked = [
+                n
+                for n in range(1, MOST_CHUNKS + 1 if stage > 1 else 2)
+                if (model.layers // stage) % n == 0
+            ]
+            micros = [n for n in _divisors(model.batch // data) if model.routable(n)]
+            shared = model.expert_splits(data)
+            for micro, chunks, expert in itertools.product(micros, chunked, shared):
+                yield Division(tensor, stage, data, micro, chunks, expert)
 
 
 def _divisors(number: int) -> list[int]:
@@ -104,8 +115,17 @@ def evaluate(
     timing = Timing(cluster, Mesh("grid", sizes))
     micros = micro_batches(model, d)
     # The last stage has the logits, the first the embedding: the slowest is one, the largest the
-    # other.
-    stage = LayerStage(model, timing, model.layers // d.pipeline, d.micro, recompute=recompute)
+    # other. None has more layers with experts than the first.
+    layers = model.layers // d.pipeline
+    stage = LayerStage(
+        model,
+        timing,
+        layers,
+        d.micro,
+        recompute=recompute,
+        routed=model.expert_layers(0, layers),
+        shared=d.expert,
+    )
     sent = 2 * d.chunks * stage.sending() if d.pipeline > 1 else 0.0
     turns = micros + (d.pipeline - 1) / d.chunks
     seconds = turns * (stage.seconds() + sent) + stage.once()

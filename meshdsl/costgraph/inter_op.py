@@ -137,47 +137,76 @@ class _Cut:
 
 
 def submeshes(cluster: Cluster, devices: int) -> Iterator[int]:
-    """Devices of a submesh: powers of two within a node, then whole nodes."""
+    """Devices of a submesh: 1, 2, 4 … within a node, a node, and several whole nodes.
+
+    Each size within a node divides the next, so that submeshes of as many devices as there are
+    always have room beside each other (Zheng et al. 2022, theorem 1).
+    """
     node, size = cluster.levels[0].size, 1
     while size <= min(devices, node):
+        if node % size:
+            break
         yield size
         size *= 2
+    if size // 2 < node <= devices:
+        yield node
     yield from range(2 * node, devices + 1, node)
+
+
+def submesh_shape(cluster: Cluster, devices: int) -> tuple[int, int]:
+    """The nodes of a submesh, and the devices in each."""
+    node = cluster.levels[0].size
+    return (devices // node, node) if devices > node else (1, devices)
 
 
 def transformer_ways(
     model: Transformer, cluster: Cluster, groups: int, micro: int, devices: int
 ) -> Ways:
-    """The ways to compute groups of equal layers on submeshes, data and tensor parallel.
+    """The ways to compute groups of layers on submeshes: data, tensor and expert parallel.
 
     `micro` is the batch of a micro-batch. The state of the optimizer is split over the data
-    parallel devices, as Alpa does with `prefer_reduce_scatter`.
+    parallel devices, as Alpa does with `prefer_reduce_scatter`. What is done once a step, reducing
+    gradients and the update, counts for each micro-batch in equal parts.
     """
-    per_group = model.layers // groups
+    per_group, micros = model.layers // groups, model.batch // micro
+    meshes = [*_logical_meshes(model, cluster, micro, devices)]
 
     def ways(start: int, end: int) -> list[Way]:
         group_ways = []
-        for size in submeshes(cluster, devices):
-            for tensor in (n for n in range(1, size + 1) if size % n == 0):
-                data = size // tensor
-                sizes = [devices // size, data, tensor] if devices % size == 0 else [data, tensor]
-                fits = parts_of(cluster, sizes) is not None
-                if micro % data or model.heads % tensor or not fits:
-                    continue
-                names = ("pipe", "data", "tensor")[-len(sizes) :]
-                mesh = Mesh("submesh", tuple(zip(names, sizes, strict=True)))
+        routed = model.expert_layers(start * per_group, end * per_group)
+        for size, data, tensor, timing in meshes:
+            for shared in model.expert_splits(data) if routed else (1,):
                 stage = LayerStage(
                     model,
-                    Timing(cluster, mesh),
+                    timing,
                     (end - start) * per_group,
                     micro // data,
                     start == 0,
                     end == groups,
                     split_state=True,
+                    routed=routed,
+                    shared=shared,
                 )
                 held = stage.held() + stage.working()
-                name = f"({data}, {tensor})"
-                group_ways.append(Way(size, stage.seconds(), held, stage.kept(), name))
+                axes = (data, tensor, shared) if model.experts else (data, tensor)
+                seconds = stage.seconds() + stage.once() / micros
+                group_ways.append(Way(size, seconds, held, stage.kept(), str(axes)))
         return group_ways
 
     return ways
+
+
+def _logical_meshes(
+    model: Transformer, cluster: Cluster, micro: int, devices: int
+) -> Iterator[tuple[int, int, int, Timing]]:
+    """Devices of a submesh by data and by tensor parallelism, and how long things take there."""
+    for size in submeshes(cluster, devices):
+        for tensor in (n for n in range(1, size + 1) if size % n == 0):
+            data = size // tensor
+            sizes = [devices // size, data, tensor] if devices % size == 0 else [data, tensor]
+            if micro % data or model.heads % tensor or parts_of(cluster, sizes) is None:
+                continue
+            if model.routable(micro // data):
+                names = ("pipe", "data", "tensor")[-len(sizes) :]
+                mesh = Mesh("submesh", tuple(zip(names, sizes, strict=True)))
+                yield size, data, tensor, Timing(cluster, mesh)

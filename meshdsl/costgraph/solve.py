@@ -42,7 +42,7 @@ from meshdsl.costgraph.graph_file import (
     transformer_of,
 )
 from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
-from meshdsl.costgraph.inter_op import best_pipeline, transformer_ways
+from meshdsl.costgraph.inter_op import best_pipeline, submesh_shape, transformer_ways
 from meshdsl.costgraph.layer_graph import GraphTooLarge
 from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
 from meshdsl.costgraph.transformer import Transformer
@@ -228,6 +228,7 @@ def _grid(top: GraphObject, request: SearchRequest) -> GridAnswer:
         devices=devices,
         cluster=cluster.name,
         parameters=model.parameters,
+        experts=model.experts.count if model.experts else 0,
         plans=[*map(_divided, plans)],
         proven=True,
     )
@@ -240,8 +241,7 @@ def _refuse_division(
     assert request.devices is not None
     every = ranked(model, cluster, request.devices, True, math.inf, request.stages)
     if not every:
-        message = f"no division of {request.devices} devices divides the heads, layers and batch"
-        top.refuse(message, "MD0666", f"{cluster.name}: try another number of devices")
+        _refuse_undivided(top, model, request.devices, cluster)
     limit = cluster.device.memory if request.memory is None else request.memory
     least = min(every, key=lambda plan: plan.bytes)
     message = (
@@ -250,6 +250,14 @@ def _refuse_division(
     way = least.division
     sizes = f"tensor {way.tensor}, pipeline {way.pipeline}, data {way.data}"
     top.refuse(message, "MD0664", f"{sizes} takes that")
+
+
+def _refuse_undivided(
+    top: GraphObject, model: Transformer, devices: int, cluster: Cluster
+) -> NoReturn:
+    groups = ", with whole groups of tokens on each device" if model.experts else ""
+    message = f"no division of {devices} devices divides the heads, layers and batch{groups}"
+    top.refuse(message, "MD0666", f"{cluster.name}: try another number of devices")
 
 
 def _divided(plan: GridPlan) -> DividedPlan:
@@ -277,13 +285,17 @@ def _alpa(top: GraphObject, request: SearchRequest) -> InterOpAnswer:
     limit = cluster.device.memory if request.memory is None else request.memory
     ways = transformer_ways(model, cluster, groups, model.batch // micros, devices)
     best = best_pipeline(groups, devices, micros, limit, ways)
+    if best is None and best_pipeline(groups, devices, micros, math.inf, ways) is None:
+        _refuse_undivided(top, model, devices, cluster)
     if best is None:
         help = "use more devices or more micro-batches"
         message = f"no pipeline on {devices} devices fits in {human(int(limit))} a device"
         top.refuse(message, "MD0664", help)
     ends = (*best.starts[1:], groups)
     stages = [
-        SubmeshStage([a, b], way.devices, way.name, way.seconds)
+        SubmeshStage(
+            [a, b], way.devices, [*submesh_shape(cluster, way.devices)], way.name, way.seconds
+        )
         for a, b, way in zip(best.starts, ends, best.ways, strict=True)
     ]
     return InterOpAnswer(
@@ -291,6 +303,7 @@ def _alpa(top: GraphObject, request: SearchRequest) -> InterOpAnswer:
         devices=devices,
         cluster=cluster.name,
         parameters=model.parameters,
+        experts=model.experts.count if model.experts else 0,
         micro_batches=micros,
         memory_limit=limit,
         seconds=best.seconds,

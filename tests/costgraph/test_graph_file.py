@@ -52,6 +52,7 @@ DEVICES: dict[str, Any] = {
 }
 SIZES = {"layers": 4, "hidden": 64, "heads": 4, "seq": 16, "vocab": 100, "batch": 8}
 TRANSFORMER: dict[str, Any] = {"kind": "transformer", **SIZES, "micro_batches": 4}
+EXPERTS: dict[str, Any] = {**TRANSFORMER, "experts": {"count": 4, "group": 16}}
 GRAPHS = {g["kind"]: g for g in (PLACEMENT, STAGES, DEVICES, TRANSFORMER)}
 
 
@@ -176,6 +177,21 @@ WRONG = [
     ("MD0662", changed(STAGES, ("layers", 1, "output"), -1), "layers[1].output"),
     ("MD0664", changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3), "forbidden"),
     ("MD0664", {**PLACEMENT, "memory_limit": 3}, "the least is 4 B"),
+    ("MD0660", changed(EXPERTS, ("experts",), 4), "an object"),
+    ("MD0660", changed(EXPERTS, ("experts", "count"), ...), "`count`"),
+    ("MD0660", changed(EXPERTS, ("experts", "topk"), 2), "`top_k`"),
+    ("MD0660", changed(EXPERTS, ("experts", "every"), 0), "experts.every"),
+    ("MD0660", changed(EXPERTS, ("optimizer",), "adamfactor"), "`adafactor`"),
+    ("MD0660", changed(EXPERTS, ("mlp",), 2.5), "`mlp`"),
+    ("MD0666", changed(EXPERTS, ("experts", "top_k"), 5), "5 of 4 experts"),
+    ("MD0666", changed(EXPERTS, ("experts", "capacity"), 0.1), "experts.capacity"),
+    ("MD0666", changed(EXPERTS, ("experts", "group"), 1), "experts.group"),
+    ("MD0666", changed(EXPERTS, ("experts", "group"), 24), "do not divide the 128"),
+    (
+        "MD0666",
+        changed(EXPERTS, ("experts", "group"), 128) | {"heads": 1, "layers": 1},
+        "whole groups",
+    ),
     ("MD0666", changed(TRANSFORMER, ("heads",), 1) | {"batch": 7, "layers": 5}, "no division"),
 ]
 
@@ -205,6 +221,15 @@ def test_layers_on_a_cluster_with_levels(tmp_path: Path) -> None:
     ]
     assert facts["bandwidth"] is None
     assert "on 16 x v100-p3: " in found.lines()[0]
+
+
+def test_no_submesh_is_not_a_lack_of_memory(tmp_path: Path) -> None:
+    alone = EXPERTS | {"heads": 1, "layers": 1, "experts": {"count": 4, "group": 32}}
+    with pytest.raises(DiagnosticError) as caught:
+        solved(written(tmp_path, alone), replace(GIVEN["transformer"], method="alpa"))
+    (found,) = caught.value.diagnostics
+    assert found.code == "MD0666"
+    assert "whole groups of tokens" in found.message
 
 
 def test_what_takes_no_time_is_no_faster_on_several_devices(tmp_path: Path) -> None:

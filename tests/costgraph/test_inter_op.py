@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from meshdsl.costgraph.inter_op import (
     Ways,
     best_pipeline,
     pipeline_time,
+    submeshes,
     transformer_ways,
 )
 from meshdsl.costgraph.transformer import Transformer
@@ -49,7 +51,7 @@ def fits(stages: tuple[Way, ...], memory: float) -> bool:
 def test_no_pipeline_is_faster() -> None:
     draw = random.Random(0)
     found = 0
-    for _ in range(80):
+    for _ in range(200):
         groups, devices = draw.randint(1, 4), draw.randint(1, 5)
         ends = itertools.combinations(range(groups + 1), 2)
         ways = {pair: [random_way(draw) for _ in range(draw.randint(0, 3))] for pair in ends}
@@ -66,7 +68,22 @@ def test_no_pipeline_is_faster() -> None:
             assert fits(best.ways, memory)
             assert best.seconds == pipeline_time(best.ways, micro_batches)
             found += 1
-    assert found > 20
+    assert found > 50
+
+
+@pytest.mark.parametrize(("cluster", "node"), [("v100-p3", 8), ("cpu", 6), ("cpu", 12)])
+def test_submeshes_have_room_beside_each_other(cluster: str, node: int) -> None:
+    """Alpa's theorem 1, by trying: sizes that add up to all devices never straddle a node."""
+    machine = load(cluster)
+    levels = (replace(machine.levels[0], size=node), *machine.levels[1:])
+    sizes = [*submeshes(replace(machine, levels=levels), 2 * node)]
+    assert {1, 2, node, 2 * node} <= {*sizes}
+    for count in range(1, 5):
+        for several in itertools.combinations_with_replacement(sizes[::-1], count):
+            if sum(several) == 2 * node:
+                starts = itertools.accumulate((0, *several[:-1]))
+                for start, size in zip(starts, several, strict=True):
+                    assert start % min(size, node) == 0
 
 
 P3 = load("v100-p3")
