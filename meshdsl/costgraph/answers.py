@@ -159,8 +159,8 @@ class GridAnswer:
         names += ["expert"] if self.experts else []
         rows = [[*names, "step", "memory", "bubble", "of peak"]]
         for plan in self.plans[:SHOWN]:
-            sizes = (plan.tensor, plan.pipeline, plan.data, plan.micro, plan.chunks)
-            sizes += (plan.expert,) if self.experts else ()
+            sizes = [plan.tensor, plan.pipeline, plan.data, plan.micro, plan.chunks]
+            sizes += [plan.expert] if self.experts else []
             figures = (f"{plan.seconds:.4g} s", human(int(plan.memory)))
             shares = (f"{plan.bubble:.2%}", f"{plan.utilisation:.1%}")
             rows.append([*map(str, sizes), *figures, *shares])

@@ -272,8 +272,14 @@ def transformer_of(top: GraphObject) -> Transformer:
         near = did_you_mean(optimizer.text(), list(STATES))
         message = f"there is no optimizer `{optimizer.text()}` here"
         optimizer.refuse(message, help=near or ", ".join(STATES))
+    layers, hidden, heads, seq, vocab, batch = (top.field(name).count() for name in SIZES)
     model = Transformer(
-        *(top.field(name).count() for name in SIZES),
+        layers,
+        hidden,
+        heads,
+        seq,
+        vocab,
+        batch,
         mlp=top.field("mlp", 4).count(),
         experts=_experts(top.field("experts", None)),
         optimizer=optimizer.text(),
