@@ -46,7 +46,7 @@ from meshdsl.syntax.tokens import is_name
 if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh
     from meshdsl.api.plan import Plan
-    from meshdsl.api.searched import Searched
+    from meshdsl.api.searched import ComparedMethods, Searched
     from meshdsl.pipeline import Compilation, Options
 
 
@@ -291,6 +291,42 @@ class Program:
         )
         amounts = Amounts(memory, replicated, budget)
         return searched(self, mesh, dtype, request, amounts, here())
+
+    @told
+    def compare_methods(
+        self,
+        mesh: Mesh | Mapping[str, int] | str | None = None,
+        *,
+        cluster: str | None = None,
+        objective: str | None = None,
+        memory: int | str | None = None,
+        fix: str | None = None,
+        replicated: float | str = REPLICATED,
+        storage: bool = True,
+        partial: bool = True,
+        budget: float | str | None = None,
+        devices: int | None = None,
+        certificate: bool = False,
+    ) -> ComparedMethods:
+        """Every method of search on one question: cost found, work, proof, seconds.
+
+        The options are those of `search`. Without a `budget` each method has one of 10 s.
+
+        Raises:
+            ProgramError: no such mesh or cluster; no method finds what fits (MD0642).
+        """
+        from meshdsl.api.searched import compared
+
+        request = SearchRequest(
+            objective=objective,
+            cluster=cluster,
+            fix=fix,
+            storage=storage,
+            partial=partial,
+            devices=devices,
+            certificate=certificate,
+        )
+        return compared(self, mesh, request, Amounts(memory, replicated, budget), here())
 
 
 # --- tracing -------------------------------------------------------------------------------------

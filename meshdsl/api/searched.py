@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
 from meshdsl.report.document import Document
+from meshdsl.report.method_comparison import MethodsFacts, methods_facts, methods_shown
 from meshdsl.report.schema import SearchFacts
 from meshdsl.report.search_result import block_of, shown
 from meshdsl.report.search_result import searched as facts
 from meshdsl.report.views.parts import WIDTH, View
 from meshdsl.search.candidate import Candidate as Planned
+from meshdsl.search.comparison import MethodComparison, compare_methods
 from meshdsl.search.methods import DEFAULT, METHODS, best_plans
 from meshdsl.search.problem import SearchResult
 from meshdsl.search.request import Amounts, SearchRequest
@@ -24,6 +27,7 @@ from meshdsl.syntax.format import format_source
 
 if TYPE_CHECKING:
     from meshdsl.api.programs import Program
+    from meshdsl.pipeline import Compilation
 
 
 PLAIN = {"message_bytes": 0, "cache": False, "cluster": None, "objective": None}
@@ -95,6 +99,35 @@ def _layout(plan: Planned) -> Any:
     return layout(rules, schedule=str(plan.schedule)) if plan.schedule else rules or ""
 
 
+class ComparedMethods(View):
+    """Every method of search on one question: `str(compared)` is the table, `json` its data."""
+
+    width = WIDTH
+
+    def __init__(self, found: MethodComparison) -> None:
+        self._found = found
+
+    @property
+    def document(self) -> Document:
+        """The table."""
+        return methods_shown(self._found)
+
+    @property
+    def json(self) -> MethodsFacts:
+        """The table as data (version 1)."""
+        return methods_facts(self._found, self._found.problem.program.span.file)
+
+
+def compared(
+    program: Program, mesh: Any, request: SearchRequest, amounts: Amounts, site: Site
+) -> ComparedMethods:
+    """Every method on the question of a request; `site` is the call."""
+    compilation = _compilation(program, mesh, None, site)
+    with _from_python(site):
+        found = compare_methods(request.with_amounts(amounts), compilation, METHODS)
+    return ComparedMethods(found)
+
+
 def searched(
     program: Program,
     mesh: Any,
@@ -108,11 +141,21 @@ def searched(
     if method not in METHODS:
         help = did_you_mean(method, list(METHODS)) or f"there are {', '.join(METHODS)}"
         fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
-    chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
-    chosen |= PLAIN
-    compilation = program.compilation(*asked_of(program, chosen, site))
-    try:
+    compilation = _compilation(program, mesh, dtype, site)
+    with _from_python(site):
         result = best_plans(request.with_amounts(amounts), compilation)
+    return Searched(program, result, method)
+
+
+def _compilation(program: Program, mesh: Any, dtype: str | None, site: Site) -> Compilation:
+    chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
+    return program.compilation(*asked_of(program, chosen | PLAIN, site))
+
+
+@contextmanager
+def _from_python(site: Site) -> Iterator[None]:
+    """Say what is wrong in the words of Python."""
+    try:
+        yield
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
-    return Searched(program, result, method)

@@ -28,6 +28,7 @@ from meshdsl.diagnostics import fail
 from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
+    from meshdsl.diagnostics import Diagnostics
     from meshdsl.pipeline import Compilation
     from meshdsl.search.problem import SearchResult
     from meshdsl.search.request import SearchRequest
@@ -57,6 +58,7 @@ class Objective:
     per_tensor: bool = flag("--per-tensor", "Rules for every tensor with a name, too, by steps.")
     no_partial: bool = flag("--no-partial", "Reduce every sum where it appears, to compare.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
+    compare_methods: bool = flag("--compare-methods", "Every method, in one table.")
     certificate: bool = flag("--certificate", "Bound all per-tensor plans (by time always).")
     budget: str | None = opt("--budget", "10s", "Stop after so much work with the best so far.")
 
@@ -90,8 +92,10 @@ class SearchLayouts(
 
 OF_GRAPHS = ("bandwidth", "stages")
 """The options that mean something with `--graph` alone."""
-OF_BOTH = ("graph", "method", "devices", "cluster", "memory", "force", "json")
+OF_BOTH = ("graph", "method", "compare_methods", "devices", "cluster", "memory", "force", "json")
 """The options that mean something with `--graph` and without."""
+OF_ONE_METHOD = ("method", "write", "expect", "front", "start")
+"""The options that mean nothing where methods are compared."""
 
 
 def command(file: File, given: SearchLayouts) -> None:
@@ -100,6 +104,9 @@ def command(file: File, given: SearchLayouts) -> None:
         _refuse_meaningless(given)
         if given.graph:
             _graph(file, given)
+            return
+        if given.compare_methods:
+            _compare(file, given, diagnostics)
             return
         from meshdsl.search.methods import DEFAULT, METHODS, best_plans
 
@@ -130,6 +137,11 @@ def _refuse_meaningless(given: SearchLayouts) -> None:
         if given.graph and field not in (*OF_GRAPHS, *OF_BOTH):
             message = f"`{told}` is about layouts, and `--graph` has none"
             fail("MD0601", message, help=f"leave `{told}` out")
+        if given.compare_methods and field in OF_ONE_METHOD:
+            message = (
+                f"`{told}` is about one result, and `--compare-methods` has one of each method"
+            )
+            fail("MD0601", message, help=f"leave `{told}` out, or `--compare-methods`")
         if not given.graph and field in OF_GRAPHS:
             fail("MD0601", f"`{told}` goes with `--graph`", help="write `--graph FILE.json`")
 
@@ -147,14 +159,31 @@ def request_of(given: SearchLayouts) -> SearchRequest:
 
 def _graph(file: Path, given: SearchLayouts) -> None:
     """Find the best plan of a graph with costs."""
+    from meshdsl.costgraph.graph_comparison import compared_on
     from meshdsl.costgraph.solve import solved
 
-    answer = solved(file, request_of(given))
+    answer = (compared_on if given.compare_methods else solved)(file, request_of(given))
     if given.json:
         common.print_json(answer.facts())
     else:
         for line in answer.lines():
             common.say(line)
+
+
+def _compare(file: Path, given: SearchLayouts, diagnostics: Diagnostics) -> None:
+    """Every method of search on one question, in a table."""
+    from meshdsl.report.method_comparison import methods_facts, methods_shown
+    from meshdsl.report.terminal import print_document
+    from meshdsl.search.comparison import compare_methods
+    from meshdsl.search.methods import METHODS
+
+    compilation = common.compiled(file, pipeline_options(given), diagnostics, "named")
+    with common.patience(f"searching layouts of {compilation.source.name} by every method"):
+        found = compare_methods(request_of(given), compilation, METHODS)
+    if given.json:
+        common.print_json(methods_facts(found, compilation.source.name))
+    else:
+        print_document(methods_shown(found))
 
 
 def _show(found: SearchResult) -> None:

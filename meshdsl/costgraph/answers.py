@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Protocol
 
+from meshdsl.costgraph.comparison import Figures
 from meshdsl.costgraph.layer_partition import Links
 from meshdsl.diagnostics import counted
 from meshdsl.records import dataclass
@@ -20,6 +21,9 @@ class GraphAnswer(Protocol):
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The result as text."""
+
+    def figures(self) -> Figures:
+        """The cost, and how it was found: what methods are compared by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class PlacementAnswer:
     combinations: int
     work: int
     note: str
+
+    def figures(self) -> Figures:
+        """What methods are compared by."""
+        return Figures(self.cost, self.work, self.proven, self.bound)
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The cost and what is proven of it, and the choices."""
@@ -97,6 +105,10 @@ class PartitionAnswer:
     one_device_seconds: float
     proven: bool
     work: int
+
+    def figures(self) -> Figures:
+        """What methods are compared by."""
+        return Figures(self.seconds, self.work, self.proven)
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The pace of the pipeline, and its stages."""
@@ -149,6 +161,10 @@ class GridAnswer:
     plans: list[DividedPlan]
     proven: bool
 
+    def figures(self) -> Figures:
+        """What methods are compared by."""
+        return Figures(self.plans[0].seconds, len(self.plans), self.proven)
+
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The first divisions."""
         yield (
@@ -197,6 +213,10 @@ class InterOpAnswer:
     proven: bool
     work: int
 
+    def figures(self) -> Figures:
+        """What methods are compared by."""
+        return Figures(self.seconds, self.work, self.proven)
+
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The time of a step, and the stages."""
         yield (
@@ -227,6 +247,10 @@ class DevicesAnswer:
     one_device_seconds: float
     proven: bool
     work: int
+
+    def figures(self) -> Figures:
+        """What methods are compared by."""
+        return Figures(self.seconds, self.work, self.proven)
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The time of a step, and where each group is."""

@@ -361,7 +361,8 @@ class Count:
     no better. The rest was not looked at. `symmetry` exchanges of equal axes count once.
     `steps` are layouts with rules for functions and parameters, of which there are too many.
     `pipelines` were placed beside them. With `cut` the budget was over before all were counted.
-    `further` says where the best one is from, if it is none of the space.
+    `further` says where the best one is from, if it is none of the space. `work` are the steps of
+    a method that searches by something else than placing layouts (`Solution.work`).
     """
 
     level: str
@@ -373,6 +374,7 @@ class Count:
     cut: bool = False
     further: str = ""
     pipelines: int = 0
+    work: int = 0
 
     @property
     def is_whole(self) -> bool:

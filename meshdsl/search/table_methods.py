@@ -48,7 +48,7 @@ class Summed:
         if not best.found:
             message = f"{best.method} found no layout within {1 + request.replicated:.2f} times"
             fail("MD0641", f"{message} the least work", help="a larger `--replicated`")
-        return placed(problem, space, space.rules(picked(space, best)))
+        return placed(problem, space, space.rules(picked(space, best)), best.work)
 
     def _starts(self, problem: Problem, space: LayoutSpace) -> Iterator[list[tuple[int, ...]]]:
         """The general rules to begin from as choices, for a method that takes such."""
@@ -68,8 +68,8 @@ def refuse_width(error: TooWide) -> NoReturn:
     fail("MD0663", str(error), help="take `--method layouts`")
 
 
-def placed(problem: Problem, space: LayoutSpace, rules: Rules) -> SearchResult:
-    """One layout as the result of a method: nothing is proven.
+def placed(problem: Problem, space: LayoutSpace, rules: Rules, work: int) -> SearchResult:
+    """One layout as the result of a method that took `work` steps: nothing is proven.
 
     Raises MD0641 where it divides the work less than the tables say, and than asked, or where two
     rules meet in a tensor that the tables do not know.
@@ -85,7 +85,7 @@ def placed(problem: Problem, space: LayoutSpace, rules: Rules) -> SearchResult:
         work = min(plan.flops for plan in candidates) / problem.least_work
         message = f"what is least by the tables leaves a device {work:.2f} times the least work"
         fail("MD0641", message, help="take `--method layouts`, or a larger `--replicated`")
-    count = Count("L0", space.count, 1, 0, space.symmetry)
+    count = Count("L0", space.count, 1, 0, space.symmetry, work=work)
     return SearchResult(problem, best_first(problem, plans), tuple(plans), count, 0)
 
 

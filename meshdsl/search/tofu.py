@@ -29,16 +29,21 @@ class Tofu:
     def solve(self, problem: Problem) -> SearchResult:
         """The plan. Raises MD0641 where a step cannot divide the work as asked."""
         taken: dict[str, Axes] = {}
+        work = 0
         for axis, size in problem.mesh.axes:
             if size > 1:
-                taken = _step(problem, axis, taken)
+                taken, steps = _step(problem, axis, taken)
+                work += steps
         space = problem.space
         rules = space.rules([taken.get(dim.name, ()) for dim in space.dims])
-        return placed(problem, space, rules)
+        return placed(problem, space, rules, work)
 
 
-def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes]:
-    """What splits each dim, once an axis does so, too; axes behind it have one device yet."""
+def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> tuple[dict[str, Axes], int]:
+    """What splits each dim, once an axis does so, too, and the steps that it took.
+
+    Axes behind it have one device yet.
+    """
     mesh = problem.mesh
     done = mesh.names[: mesh.names.index(axis) + 1]
     sizes = tuple((a, n if a in done else 1) for a, n in mesh.axes)
@@ -46,15 +51,15 @@ def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes
     choices = [tuple(_choices(space, number, axis, taken)) for number in range(len(space.dims))]
     graph = table_graph(space, float("inf"), choices)
     try:
-        work = least(least_memory(graph)).cost
-        best = least(replace(graph, limit=work * (1 + problem.request.replicated)))
+        work = least(least_memory(graph))
+        best = least(replace(graph, limit=work.cost * (1 + problem.request.replicated)))
     except TooWide as error:
         refuse_width(error)
     if not best.found:
         help = "a larger `--replicated`, or fewer rules by `--fix`"
         fail("MD0641", f"no split over `{axis}` leaves the others as they are", help=help)
     dims = zip(space.dims, choices, best.picks, strict=True)
-    return {dim.name: axes[k] for dim, axes, k in dims}
+    return {dim.name: axes[k] for dim, axes, k in dims}, work.work + best.work
 
 
 def _choices(space: LayoutSpace, number: int, axis: str, taken: dict[str, Axes]) -> Iterator[Axes]:

@@ -60,6 +60,7 @@ CALLS = {
         "search EVIL.mdsl --write EVIL",
         "search EVIL.mdsl --write l",
         "search EVIL.json --graph",
+        "search EVIL.mdsl --compare-methods",
     ],
     "schedule": [
         "schedule gpipe --stages 2 --micro 2 --csv EVIL.csv --svg EVIL.svg",
