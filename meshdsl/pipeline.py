@@ -50,6 +50,7 @@ class Options:
     `message_bytes` is the cost of a collective beside its bytes where the policy is `optimal`;
     with `cache`, plans are kept in the user's cache folder. `evaluate` leaves out what `minimize`
     adds: gradients and update. With `measured`, a training step returns the norm of the gradient.
+    A step of the `warmup` sends whole gradients where later ones send a compressed momentum.
     Unless `fused`, attention is written in primitives, as other systems are told of it. `cluster`
     is a profile by name or `.toml` file, that of the mesh where None; with one, `optimal` counts
     time, and bytes where `objective` is `bytes`. `set_in` has the places of the sizes of
@@ -70,6 +71,7 @@ class Options:
     strict: bool = False
     evaluate: bool = False
     measured: bool = False
+    warmup: bool = False
     fused: bool = True
     cluster: str | None = None
     objective: str | None = None
@@ -162,7 +164,8 @@ class Compilation:
             return self.known.named
         chosen = self.options
         spoken = spoken_of(self.declarations, chosen.layout) if chosen.fused else None
-        return finish_named(self.written, chosen.dtype, chosen.evaluate, chosen.measured, spoken)
+        flags = chosen.evaluate, chosen.measured, spoken, chosen.warmup
+        return finish_named(self.written, chosen.dtype, *flags)
 
     @cached_property
     def placed(self) -> PlacedProgram:
@@ -299,7 +302,8 @@ class Compilation:
         """The memory and communication of each line, their reasons, and their cost."""
         from meshdsl.report.explanation import explain
 
-        return explain(self.device, self.diagnostics, self.timing, self.identifiers)
+        stages = self.device, self.diagnostics, self.timing
+        return explain(*stages, self.identifiers, self._warmup_device)
 
     @cached_property
     def advised(self) -> ReportFacts:
@@ -312,6 +316,9 @@ class Compilation:
         """The variables of the text, by their names in the device program."""
         return self.functions.identifiers
 
+    def _warmup_device(self) -> DeviceProgram | None:
+        return None if self.warmup is None else self.warmup.device
+
     @property
     def forward(self) -> Compilation:
         """The program without the gradients and updates that `minimize` adds."""
@@ -321,7 +328,8 @@ class Compilation:
 
     @cached_property
     def _forward(self) -> Compilation:
-        return self.under(replace(self.options, evaluate=True, measured=False), Diagnostics())
+        options = replace(self.options, evaluate=True, measured=False, warmup=False)
+        return self.under(options, Diagnostics())
 
     @property
     def evaluation(self) -> Compilation:
@@ -332,6 +340,15 @@ class Compilation:
     def measured(self) -> Compilation:
         """The training step that returns the norm of its gradient, too."""
         return self.under(replace(self.options, measured=True), Diagnostics())
+
+    @cached_property
+    def warmup(self) -> Compilation | None:
+        """The step of the first steps of a training, where these are not as the others are."""
+        goal = self.named.goal
+        compress = None if goal is None else goal.optimizer.compress
+        if compress is None or not compress.warmup:
+            return None
+        return self.under(replace(self.options, warmup=True), Diagnostics())
 
     def under(
         self,
@@ -347,7 +364,7 @@ class Compilation:
         assert (before.program, before.set_dims) == (now.program, now.set_dims)
         same = all(
             getattr(before, n) == getattr(now, n)
-            for n in ("dtype", "evaluate", "measured", "fused")
+            for n in ("dtype", "evaluate", "measured", "warmup", "fused")
         )
         declarations, written = declarations or self.declarations, self.written
         spoken = spoken_of(declarations, now.layout)

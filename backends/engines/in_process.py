@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import sys
@@ -117,7 +118,7 @@ def _compiled(part: str) -> CodeType:
     return _code(part)
 
 
-FILES = ("program.py", "evaluation.py")
+FILES = {"program": "program.py", "evaluation": "evaluation.py", "warmup": "warmup.py"}
 """The files of the texts that processes run."""
 
 
@@ -125,45 +126,61 @@ FILES = ("program.py", "evaluation.py")
 class Emitted:
     """The text of a program and, of a training run, the one that evaluates (None: not wanted).
 
-    Of a generation the second one reads prompts in one pass. Their lines are numbered as if the
-    second followed the first.
+    Of a generation the second one reads prompts in one pass. The first steps of a training run are
+    those of the text `warmup`, where there is one. Lines are numbered as if each text followed the
+    one before.
     """
 
     program: ProgramText
     evaluation: ProgramText | None = None
+    warmup: ProgramText | None = None
+
+    @property
+    def every(self) -> dict[str, ProgramText]:
+        """The texts there are, by the names of their fields."""
+        texts = ((name, getattr(self, name)) for name in FILES)
+        return {name: text for name, text in texts if text is not None}
 
     @property
     def text(self) -> str:
-        """Both texts."""
-        return self.program.text + (self.evaluation.text if self.evaluation else "")
+        """All texts."""
+        return "".join(each.text for each in self.every.values())
 
     @property
     def places(self) -> dict[int, str]:
-        """The source places of the lines of both."""
-        places = dict(self.program.places)
-        if self.evaluation is not None:
-            below = self.program.text.count("\n")
-            places |= {line + below: place for line, place in self.evaluation.places.items()}
-        return places
+        """The source places of the lines of all."""
+        return {
+            line + self.above(name): place
+            for name, each in self.every.items()
+            for line, place in each.places.items()
+        }
+
+    def above(self, name: str) -> int:
+        """How many lines are above the text of a field."""
+        before = itertools.takewhile(lambda other: other != name, FILES)
+        texts = (self.every.get(other) for other in before)
+        return sum(text.text.count("\n") for text in texts if text is not None)
+
+    def text_of(self, name: str) -> str:
+        """The text of a field, its lines numbered as in `text`."""
+        return "\n" * self.above(name) + self.every[name].text
 
     def load(self) -> Programs:
-        """Both texts as modules."""
-        program, evaluation = load(self.program.text), None
-        if self.evaluation is not None:
-            evaluation = load(self.evaluation.text, self.program.text.count("\n"))
-        return Programs(self, program, evaluation)
+        """All texts as modules."""
+        every = self.every.items()
+        return Programs(self, **{name: load(each.text, self.above(name)) for name, each in every})
 
     def write(self, folder: Path) -> None:
         """Write the texts for other processes."""
-        for name, each in zip(FILES, (self.program, self.evaluation), strict=True):
-            if each is not None:
-                (folder / name).write_text(each.text, encoding="utf-8")
+        for name, each in self.every.items():
+            (folder / FILES[name]).write_text(each.text, encoding="utf-8")
 
 
 def emitted_in(folder: Path) -> Emitted:
     """The texts that `Emitted.write` wrote, without places."""
-    paths = [folder / name for name in FILES if (folder / name).exists()]
-    return Emitted(*(ProgramText(path.read_text(encoding="utf-8"), {}) for path in paths))
+    paths = {name: folder / file for name, file in FILES.items() if (folder / file).exists()}
+    texts = {name: ProgramText(path.read_text("utf-8"), {}) for name, path in paths.items()}
+    return Emitted(**texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +190,13 @@ class Programs:
     emitted: Emitted
     program: LoadedProgram
     evaluation: LoadedProgram | None = None
+    warmup: LoadedProgram | None = None
 
     @property
     def every(self) -> tuple[LoadedProgram, ...]:
-        """One or both of them."""
-        return (self.program,) if self.evaluation is None else (self.program, self.evaluation)
+        """Those there are."""
+        programs = (self.program, self.evaluation, self.warmup)
+        return tuple(program for program in programs if program is not None)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -191,7 +210,7 @@ class Programs:
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The sets of axes that either program's collectives run over, and all axes."""
+        """The sets of axes that the programs' collectives run over, and all axes."""
         axis_sets = {axes for program in self.every for axes in program.GROUPS}
         return tuple(sorted(axis_sets | {tuple(self.mesh)}))
 

@@ -58,7 +58,8 @@ class Job:
 
     `about` describes the program to readers of a checkpoint, and files of the sources `described`
     the model that it begins with. `rate` is the schedule of the learning
-    rate, of which a step makes so many `updates`, and `predicted` is the memory per device in bytes
+    rate, of which a step makes so many `updates`; the first steps are of the `warmup` where the
+    program has a step for them. `predicted` is the memory per device in bytes
     as `explain` has it. With `weights`, `out` is written as another program's model.
     The folder `tensorboard` gets an event file. In the folder `timed` each device writes how long
     the lines of one step took.
@@ -80,6 +81,7 @@ class Job:
     about: Mapping[str, Any] = field(default_factory=dict)
     rate: LearningRate | None = None
     updates: int = 1
+    warmup: int = 0
     predicted: int = 0
     timed: str | None = None
 

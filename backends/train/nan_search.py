@@ -191,15 +191,17 @@ def _again(trainer: Trainer, seen: int, watched_from: int) -> tuple[int | None, 
     if ranks.rank == 0:
         event = {"kind": "watch", "first": held.step + 1, "last": seen}
         trainer.control.tell(event)
-    watch = NonFiniteWatch(trainer.program, trainer.programs.emitted.program.text)
+    watches = dict[str, NonFiniteWatch]()
     for step in range(held.step, seen):
         trainer.control.begun()
-        watched = step >= watched_from
-        outputs = trainer.forward(watch.device if watched else trainer.program.device, step)
+        watched, (field, program) = step >= watched_from, trainer.at(step)
+        text = trainer.programs.emitted.text_of(field)
+        watch = watches.setdefault(field, NonFiniteWatch(program, text))
+        outputs = trainer.forward(watch.device if watched else program.device, step)
         loss = outputs[trainer.program.LOSS].item()
         sound = math.isfinite(loss) and held.is_finite()
         if ranks.total(not sound):
-            return step, _earliest(trainer, watch.first() if watched else None)
+            return step, _earliest(trainer, watch.first() if watched else None, text)
         watch.went_well()
         if _is_stopped(trainer):
             break
@@ -212,12 +214,12 @@ def _is_stopped(trainer: Trainer) -> bool:
     return bool(ranks.first(int(trainer.control.stopping()) if ranks.rank == 0 else 0))
 
 
-def _earliest(trainer: Trainer, mine: Finding | None) -> dict[str, Any] | None:
-    """The first of all devices' findings in program order."""
+def _earliest(trainer: Trainer, mine: Finding | None, text: str) -> dict[str, Any] | None:
+    """The first of all devices' findings in the order of the program of this text."""
     told = trainer.ranks.everyone(asdict(mine) if mine else None)
     findings = [{**finding, "at": rank} for rank, finding in enumerate(told) if finding]
     if not findings:
         return None
     failures = [Failure(f["at"], "", "", f["line"], f["loops"]) for f in findings]
-    first = first_failure(trainer.programs.emitted.program.text, failures)
+    first = first_failure(text, failures)
     return next(finding for finding in findings if finding["at"] == first.device)

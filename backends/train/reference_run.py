@@ -8,7 +8,8 @@ micro-batch to the last update.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,14 +44,14 @@ def on_one_device(made: Compilation) -> Compilation:
 class Referred(Emitted):
     """Texts of one device, and the functions that are called in place of each one's `device`."""
 
-    train: Device | None = None
-    evaluate: Device | None = None
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    """By the field of each text."""
 
     def load(self) -> Programs:
-        """Both texts as modules."""
+        """All texts as modules."""
         programs = Emitted.load(self)
-        for program, device in zip(programs.every, (self.train, self.evaluate), strict=False):
-            program.device = device
+        for name, device in self.devices.items():
+            getattr(programs, name).device = device
         return programs
 
 
@@ -64,17 +65,21 @@ def referred(made: Compilation, one: Compilation, evaluated: bool) -> Referred:
         replayed = replay.step(*arrays)
         return replayed.outputs, replayed.updated
 
-    if not evaluated:
-        return Referred(one.emitted, train=_trained(step))
-    emitted, evaluate = one.forward.emitted, _evaluated(one.forward)
-    return Referred(one.emitted, emitted, _trained(step), evaluate)
+    texts, devices = {"program": one.emitted}, {"program": _trained(step)}
+    if evaluated:
+        texts["evaluation"], devices["evaluation"] = one.forward.emitted, _evaluated(one.forward)
+    if one.warmup is not None:
+        texts["warmup"] = one.warmup.emitted
+        devices["warmup"] = _trained(partial(reference_step, one.warmup.named))
+    return Referred(**texts, devices=devices)
 
 
 def evaluated(made: Compilation, short: Compilation | None) -> Referred:
     """The texts of forward passes on one device, computed by the reference engine."""
     if short is None:
-        return Referred(made.emitted, train=_evaluated(made))
-    return Referred(made.emitted, short.emitted, _evaluated(made), _evaluated(short))
+        return Referred(made.emitted, devices={"program": _evaluated(made)})
+    devices = {"program": _evaluated(made), "evaluation": _evaluated(short)}
+    return Referred(made.emitted, short.emitted, devices=devices)
 
 
 def _trained(step: Step) -> Device:

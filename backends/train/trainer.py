@@ -125,9 +125,8 @@ class Trainer:
         """Train one step, with the evaluation, log line and checkpoint due after it."""
         self.control.begun()
         began = time.perf_counter()
-        outputs = (
-            self._timed() if self._is_timed() else self.forward(self.program.device, self.step)
-        )
+        device = self.at(self.step)[1].device
+        outputs = self._timed() if self._is_timed() else self.forward(device, self.step)
         self.values = {name: outputs[name].item() for name in self.scalars}
         seconds = time.perf_counter() - began
         self.seconds += seconds
@@ -143,6 +142,13 @@ class Trainer:
             self.trouble = search(self, str(loss))
         elif self._due(self.job.checkpoint_every):
             self._save()
+
+    def at(self, step: int) -> tuple[str, LoadedProgram]:
+        """The program of the step after so many: its field in `Programs`, and itself."""
+        warmup = self.programs.warmup
+        if warmup is not None and step < self.job.warmup:
+            return "warmup", warmup
+        return "program", self.program
 
     def _measured(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The measurements of the step that was just done, in the order they are shown."""
@@ -181,9 +187,12 @@ class Trainer:
         return outputs
 
     def _is_timed(self) -> bool:
-        """Whether the lines of this step are timed: of the third, or the last before it."""
-        step = min(self.start + TIMED, self.job.steps) - 1
-        return self.job.timed is not None and self.step == step
+        """Whether the lines of this step are timed: of the third, or the last before it.
+
+        Steps of the warm-up are not those that the program's costs are of.
+        """
+        step = min(max(self.start, self.job.warmup) + TIMED, self.job.steps) - 1
+        return self.at(step)[0] == "program" and self.job.timed is not None and self.step == step
 
     def _timed(self) -> dict[str, torch.Tensor]:
         """The outputs of a step whose lines are timed."""

@@ -144,11 +144,22 @@ def planned(asked: Compilation, engine: str, evaluated: bool) -> TrainingPlan:
     if engine != "reference":
         refuse_too_large(asked, engine, None)
         evaluation = asked.evaluation.emitted if evaluated else None
-        return TrainingPlan(asked, asked, Emitted(asked.emitted, evaluation))
+        warmup = None if asked.warmup is None else asked.warmup.emitted
+        assert asked.warmup is None or _stored_alike(asked, asked.warmup), "states differ"
+        return TrainingPlan(asked, asked, Emitted(asked.emitted, evaluation, warmup))
     from meshdsl.backends.train.reference_run import on_one_device, referred
 
     one = on_one_device(asked)
     return TrainingPlan(asked, one, referred(asked, one, evaluated))
+
+
+def _stored_alike(made: Compilation, warmup: Compilation) -> bool:
+    """Whether what the step of the warm-up stores is placed as the later steps read it."""
+    later, first = (
+        {t.value.label: t.placement for t in (*(p.tensor for p in placed.params), *placed.states)}
+        for placed in (made.placed, warmup.placed)
+    )
+    return first.items() <= later.items()
 
 
 def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
@@ -166,10 +177,16 @@ def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
     goal = compilation.named.goal
     assert goal is not None, "the program is trainable"
     # The reference engine holds all values of a step at once.
-    predicted = memory(compilation.device)["peak"] if plan.asked is compilation else 0
+    predicted = 0
+    if plan.asked is compilation:
+        steps = (made for made in (compilation, compilation.warmup) if made is not None)
+        predicted = max(memory(made.device)["peak"] for made in steps)
+    compress = goal.optimizer.compress
+    warmup = 0 if compress is None else compress.warmup
     about, rate, updates = _about(plan), goal.optimizer.lr, compilation.updates
     resumed = _resumed(job, seed)
-    return replace(resumed, about=about, rate=rate, updates=updates, predicted=predicted)
+    resumed = replace(resumed, about=about, rate=rate, updates=updates)
+    return replace(resumed, warmup=warmup, predicted=predicted)
 
 
 def _about(plan: TrainingPlan) -> dict[str, Any]:
@@ -199,7 +216,12 @@ def _rule(plan: TrainingPlan) -> str:
             rows = use.table.schedule.text.encode()
             rule += f", of the rows {sha256(rows).hexdigest()[:8]}"
     if number := workers(plan.made.placed):
-        rule += f", gradients compressed by {counted(number, 'worker')}"
+        goal = plan.made.named.goal
+        assert goal is not None, "what is compressed is a gradient or its momentum"
+        compress = goal.optimizer.compress
+        of_momentum = compress is not None and compress.is_of_momentum
+        compressed = "the momentum" if of_momentum else "gradients"
+        rule += f", {compressed} compressed by {counted(number, 'worker')}"
     return rule
 
 

@@ -275,7 +275,14 @@ class Goal:
 
     def without_mixed(self) -> Goal:
         """The same goal in one precision, for `--dtype`."""
-        options = {**self.optimizer.options, "compute": None}
+        return self._with_option("compute", None)
+
+    def uncompressed(self) -> Goal:
+        """The same goal with gradients that are sent whole."""
+        return self._with_option("compress", None)
+
+    def _with_option(self, name: str, value: object) -> Goal:
+        options = {**self.optimizer.options, name: value}
         return replace(self, optimizer=replace(self.optimizer, options=options))
 
 

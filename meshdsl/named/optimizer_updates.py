@@ -24,7 +24,7 @@ from meshdsl.named.optimizers import (
     master_dtype,
     widened,
 )
-from meshdsl.named.workers import PER_WORKER
+from meshdsl.named.workers import PER_WORKER, one_bit_momentum
 from meshdsl.named.written_optimizers import written_step
 from meshdsl.records import dataclass
 
@@ -56,8 +56,9 @@ def emit_updates(
     for each in goal.all:
         pairs = tuple((p, grads[p]) for p in each.trained if p in grads)
         shared = _Shared(emitter.at(each.span), each, counter, pairs)
-        if each.optimizer.compress is not None:
-            shared.pairs = _compressed(shared, each.optimizer.compress, stacked or {})
+        compress = each.optimizer.compress
+        if compress is not None and not compress.is_of_momentum:
+            shared.pairs = _compressed(shared, compress, stacked or {})
         each_shared.append(shared)
     # Before the updates: they may overwrite the gradients.
     norm = _whole_norm(emitter, [s.norm for s in each_shared]) if measured else None
@@ -276,11 +277,38 @@ def _momentum(p: _Parameter) -> Value:
 
 
 def _adam(p: _Parameter) -> Value:
+    compress = p.shared.goal.optimizer.compress
+    if compress is not None and compress.is_of_momentum:
+        return _frozen_adam(p, compress)
     m, v = p.state("m"), p.state("v")
     options = {n: p.option(n) for n in ("beta1", "beta2", "eps", "weight_decay")}
     operands = (p.w, p.grad, m, v, *p.scalars, p.shared.count)
     decoupled = p.optimizer.name == "adamw"
     return p.fused("adam_update", *operands, states=(m, v), **options, decoupled=decoupled)
+
+
+def _frozen_adam(p: _Parameter, compress: Compression) -> Value:
+    """The compression stage of 1-bit Adam (Tang et al. 2021), algorithm 1.
+
+    The mean square `v` stays that of the last step of the warm-up, and its correction with it. An
+    element whose gradient was 0 up to then has no scale of its own, and its momentum stays 0.
+    """
+    do, (lr, _) = p.do, p.scalars
+    m, v = p.state("m"), p.state("v")
+    decoupled, decay = p.optimizer.name == "adamw", p.option("weight_decay")
+    beta1, beta2 = p.option("beta1"), p.option("beta2")
+    rest = do("mul", m, beta1)
+    if decay and not decoupled:
+        rest = do("add", rest, do("mul", p.w, (1 - beta1) * decay))
+    momentum = one_bit_momentum(p.shared.emitter, p.param, p.grad, p.dims, beta1, rest)
+    momentum = do("mul", momentum, do("cast", do("gt", v, 0.0), dtype=p.dtype))
+    p.shared.emitter.update(m, momentum)
+    corrected = do("sub", 1.0, do("pow", beta1, p.shared.number(p.dtype)))
+    root = do("sqrt", do("div", v, 1 - beta2**compress.warmup))
+    step = do("div", do("div", momentum, corrected), do("add", root, p.option("eps")))
+    if decay and decoupled:
+        step = do("add", step, do("mul", p.w, decay))
+    return p.fused("sgd_update", p.w, step, lr, do.number(1.0), states=(), weight_decay=0.0)
 
 
 def _adafactor(p: _Parameter) -> Value:

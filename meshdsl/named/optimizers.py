@@ -164,7 +164,7 @@ def emit_rate(schedule: LearningRate, do: Arithmetic, step: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How gradients are compressed: one of `COMPRESSIONS`, with a value for each argument."""
+    """What is compressed, and how: one of `COMPRESSIONS`, with a value for each argument."""
 
     name: str
     options: Mapping[str, Any]
@@ -172,6 +172,17 @@ class Compression:
     def __str__(self) -> str:
         given = ", ".join(map(str, self.options.values()))
         return f"{self.name}({given})" if given else self.name
+
+    @property
+    def warmup(self) -> int:
+        """The first steps of a training, in which nothing is compressed."""
+        steps: int = self.options.get("warmup", 0)
+        return steps
+
+    @property
+    def is_of_momentum(self) -> bool:
+        """Whether the momentum is compressed, and gradients are not sent."""
+        return self.name == "onebit_momentum"
 
 
 # --- precision ---------------------------------------------------------------------------------
@@ -295,8 +306,9 @@ COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {
     "topk": {"fraction": Option(0.01, "number", "above 0 and at most 1", lambda x: 0 < x <= 1)},
     "onebit": {},
     "int8": {"group": Option(256, "integer", "a multiple of 4", lambda x: x > 0 and x % 4 == 0)},
+    "onebit_momentum": {"warmup": _count(..., 1, "100")},
 }
-"""Every compression of gradients with its arguments, in order."""
+"""Every compression of gradients, or of the momentum, with its arguments, in order."""
 
 PRECISIONS: Mapping[str, Mapping[str, Option]] = {
     "f8": {"rowwise": Option(False, "flag"), "rest": Option(BF16, "dtype", example='"f32"')}
@@ -413,6 +425,7 @@ def resolve(
     reader, rule = _OptionReader(evaluate), written(call.function)
     if rule is not None:
         options = reader.options(call, {**rule.options, **COMMON}, positional=1)
+        reader.check_compression(call, options)
         reader.raise_failure()
         return Optimizer(name, options, rule)
     if name not in OPTIMIZERS:
@@ -425,6 +438,7 @@ def resolve(
             raise DiagnosticError(*reader.found)
         call = replace(call, function=replace(call.function, text=meant))
     options = reader.options(call, OPTIMIZERS[call.function.text], positional=1)
+    reader.check_compression(call, options)
     reader.raise_failure()
     return Optimizer(name, options)
 
@@ -578,6 +592,21 @@ class _OptionReader:
         options = COMPRESSIONS[name]
         values = self._values_of(_as_call(node), options, positional=len(options))
         return None if values is None else Compression(name, values)
+
+    def check_compression(self, call: ast.CallExpr, options: Mapping[str, Any]) -> None:
+        """Report MD0281 where the momentum is compressed of what has none, or clipped by norms."""
+        compress = options["compress"]
+        if not isinstance(compress, Compression) or not compress.is_of_momentum:
+            return
+        places = {keyword.name.text: keyword for keyword in call.keywords}
+        if not {"beta1", "beta2"} <= options.keys():
+            message = f"`{compress}` is for Adam, and this is `{call.function.text}`"
+            help = "take `adam` or `adamw`, or `compress=onebit`, which compresses gradients"
+            self.report("MD0281", message, places["compress"], help)
+        elif options["clip"] is not None:
+            message = f"`clip` needs the norm of all gradients, and `{compress}` sends none"
+            help = "leave `clip` out; `compress=onebit` clips what the signs of gradients stand for"
+            self.report("MD0281", message, places["clip"], help)
 
     def _eight_bits(self, node: ast.Expr) -> EightBits | None:
         """What a call such as `f8(rowwise=true)` means, or its name alone."""

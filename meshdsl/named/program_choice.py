@@ -106,11 +106,13 @@ def finish_named(
     evaluate: bool,
     measured: bool = False,
     spoken: Spoken | None = (),
+    warmup: bool = False,
 ) -> NamedProgram:
     """Retype, verify and simplify a built program; with `minimize`, make its training step.
 
     Where that is only to be evaluated, it has no dropout. `spoken` are the tensors that layouts
     speak of: they stay. With None, attentions and batch norms are written in primitives.
+    A step of the `warmup` compresses nothing.
     """
     from meshdsl.named.dtype_override import retype
     from meshdsl.named.random_streams import without_dropout
@@ -127,6 +129,11 @@ def finish_named(
         return program
     if evaluate:
         return drop_unused(replace(with_loss(program), goal=None, updates=()))
+    compress = program.goal.optimizer.compress
+    # No device has the norm of gradients of which only the momentum is sent.
+    measured = measured and (compress is None or not compress.is_of_momentum)
+    if warmup:
+        program = replace(program, goal=program.goal.uncompressed())
     return _simplified(training_step(program, measured), spoken, is_step=True)
 
 

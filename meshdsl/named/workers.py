@@ -134,6 +134,18 @@ class Dims:
         return self.named("bits", BITS)
 
 
+@dataclass(frozen=True, slots=True)
+class SignScale:
+    """The size that a sign stands for: the mean of `each`, of which the `after` is taken."""
+
+    each: str
+    after: str = ""
+
+    def root(self, do: Arithmetic, mean: Value) -> Value:
+        """The size, of the mean."""
+        return do(self.after, mean) if self.after else mean
+
+
 class _Tensor:
     """The compression of one parameter's gradient, along its dims `own`."""
 
@@ -150,7 +162,7 @@ class _Tensor:
 
     def top_k(self, fraction: float) -> Value:
         """The sum of what workers send; the rest is kept."""
-        do, dims, mine = self.do, self.dims, self._mine()
+        do, dims, mine = self.do, self.dims, self._flat(self._mine())
         top = dims.named("top", kept(fraction, dims.flat.size))
         places = {"source": (dims.flat,), "target": (top,)}
         _, index = do.all("top_k", do("abs", mine), **places)
@@ -160,9 +172,29 @@ class _Tensor:
         return self._shaped(do("scatter_parts", self._all(values), self._all(index), dim=dims.flat))
 
     def one_bit(self) -> Value:
-        """What the signs of the blocks stand for; both errors are kept."""
-        do, dims, mine = self.do, self.dims, self._mine()
-        scale = do("mean", do("abs", mine), dims=(dims.flat,))
+        """The gradient that the signs of the blocks stand for; both errors are kept."""
+        return self._in_signs(self._flat(self._mine()), SignScale("abs"))
+
+    def one_bit_momentum(self, beta: float, rest: Value) -> Value:
+        """The momentum that the signs of the blocks stand for; both errors are kept.
+
+        Workers add up what they send, so each has its share of `rest`, which is whole.
+        """
+        do, dims = self.do, self.dims
+        ones = do("broadcast", do.number(1.0), dims=(dims.every,))
+        share = do("div", rest, do("sum", ones, dims=(dims.every,)))
+        mine = do("add", self._mine(1 - beta), share)
+        return self._in_signs(self._flat(mine), SignScale("square", "sqrt"))
+
+    def momentum(self, beta: float, rest: Value) -> Value:
+        """The momentum of a single number, whose gradient is sent whole."""
+        grad = self.do("mul", widened(self.do, self.grad), 1 - beta)
+        return self.do("add", grad, rest)
+
+    def _in_signs(self, mine: Value, size: SignScale) -> Value:
+        """What the signs of workers stand for, and those of the sums of blocks."""
+        do, dims = self.do, self.dims
+        scale = size.root(do, do("mean", do(size.each, mine), dims=(dims.flat,)))
         words = do(
             "pack_signs", self._in_pieces(mine, dims.padded, self.bits_in_words), dim=dims.bits
         )
@@ -170,17 +202,19 @@ class _Tensor:
         pairs = ((dims.workers, dims.every), (dims.words, dims.blocks))
         blocks = self._signs(do("rename", words, pairs=pairs))
         total = do("einsum", self._all(scale), blocks, dims=(*self.around, dims.blocks, dims.bits))
-        return self._shaped(self._again(total))
+        return self._shaped(self._again(total, size))
 
-    def _again(self, total: Value) -> Value:
+    def _again(self, total: Value, size: SignScale) -> Value:
         """The signs of a sum that is split in blocks, with a scale for each of them."""
         do, dims = self.do, self.dims
         error = self.emitter.state(f"{self.param.name}.server_error", total.type, self.param)
         inside, per_block = self._inside(), (dims.blocks, dims.bits)
         corrected = do("mul", do("add", total, error), inside)
-        magnitude = do("parts", do("sum", do("abs", corrected), dims=per_block), dim=dims.workers)
-        size = do("parts", do("sum", inside, dims=per_block), dim=dims.workers)
-        scales = self._all(do("div", magnitude, do("maximum", size, 1.0)))
+        summed, count = (
+            do("parts", do("sum", each, dims=per_block), dim=dims.workers)
+            for each in (do(size.each, corrected), inside)
+        )
+        scales = self._all(size.root(do, do("div", summed, do("maximum", count, 1.0))))
         words = do("pack_signs", corrected, dim=dims.bits)
         sent = do("mul", self._signs(words), self._by_block(scales, dims.blocks))
         self.emitter.update(error, do("mul", do("sub", corrected, sent), inside))
@@ -189,7 +223,7 @@ class _Tensor:
 
     def int8(self, group: int) -> Value:
         """What the bytes of the blocks stand for; both errors are kept."""
-        do, dims, mine = self.do, self.dims, self._mine()
+        do, dims, mine = self.do, self.dims, self._flat(self._mine())
         count = -(-dims.flat.size // group)
         groups, blocks = dims.named("groups", count), dims.named("blocks", count)
         numbers, words = dims.named("numbers", group), dims.named("group_words", group // 4 + 1)
@@ -214,8 +248,8 @@ class _Tensor:
 
     # --- pieces ----------------------------------------------------------------------------------
 
-    def _mine(self) -> Value:
-        """What each worker has to send, in one dim: its gradient and its error.
+    def _mine(self, factor: float = 1.0) -> Value:
+        """What each worker has to send: its gradient, times `factor`, and its error.
 
         A part is widened once it is the worker's own: of a sum only the whole may be rounded.
         """
@@ -224,7 +258,12 @@ class _Tensor:
         name = f"{self.param.name}.error"
         self.error = self.emitter.state(name, type_, self.param, parts=True)
         part, error = (do("parts", v, dim=dims.workers) for v in (self.grad, self.error))
-        each = do("add", widened(do, part), error)
+        part = widened(do, part)
+        return do("add", part if factor == 1 else do("mul", part, factor), error)
+
+    def _flat(self, each: Value) -> Value:
+        """What each worker has, in one dim."""
+        do, dims = self.do, self.dims
         each = do("merge", each, dims=self.own, into=dims.flat)
         return do("transpose", each, dims=(dims.workers, *self.around, dims.flat))
 
@@ -276,8 +315,25 @@ class _Tensor:
         return self.do("cast", count("lt", number, dims.flat.size), dtype=self.do.dtype)
 
 
+def one_bit_momentum(
+    emitter: UpdateEmitter,
+    param: Value,
+    grad: Value,
+    own: tuple[str, ...],
+    beta: float,
+    rest: Value,
+) -> Value:
+    """The momentum `rest` + (1 - beta) · gradient as signs, sent as `one_bit` sends a gradient.
+
+    1-bit Adam (Tang et al. 2021): each worker compresses the momentum that its own gradient gives.
+    The scale of a tensor leaves its norm as it is: the root of the mean square.
+    """
+    tensor = _Tensor(emitter, param, grad, own)
+    return tensor.one_bit_momentum(beta, rest) if own else tensor.momentum(beta, rest)
+
+
 PER_WORKER = {"topk": top_k, "onebit": one_bit, "int8": int8}
-"""The compressions whose numbers depend on the number of workers."""
+"""The compressions of gradients whose numbers depend on the number of workers."""
 
 # --- of many workers ---------------------------------------------------------------------------
 
@@ -286,7 +342,7 @@ def is_per_worker(program: NamedProgram) -> bool:
     """Whether a training step compresses what each worker has by itself."""
     goal = program.goal
     compress = goal.optimizer.compress if goal is not None and program.updates else None
-    return compress is not None and compress.name in PER_WORKER
+    return compress is not None and (compress.name in PER_WORKER or compress.is_of_momentum)
 
 
 def for_workers(program: NamedProgram, ways: Mapping[str, tuple[int, ...]]) -> NamedProgram:

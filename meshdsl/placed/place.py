@@ -212,6 +212,10 @@ def _on_stages(
     return with_leaving(program, pipe), replace(layout, mesh=pipe.on(layout.mesh)), pipe
 
 
+_SCALED = ("cast", "mul")
+"""What is done to the part of a gradient before it is added to the state of its worker."""
+
+
 def _with_parts(request: Request, states: Set[Value]) -> Request:
     """The request with the placements of `states` kept in parts: those of what is added to them.
 
@@ -225,7 +229,7 @@ def _with_parts(request: Request, states: Set[Value]) -> Request:
     for node, _ in walk(placed.body):
         if not isinstance(node, Apply):
             continue
-        if node.name == "parts" or (node.name == "cast" and node.ins[0].value in owned):
+        if node.name == "parts" or (node.name in _SCALED and node.ins[0].value in owned):
             source = node.ins[0].value
             owned[node.outs[0].value] = owned.get(source, source)
         elif node.name == "add":

@@ -61,13 +61,15 @@ def explain(
     warnings: Iterable[Diagnostic] = (),
     timing: Timing | None = None,
     identifiers: Callable[[], Mapping[str, str]] = dict,
+    warmup: Callable[[], DeviceProgram | None] = lambda: None,
 ) -> ReportFacts:
     """The report of one program under one layout. Bytes and FLOPs are per device.
 
     Remedies are left out: they are found by compiling (`remedies.py`).
     With a `timing` it has predicted times, too. `identifiers` maps names in the device program to
     variables of the emitted text. It is called only if a subexpression is sent, since that has no
-    name in the source; without it, subexpressions are shown by their hints.
+    name in the source; without it, subexpressions are shown by their hints. `warmup` makes the
+    program of the first steps of a training, which compress nothing, where there are some.
     """
     source, goal = program.placed, program.placed.named.goal
     moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
@@ -94,7 +96,7 @@ def explain(
         "proven": source.plan.proven if source.plan else None,
         "plan": _plan(source.plan),
         **bounded,
-        **_compressed(source),
+        **_compressed(source, warmup),
         "tensors": _tensors(source, _alone(program)),
         "collectives": collectives,
         "totals": _totals(dict(zip(moves, collectives, strict=True)), every_device, program),
@@ -112,10 +114,12 @@ def explain(
     }
 
 
-def _compressed(program: placed.PlacedProgram) -> CompressionFacts:
-    """The compression of gradients, as it is written; nothing without one.
+def _compressed(
+    program: placed.PlacedProgram, warmup: Callable[[], DeviceProgram | None]
+) -> CompressionFacts:
+    """The compression, as it is written; nothing without one.
 
-    Where each worker compresses what it has, also their number.
+    Where each worker compresses what it has, also their number. And what the first steps send.
     """
     goal = program.named.goal
     found = None if goal is None or not program.updates else goal.optimizer.compress
@@ -124,6 +128,15 @@ def _compressed(program: placed.PlacedProgram) -> CompressionFacts:
     compression: CompressionFacts = {"compress": str(found)}
     if several := workers(program):
         compression["workers"] = several
+    uncompressed = warmup()
+    if uncompressed is not None:
+        totals = explain(uncompressed)["totals"]
+        compression["warmup"] = {
+            "steps": found.warmup,
+            "collectives": totals["collectives"],
+            "wire_bytes": totals["wire_bytes"],
+            "peak": memory(uncompressed)["peak"],
+        }
     return compression
 
 

@@ -112,17 +112,31 @@ def compressed(report: ReportFacts) -> Iterator[Block]:
     """How gradients are compressed, and what that means for their numbers."""
     if "compress" not in report:
         return
-    told = f"Gradients are compressed by {report['compress']}"
+    warmup = report.get("warmup")
+    compressed = "The momentum is" if warmup else "Gradients are"
+    told = f"{compressed} compressed by {report['compress']}"
     if "workers" in report:
         by = counted(report["workers"], "worker")
         yield line(
             f"{told}, by each of {by} for itself: with another number of them, or another "
             "split of the batch, the numbers are others."
         )
+    elif warmup:
+        yield line(f"{told}; one worker compresses what it has for itself.")
     else:
         yield line(
             f"{told}, which sees only their mean: under any layout the numbers are those of "
             "one device."
+        )
+    if warmup:
+        count = warmup["collectives"]
+        verb = "sends" if count == 1 else "send"
+        sent = f"{counted(count, 'collective')} {verb} {human(warmup['wire_bytes'])} per device"
+        sent = sent if count else "nothing is sent"
+        yield line(
+            f"The first {counted(warmup['steps'], 'step')} of a training compress nothing: {sent} "
+            f"in each, and {human(warmup['peak'])} are in memory at the worst moment. "
+            "All else here is of the steps after them."
         )
 
 

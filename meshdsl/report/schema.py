@@ -237,11 +237,21 @@ class PipelineFacts(DividedFacts, UpdateFacts):
     peak: list[int]
 
 
+class WarmupFacts(TypedDict):
+    """The first steps of a training, which compress nothing: what each sends, and its peak."""
+
+    steps: int
+    collectives: int
+    wire_bytes: int
+    peak: int
+
+
 class CompressionFacts(TypedDict, total=False):
-    """The compression of gradients as written, and how many workers compress for themselves."""
+    """The compression as written, and how many workers compress for themselves."""
 
     compress: str
     workers: int
+    warmup: WarmupFacts
 
 
 class FrozenFacts(TypedDict):
