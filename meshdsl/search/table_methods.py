@@ -82,8 +82,8 @@ def placed(problem: Problem, space: LayoutSpace, rules: Rules, work: int) -> Sea
         message = "what is least by the tables cannot be placed: " + error.diagnostics[0].message
         fail("MD0641", message, help="take `--method layouts`")
     if not plans:
-        work = min(plan.flops for plan in candidates) / problem.least_work
-        message = f"what is least by the tables leaves a device {work:.2f} times the least work"
+        times = min(plan.flops for plan in candidates) / problem.least_work
+        message = f"what is least by the tables leaves a device {times:.2f} times the least work"
         fail("MD0641", message, help="take `--method layouts`, or a larger `--replicated`")
     count = Count("L0", space.count, 1, 0, space.symmetry, work=work)
     return SearchResult(problem, best_first(problem, plans), tuple(plans), count, 0)
