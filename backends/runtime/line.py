@@ -55,9 +55,10 @@ class Line:
     """One kind of value on its way from stage to stage, forwards (`F`) or backwards (`B`).
 
     It comes in the order in which the device of the stage before has its passes in the `schedule`,
-    and may be read in another one: what comes early is kept. Of each device `room` values are asked
-    for ahead. What goes `back`, against the order of the devices, has another group. A value of one
-    stage that goes on to one other has these for its `ends`.
+    and may be read in another one: what comes early is kept. A list of shapes has that of each
+    micro-batch. Of each device `room` values are asked for ahead. What goes `back`, against the
+    order of the devices, has another group. A value of one stage that goes on to one other has
+    these for its `ends`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Line:
         schedule: Sequence[str],
         kind: str,
         device: int,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] | list[tuple[int, ...]],
         dtype: torch.dtype,
         back: Any = None,
         room: int = 2,
@@ -100,10 +101,12 @@ class Line:
     def ask(self, source: int) -> None:
         """Ask a device for the next value, in memory of its own: the receiver keeps it."""
         if self.order[source]:
-            value = torch.empty(self.shape, dtype=self.dtype)
+            part = self.order[source].popleft()
+            shape = self.shape[part[0]] if isinstance(self.shape, list) else self.shape
+            value = torch.empty(shape, dtype=self.dtype)
             group = self.between(source, self.device)
             work = dist.irecv(value, group=group, group_src=source)
-            self.coming[source].append((self.order[source].popleft(), work, value))
+            self.coming[source].append((part, work, value))
 
     def receive(self, micro: int, stage: int) -> torch.Tensor:
         """What a stage goes on with of a micro-batch, once it has come."""

@@ -116,6 +116,17 @@ class BlockText:
         """Text of the local shape of a variable, a tuple."""
         return tuple_text([self.extent(var, dim) for dim in var.local.names])
 
+    def message(self, var: Var) -> str:
+        """Text of the local shape of a message; a list by micro-batch where these differ."""
+        pipe, names = self.pipe, var.local.names
+        if pipe.cut is None or not pipe.cut.sizes:
+            return self.shape(var)
+        cut = [pipe.cut.axis in var.placement.axes_of(dim) for dim in names]
+        if not any(cut):
+            return self.shape(var)
+        sizes = ["n" if c else self.extent(var, dim) for c, dim in zip(cut, names, strict=True)]
+        return f"[{tuple_text(sizes)} for n in {tuple_text(pipe.cut.sizes)}]"
+
     def offset(self, dim: str, var: Var) -> str:
         """Text of the index that this device's block of a dim begins at, which `var` has."""
         block = self.block_of(var, dim)
@@ -203,17 +214,18 @@ class BlockText:
         return coordinate_lines + self._block_lines(blocks)
 
     def stage_lines(self, start: int) -> list[TextLine]:
-        """The lines for which of the device's stages a pass is of, and what that has of a dim.
+        """The lines for which of the device's stages a pass is of, and what it has of a dim.
 
         The statements of the pass are the lines from number `start` on. What is bound here is none
         of the names that they read from around the pass.
         """
         *_, axis = self.pipe.axes(self.mesh)
         chunked = axis not in self.mesh.names
-        if not chunked and not self.pipe.others:
-            return []
+        staged = chunked or bool(self.pipe.others)
         read = self.out.names(start)
-        of_stage = (k for k in self.blocks if axis in k.axes or not self._is_of_device(k))
+        of_stage = (
+            k for k in self.blocks if (staged and axis in k.axes) or not self._is_of_device(k)
+        )
         blocks = {k: self.blocks[k] for k in of_stage if not read.isdisjoint(self.blocks[k])}
         if not blocks and not (chunked and self.at[axis] in read):
             return []

@@ -86,7 +86,7 @@ class PassText:
         """
         name = self.variables.names.fresh(f"{hint}_line")
         way = f'SCHEDULE, "{kind}", {self.blocks.device(self.node.axis)}'
-        what = f"{self.blocks.shape(var)}, {var.local.dtype.torch}"
+        what = f"{self.blocks.message(var)}, {var.local.dtype.torch}"
         self.out.assign((name,), f"Line({group}, {way}, {what}{more})")
         return name
 

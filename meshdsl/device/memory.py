@@ -136,9 +136,12 @@ class MemoryWalk:
         # The stage of a pass, and which of the device's it is, while it is walked.
         self.stage = self.chunk = 0
         self.passing = False
+        # The micro-batch of a pass; the first one stands for all that are of one size.
+        cut = None if (pipe := program.placed.pipe) is None else pipe.cut
+        self.micro, self.micros = 0, range(cut.micro if cut is not None and cut.sizes else 1)
         self.others = of_other_stages(program)
         self.loops: dict[Node, int] = {}
-        self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
+        self.sizes: dict[tuple[Var, tuple[int, int], int], TensorType] = {}
         self.held = LiveMemory(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(MemoryReuse(program).found())
         self.gradients = frozenset(map(self._first, gradients(program)))
@@ -185,9 +188,14 @@ class MemoryWalk:
             return var.local.resized(dict.fromkeys(var.local.names, 0))
         if not self.program.mesh.given:
             return var.local
-        key = var, self._place(var)
+        key = var, self._place(var), self.micro
         if key not in self.sizes:
-            self.sizes[key] = var.placement.local_at(var.local, var.type, self.program.mesh, key[1])
+            mesh, at = self.program.mesh, dict[str, int]()
+            if (pipe := self.program.placed.pipe) is not None:
+                at.update(zip(pipe.axes(mesh), key[1], strict=False))
+                if pipe.cut is not None:
+                    at[pipe.cut.axis] = self.micro
+            self.sizes[key] = var.placement.local_at(var.local, var.type, mesh, at)
         return self.sizes[key]
 
     def _place(self, var: Var) -> tuple[int, int]:
@@ -347,7 +355,8 @@ class MemoryWalk:
         self.depth += 1
         iterations = partial(self._iterations, node, dead)
         if self.depth > 1 and self.repeats:
-            self.held.again((node, self.stage, self.chunk, self.passing), iterations)
+            about = node, self.stage, self.chunk, self.passing, self.micro
+            self.held.again(about, iterations)
         else:
             iterations()
         self.depth -= 1
@@ -409,7 +418,7 @@ class MemoryWalk:
     # --- pipelines -----------------------------------------------------------------------------
 
     def _pipeline(self, node: Pipeline) -> None:
-        """Walk the passes of one micro-batch, then the row of the device: all passes are alike."""
+        """Walk the passes of one micro-batch of each size, then the row of the device."""
         self._begin(node)
         for item in node.stacked:
             self._slice(item.outer, item.inside)
@@ -431,7 +440,7 @@ class MemoryWalk:
         self,
         node: Pipeline,
         device: int,
-        passes: Mapping[int, Mapping[str, PassMemory]],
+        passes: Mapping[int, Sequence[Mapping[str, PassMemory]]],
         versions: Mapping[int, _Versions],
     ) -> Amounts:
         """Note the peak of the row of a device; what there is of each kind at its end."""
@@ -439,7 +448,12 @@ class MemoryWalk:
         kinds = {action: node.passes_of(action) for action in {a.kind for a in row}}
         # Versions of parameters are of what only updates have.
         begun, updates = tuple(held.by_kind), sum(each.always for each in versions.values())
-        left = {(s, k): each.left for s, of in passes.items() for k, each in of.items()}
+        left = {
+            (s, k, number): each.left
+            for s, alike in passes.items()
+            for number, of in enumerate(alike)
+            for k, each in of.items()
+        }
         sizes, done = {about: sum(each) for about, each in left.items()}, dict.fromkeys(left, 0)
         size = sum(begun) + updates
 
@@ -453,18 +467,27 @@ class MemoryWalk:
             stage = action.stage
             if grown := versions[stage].grown(action):
                 updates, size = updates + grown, size + grown
+            number = action.micro if len(passes[stage]) > 1 else 0
             for kind in kinds[action.kind]:
-                each = passes[stage][kind]
+                each = passes[stage][number][kind]
                 most = versions[stage].most(action, each.most)
                 if size + most > held.most:
                     beside = of_kind(most - each.most, MemoryKind.UPDATES)
                     held.raise_to(size + most, each.line, plus(plus(now(), each.at_peak), beside))
-                done[stage, kind] += 1
-                size += sizes[stage, kind]
+                done[stage, kind, number] += 1
+                size += sizes[stage, kind, number]
         return now()
 
-    def _passes(self, node: Pipeline, stage: int) -> dict[str, PassMemory]:
-        """Walk the passes of a stage; the memory of each."""
+    def _passes(self, node: Pipeline, stage: int) -> list[dict[str, PassMemory]]:
+        """Walk the passes of a stage; the memory of each, by micro-batch where sizes differ."""
+        each = []
+        for number in self.micros:
+            self.micro = number
+            each.append(self._passes_of_one(node, stage))
+        self.micro = 0
+        return each
+
+    def _passes_of_one(self, node: Pipeline, stage: int) -> dict[str, PassMemory]:
         self.stage, self.chunk = stage, node.known.held[self.device].index(stage)
         self.loops = {
             n: node.iterations(n, part, stage)

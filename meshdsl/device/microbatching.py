@@ -12,11 +12,12 @@ accumulates; or, of what is cut, the whole, in which each micro-batch has its pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NoReturn
 
+from meshdsl.device.costs import with_flops
 from meshdsl.device.ir import (
     Compute,
     DeviceCollected,
@@ -28,19 +29,18 @@ from meshdsl.device.ir import (
     known_words,
 )
 from meshdsl.device.names import Names, names_of
+from meshdsl.device.past_slices import PastSlices, earlier_dims, without_unread
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
 from meshdsl.ir.program import Carry, OpKind, Stacked, every, kind_of
 from meshdsl.ir.rewrite import defined, reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
-from meshdsl.named.ir import Value
 from meshdsl.named.step_numbers import may_be_batches
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
-from meshdsl.placed.pipelined import Microbatching
-from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split
+from meshdsl.placed.pipelined import Microbatching, Piped
+from meshdsl.placed.placements import B, Component, Partial, Placement, Split
 from meshdsl.placed.sharding_rules import Row, best_row, call_of
-from meshdsl.placed.strategies import flops
 
 
 class NotCut(DiagnosticError):
@@ -56,7 +56,7 @@ def in_micro_batches(program: DeviceProgram) -> DeviceProgram:
     pipe = program.placed.pipe
     if pipe is None or pipe.cut is None:
         return program
-    return _Cutting(program, pipe.cut, pipe.stage_of).program()
+    return _Cutting(program, pipe, pipe.cut).program()
 
 
 def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -> NoReturn:
@@ -64,11 +64,12 @@ def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -
 
 
 class _Cutting:
-    def __init__(
-        self, program: DeviceProgram, cut: Microbatching, stage_of: Mapping[Value, int]
-    ) -> None:
-        self.source, self.cut, self.stage_of = program, cut, stage_of
-        self.mesh: Mesh = replace(program.mesh, moments=((cut.axis, cut.micro),))
+    def __init__(self, program: DeviceProgram, pipe: Piped, cut: Microbatching) -> None:
+        self.source, self.pipe, self.cut = program, pipe, cut
+        sized = dict.fromkeys(self._sized())
+        given = tuple((dim, (cut.axis,), cut.sizes) for dim in sized)
+        moments = ((cut.axis, cut.micro),)
+        self.mesh = replace(program.mesh, moments=moments, given=(*program.mesh.given, *given))
         self.parts = counted(cut.micro, "micro-batch")
         self.names = Names(names_of(program))
         self.index = self.names.fresh(cut.axis)
@@ -82,6 +83,15 @@ class _Cutting:
         self.makers = {v: node for node in program.body for v in node.makes}
         self.of_batch: dict[Var, Var | None] = {}
         self.ahead: list[Node] = []
+        self.past = PastSlices(program, pipe, self.mesh, self.names)
+
+    def _sized(self) -> Iterator[str]:
+        """The dims whose blocks have given sizes: those that are cut, and of what these read."""
+        if self.cut.sizes:
+            yield from self.cut.dims
+            for node in every(self.source.body):
+                if isinstance(node, Compute):
+                    yield from (d for d, of in earlier_dims(node).items() if of in self.cut.dims)
 
     def program(self) -> DeviceProgram:
         """The program, with what does not depend on the batch before the loop."""
@@ -200,6 +210,9 @@ class _Cutting:
         if not isinstance(part, Split):
             return
         size, axes = var.type.size(part.dim), var.placement.axes_of(part.dim)
+        if self.cut.sizes:
+            self._check_sizes(var, part.dim, axes)
+            return
         count = self.cut.micro * self.source.mesh.size(*axes)
         if size % count:
             over = f" on {self.source.mesh.size(*axes)} devices" if axes else ""
@@ -210,6 +223,23 @@ class _Cutting:
                 self.cut.span,
                 help=f"give it a multiple of {count}, or take fewer micro-batches",
             )
+
+    def _check_sizes(self, var: Var, dim: str, axes: tuple[str, ...]) -> None:
+        """Refuse unequal blocks of what is split over devices, too, or of other dims."""
+        is_known = any(
+            dim == sized and sum(s) == var.type.size(dim) for sized, _, s in self.mesh.given
+        )
+        if is_known and not axes:
+            return
+        what = f"split over {' and '.join(f'`{a}`' for a in axes)}, too" if axes else "another dim"
+        name = f"`{var.value.label}`" if var.value.name else "a value"
+        _refuse(
+            "MD0331",
+            f"`slices=` are of `{', '.join(self.cut.dims)}`, and `{dim}` of {name} is {what}",
+            var.value.span,
+            Related(self.cut.span, "cut here"),
+            help="leave `slices=` out: the micro-batches are then of one size",
+        )
 
     def _define(self, var: Var, part: Component, name: str = "") -> Var:
         self.components[var] = part
@@ -264,6 +294,11 @@ class _Cutting:
                 raise AssertionError(f"{node} comes after micro-batches are made")
 
     def _compute(self, node: Compute) -> None:
+        have = {self._component(v) for v in node.ins}
+        pairs = earlier_dims(node).items()
+        if earlier := [dim for dim, of in pairs if have >= {Split(dim), Split(of)}]:
+            self._of_slices(node, earlier)
+            return
         row, ins = self._row(node)
         ins = tuple(self._read(v, need, node) for v, need in zip(ins, row.ins, strict=True))
         outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
@@ -272,6 +307,105 @@ class _Cutting:
                 if self._is_exchanged(var.placement, part.dim):
                     self._refuse_order(var, part.dim, node.span, lookup(node.name).words)
         self.made.append(with_flops(replace(node, ins=ins, outs=outs)))
+
+    def _of_slices(self, node: Compute, earlier: list[str]) -> None:
+        """An operator of a slice, which reads what earlier slices have made, and not later ones.
+
+        Along the dims `earlier` its operands are of these; what its results have along them, it
+        adds to their gradients.
+        """
+        have = [self._component(v) for v in node.ins]
+        read = [c.dim if isinstance(c, Split) and c.dim in earlier else None for c in have]
+        needs = [part if dim is None else B for part, dim in zip(have, read, strict=True)]
+        wanted = [self.cut.dim_of(v) for v in node.outs]
+        row = best_row(call_of(node), needs, wanted)
+        if row is None:
+            self._refuse(node, have)
+        pairs = zip(node.ins, read, strict=True)
+        self._check_slices(node, {var: dim for var, dim in pairs if dim is not None})
+        ins = tuple(
+            self._read(var, part, node) if dim is None else self._of_all_slices(var, dim, node)
+            for var, part, dim in zip(node.ins, row.ins, read, strict=True)
+        )
+        outs, behind = list[Var](), list[Node]()
+        for var, part in zip(node.outs, row.outs, strict=True):
+            dim = next((d for d in earlier if var.type.has(d)), None)
+            if dim is None or not isinstance(part, Partial):
+                outs.append(self._define(var, part))
+            else:
+                outs.append(replace(var, name=self.names.fresh(f"{var.name}_addend")))
+                behind += self._added_to_slices(outs[-1], var, dim, node)
+        self.made += [with_flops(replace(node, ins=ins, outs=tuple(outs))), *behind]
+
+    def _check_slices(self, node: Compute, read: Mapping[Var, str]) -> None:
+        """MD0342: a stage has no buffers of what an operator reads of earlier slices."""
+        assert self.pipe.use is not None
+        use, dims = self.pipe.use, ", ".join(self.cut.dims)
+        table = use.verified(self.source.mesh.size(self.pipe.axis), self.cut.micro)
+        keys = (self.past.key(*pair) for pair in read.items() if node.phase == "backward")
+        if not table.reverses:
+            what = f"`{self.cut.name}` does not go back from the last of them to the first"
+            help = f"take `terapipe[{dims}]({self.cut.micro})`"
+        elif self.given:
+            axes = " and ".join(f"`{axis}`" for axis in self.given)
+            what, help = f"`{dims}` is split over {axes}, too", "leave the rule for it out"
+        elif not self.past.fits:
+            what = f"it is not in the loop over `{self.pipe.dim}` itself"
+            help = "cut the batch in place of the sequence"
+        elif use.recompute:
+            what, help = "`recompute=stage` makes them anew", "leave `recompute=stage` out"
+        elif not all(key in self.past.buffers for key in keys):
+            what = "its backward pass computes again what they have made"
+            help = "leave out the `recompute` around it"
+        else:
+            return
+        _refuse(
+            "MD0342",
+            f"{lookup(node.name).words} of a slice of `{dims}` reads earlier slices, and {what}",
+            node.span,
+            Related(self.cut.span, "cut here"),
+            help=help,
+        )
+
+    def _of_all_slices(self, var: Var, dim: str, node: Compute) -> Var:
+        """What slices up to this one have of a value; the forward pass of this one puts its own."""
+        row, is_new = self.past.slice_of(var, dim, var.local.dtype)
+        if is_new and node.phase == "forward":
+            rows = self._slice_of_row(row, var, dim, node, f"{row.name}_rows")
+            put = Compute("add", (rows, self.new[var]), (replace(rows),), (), *_about(node), onto=0)
+            self.made.append(with_flops(put))
+        return row
+
+    def _added_to_slices(self, addend: Var, var: Var, dim: str, node: Compute) -> Iterator[Node]:
+        """What adds to the gradients of all slices, and the slice of them that is whole then."""
+        dtype = summed(var.local.dtype)
+        row, _ = self.past.slice_of(var, dim, dtype)
+        if dtype != addend.local.dtype:
+            wide = replace(row, name=self.names.fresh(f"{addend.name}_wide"))
+            yield self._cast(addend, wide, node)
+            addend = wide
+        total = replace(row)
+        yield with_flops(Compute("add", (row, addend), (total,), (), *_about(node), onto=0))
+        self._define(var, Split(dim))
+        outside, self.made = self.made, []
+        part = self._slice_of_row(total, var, dim, node, f"{row.name}_rows")
+        (move,), self.made = self.made, outside
+        yield move
+        if dtype == var.local.dtype:
+            self.new[var] = part
+        else:
+            yield self._cast(part, self.new[var], node)
+
+    def _slice_of_row(self, row: Var, var: Var, dim: str, node: Compute, name: str) -> Var:
+        """The part of a micro-batch of what is of all of them."""
+        placed = self._placed(var, Split(dim))
+        dtype = row.local.dtype
+        value = replace(placed.value, type=replace(placed.value.type, dtype=dtype))
+        local = replace(placed.local, dtype=dtype)
+        rows = replace(placed, name=self.names.fresh(name), value=value, local=local)
+        step = Step("slice", (self.cut.axis,), row.placement, rows.placement, dim=dim)
+        self.made.append(Move(step, row, rows, 0, 0, node.span, known_words(), node.phase))
+        return rows
 
     def _row(self, node: Compute) -> tuple[Row, tuple[Var, ...]]:
         """The row along the axis of micro-batches, and the operands.
@@ -293,7 +427,7 @@ class _Cutting:
         """A value of the whole batch, made before the loop; None of what stages make."""
         if var in self.source.inputs or var not in self.inside:
             return var
-        if var.value in self.stage_of:
+        if var.value in self.pipe.stage_of:
             return None
         if var not in self.of_batch:
             self.of_batch[var] = self._made_whole(var)
@@ -393,8 +527,10 @@ class _Cutting:
         insides = [self._define(c.inside, p, n) for (c, p), n in zip(pairs, names, strict=True)]
         stacked = tuple(self._slice(s) for s in node.stacked)
         outer = dict(self.versions)
+        self.past.enter(node)
         for inner in node.body:
             self._node(inner)
+        stacked += self.past.leave()
         # The next value of a carry that becomes another is read as it is: the loop is done again.
         ends = [
             self._read(c.next, part, node) if self._component(c.next) in (B, part) else c.next
@@ -453,6 +589,10 @@ class _Cutting:
                 ends.append(self._cast(carry.result, total, node))
             ends.append(replace(node, ins=(total,)))
         dim = Dim(self.cut.axis, self.cut.micro)
+        if buffers := [*self.past.buffers.values()]:
+            zeros += [buffer.zeros for buffer in buffers]
+            carries += [buffer.carry for buffer in buffers]
+            self.made = [*without_unread(tuple(self.made))]
         parts = (tuple(carries), (), _read(self.made, {c.next for c in carries}), self.cut.span)
         return DeviceLoop(dim, *parts, index=self.index), zeros, ends
 
@@ -530,9 +670,8 @@ def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
     return tuple(reversed(needed_nodes))
 
 
-def with_flops(op: Compute) -> Compute:
-    """An operator with the FLOPs of its local blocks."""
-    return replace(op, flops=flops(lookup(op.name), op.local))
+def _about(node: Compute) -> tuple[Span, str]:
+    return node.span, node.phase
 
 
 def _word(node: Node) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 
+from meshdsl.device.costs import with_flops
 from meshdsl.device.ir import (
     Compute,
     DeviceLoop,
@@ -25,7 +26,6 @@ from meshdsl.device.ir import (
     known_words,
 )
 from meshdsl.device.liveness import uses
-from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.stage_phases import read_in
 from meshdsl.ir.program import Leaf, every

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import field, replace
 
 from meshdsl.device.async_updates import loop_of, sunk, updated_on_the_way
+from meshdsl.device.costs import with_flops
 from meshdsl.device.ir import (
     ENDS,
     FORWARD,
@@ -30,7 +31,6 @@ from meshdsl.device.ir import (
     renamed,
 )
 from meshdsl.device.liveness import blocks, is_constant, totals
-from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import made_of_weights, recomputed, slices_cut_again
 from meshdsl.device.split_backward import carried_first, halves

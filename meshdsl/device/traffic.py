@@ -72,6 +72,9 @@ class _Senders:
     def __init__(self, program: DeviceProgram) -> None:
         self.program, self.mesh, self.pipe = program, program.mesh, program.placed.pipe
         self.others = of_other_stages(program)
+        cut = self.pipe.cut if self.pipe else None
+        # The micro-batches of unequal sizes, of which each sends its own number of bytes.
+        self.micro, self.count = (cut.axis, cut.micro) if cut and cut.sizes else ("", 1)
         self.order = [n for n, _ in walk(program.body) if not isinstance(n, Compute)]
         self.unlike = {n: self._unlike(n) for n in self.order}
         self.axes = self.mesh.sorted(frozenset(itertools.chain(*self.unlike.values())))
@@ -117,7 +120,11 @@ class _Senders:
         """The axes along which devices send other numbers of bytes; a bucket has equal blocks."""
         if isinstance(node, Bucket):
             return ()
-        return node.step.unlike(node.source.type, self.mesh)
+        of = node.source.type, self.mesh
+        unlike = node.step.unlike(*of)
+        if self.micro and self.micro in node.step.unlike_moments(*of):
+            return (*unlike, self.micro)
+        return unlike
 
     def _sent(self, device: int, at: Coordinates) -> Mapping[Collective, Done]:
         """What the device with these coordinates does, which is `device` along the stages."""
@@ -142,7 +149,11 @@ class _Senders:
                 home = stage if self.pipe.others else device
                 at = dict(zip(self.pipe.axes(self.mesh), (home, number), strict=False))
                 for one, count in _collectives(node.on(stage, device=device)):
-                    yield one, count, at
+                    if self.micro not in self.unlike[one]:
+                        yield one, count, at
+                        continue
+                    for number in range(self.count):
+                        yield one, count // self.count, {**at, self.micro: number}
 
     def _outside(self, node: Collective, device: int) -> Coordinates:
         """Whose block a collective is on outside of passes."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
+from meshdsl.device.costs import with_flops
 from meshdsl.device.ir import (
     Compute,
     DeviceLoop,
@@ -23,7 +24,6 @@ from meshdsl.device.ir import (
     Var,
     known_words,
 )
-from meshdsl.device.microbatching import with_flops
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry, Stacked, every

@@ -415,6 +415,12 @@ def _fits_kernel(types: kit.Types, attrs: kit.Attrs) -> bool:
     return all((*alike, *last, widths, *triangle))
 
 
+def _earlier(types: kit.Types, attrs: kit.Attrs) -> dict[str, str]:
+    """The memory of a triangle, of a sequence and a memory as long."""
+    mem = attrs["dims"][1]
+    return {m.name: dim.name for dim in attrs["causal"] for m in (mem,) if dim.size == mem.size}
+
+
 def _gradient(call: kit.Backward) -> kit.Grads:
     """The gradients by q, k and v together, from o and the logarithm of the sums."""
     grad = kit.full_grad(call)
@@ -469,6 +475,7 @@ kit.operator(
     scratch=lambda sig, numbers: _scratch(sig.ins, sig.attrs),
     precision="compute",
     ordered="causal",
+    earlier=_earlier,
     meaning=(
         "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
         "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default. The "
@@ -497,6 +504,7 @@ kit.operator(
     scratch=lambda sig, numbers: _scratch(sig.ins, sig.attrs),
     precision="compute",
     ordered="causal",
+    earlier=_earlier,
     words="`attention`",
     meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
 )
@@ -522,6 +530,7 @@ kit.operator(
     ),
     precision="compute",
     ordered="causal",
+    earlier=_earlier,
     words="the gradient of `attention`",
     meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
 )

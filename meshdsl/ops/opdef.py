@@ -511,6 +511,8 @@ class OpDef:
     ordered: the attribute with the dims along which an element's index counts, though a loop goes
              through them alike in all tensors that have them. Along any other such dim elements may
              lie in any order, in operands and results alike.
+    earlier: operand types, attributes -> dims along which a result reads nothing behind its own
+             position, each with the dim of that; a gradient along them is of nothing before.
     indices: the operand with indices of the attribute `dim`; None: there is none.
     below: of indices, signature -> a number that all of them are below; none is negative.
     leaves_long: the torch text leaves an i32 result in i64, as torch makes it, where it may
@@ -568,6 +570,7 @@ class OpDef:
     precision: Literal["widest", "f32", "compute"] = "widest"
     lazy: bool = False
     ordered: str = ""
+    earlier: Callable[[Types, Attrs], Mapping[str, str]] | None = None
     indices: int | None = None
     below: Callable[[Signature], int] | None = None
     leaves_long: bool = False

@@ -141,6 +141,10 @@ class Step:
         """The axes of devices along which some may send more than others."""
         return mesh.sorted(frozenset(self._unlike(type_, mesh)))
 
+    def unlike_moments(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
+        """The axes in time along which a device may send more than at others."""
+        return tuple(a for a in self._unlike(type_, mesh) if a not in mesh.names)
+
     def by_device(self, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
         """Bytes that each device sends, in the order of ranks."""
         sizes = [mesh.size(axis) for axis in mesh.names]

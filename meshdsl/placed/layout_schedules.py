@@ -166,12 +166,12 @@ def _count(node: ast.Expr) -> int | None:
     return None
 
 
-_LAYERS = re.compile(r"\s*\d{1,9}(\s+\d{1,9})*\s*", re.ASCII)
+_NUMBERS = re.compile(r"\s*\d{1,9}(\s+\d{1,9})*\s*", re.ASCII)
 
 
-def _layers(node: ast.Expr) -> tuple[int, ...] | None:
-    """How many layers each stage has, from `"3 5"`."""
-    if not isinstance(node, ast.String) or not _LAYERS.fullmatch(node.value):
+def _numbers(node: ast.Expr) -> tuple[int, ...] | None:
+    """How many layers each stage has, or how large each slice is, from `"3 5"`."""
+    if not isinstance(node, ast.String) or not _NUMBERS.fullmatch(node.value):
         return None
     return tuple(map(int, node.value.split()))
 
@@ -186,6 +186,7 @@ def _word(*known: str) -> Reader:
 
 VALUES = {
     "layers": (),
+    "slices": (),
     "recompute": ("stage",),
     "backward": ("split",),
     "reduce": ("last", "each"),
@@ -193,11 +194,12 @@ VALUES = {
 """The options of every schedule, with the words that they may be."""
 
 _COMMON: Mapping[str, Reader] = {
-    name: _word(*words) if words else _layers for name, words in VALUES.items()
+    name: _word(*words) if words else _numbers for name, words in VALUES.items()
 }
 
 _FORMS = {
     "layers": 'the layers of each stage: `layers="3 5"`',
+    "slices": 'the size of each micro-batch: `slices="3 2 2 1"`',
     "recompute": "`recompute=stage`",
     "backward": "`backward=split`",
     "reduce": "`reduce=last` or `reduce=each`",

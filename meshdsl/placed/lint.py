@@ -22,6 +22,7 @@ from meshdsl.diagnostics import (
     Related,
     Severity,
     Span,
+    counted,
     did_you_mean,
     spelled_right,
 )
@@ -267,6 +268,23 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
     return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
 
 
+def _lint_slices(use: ScheduleUse, dim: str, size: int, micro: int) -> Iterator[Diagnostic]:
+    """MD0534: `slices=` are not so many parts of a dim, or one is empty."""
+    if len(use.slices) == micro and sum(use.slices) == size and 0 not in use.slices:
+        return
+    slices = f"{counted(len(use.slices), 'slice')} of {sum(use.slices)} in all"
+    message = f"`slices=` are {slices}, and `{dim}` of size {size} is cut into {micro}"
+    if 0 in use.slices:
+        message = f"`slices=` leaves micro-batch {use.slices.index(0)} without a part of `{dim}`"
+    each, more = divmod(size, micro)
+    parts = [str(each + (at < more)) for at in range(micro)]
+    shown = " ".join(parts if micro <= MOST_TRIED else [*parts[:MOST_TRIED], "…"])
+    help = f'write the size of each: `slices="{shown}"`'
+    if size < micro:
+        help = f"take {size} micro-batches or fewer"
+    yield Diagnostic("MD0534", message, use.span, help=help)
+
+
 def _lint_cuts(
     use: ScheduleUse,
     program: NamedProgram,
@@ -288,6 +306,8 @@ def _lint_cuts(
             message = f"`{dim}` is on the stages: it cannot be cut into micro-batches as well"
             help = "name a dim of the inputs, such as that of the samples"
             yield Diagnostic("MD0534", message, use.span, help=help)
+        elif use.slices and use.micro is not None:
+            yield from _lint_slices(use, dim, sizes[dim], use.micro)
         elif use.micro is not None and sizes[dim] % use.micro:
             message = f"`{dim}` of size {sizes[dim]} is not cut into {use.micro} equal parts"
             # Each device cuts its own part of the dim.

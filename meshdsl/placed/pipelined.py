@@ -32,7 +32,8 @@ from meshdsl.schedule.verification import Verified
 class Microbatching:
     """The dims that a schedule cuts into `micro` micro-batches.
 
-    `axis` is what these are called, `name` that of the schedule.
+    `axis` is what these are called, `name` that of the schedule. `sizes` are the sizes of their
+    blocks in order, where these are not equal.
     """
 
     dims: tuple[str, ...]
@@ -40,6 +41,7 @@ class Microbatching:
     axis: str
     name: str
     span: Span
+    sizes: tuple[int, ...] = ()
 
     def has(self, value: Any) -> bool:
         """Whether a micro-batch has a part of a value, or of a variable of a device."""
@@ -337,7 +339,7 @@ def cut_of(use: ScheduleUse | None, loop: str, layout: Layout) -> Microbatching 
     axis = "micro"
     while axis in layout.mesh.names or axis == loop:
         axis += "_"
-    return Microbatching(use.dims, use.micro, axis, use.name, use.span)
+    return Microbatching(use.dims, use.micro, axis, use.name, use.span, use.unequal)
 
 
 def _above(sizes: list[int], stages: int) -> list[int]:

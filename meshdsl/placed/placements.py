@@ -282,21 +282,21 @@ class Placement:
         return _local(self, type_, mesh) if self.splits else type_
 
     def local_at(
-        self, largest: TensorType, type_: TensorType, mesh: Mesh, at: tuple[int, ...]
+        self, largest: TensorType, type_: TensorType, mesh: Mesh, at: Mapping[str, int]
     ) -> TensorType:
         """The type of the `largest` local block, where blocks have given sizes that of `at`.
 
-        `at` are coordinates on the axes over which a dim has such blocks, as many as it is over.
+        `at` are coordinates on the axes over which a dim has such blocks.
         """
         sizes = {}
         for dim, over, _ in mesh.given:
             if not type_.has(dim) or not mesh.is_uneven(dim, type_.size(dim), self.axes_of(dim)):
                 continue
             axes = self.axes_of(dim)
-            if axes[: len(over)] == over:
+            if axes[: len(over)] == over and at.keys() >= {*over}:
                 ways = mesh.ways(dim, type_.size(dim), axes)
                 inner = (range(mesh.size(axis)) for axis in axes[len(over) :])
-                every = itertools.product(*((n,) for n in at[: len(over)]), *inner)
+                every = itertools.product(*((at[axis],) for axis in over), *inner)
                 numbers = (mesh.numbers(ways, axes, each) for each in every)
                 sizes[dim] = max(block(type_.size(dim), ways, number)[1] for number in numbers)
         return largest.resized(sizes)

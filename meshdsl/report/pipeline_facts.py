@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +22,8 @@ from meshdsl.report.schema import (
 from meshdsl.schedule.verification import Verified, printed
 
 if TYPE_CHECKING:
-    from meshdsl.schedule.times import Times
+    from meshdsl.schedule.table import Action, ScheduleTable
+    from meshdsl.schedule.times import Exact, Times
 
 MOST_ACTIONS = 1024
 """Actions of a schedule whose rows are in the report, and are drawn."""
@@ -47,6 +49,8 @@ def piped(program: DeviceProgram) -> PipedFacts:
     early = list(_early(pipeline))
     small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
     peaks = [walk.stored + walk.walked().most for walk in walks(program)]
+    pipe = program.placed.pipe
+    slices = pipe.cut.sizes if pipe is not None and pipe.cut is not None else ()
     facts: PipelineFacts = {
         "axis": pipeline.axis,
         "schedule": schedule.name,
@@ -55,11 +59,13 @@ def piped(program: DeviceProgram) -> PipedFacts:
         "rows": schedule.text.splitlines() if small else None,
         "early": list(map(str, early)),
         **_shared(pipeline, table),
-        "bubble": str(timed(table, alike(pipeline.sizes, early)).bubble),
+        "bubble": str(timed(table, _sized(alike(pipeline.sizes, early), slices, schedule)).bubble),
         "in_flight": list(table.peaks),
         "peak": peaks,
         **_updates(table),
     }
+    if slices:
+        facts["slices"] = list(slices)
     return {"pipeline": facts}
 
 
@@ -99,6 +105,19 @@ def _early(node: Pipeline) -> Iterator[Fraction]:
         return
     repeats = node.loop(StagePhase.LOOP_BACKWARD).repeats
     yield from (Fraction(1, size) for size in node.sizes or (repeats,))
+
+
+def _sized(times: Times, slices: Sequence[int], table: ScheduleTable) -> Times:
+    """Times in proportion to the sizes of micro-batches; `times` are those of the first."""
+    if not slices:
+        return times
+
+    def of(action: Action) -> tuple[Exact, Exact]:
+        size = Fraction(slices[action.micro], slices[0])
+        duration, leaves = times.of(action)
+        return duration * size, leaves * size
+
+    return replace(times, unlike={action: of(action) for row in table.rows for action in row})
 
 
 def alike(sizes: Sequence[int], early: Sequence[Fraction]) -> Times:
@@ -175,7 +194,7 @@ def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -
         }
         update = each.get("U", times.update)
         times = Times(each["F"], each["I"], each["W"], update, each["send"])
-    timed_table = timed(table, times)
+    timed_table = timed(table, _sized(times, pipeline.get("slices", ()), table.schedule))
     ends = "" if time is None else duration(float(timed_table.makespan))
     idle = f"{100 * float(timed_table.bubble):.3g} % of the stages' time is idle"
     words = f"{pipeline['schedule']} on {pipeline['stages']} stages: {idle}"

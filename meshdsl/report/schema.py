@@ -216,9 +216,10 @@ class UpdateFacts(TypedDict, total=False):
 
 
 class DividedFacts(TypedDict, total=False):
-    """Iterations of each stage, stages of each device, and what is recomputed."""
+    """Iterations of each stage, sizes of micro-batches, stages of each device, recomputation."""
 
     layers: list[int]
+    slices: list[int]
     held: list[list[int]]
     recompute: str
 

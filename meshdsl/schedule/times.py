@@ -32,7 +32,10 @@ Each = tuple[Exact, ...]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long parts take, on all stages or on each; `send` from each to the next and back."""
+    """How long parts take, on all stages or on each; `send` from each to the next and back.
+
+    Where micro-batches are unlike, `unlike` has for each action what `of` is.
+    """
 
     forward: Each = (Fraction(1),)
     inputs: Each = (Fraction(1),)
@@ -40,9 +43,12 @@ class Times:
     update: Each = (Fraction(0),)
     send: Each = (Fraction(0),)
     early: bool = True
+    unlike: Mapping[Action, tuple[Exact, Exact]] | None = None
 
     def of(self, action: Action) -> tuple[Exact, Exact]:
         """How long an action takes, and after how long its result can be sent."""
+        if self.unlike is not None:
+            return self.unlike[action]
         stage = action.stage
         match action.kind:
             case "F":
@@ -185,15 +191,19 @@ def timed(found: Verified, times: Times | None = None) -> TimedSchedule:
     time.
     """
     chosen = times or Times()
-    durations = [chosen.of(Action(kind, 0, stage)) for kind, stage in found.flow.kinds]
+    if chosen.unlike is None:
+        kinds = [chosen.of(Action(kind, 0, stage)) for kind, stage in found.flow.kinds]
+        durations = [kinds[kind] for _, kind, *_ in found.flow.steps]
+    else:
+        durations = [chosen.of(found.action(place)) for place in found.order]
     free: list[Exact] = [0] * len(found.schedule.rows)
     lines: list[Exact] = [0] * found.flow.lines
     arrived: list[Exact] = [0] * found.flow.messages
     starts: list[list[Exact]] = [[] for _ in free]
     ends: list[list[Exact]] = [[] for _ in free]
-    for device, kind, read, sent, line, between in found.flow.steps:
+    steps = zip(found.flow.steps, durations, strict=True)
+    for (device, _, read, sent, line, between), (duration, leaves) in steps:
         start = free[device] if read is None else max(free[device], arrived[read])
-        duration, leaves = durations[kind]
         starts[device].append(start)
         free[device] = start + duration
         ends[device].append(free[device])

@@ -25,10 +25,10 @@ class ScheduleUse:
 
     `dims` are cut into `micro` micro-batches; without dims, `micro` is None, and those are taken
     that the optimizer accumulates. `options` are those written: `chunks` and the like of the
-    schedule itself, `layers`, `recompute`, `backward`, `reduce`. `table` is that of a schedule
-    which the file declares. `apart` is a dim that has been cut into so many batches of their own,
-    and the axis along which they are, in time. `forward`: of a program without a backward pass,
-    which takes the forward passes of the table alone.
+    schedule itself, `layers`, `slices`, `recompute`, `backward`, `reduce`. `table` is that of a
+    schedule which the file declares. `apart` is a dim that has been cut into so many batches of
+    their own, and the axis along which they are, in time. `forward`: of a program without a
+    backward pass, which takes the forward passes of the table alone.
     """
 
     name: str
@@ -51,6 +51,16 @@ class ScheduleUse:
     def layers(self) -> tuple[int, ...]:
         """How many iterations of the loop each stage has; empty where they are as many on all."""
         return cast(tuple[int, ...], self.options.get("layers", ()))
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """How much each micro-batch has of the dims that are cut, if that is said."""
+        return cast(tuple[int, ...], self.options.get("slices", ()))
+
+    @property
+    def unequal(self) -> tuple[int, ...]:
+        """The `slices`; empty where they are equal."""
+        return self.slices if len(set(self.slices)) > 1 else ()
 
     @property
     def counts(self) -> tuple[str, ...]:

@@ -123,10 +123,12 @@ class DeviceRun(MemoryWalk):
         self._note(self.clock)
 
     def _work(self, node: Compute | Move) -> None:
-        time = self.time_of(self.sized(node) if isinstance(node, Compute) else node)
+        sized = self.sized(node) if isinstance(node, Compute) else node
+        time = self.time_of(sized)
         if duration := ticks(time):
             end = self._computed(duration)
-            self._event(Event(node, "run", (COMPUTE,), self.clock, end, time.bound))
+            one = sized if len(self.micros) > 1 else node
+            self._event(Event(one, "run", (COMPUTE,), self.clock, end, time.bound))
             self.clock = end
 
     def _computed(self, left: int) -> int:

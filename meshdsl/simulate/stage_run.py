@@ -1,9 +1,9 @@
 """A stage of a pipeline followed in time.
 
-All micro-batches are alike: a stage's forward and backward pass are walked once, and put where the
-schedule has them when every action begins as early as its row and its messages let it
-(`schedule/times.py`). A message leaves when the pass has made it; the backward pass goes on
-meanwhile with the gradients of its parameters.
+A stage's forward and backward pass are walked once, or for each micro-batch where these are of
+several sizes, and put where the schedule has them when every action begins as early as its row and
+its messages let it (`schedule/times.py`). A message leaves when the pass has made it; the backward
+pass goes on meanwhile with the gradients of its parameters.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.memory import PassMemory
 from meshdsl.records import dataclass
+from meshdsl.schedule.table import Action
 from meshdsl.schedule.times import Exact, TimedSchedule, Times, timed
 from meshdsl.simulate.device_run import PER_PASS, DeviceRun, ticks
 from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back
@@ -75,7 +76,7 @@ def in_time(pipe: Pipeline, program: DeviceProgram, timing: Timing) -> TimedSche
     Inner stages of as many iterations are alike.
     """
     last = pipe.last
-    passes: dict[tuple[int, ...], Mapping[str, Pass]] = {}
+    passes: dict[tuple[int, ...], Sequence[Mapping[str, Pass]]] = {}
     each = []
     for stage in range(last + 1):
         alone = (stage,) if pipe.node_stages else (stage == 0, stage == last)
@@ -83,21 +84,30 @@ def in_time(pipe: Pipeline, program: DeviceProgram, timing: Timing) -> TimedSche
         if kind not in passes:
             run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
             run.walked()
-            passes[kind] = run.passes[stage]
+            passes[kind] = [run.passes[stage, number] for number in run.micros]
         each.append(passes[kind])
     longest = max(
         sum(ticks(timing.node(move)) for move in pipe.leaving(stage, forward))
         for forward in (True, False)
         for stage in range(last + 1)
     )
-    times = Times(
+    alike = [_times([stage[number] for stage in each], longest) for number in range(len(each[0]))]
+    if len(alike) == 1:
+        return timed(pipe.known, alike[0])
+    actions = (action for row in pipe.rows for action in row)
+    unlike = {action: alike[action.micro].of(action) for action in actions}
+    return timed(pipe.known, replace(alike[0], unlike=unlike))
+
+
+def _times(each: Sequence[Mapping[str, Pass]], longest: int) -> Times:
+    """The times of the passes of a micro-batch, stage by stage."""
+    return Times(
         forward=tuple(each_pass["F"].duration for each_pass in each),
         inputs=tuple(inputs for inputs, _ in map(_backward, each)),
         weights=tuple(weights for _, weights in map(_backward, each)),
         update=tuple(each_pass["U"].duration if "U" in each_pass else 0 for each_pass in each),
         send=(longest,),
     )
-    return timed(pipe.known, times)
 
 
 def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
@@ -123,7 +133,8 @@ class _Stage(DeviceRun):
     ) -> None:
         super().__init__(program, timing, unroll, device)
         self.found, self.has_events = found, events
-        self.passes: dict[int, dict[str, Pass]] = {}
+        # By stage, and by micro-batch where these are unlike.
+        self.passes: dict[tuple[int, int], dict[str, Pass]] = {}
         self.sent = 0
         self.sending: Node | None = None
 
@@ -142,7 +153,7 @@ class _Stage(DeviceRun):
         pass_ = super()._pass(node, parts, kept)
         self._note(self.clock)
         kind = next(kind for kind, kind_parts in node.passes.items() if kind_parts == parts)
-        self.passes.setdefault(self.stage, {})[kind] = Pass(
+        self.passes.setdefault((self.stage, self.micro), {})[kind] = Pass(
             self.events,
             self.folded,
             self.flows,
@@ -169,12 +180,17 @@ class _Stage(DeviceRun):
         if node is self.sending:
             self.sent = self.clock
 
+    def _of(self, node: Pipeline, action: Action) -> list[Pass]:
+        """The passes of an action."""
+        number = action.micro if len(self.micros) > 1 else 0
+        return [self.passes[action.stage, number][kind] for kind in node.passes_of(action.kind)]
+
     # --- the row ---------------------------------------------------------------------------------
 
     def _pass_over(self, node: Pipeline, found: TimedSchedule) -> None:
         """The time after the row: as `_follow`, which tells what is done in it."""
         begun, action = self.clock, node.rows[self.device][-1]
-        passes = [self.passes[action.stage][kind] for kind in node.passes_of(action.kind)]
+        passes = self._of(node, action)
         start = begun + _whole(found.starts[self.device][-1])
         self.clock = start + sum(done.duration for done in passes)
         self.joined = {node.axis: begun + _whole(found.makespan)}
@@ -198,8 +214,9 @@ class _Stage(DeviceRun):
                 self._stand(awaited[0], sent, "idle")
                 self._stand(awaited[0], start)
             self.clock = start
-            for kind in node.passes_of(slot.action.kind):
-                done, at = self.passes[stage][kind], self.clock
+            kinds = node.passes_of(slot.action.kind)
+            for kind, done in zip(kinds, self._of(node, slot.action), strict=True):
+                at = self.clock
                 self._put(done, at, now)
                 now += done.held
                 self.clock = at + done.duration

@@ -13,6 +13,7 @@ from typing import Literal
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.alike import alike_devices
+from meshdsl.device.costs import flops_in_all
 from meshdsl.device.ir import (
     Collective,
     Compute,
@@ -190,7 +191,11 @@ class Timeline:
     def _computed(self, device: int) -> float:
         """The share of the step for which one device of a pipeline computes at its peak."""
         nodes = walk(on_device(self.program, device))
-        calls = ((n.local, n.flops * times) for n, times in nodes if isinstance(n, Compute))
+        calls = (
+            (n.local, flops_in_all(n, times, self.program))
+            for n, times in nodes
+            if isinstance(n, Compute)
+        )
         return self._at_peak(flops_by_dtype(calls))
 
     def _at_peak(self, flops: Mapping[str, int]) -> float:

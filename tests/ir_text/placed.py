@@ -181,7 +181,7 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
             order, sizes, others = (_numbers(scan, word) for word in words)
         use = self._use(line.inner[0]) if line.inner else None
         cut = (
-            Microbatching(use.dims, use.micro, micro, use.name, use.span)
+            Microbatching(use.dims, use.micro, micro, use.name, use.span, use.unequal)
             if use and use.micro
             else None
         )

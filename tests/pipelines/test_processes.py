@@ -13,6 +13,7 @@ from meshdsl.pipeline import Compilation, Options
 from tests.pipelines.test_cuts import FOUR, PROGRAMS
 from tests.pipelines.test_forward import MANY, NETWORK
 from tests.pipelines.test_micro_batches import CUT, OPTIMIZER
+from tests.pipelines.test_slices import TEXT
 from tests.pipelines.test_updates import ENDS
 from tests.ranks import Forks
 
@@ -32,6 +33,9 @@ CASES = {
     ),
     "both ways in halves": ("mlp", "pipe:2", "layers -> pipe", "dualpipe[batch](4)"),
     "waves": ("summed", "pipe:2", "layers -> pipe", "hanayo[batch](4, waves=2)"),
+    "slices": (
+        "lm", "data:2,pipe:2", "layers -> pipe, batch -> data", "terapipe[seq](4)",
+    ),
 }  # fmt: skip
 
 
@@ -49,7 +53,7 @@ CASES |= {
     "network forward": ("net", "pipe:2", "h2: pipe = 1", "one_f_one_b[batch](4)"),
 }
 TEXTS = {**CUT, **{f"cut {name}": text for name, text in PROGRAMS.items()}}
-TEXTS |= {"ends": ENDS, "many": MANY, "net": NETWORK}
+TEXTS |= {"lm": TEXT, "ends": ENDS, "many": MANY, "net": NETWORK}
 
 
 @pytest.mark.parametrize("case", CASES)
