@@ -103,6 +103,7 @@ class PartitionAnswer:
     replicas: str
     seconds: float
     one_device_seconds: float
+    bound: float
     proven: bool
     work: int
 
@@ -112,12 +113,14 @@ class PartitionAnswer:
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The pace of the pipeline, and its stages."""
+        saved = 0.0 if self.proven else (self.seconds - self.bound) / self.seconds
         speed = "" if self.bandwidth is None else f" at {self.bandwidth / 1e9:g} GB/s"
         devices = "devices" if self.cluster is None else f"x {self.cluster}"
         yield (
             f"{graph} on {self.devices} {devices}{speed}: "
             f"{self.replicas}, a micro-batch every {self.seconds * 1e3:.4g} ms, "
             f"{_speedup(self.one_device_seconds, self.seconds):.3g} times one device"
+            + ("" if self.proven else f"; at most {saved:.1%} could be saved")
         )
         rows = [["stage", "devices", "ms", "layers"]]
         for number, stage in enumerate(self.stages):

@@ -204,6 +204,8 @@ def _place(name: GraphObject, places: Mapping[str, int]) -> int:
 
 LAYER = ("forward", "backward", "output", "parameters")
 """The numbers of a layer."""
+PASSES = ("forward", "backward")
+"""What the field `pass` of a layer may say."""
 
 
 def layers_of(top: GraphObject) -> LayerGraph:
@@ -211,13 +213,12 @@ def layers_of(top: GraphObject) -> LayerGraph:
     written = top.field("layers").items()
     if not written:
         top.field("layers").refuse("there is no layer")
-    layers = [
-        Layer(
-            layer.only("name", *LAYER).field("name").text(),
-            *(layer.field(f).cost() for f in LAYER),
-        )
-        for layer in written
-    ]
+    layers = [_layer(layer) for layer in written]
+    groups = {layer.group for layer in layers if not layer.is_backward}
+    for place, layer in zip(written, layers, strict=True):
+        if layer.is_backward and (not layer.group or layer.group not in groups):
+            help = 'write its `"group"`, with a layer of the forward pass in it'
+            place.refuse("a layer of the backward pass is where its group is", help=help)
     places = _places(written, [layer.name for layer in layers])
     edges = []
     for edge in top.field("edges").items():
@@ -230,6 +231,24 @@ def layers_of(top: GraphObject) -> LayerGraph:
     moved = tuple(sorted({(new[a], new[b]) for a, b in edges}))
     source = top.field("source", "").value
     return LayerGraph(tuple(layers[i] for i in order), moved, source)
+
+
+def _layer(written: GraphObject) -> Layer:
+    written.only("name", *LAYER, "memory", "group", "pass")
+    forward, backward, output, parameters = (written.field(name).cost() for name in LAYER)
+    group, which = written.field("group", None), written.field("pass", "forward")
+    if which.value not in PASSES:
+        which.refuse(f"there is no pass {which.value!r}", help=" or ".join(PASSES))
+    return Layer(
+        written.field("name").text(),
+        forward,
+        backward,
+        output,
+        parameters,
+        memory=written.field("memory", 0).cost(),
+        group="" if group.value is None else group.text(),
+        is_backward=which.value == "backward",
+    )
 
 
 def _ordered(

@@ -6,8 +6,12 @@ Times are in seconds a micro-batch, sizes in bytes.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from meshdsl.records import dataclass
@@ -22,13 +26,20 @@ class GraphTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A node: seconds forward and backward, bytes of its output and of its parameters."""
+    """A node: seconds forward and backward, bytes of its output and of its parameters.
+
+    `memory`: bytes on each device that has it. Layers of one `group` are in one stage; one that
+    computes gradients, `is_backward`, is where its group is, whatever it reads.
+    """
 
     name: str
     forward: float
     backward: float
     output: float
     parameters: float
+    memory: float = 0.0
+    group: str = ""
+    is_backward: bool = False
 
     @property
     def seconds(self) -> float:
@@ -61,29 +72,97 @@ class LayerGraph:
         return tuple(masks)
 
     @cached_property
+    def every_layer(self) -> int:
+        """All layers, as a set of bits."""
+        return (1 << len(self.layers)) - 1
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """The layers that are in one stage whichever it is, and those that have to be in front.
+
+        Sets of bits, in topological order. A block is a group, or all groups of a cycle among them.
+        """
+        held: dict[str | int, int] = {}
+        for i, layer in enumerate(self.layers):
+            key = layer.group or i
+            held[key] = held.get(key, 0) | 1 << i
+        backward = sum(1 << i for i, layer in enumerate(self.layers) if layer.is_backward)
+        masks = list(held.values())
+        # What a block needs, and what that needs, until nothing is added.
+        needed = [self._read_by(mask & ~backward) & ~backward | mask for mask in masks]
+        grown = True
+        while grown:
+            wider = []
+            for need in needed:
+                inside = [k for k, mask in enumerate(masks) if mask & need]
+                wider.append(functools.reduce(operator.or_, (needed[k] for k in inside)))
+            grown, needed = wider != needed, wider
+        cycles = dict.fromkeys(needed)
+        merged = [
+            functools.reduce(
+                operator.or_, (m for m, n in zip(masks, needed, strict=True) if n == need)
+            )
+            for need in cycles
+        ]
+        blocks = [(mask, need & ~mask) for mask, need in zip(merged, cycles, strict=True)]
+        return tuple(sorted(blocks, key=lambda block: (block[1].bit_count(), block[0])))
+
+    def _read_by(self, held: int) -> int:
+        return functools.reduce(operator.or_, (self.before[i] for i in members(held)), 0)
+
+    @cached_property
     def down_sets(self) -> tuple[int, ...]:
-        """The sets that hold with each layer all that it reads, small ones first.
+        """The sets that hold with each block all that has to be in front, small ones first.
 
         Raises GraphTooLarge.
         """
         sets = {0}
         last = [0]
         while last:
-            grown = {
-                held | 1 << i
-                for held in last
-                for i in range(len(self.layers))
-                if not held >> i & 1 and self.before[i] & ~held == 0
-            }
+            grown = {held | mask for held in last for mask in self._next(held)}
+            last = sorted(grown - sets)
             sets |= grown
             if len(sets) > MOST_SETS:
                 raise GraphTooLarge(f"the layers have more than {MOST_SETS:,} down-sets")
-            last = sorted(grown)
-        return tuple(sorted(sets, key=lambda s: (s.bit_count(), s)))
+        return _by_size(sets)
+
+    def _next(self, held: int) -> list[int]:
+        """The blocks that may be added to a down-set."""
+        return [mask for mask, need in self.blocks if not held & mask and not need & ~held]
+
+    @cached_property
+    def some_down_sets(self) -> tuple[int, ...]:
+        """Those along a few topological orders, and with one more block, where all are too many.
+
+        The orders take the first block that is ready, the last one, that which was ready last (one
+        branch after another), and that after which the fewest bytes are read later.
+        """
+        sets = {0}
+        orders: tuple[Callable[[int, list[int], list[int]], int], ...] = (
+            lambda held, ready, seen: ready[0],
+            lambda held, ready, seen: ready[-1],
+            lambda held, ready, seen: max(ready, key=seen.index),
+            lambda held, ready, seen: min(ready, key=lambda m: self.leaving(held | m)),
+        )
+        for choose in orders:
+            held, seen = 0, list[int]()
+            while ready := self._next(held):
+                seen += [mask for mask in ready if mask not in seen]
+                sets |= {held | mask for mask in ready}
+                held |= choose(held, ready, seen)
+        return _by_size(sets | {self.every_layer})
+
+    def leaving(self, held: int) -> float:
+        """Bytes that other layers read of some."""
+        return self.crossing(held, self.every_layer & ~held)
 
     def crossing(self, source: int, target: int) -> float:
         """Bytes of the layers in one set that some layer of the other reads, each once."""
         return math.fsum(self.layers[i].output for i in members(source) if self.after[i] & target)
+
+
+def _by_size(sets: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(sets, key=lambda s: (s.bit_count(), s)))
 
 
 def members(held: int) -> Iterator[int]:
@@ -120,7 +199,7 @@ class Contracted:
 def contracted(graph: LayerGraph) -> Contracted:
     """A graph without the layers that some best stages have beside one of their neighbours.
 
-    Only layers without time and parameters are merged, `free` ones, and only where moving them to
+    Only layers without time, parameters, memory and group are merged, and only where moving them to
     the other stage lets no stage or link carry more:
 
     - without input and output: to its first reader, whichever stage that is in;
@@ -142,6 +221,10 @@ class _Contraction:
         self.reads = {i: set(members(graph.before[i])) for i in nodes}
         self.readers = {i: set(members(graph.after[i])) for i in nodes}
         self.floating: list[int] = []
+        sizes = Counter(layer.group for layer in graph.layers)
+        self.fixed = {
+            i for i, layer in enumerate(graph.layers) if layer.group and sizes[layer.group] > 1
+        }
 
     def result(self) -> Contracted:
         """The graph when nothing is left to merge."""
@@ -171,7 +254,15 @@ class _Contraction:
             math.fsum(getattr(layer, field) for layer in layers)
             for field in ("forward", "backward", "parameters")
         )
-        return Layer(self.graph.layers[node].name, forward, backward, self.output[node], parameters)
+        kept = self.graph.layers[node]
+        return replace(
+            kept,
+            forward=forward,
+            backward=backward,
+            output=self.output[node],
+            parameters=parameters,
+            memory=math.fsum(layer.memory for layer in layers),
+        )
 
     def _merges(self, node: int) -> bool:
         """Whether a node was merged with a neighbour."""
@@ -191,7 +282,8 @@ class _Contraction:
 
     def _is_free(self, node: int) -> bool:
         layers = (self.graph.layers[i] for i in self.held[node])
-        return not any(layer.seconds or layer.parameters for layer in layers)
+        costs = any(layer.seconds or layer.parameters or layer.memory for layer in layers)
+        return not costs and self.fixed.isdisjoint(self.held[node])
 
     def _narrows(self, node: int) -> bool:
         (source,) = self.reads[node]

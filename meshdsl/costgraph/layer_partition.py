@@ -103,11 +103,13 @@ Parts = tuple[Stage | Replicated, ...]
 class Cut:
     """Stages in order, and the seconds between two micro-batches, which the slowest part sets.
 
-    `work` counts the stages that were added to a down-set and devices.
+    No stages take less than `bound`. `work` counts the stages that were added to a down-set and
+    devices.
     """
 
     parts: Parts
     seconds: float
+    bound: float
     work: int
 
     @property
@@ -140,12 +142,40 @@ def _replicas(parts: Parts) -> str:
 class Costs:
     """What stages of a graph cost on a cluster with levels: one, or all between two down-sets.
 
-    With `single` a stage is on one device (see the module).
+    With `single` a stage is on one device (see the module). No device holds more than `memory`.
     """
 
     graph: LayerGraph
     levels: Levels
     single: bool = False
+    memory: float = math.inf
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """The down-sets between which stages are: all, or some where all are too many."""
+        return self._tried[0]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether those are all down-sets."""
+        return self._tried[1]
+
+    @cached_property
+    def _tried(self) -> tuple[tuple[int, ...], bool]:
+        try:
+            return self.graph.down_sets, True
+        except GraphTooLarge:
+            return self.graph.some_down_sets, False
+
+    @cached_property
+    def bound(self) -> float:
+        """What no pace is below: the work shared evenly, and on one device the largest block."""
+        whole = math.fsum(layer.seconds for layer in self.graph.layers) / self.sizes[-1]
+        blocks = self.graph.blocks if self.single else ()
+        alone = (
+            math.fsum(self.graph.layers[i].seconds for i in members(mask)) for mask, _ in blocks
+        )
+        return max([whole, *alone])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -182,8 +212,8 @@ class Costs:
         layers = [self.graph.layers[i] for i in members(held)]
         seconds = math.fsum(layer.seconds for layer in layers)
         if self.single:
-            later = (1 << len(self.graph.layers)) - 1 & ~(held | before)
-            sent = self.graph.crossing(before, held) + self.graph.crossing(held, later)
+            others = self.graph.every_layer & ~held
+            sent = self.graph.crossing(others, held) + self.graph.crossing(held, others)
             return seconds + sent / self.levels[0].bandwidth
         parameters = math.fsum(layer.parameters for layer in layers)
         return (seconds + self.reduced(first, devices) * parameters) / devices
@@ -213,14 +243,10 @@ class Costs:
         )
         return narrower or self.reduced(0, devices) / size > self.between(copies, level)
 
-    def leaving(self, before: int) -> float:
-        """Bytes that later layers read of those `before`."""
-        return self.graph.crossing(before, (1 << len(self.graph.layers)) - 1 & ~before)
-
     @cached_property
     def tables(self) -> StageTables:
         """Seconds and parameters of every stage, and the bytes into it, by its two down-sets."""
-        graph, sets = self.graph, self.graph.down_sets
+        graph, sets = self.graph, self.sets
         held = np.array([[s >> i & 1 for i in range(len(graph.layers))] for s in sets], dtype=float)
         within = (held @ (1 - held).T == 0) & ~np.eye(len(sets), dtype=bool)
         seconds = held @ np.array([layer.seconds for layer in graph.layers])
@@ -228,19 +254,24 @@ class Costs:
         spent = np.where(within, np.maximum(seconds[None] - seconds[:, None], 0.0), np.inf)
         if self.single:
             spent += self._sent(held) / self.levels[0].bandwidth
+        if math.isfinite(self.memory):
+            kept = held @ np.array([layer.memory for layer in graph.layers])
+            # Sums in another order may differ in the last bits.
+            spent[kept[None] - kept[:, None] > self.memory * (1 + 1e-12)] = np.inf
         bytes_ = np.maximum(parameters[None] - parameters[:, None], 0.0)
-        return StageTables(spent, bytes_, np.array([self.leaving(s) for s in sets]))
+        return StageTables(spent, bytes_, np.array([graph.leaving(s) for s in sets]))
 
     def _sent(self, held: Seconds) -> Seconds:
         """Bytes that every stage receives and sends, each value once a side."""
         sent = np.zeros((len(held), len(held)))
         for i, layer in enumerate(self.graph.layers):
             readers = list(members(self.graph.after[i]))
-            read = held[:, readers].sum(axis=1)
-            made, unread = held[:, i] > 0, read < len(readers)
-            received = made[:, None] & (read[:, None] < read[None])
-            given = ~made[:, None] & (made & unread)[None]
-            sent += layer.output * (received.astype(float) + given)
+            if not readers or not layer.output:
+                continue
+            read, made = held[:, readers].sum(axis=1), held[:, i] > 0
+            reading = read[None] - read[:, None]
+            making = made[None] & ~made[:, None]
+            sent += layer.output * np.where(making, reading < len(readers), reading > 0)
         return sent
 
 
@@ -256,23 +287,34 @@ class StageTables:
     leaving: Seconds
 
 
-def cut(graph: LayerGraph, levels: Levels, single: bool = False) -> Cut:
+def cut(
+    graph: LayerGraph, levels: Levels, single: bool = False, memory: float = math.inf
+) -> Cut | None:
     """The stages on at most all devices with the shortest time between micro-batches.
 
-    Of equal ones, that in which a micro-batch passes all stages soonest. Raises GraphTooLarge.
+    Of equal ones, that in which a micro-batch passes all stages soonest. None where no stages keep
+    to `memory`, in bytes a device. Where there are too many down-sets, some of them are tried, and
+    `bound` says how good the stages are. Raises GraphTooLarge.
     """
     small = contracted(graph)
-    costs = Costs(small.graph, levels, single)
-    sets, devices = len(small.graph.down_sets), costs.sizes[-1]
+    costs = Costs(small.graph, levels, single, memory)
+    sets, devices = len(costs.sets), costs.sizes[-1]
     once = devices if single else devices * (devices + 1) // 2 * (devices // costs.sizes[-2])
     if once * sets**2 > MOST_WORK:
         raise GraphTooLarge(f"{sets:,} down-sets on {devices:,} devices are too many to try")
     search = _StageSearch(costs)
     parts = search.parts(len(levels), 0, sets - 1)
+    if parts is None:
+        if not costs.is_exact:
+            raise GraphTooLarge(
+                "the stages that were tried do not fit, and all are too many to try"
+            )
+        return None
     whole = Costs(graph, levels, single)
     held = small.expanded([stage.layers for stage in _flattened(parts, 1)])
     parts = _priced(whole, parts, iter(held), 0, 0)
-    return Cut(parts, pace(whole, parts), search.work)
+    seconds = pace(whole, parts)
+    return Cut(parts, seconds, seconds if costs.is_exact else costs.bound, search.work)
 
 
 def _priced(
@@ -342,14 +384,16 @@ class _StageSearch:
     def unit(self, level: int) -> Seconds:
         """The least pace inside one unit of a level of the stages between two down-sets."""
         if level not in self.inside:
-            sets = range(len(self.costs.graph.down_sets))
+            sets = range(len(self.costs.sets))
             rows = [_least(self._reached(level, first)) for first in sets]
             self.inside[level] = np.stack(rows)
         return self.inside[level]
 
-    def parts(self, level: int, first: int, last: int) -> Parts:
-        """The best stages inside one unit of a level between two down-sets."""
+    def parts(self, level: int, first: int, last: int) -> Parts | None:
+        """The best stages inside one unit of a level between two down-sets; None for none."""
         least = float(_least(self._reached(level, first))[last])
+        if math.isinf(least):
+            return None
         reached = self._reached(level, first, least)
         ends = {state: there.values[last] for state, there in reached.items()}
         state, at = min(ends, key=lambda state: (ends[state], state)), last
@@ -364,8 +408,9 @@ class _StageSearch:
         """A part whose seconds are not known yet."""
         if step.inner:
             parts = self.parts(step.inner, source, target)
+            assert parts is not None
             return Replicated(step.copies, step.inner, parts, 0.0)
-        sets = self.costs.graph.down_sets
+        sets = self.costs.sets
         return Stage(tuple(members(sets[target] & ~sets[source])), step.devices, 0.0)
 
     def _steps(self, level: int, first: int) -> Iterator[_Step]:
@@ -401,7 +446,7 @@ class _StageSearch:
 
         The value is the slowest part; with the `least` of these, the sum of those within it.
         """
-        costs, sets = self.costs, len(self.costs.graph.down_sets)
+        costs, sets = self.costs, len(self.costs.sets)
         start = np.full(sets, np.inf)
         start[first] = 0.0
         inner = costs.sizes[1:level]
@@ -455,7 +500,7 @@ def pace(costs: Costs, parts: Parts, before: int = 0) -> float:
             devices, inner = part.copies * costs.sizes[part.level], part.level
             here = costs.repeated(held, part.copies, inner, pace(costs, part.parts, before))
         if front >= 0 and not costs.single:
-            link = costs.leaving(before) * costs.received(front, first, devices, inner)
+            link = costs.graph.leaving(before) * costs.received(front, first, devices, inner)
             here = max(here, link)
         slowest, before, front, first = max(slowest, here), before | held, first, first + devices
     return slowest

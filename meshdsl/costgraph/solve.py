@@ -43,7 +43,7 @@ from meshdsl.costgraph.graph_file import (
 )
 from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import best_pipeline, submesh_shape, transformer_ways
-from meshdsl.costgraph.layer_graph import GraphTooLarge
+from meshdsl.costgraph.layer_graph import GraphTooLarge, LayerGraph, members
 from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
@@ -150,10 +150,12 @@ def _stages(single: bool) -> Solve:
         graph = layers_of(top)
         levels = _levels(request, single)
         try:
-            best = cut(graph, levels, single)
+            best = cut(graph, levels, single, _limit(top, graph, request, single))
         except GraphTooLarge as error:
             help = "merge layers, those that run side by side first, or take fewer devices"
             top.field("layers").refuse(str(error), "MD0663", help)
+        if best is None:
+            _refuse_stages(top, graph, request, math.prod(level.units for level in levels))
         alone = math.fsum(layer.seconds for layer in graph.layers)
         stages = [
             PartitionStage([graph.layers[i].name for i in s.layers], s.devices, s.seconds)
@@ -169,16 +171,46 @@ def _stages(single: bool) -> Solve:
             replicas=best.replicas,
             seconds=best.seconds,
             one_device_seconds=alone,
-            proven=True,
+            bound=best.bound,
+            proven=best.bound == best.seconds,
             work=best.work,
         )
 
     return answer
 
 
+def _limit(top: GraphObject, graph: LayerGraph, request: SearchRequest, single: bool) -> float:
+    """The most bytes that a device may hold. Raises MD0665 where nothing says what layers take."""
+    backward = next((i for i, layer in enumerate(graph.layers) if layer.is_backward), None)
+    if backward is not None and not single:
+        message = "`pipedream` has both passes of a layer in one, with `forward` and `backward`"
+        help = "take `--method throughput`"
+        fail("MD0665", message, help=help)
+    if request.memory is None:
+        return math.inf
+    if not any(layer.memory for layer in graph.layers):
+        help = 'write `"memory": …` in the layers, or leave `--memory` out'
+        fail("MD0665", "no layer says how much memory it takes", help=help)
+    return request.memory
+
+
+def _refuse_stages(
+    top: GraphObject, graph: LayerGraph, request: SearchRequest, devices: int
+) -> NoReturn:
+    """Say what stages hold at least: the largest block, or an even share of all."""
+    assert request.memory is not None
+    most = max(math.fsum(graph.layers[i].memory for i in members(mask)) for mask, _ in graph.blocks)
+    share = math.fsum(layer.memory for layer in graph.layers) / devices
+    message = f"no stages on {devices} devices fit in {human(request.memory)} a device"
+    help = (
+        f"the largest layer or group holds {human(int(most))}, an even share of all "
+        f"{human(int(share))}: take a greater `--memory`"
+    )
+    top.field("layers").refuse(message, "MD0664", help)
+
+
 def _levels(request: SearchRequest, single: bool) -> Levels:
     """The devices that layers are cut over, and their links. Raises MD0665, MD0666."""
-    _refuse_unread("a graph of layers", memory=request.memory)
     if single:
         _refuse_unread("stages on one device each", cluster=request.cluster)
     if request.cluster is not None:

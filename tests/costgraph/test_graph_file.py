@@ -175,6 +175,9 @@ WRONG = [
     ("MD0661", changed(STAGES, ("edges",), [["a", "b"], ["b", "a"]]), "a -> b -> a"),
     ("MD0662", changed(PLACEMENT, ("nodes", 0, "cost"), [1, -2]), "nodes[0].cost[1]"),
     ("MD0662", changed(STAGES, ("layers", 1, "output"), -1), "layers[1].output"),
+    ("MD0660", changed(STAGES, ("layers", 0, "pass"), "backwards"), "forward or backward"),
+    ("MD0660", changed(STAGES, ("layers", 0, "pass"), "backward"), 'write its `"group"`'),
+    ("MD0662", changed(STAGES, ("layers", 0, "memory"), -1), "layers[0].memory"),
     ("MD0664", changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3), "forbidden"),
     ("MD0664", {**PLACEMENT, "memory_limit": 3}, "the least is 4 B"),
     ("MD0660", changed(EXPERTS, ("experts",), 4), "an object"),
@@ -210,6 +213,33 @@ def test_mistakes_have_their_message(code: str, graph: object, said: str, tmp_pa
     assert found.code == code
     assert said in f"{found.message} {found.help}"
     assert found.span is not None
+
+
+def trained() -> dict[str, Any]:
+    """Two layers of 8 and 4 bytes, and the backward pass of the second one as a third."""
+    first, second = STAGES["layers"]
+    layers = [
+        {**first, "backward": 0, "memory": 8},
+        {**second, "backward": 0, "memory": 4, "group": "b"},
+        {**second, "backward": 0, "memory": 0, "group": "b", "name": "db", "pass": "backward"},
+    ]
+    return {**STAGES, "layers": layers, "edges": [["a", "b"], ["b", "db"]]}
+
+
+def test_layers_with_memory_groups_and_a_backward_pass(tmp_path: Path) -> None:
+    path = written(tmp_path, trained())
+    asked = replace(GIVEN["stages"], method="throughput", memory=8)
+    facts = solved(path, asked).facts()
+    assert [stage["layers"] for stage in facts["stages"]] == [["a"], ["b", "db"]]  # type: ignore[attr-defined]
+    for request, code, said in (
+        (replace(asked, memory=7), "MD0664", "the largest layer or group holds 8 B"),
+        (replace(asked, method="pipedream"), "MD0665", "take `--method throughput`"),
+    ):
+        with pytest.raises(DiagnosticError) as caught:
+            solved(path, request)
+        (found,) = caught.value.diagnostics
+        assert found.code == code
+        assert said in f"{found.message} {found.help}"
 
 
 def test_layers_on_a_cluster_with_levels(tmp_path: Path) -> None:
