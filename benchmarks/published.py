@@ -1,19 +1,21 @@
 """Seconds that others measured beside those that the simulation predicts.
 
-`python -m benchmarks.published` compiles every row and prints the table of docs/published.md; with
-names of rows it prints those. Nothing runs. Each row is a program of `benchmarks/models/` with
-sizes, a mesh and a layout; all that is known of a machine is in its profile, the same for all rows.
+`python -m benchmarks.published` computes every row and prints the tables of docs/published.md; with
+names of rows it prints those. Nothing runs. Each row of the first table is a program of
+`benchmarks/models/` with sizes, a mesh and a layout; those of the second are Alpa's plans
+(`benchmarks/alpa.py`). All that is known of a machine is in its profile, the same for all rows.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshdsl.diagnostics import Source
+from benchmarks import alpa
+from meshdsl.diagnostics import Source, did_you_mean
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.timeline import Timeline
@@ -246,15 +248,33 @@ def line(row: Row) -> str:
     return f"| `{row.name}` | {figures} | {peak} |"
 
 
-def main(names: Sequence[str]) -> None:
-    """Print the table, or the rows with these names."""
-    print(HEAD)
+def main(names: Sequence[str]) -> int:
+    """Print the tables, or the rows with these names, and where the figures are published."""
+    every = [*ROWS, *alpa.CASES]
+    for name in names:
+        if name not in every:
+            near = did_you_mean(name, every) or ", ".join(every)
+            print(f"there is no row `{name}`: {near}", file=sys.stderr)
+            return 1
+    names = names or every
     started = time.perf_counter()
-    for name in names or ROWS:
-        print(line(ROWS[name]), flush=True)
+    if rows := [ROWS[name] for name in names if name in ROWS]:
+        _table(HEAD, (line(row) for row in rows), {row.source: None for row in rows})
+    if cases := [alpa.CASES[name] for name in names if name in alpa.CASES]:
+        sources = [f"{name}: {source}" for name, source in alpa.SOURCES.items()]
+        _table(alpa.HEAD, (alpa.line(case) for case in cases), sources)
     took = time.perf_counter() - started
-    print(f"\nCompiled and simulated in {took:.0f} s.", file=sys.stderr)
+    print(f"Computed in {took:.0f} s.", file=sys.stderr)
+    return 0
+
+
+def _table(head: str, lines: Iterable[str], sources: Iterable[str]) -> None:
+    """Print a table, each line as soon as it is there, and its sources."""
+    print(head)
+    for text in lines:
+        print(text, flush=True)
+    print("\nSources:", *(f"- {source}" for source in sources), "", sep="\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -160,13 +160,19 @@ def submesh_shape(cluster: Cluster, devices: int) -> tuple[int, int]:
 
 
 def transformer_ways(
-    model: Transformer, cluster: Cluster, groups: int, micro: int, devices: int
+    model: Transformer,
+    cluster: Cluster,
+    groups: int,
+    micro: int,
+    devices: int,
+    sends: bool = True,
 ) -> Ways:
     """The ways to compute groups of layers on submeshes: data, tensor and expert parallel.
 
     `micro` is the batch of a micro-batch. The state of the optimizer is split over the data
     parallel devices, as Alpa does with `prefer_reduce_scatter`. What is done once a step, reducing
-    gradients and the update, counts for each micro-batch in equal parts.
+    gradients and the update, counts for each micro-batch in equal parts. A stage waits until it has
+    sent its results on, and its gradients back; Alpa's program leaves these `sends` out.
     """
     per_group, micros = model.layers // groups, model.batch // micro
     meshes = [*_logical_meshes(model, cluster, micro, devices)]
@@ -189,7 +195,8 @@ def transformer_ways(
                 )
                 held = stage.held() + stage.working()
                 axes = (data, tensor, shared) if model.experts else (data, tensor)
-                seconds = stage.seconds() + stage.once() / micros
+                sent = (start > 0) + (end < groups) if sends else 0
+                seconds = stage.seconds() + sent * stage.sending() + stage.once() / micros
                 group_ways.append(Way(size, seconds, held, stage.kept(), str(axes)))
         return group_ways
 
@@ -203,10 +210,11 @@ def _logical_meshes(
     for size in submeshes(cluster, devices):
         for tensor in (n for n in range(1, size + 1) if size % n == 0):
             data = size // tensor
-            sizes = [devices // size, data, tensor] if devices % size == 0 else [data, tensor]
-            if micro % data or model.heads % tensor or parts_of(cluster, sizes) is None:
+            if micro % data or model.heads % tensor or not model.routable(micro // data):
                 continue
-            if model.routable(micro // data):
-                names = ("pipe", "data", "tensor")[-len(sizes) :]
-                mesh = Mesh("submesh", tuple(zip(names, sizes, strict=True)))
-                yield size, data, tensor, Timing(cluster, mesh)
+            # What is sent on goes as far as if all stages were as large.
+            for stages in (-(-devices // size), devices // size):
+                if parts_of(cluster, [stages, data, tensor]) is not None:
+                    axes = (("pipe", stages), ("data", data), ("tensor", tensor))
+                    yield size, data, tensor, Timing(cluster, Mesh("submesh", axes))
+                    break

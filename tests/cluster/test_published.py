@@ -17,7 +17,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.placed.placements import Mesh
 
 MB = 1 << 20
-H100, A100, V5P = load("h100"), load("a100-dgx"), load("tpu-v5p")
+H100, A100, V5P, V100 = (load(name) for name in ("h100", "a100-dgx", "tpu-v5p", "v100-p3"))
 
 
 def _seconds(cluster: Cluster, kind: str, axes: str, payload: float, **mesh: int) -> float:
@@ -164,12 +164,20 @@ def test_profiles_against_published_tables(
         (H100, (2048, 4096, 4096), 614, 0.09),
         (H100, (2048, 8192, 8192), 722, 0.02),
         (A100, (3456, 4096, 8192), 235, 0.02),
+        (V100, (1024, 1024, 1024), 57.3, 0.03),
+        (V100, (2048, 2048, 2048), 78.23, 0.07),
+        (V100, (4096, 4096, 4096), 95.73, 0.03),
+        (V100, (8192, 8192, 8192), 97.36, 0.02),
     ],
 )
 def test_products_of_cublas(
     cluster: Cluster, sizes: tuple[int, int, int], measured: float, tolerance: float
 ) -> None:
-    """TFLOP/s: triton-lang/triton, issue 2339 (H100); NVIDIA/cutlass, issue 956 (A100)."""
+    """TFLOP/s of three sources.
+
+    triton-lang/triton, issue 2339 (H100); NVIDIA/cutlass, issue 956 (A100);
+    zzc0721/torch-performance-test-data, issue 140 (V100 SXM2 of 16 GB).
+    """
     rows, columns, summed = sizes
     flops = 2 * rows * columns * summed
     seconds = Timing(cluster, Mesh("m", (("x", 2),))).product("f16", flops, (rows, columns))

@@ -1,4 +1,4 @@
-"""Pipelines over submeshes: against every cut of small ones, and Alpa's published plans."""
+"""Pipelines over submeshes: against every cut of small ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from meshdsl.costgraph.inter_op import (
     best_pipeline,
     pipeline_time,
     submeshes,
-    transformer_ways,
 )
-from meshdsl.costgraph.transformer import Transformer
 
 
 def every_pipeline(
@@ -84,54 +82,3 @@ def test_submeshes_have_room_beside_each_other(cluster: str, node: int) -> None:
                 starts = itertools.accumulate((0, *several[:-1]))
                 for start, size in zip(starts, several, strict=True):
                     assert start % min(size, node) == 0
-
-
-P3 = load("v100-p3")
-LIMIT = 15.3e9
-"""Bytes of a V100's 16 GB that a program can have."""
-
-ALPA = [
-    ("760M", 2, 24, 1536, 16, 128, 6, [(3, 1, "(1, 1)")] * 2, 0.07),
-    ("1.3B", 4, 24, 2048, 32, 128, 6, [(3, 2, "(2, 1)")] * 2, 0.0),
-    ("2.6B", 8, 32, 2560, 32, 128, 8, [(2, 2, "(2, 1)")] * 2 + [(4, 4, "(4, 1)")], 0.07),
-    ("6.7B", 16, 32, 4096, 32, 64, 8, [(4, 8, "(2, 4)")] * 2, 0.07),
-    ("15B", 32, 48, 5120, 40, 128, 16, [(4, 8, "(2, 4)")] * 4, 0.07),
-    ("39B", 64, 48, 8192, 64, 1024, 16, [(1, 4, "(1, 4)")] * 16, 0.0),
-]
-"""Alpa's plans: alpa-projects/alpa at 14ad84b, benchmark/alpa/suite_auto_gpt.py, perf_test_suite.
-
-Devices, layers, width, heads, micro-batches of a batch of 1,024, groups of layers; then groups,
-devices and logical mesh of each stage. The last column is how much slower than ours the plan is by
-the profile, at most (0: the same plan).
-"""
-
-
-@pytest.mark.parametrize(
-    ("devices", "layers", "hidden", "heads", "micros", "groups", "stages", "above"),
-    [case[1:] for case in ALPA],
-    ids=[case[0] for case in ALPA],
-)
-def test_published_plans_of_alpa(
-    devices: int,
-    layers: int,
-    hidden: int,
-    heads: int,
-    micros: int,
-    groups: int,
-    stages: list[tuple[int, int, str]],
-    above: float,
-) -> None:
-    model = Transformer(layers, hidden, heads, 1024, 51200, 1024)
-    ways = transformer_ways(model, P3, groups, 1024 // micros, devices)
-    starts = [0, *itertools.accumulate(count for count, _, _ in stages)]
-    theirs = tuple(
-        next(w for w in ways(a, b) if (w.devices, w.name) == (size, name))
-        for (a, b), (_, size, name) in zip(itertools.pairwise(starts), stages, strict=True)
-    )
-    ours = best_pipeline(groups, devices, micros, LIMIT, ways)
-    assert ours is not None
-    assert fits(theirs, LIMIT)
-    seconds = pipeline_time(theirs, micros)
-    assert ours.seconds <= seconds <= ours.seconds * (1 + above)
-    if not above:
-        assert ours.ways == theirs

@@ -1,28 +1,22 @@
-"""Alpa's pipelines for Wide-ResNets of 250 million to 13 billion parameters on V100.
+"""Wide-ResNets as pipelines of residual blocks on submeshes, for the plans of Alpa.
 
-alpa-projects/alpa at 0e7461c, benchmark/alpa/suite_wresnet.py, perf_test_auto_suite; the network is
-that of alpa/model/wide_resnet.py. A stage is some residual blocks on a submesh, each block split by
-samples or by channels, and computed again in the backward pass. Costs are those of the profile.
+The network is that of alpa/model/wide_resnet.py. Each block is split by samples or by channels, and
+computed again in the backward pass. Costs are those of the profile; sending between stages is not
+among them.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pytest
-
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
-from meshdsl.costgraph.inter_op import Way, Ways, best_pipeline, pipeline_time, submeshes
+from meshdsl.costgraph.inter_op import Way, Ways
 from meshdsl.placed.placements import Mesh
 
 P3 = load("v100-p3")
-Case = tuple[str, int, int, int, int, int, int, list[tuple[int, int]], int, float]
-LIMIT = 15.3e9
-"""Bytes of a V100's 16 GB that a program can have."""
 F32 = 4
 SIZES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 """The blocks of each width."""
@@ -171,51 +165,3 @@ def beats(one: Way, other: Way) -> bool:
     return (
         one.devices == other.devices and a != b and all(x <= y for x, y in zip(a, b, strict=True))
     )
-
-
-ALPA = [
-    ("250M", 1, 50, 160, 2, 1536, 24, [(16, 1)], 1, 0.0),
-    ("500M", 2, 50, 224, 2, 1536, 24, [(16, 2)], 1, 0.0),
-    ("1B", 4, 50, 320, 2, 1536, 24, [(16, 4)], 1, 0.0),
-    ("2B", 8, 50, 448, 2, 1536, 24, [(8, 4), (8, 4)], 1, 0.0),
-    ("4B", 16, 50, 640, 2, 1536, 32, [(5, 4), (4, 4), (7, 8)], 4, 0.11),
-    ("6.8B", 32, 50, 320, 16, 1536, 32, [(5, 8), (4, 8), (4, 8), (3, 8)], 4, 0.125),
-    ("13B", 64, 101, 320, 16, 1520, 38, [(4, 8)] * 6 + [(5, 8), (4, 8)], 8, 0.07),
-]
-"""Devices, layers, base channels, width factor, batch, micro-batches; blocks and devices a stage.
-
-Behind them the fewest devices of a stage of ours, so that a test takes seconds, and how much slower
-than ours the plan is by the profile, at most (0: the same plan). How Alpa splits the blocks within
-a stage is not compared: its logical meshes alternate without a reason in the costs.
-"""
-
-
-SOON = ("250M", "500M", "1B", "2B")
-"""Of one stage or of two equal ones: found in a second. The others with `MESHDSL_CASES`."""
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in ALPA if case[0] in SOON or "MESHDSL_CASES" in os.environ],
-    ids=lambda case: case[0],
-)
-def test_published_pipelines_of_alpa(case: Case) -> None:
-    size, devices, layers, channels, wider, batch, micros, stages, fewest, above = case
-    blocks = network(layers, channels, wider)
-    parameters = sum(block.parameters for block in blocks)
-    published = float(size[:-1]) * {"M": 1e6, "B": 1e9}[size[-1]]
-    assert parameters == pytest.approx(published, rel=0.03)
-    sizes = [n for n in submeshes(P3, devices) if fewest <= n <= 8]
-    ways = ways_of(blocks, batch // micros, micros, sizes)
-    theirs = []
-    for k, (count, used) in enumerate(stages):
-        start = sum(n for n, _ in stages[:k])
-        fitting = (w for w in ways(start, start + count) if w.devices == used)
-        flights = len(stages) - k
-        fitting = (w for w in fitting if w.held + flights * w.kept <= LIMIT)
-        theirs.append(min(fitting, key=lambda way: way.seconds))
-    ours = best_pipeline(len(blocks), devices, micros, LIMIT, ways)
-    assert ours is not None
-    assert ours.seconds <= pipeline_time(theirs, micros) <= ours.seconds * (1 + above)
-    if not above:
-        assert ours.ways == tuple(theirs)
