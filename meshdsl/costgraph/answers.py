@@ -109,7 +109,7 @@ class PartitionAnswer:
 
     def figures(self) -> Figures:
         """What methods are compared by."""
-        return Figures(self.seconds, self.work, self.proven)
+        return Figures(self.seconds, self.work, self.proven, self.bound)
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The pace of the pipeline, and its stages."""

@@ -97,7 +97,7 @@ def test_narrow_numbers() -> None:
         assert ("d_k_slices = torch.zeros" in made.text) == bool(use)
         assert not re.search("d_k_slices = torch.zeros.*bfloat16", made.text)
         found.append(results(run_local(made.text, seed=4)))
-    hold_to(*found, part=0.02)
+    hold_to(found[0], found[1], part=0.02)
 
 
 def test_a_forward_pass_takes_any_schedule() -> None:
