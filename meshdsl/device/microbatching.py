@@ -335,7 +335,12 @@ class _Cutting:
             else:
                 outs.append(replace(var, name=self.names.fresh(f"{var.name}_addend")))
                 behind += self._added_to_slices(outs[-1], var, dim, node)
-        self.made += [with_flops(replace(node, ins=ins, outs=tuple(outs))), *behind]
+        dim = next(dim for dim in read if dim is not None)
+        each = node.ins[read.index(dim)].type.size(dim) // self.cut.micro
+        sizes = self.cut.sizes or (each,) * self.cut.micro
+        attrs = (*node.attrs, ("slices", sizes))
+        of_slice = replace(node, ins=ins, outs=tuple(outs), attrs=attrs)
+        self.made += [with_flops(of_slice), *behind]
 
     def _check_slices(self, node: Compute, read: Mapping[Var, str]) -> None:
         """MD0342: a stage has no buffers of what an operator reads of earlier slices."""

@@ -8,8 +8,10 @@ the primitives of `named/attention_fusion.py` are used instead.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 from meshdsl.backends.runtime.lazy_numpy import np
@@ -241,6 +243,15 @@ class _AttentionText:
         """Whether it is of one of several blocks of memory, whose results are merged."""
         return "block" in self.call.attrs
 
+    @cached_property
+    def end(self) -> str:
+        """Where the last row of a slice of the sequence ends: nothing behind is read; or empty."""
+        if "slices" not in self.call.attrs:
+            return ""
+        (dim,) = self.call.attrs["causal"]
+        first, count = kit.atom(self.call.offset(dim.name)), self.call.extent(dim.name)
+        return self.call.let("end", f"{first} + {count}")
+
     @property
     def is_causal(self) -> bool:
         """Whether the mask is the triangle of a whole sequence and a memory as long."""
@@ -262,7 +273,7 @@ class _AttentionText:
         rows = f"torch.arange({self.call.extent(dim)})"
         if self.call.is_split(dim):
             rows = f"({rows} + {kit.atom(self.call.offset(dim))})"
-        seen = f"{rows}[:, None] >= torch.arange({self.call.extent(mem)})"
+        seen = f"{rows}[:, None] >= torch.arange({self.end or self.call.extent(mem)})"
         return self._mask(self.call.let("seen", seen), (dim, mem))
 
     def _mask(self, text: str, names: kit.Names) -> str:
@@ -273,6 +284,8 @@ class _AttentionText:
 
     def _grouped(self, index: int, groups: Sequence[kit.Names]) -> str:
         names, text = self.call.ins[index].names, self.call.tensor(index)
+        if self.end and self.made.mem in names:
+            text = f"{text}.narrow({names.index(self.made.mem)}, 0, {self.end})"
         fitted = _widened(text, names, tuple(n for g in groups for n in g))
         return self._flattened(fitted, groups, whole=True, names=names)
 
@@ -301,6 +314,16 @@ class _AttentionText:
             text = f"{text}.sum({kit.tuple_text([names.index(n) for n in extra])})"
             names = tuple(n for n in names if n in out)
         return kit.permuted(text, names, out)
+
+    def whole(self, text: str, index: int) -> str:
+        """A gradient along all of the memory, with zeros behind the end of a slice."""
+        names = self.call.outs[index].names
+        if not self.end or self.made.mem not in names:
+            return text
+        inner = len(names) - 1 - names.index(self.made.mem)
+        rest = f"{self.call.extent(self.made.mem)} - {self.end}"
+        padding = kit.tuple_text([*[0] * (2 * inner + 1), rest])
+        return f"torch.nn.functional.pad({text}, {padding})"
 
     def options(self, causal: str) -> str:
         """The keywords of the scale, where it is not torch's own, and of the triangle."""
@@ -356,11 +379,13 @@ def _grad_torch(call: kit.TorchCall) -> str:
 
 def _several(text: _AttentionText, kernel: str, results: Sequence[Sequence[kit.Names]]) -> str:
     """The tuple of the results of a kernel, each with its dims; the call itself if it has them."""
-    as_made = [text.result("", groups, i) for i, groups in enumerate(results)]
+    as_made = [text.whole(text.result("", groups, i), i) for i, groups in enumerate(results)]
     if not any(as_made):
         return kernel
     name = text.call.let("made", kernel)
-    outputs = (text.result(f"{name}[{i}]", groups, i) for i, groups in enumerate(results))
+    outputs = (
+        text.whole(text.result(f"{name}[{i}]", groups, i), i) for i, groups in enumerate(results)
+    )
     return f"({', '.join(outputs)})"
 
 
@@ -382,11 +407,15 @@ def _flops(sig: kit.Signature, *, gradient: bool = False) -> int:
 def _attended(sig: kit.Signature, *, gradient: bool = False) -> float:
     """Blocks of scores that a causal mask hides as a whole are left out: nearly half of them.
 
+    Of `slices` of a sequence, what is behind each of them: that is the mean of all.
     Where the rows are a part of the sequence, or have other dims of the queries as well, as groups
     of heads that share keys are, the kernel gets a mask, and everything is computed.
     """
     types = operands(sig.ins) if gradient else sig.ins
     mem = sig.attrs["dims"][1].name
+    if slices := sig.attrs.get("slices"):
+        ends = itertools.accumulate(slices)
+        return sum(n * end for n, end in zip(slices, ends, strict=True)) / sum(slices) ** 2
     sizes = {d.name: d.size for t in types for d in t.dims}
     causal = tuple(d.name for d in sig.attrs["causal"])
     alone = causal and causal == parts(types, sig.attrs).query

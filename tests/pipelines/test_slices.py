@@ -13,6 +13,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.costs import flops_in_all
 from meshdsl.device.ir import Compute, walk
 from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explanation import explain
 from meshdsl.schedule.times import Times, timed
@@ -97,7 +98,8 @@ def test_narrow_numbers() -> None:
         assert ("d_k_slices = torch.zeros" in made.text) == bool(use)
         assert not re.search("d_k_slices = torch.zeros.*bfloat16", made.text)
         found.append(results(run_local(made.text, seed=4)))
-    hold_to(found[0], found[1], part=0.02)
+    narrow, alone = found
+    hold_to(narrow, alone, part=0.02)
 
 
 def test_a_forward_pass_takes_any_schedule() -> None:
@@ -160,6 +162,15 @@ def test_what_is_told_of_unequal_slices() -> None:
             if isinstance(node, Compute)
         )
     assert len({*work.values()}) == 1
+
+
+def test_nothing_behind_a_slice_is_computed() -> None:
+    """Of 8 positions in slices of 3, 3 and 2: 3 * 3 + 3 * 6 + 2 * 8 scores of 64."""
+    made = compiled(TEXT, "pipe:2", "layers -> pipe", 'with terapipe[seq](3, slices="3 3 2")')
+    nodes = [node for node, _ in walk(made.device.body) if isinstance(node, Compute)]
+    parts = [of(n.local) for n in nodes if (of := lookup(n.name).attended) is not None]
+    assert parts == [43 / 64] * 2
+    assert made.text.count(".narrow(2, 0, end)") == 4
 
 
 RECOMPUTED = TEXT.replace("q = einsum", "recompute {\n q = einsum").replace(
