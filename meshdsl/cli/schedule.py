@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from meshdsl.schedule.verification import Verified
 
 
+OUTPUTS = ("svg", "csv", "torch_csv")
+"""Options of files that are written."""
+
 SLICING = ("unit", "slice_times")
 """Options that go with `--tokens` alone."""
 
@@ -102,16 +105,17 @@ def command(
         from meshdsl.schedule.registry import schedules
         from meshdsl.schedule.times import parse_times, timed
 
+        outputs = [path for path in (getattr(given, o) for o in OUTPUTS) if path is not None]
+        for path in outputs:
+            common.check_output(path, given.force, Path(name))
         if given.tokens is not None:
             _slices(name, given.tokens, given)
+            _tell(outputs, given)
             return
         for field, text in chosen(given).items():
             if field in SLICING:
                 help = f"add `--tokens`, the length of a sequence, or leave out `{text}`"
                 fail("MD0532", f"`{text}` is of slices of a sequence", help=help)
-        outputs = [path for path in (given.svg, given.csv, given.torch_csv) if path is not None]
-        for path in outputs:
-            common.check_output(path, given.force, Path(name))
         verified = _table(name, given, None)
         times = parse_times(given.times or "F=1", verified.schedule.stages, not given.late)
         if (record := schedules().get(name)) and record.by_times:
@@ -122,17 +126,27 @@ def command(
             common.print_json(described(drawn))
             return
         _show(drawn)
-        for path in outputs:
-            common.say(f"wrote {path}")
+        _tell(outputs, given)
+
+
+def _tell(outputs: list[Path], given: Draw) -> None:
+    """Say which files have been written, where people read it."""
+    for path in () if given.json else outputs:
+        common.say(f"wrote {path}")
 
 
 def _slices(name: str, tokens: int, given: Draw) -> None:
     """Print the best slices of a sequence, which are the micro-batches of a schedule."""
+    from meshdsl.report.document import Gap, Listing
+    from meshdsl.report.schedule_charts import chart
     from meshdsl.report.slicing_table import described, shown
+    from meshdsl.schedule.registry import generate
     from meshdsl.schedule.slicing import best_slices, even_slicings, parse_slice_times
+    from meshdsl.schedule.times import timed
+    from meshdsl.schedule.verification import verify
 
     for field, text in chosen(given).items():
-        if field not in ("tokens", "stages", "micro", "json", *SLICING):
+        if field not in ("tokens", "stages", "micro", "json", "force", *OUTPUTS, *SLICING):
             help = f"leave `{text}` out, or `--tokens`"
             fail("MD0532", f"`{text}` means nothing beside `--tokens`", help=help)
     verified = _table(name, given, None)
@@ -146,10 +160,13 @@ def _slices(name: str, tokens: int, given: Draw) -> None:
     about = (tokens, schedule.stages, schedule.micro, times.of, unit)
     best = best_slices(*about)
     facts = described(schedule.name, times, best, [*even_slicings(*about)])
+    micro = schedule.micro * len(best.sizes)
+    drawn = timed(verify(generate(name, schedule.stages, micro)), best.passes)
+    _write(drawn, given)
     if given.json:
         common.print_json(facts)
         return
-    _print(lambda width: shown(facts))
+    _print(lambda width: (*shown(facts), Gap(), Listing(chart(drawn, width))))
 
 
 def _list(name: str | None, given: Draw) -> None:

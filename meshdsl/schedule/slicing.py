@@ -18,7 +18,8 @@ from fractions import Fraction
 
 from meshdsl.diagnostics import fail
 from meshdsl.records import dataclass
-from meshdsl.schedule.times import entries, parse_time
+from meshdsl.schedule.table import Action, Kind
+from meshdsl.schedule.times import Times, entries, parse_time
 
 SliceTime = Callable[[int, int], Fraction]
 """How long a stage takes for a slice: of its tokens, and of the tokens before it."""
@@ -80,6 +81,22 @@ class Slicing:
     def makespan(self) -> Fraction:
         """From the beginning of the first slice to the end of the last one."""
         return self.busy + (self.stages - 1) * max(self.times)
+
+    @property
+    def passes(self) -> Times:
+        """The times of a schedule whose micro-batches are the slices of each sequence in turn.
+
+        A third of a slice's time is its forward pass; a backward pass sends when it is whole.
+        """
+        third = Fraction(1, 3)
+        kinds: dict[Kind, Fraction] = {"F": third, "B": 2 * third, "I": third, "W": third}
+        unlike = {
+            Action(kind, number, stage): (share * time,) * 2
+            for kind, share in kinds.items()
+            for number, time in enumerate(self.times * self.sequences)
+            for stage in range(self.stages)
+        }
+        return Times(early=False, unlike=unlike)
 
     @property
     def bubble(self) -> Fraction:

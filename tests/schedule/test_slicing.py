@@ -20,6 +20,7 @@ from meshdsl.schedule.slicing import (
     parse_slice_times,
     sliced,
 )
+from meshdsl.schedule.times import timed
 from meshdsl.schedule.verification import verify
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
@@ -118,7 +119,12 @@ def test_the_command_prints_the_best_slices(cli: Cli) -> None:
     assert told["best"]["slices"] == [*best.sizes]
     assert Fraction(told["best"]["makespan"]) == best.makespan
     assert [len(each["slices"]) for each in told["even"]] == [1, 2, 4, 8, 16]
-    shown = cli("schedule", "terapipe", *SIZE, "--slice-times", text, "--unit", "2")
+    drawn = timed(verify(generate("terapipe", 4, 2 * len(best.sizes))), best.passes)
+    assert (drawn.makespan, drawn.bubble) == (best.makespan, best.bubble)
+    shown = cli(
+        "schedule", "terapipe", *SIZE, "--slice-times", text, "--unit", "2", "--svg", "a.svg"
+    )
+    assert shown.out.endswith("wrote a.svg\n")
     best = best_slices(16, 4, 2, parse_slice_times(text).of, 2)
     head = f"terapipe: 2 sequences, each of 16 tokens on 4 stages, best in {len(best.sizes)} slices"
     assert shown.out.startswith(head)
@@ -130,7 +136,7 @@ def test_the_command_prints_the_best_slices(cli: Cli) -> None:
     [
         (("gpipe", *SIZE), "MD0532", "take `terapipe`"),
         (("interleaved", *SIZE, "--chunks", "2"), "MD0532", "leave `--chunks` out"),
-        (("terapipe", *SIZE, "--svg", "a.svg"), "MD0532", "leave `--svg` out"),
+        (("terapipe", *SIZE, "--times", "F=2"), "MD0532", "leave `--times` out"),
         (("terapipe", *SIZE[:4], "--unit", "2"), "MD0532", "add `--tokens`"),
         (("terapipe", *SIZE, "--slice-times", "slices=2"), "MD0530", "did you mean `slice`?"),
         (("terapipe", *SIZE, "--slice-times", "pair=1,pair=2"), "MD0530", "write it once"),
