@@ -113,20 +113,68 @@ class PartitionAnswer:
 
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The pace of the pipeline, and its stages."""
-        saved = 0.0 if self.proven else (self.seconds - self.bound) / self.seconds
         speed = "" if self.bandwidth is None else f" at {self.bandwidth / 1e9:g} GB/s"
         devices = "devices" if self.cluster is None else f"x {self.cluster}"
         yield (
             f"{graph} on {self.devices} {devices}{speed}: "
             f"{self.replicas}, a micro-batch every {self.seconds * 1e3:.4g} ms, "
             f"{_speedup(self.one_device_seconds, self.seconds):.3g} times one device"
-            + ("" if self.proven else f"; at most {saved:.1%} could be saved")
+            f"{_unproven(self.seconds, self.bound)}"
         )
         rows = [["stage", "devices", "ms", "layers"]]
         for number, stage in enumerate(self.stages):
-            first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
-            ends = first if count == 1 else f"{first} to {last} ({count})"
-            rows.append([str(number), str(stage.devices), f"{stage.seconds * 1e3:.4g}", ends])
+            ms = f"{stage.seconds * 1e3:.4g}"
+            rows.append([str(number), str(stage.devices), ms, _ends(stage.layers)])
+        yield from _indented(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStageAnswer:
+    """Consecutive layers on `data` groups of `tensor` devices; `memory` in bytes a device.
+
+    `ways`: how many layers are computed in each of the ways that have a name.
+    """
+
+    layers: list[str]
+    data: int
+    tensor: int
+    seconds: float
+    memory: float
+    ways: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCutAnswer:
+    """Layers in stages with data and tensor parallelism; `seconds` a micro-batch."""
+
+    source: str
+    devices: int
+    bandwidth: float
+    micro_batches: int
+    memory_limit: float | None
+    stages: list[TensorStageAnswer]
+    seconds: float
+    one_device_seconds: float
+    bound: float
+    proven: bool
+    work: int
+
+    def lines(self, graph: str, method: str) -> Iterable[str]:
+        """The pace of the pipeline, and its stages."""
+        used = sum(stage.data * stage.tensor for stage in self.stages)
+        devices = f"{used} of {self.devices}" if used < self.devices else str(used)
+        yield (
+            f"{graph} on {devices} devices at {self.bandwidth / 1e9:g} GB/s: "
+            f"a micro-batch every {self.seconds * 1e3:.4g} ms, "
+            f"{_speedup(self.one_device_seconds, self.seconds):.3g} times one device"
+            f"{_unproven(self.seconds, self.bound)}"
+        )
+        rows = [["stage", "data", "tensor", "ms", "memory", "layers", "ways"]]
+        for number, stage in enumerate(self.stages):
+            ms, memory = f"{stage.seconds * 1e3:.4g}", human(int(stage.memory))
+            ways = ", ".join(f"{count} {name}" for name, count in stage.ways.items())
+            sizes = (str(number), str(stage.data), str(stage.tensor))
+            rows.append([*sizes, ms, memory, _ends(stage.layers), ways])
         yield from _indented(rows)
 
 
@@ -268,6 +316,16 @@ class DevicesAnswer:
 
 def _indented(rows: list[list[str]]) -> Iterable[str]:
     return (f"  {line}" for line in aligned(rows))
+
+
+def _ends(layers: list[str]) -> str:
+    """The first and the last layer, and how many there are."""
+    return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
+
+
+def _unproven(seconds: float, bound: float) -> str:
+    """What could be saved at most, where it is not proven that nothing is."""
+    return f"; at most {(seconds - bound) / seconds:.1%} could be saved" if bound < seconds else ""
 
 
 def _speedup(one_device: float, seconds: float) -> float:

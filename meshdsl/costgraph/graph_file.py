@@ -20,7 +20,7 @@ import numpy as np
 
 from meshdsl.costgraph.device_placement import GraphOperator
 from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
-from meshdsl.costgraph.layer_graph import Layer, LayerGraph
+from meshdsl.costgraph.layer_graph import Layer, LayerGraph, LayerWay
 from meshdsl.costgraph.transformer import STATES, Experts, Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.records import dataclass
@@ -34,7 +34,7 @@ SIZES = tuple(f.name for f in fields(Transformer) if f.default is MISSING)
 
 FIELDS = {
     "placement": ("nodes", "edges", "memory_limit"),
-    "stages": ("layers", "edges"),
+    "stages": ("layers", "edges", "micro_batches"),
     "transformer": (*(f.name for f in fields(Transformer)), "micro_batches", "groups"),
     "devices": ("operators", "transfer"),
 }
@@ -234,7 +234,7 @@ def layers_of(top: GraphObject) -> LayerGraph:
 
 
 def _layer(written: GraphObject) -> Layer:
-    written.only("name", *LAYER, "memory", "group", "pass")
+    written.only("name", *LAYER, "memory", "group", "pass", "ways")
     forward, backward, output, parameters = (written.field(name).cost() for name in LAYER)
     group, which = written.field("group", None), written.field("pass", "forward")
     if which.value not in PASSES:
@@ -248,6 +248,20 @@ def _layer(written: GraphObject) -> Layer:
         memory=written.field("memory", 0).cost(),
         group="" if group.value is None else group.text(),
         is_backward=which.value == "backward",
+        ways=tuple(_way(way) for way in written.field("ways", []).items()),
+    )
+
+
+def _way(written: GraphObject) -> LayerWay:
+    written.only("name", "tensor", "seconds", "parameters", "memory", "in_flight")
+    name = written.field("name", None)
+    return LayerWay(
+        "" if name.value is None else name.text(),
+        written.field("tensor", 1).count(),
+        written.field("seconds").cost(),
+        written.field("parameters").cost(),
+        written.field("memory", 0).cost(),
+        written.field("in_flight", 0).cost(),
     )
 
 

@@ -25,6 +25,22 @@ class GraphTooLarge(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class LayerWay:
+    """A way to compute a layer on `tensor` devices together: seconds of both passes.
+
+    Bytes on each of them: `parameters`, `memory` whatever is in flight, and `in_flight` for each
+    micro-batch.
+    """
+
+    name: str
+    tensor: int
+    seconds: float
+    parameters: float
+    memory: float
+    in_flight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A node: seconds forward and backward, bytes of its output and of its parameters.
 
@@ -40,6 +56,17 @@ class Layer:
     memory: float = 0.0
     group: str = ""
     is_backward: bool = False
+    ways: tuple[LayerWay, ...] = ()
+
+    @property
+    def all_ways(self) -> tuple[LayerWay, ...]:
+        """Its ways: where none are given, on one device."""
+        return self.ways or (LayerWay("", 1, self.seconds, self.parameters, self.memory, 0.0),)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it takes no time and memory, on however many devices."""
+        return not (self.seconds or self.parameters or self.memory or self.ways)
 
     @property
     def seconds(self) -> float:
@@ -281,9 +308,8 @@ class _Contraction:
         return True
 
     def _is_free(self, node: int) -> bool:
-        layers = (self.graph.layers[i] for i in self.held[node])
-        costs = any(layer.seconds or layer.parameters or layer.memory for layer in layers)
-        return not costs and self.fixed.isdisjoint(self.held[node])
+        free = all(self.graph.layers[i].is_free for i in self.held[node])
+        return free and self.fixed.isdisjoint(self.held[node])
 
     def _narrows(self, node: int) -> bool:
         (source,) = self.reads[node]

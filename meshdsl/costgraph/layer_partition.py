@@ -253,7 +253,7 @@ class Costs:
         parameters = held @ np.array([layer.parameters for layer in graph.layers])
         spent = np.where(within, np.maximum(seconds[None] - seconds[:, None], 0.0), np.inf)
         if self.single:
-            spent += self._sent(held) / self.levels[0].bandwidth
+            spent += self.sent(held) / self.levels[0].bandwidth
         if math.isfinite(self.memory):
             kept = held @ np.array([layer.memory for layer in graph.layers])
             # Sums in another order may differ in the last bits.
@@ -261,7 +261,7 @@ class Costs:
         bytes_ = np.maximum(parameters[None] - parameters[:, None], 0.0)
         return StageTables(spent, bytes_, np.array([graph.leaving(s) for s in sets]))
 
-    def _sent(self, held: Seconds) -> Seconds:
+    def sent(self, held: Seconds) -> Seconds:
         """Bytes that every stage receives and sends, each value once a side."""
         sent = np.zeros((len(held), len(held)))
         for i, layer in enumerate(self.graph.layers):

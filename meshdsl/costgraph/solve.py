@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from meshdsl.costgraph.answers import (
     PlacementAnswer,
     Solved,
     SubmeshStage,
+    TensorCutAnswer,
+    TensorStageAnswer,
 )
 from meshdsl.costgraph.device_placement import Devices, exhaustive, reinforce
 from meshdsl.costgraph.exact import (
@@ -45,6 +48,7 @@ from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import best_pipeline, submesh_shape, transformer_ways
 from meshdsl.costgraph.layer_graph import GraphTooLarge, LayerGraph, members
 from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
+from meshdsl.costgraph.tensor_stages import cut_with_tensors
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.report.document import human
@@ -149,8 +153,9 @@ def _stages(single: bool) -> Solve:
     def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
         graph = layers_of(top)
         levels = _levels(request, single)
+        limit = _limit(graph, request, "" if single else "pipedream")
         try:
-            best = cut(graph, levels, single, _limit(top, graph, request, single))
+            best = cut(graph, levels, single, limit)
         except GraphTooLarge as error:
             help = "merge layers, those that run side by side first, or take fewer devices"
             top.field("layers").refuse(str(error), "MD0663", help)
@@ -179,16 +184,65 @@ def _stages(single: bool) -> Solve:
     return answer
 
 
-def _limit(top: GraphObject, graph: LayerGraph, request: SearchRequest, single: bool) -> float:
-    """The most bytes that a device may hold. Raises MD0665 where nothing says what layers take."""
-    backward = next((i for i, layer in enumerate(graph.layers) if layer.is_backward), None)
-    if backward is not None and not single:
-        message = "`pipedream` has both passes of a layer in one, with `forward` and `backward`"
-        help = "take `--method throughput`"
-        fail("MD0665", message, help=help)
+def _tensor_stages(top: GraphObject, request: SearchRequest) -> GraphAnswer:
+    """The plan of a graph of layers that several devices may compute together."""
+    graph = layers_of(top)
+    _refuse_unread("stages with tensor parallelism", cluster=request.cluster)
+    micros = top.field("micro_batches").count()
+    devices, bandwidth, limit = request.devices, request.bandwidth, _limit(graph, request, "piper")
+    if devices is None or bandwidth is None:
+        message = "a graph of layers needs `--devices` and `--bandwidth`"
+        fail("MD0665", message, help=NEEDED)
+    try:
+        best = cut_with_tensors(graph, devices, bandwidth, micros, limit)
+    except GraphTooLarge as error:
+        help = "merge layers, or take fewer devices"
+        top.field("layers").refuse(str(error), "MD0663", help)
+    if best is None:
+        message = f"no stages on {devices} devices fit in {human(int(limit))} a device"
+        help = "take more `--devices`, a greater `--memory`, or ways that hold less"
+        if math.isinf(limit):
+            message = f"the layers have no ways that {devices} devices can compute"
+            help = 'write a way with `"tensor": 1`, or the same `tensor` in all layers'
+        top.field("layers").refuse(message, "MD0664", help)
+    stages = [
+        TensorStageAnswer(
+            [graph.layers[i].name for i in stage.layers],
+            stage.data,
+            stage.tensor,
+            stage.seconds,
+            stage.memory,
+            dict(Counter(way.name for way in stage.ways if way.name)),
+        )
+        for stage in best.stages
+    ]
+    alone = (min(way.seconds * way.tensor for way in layer.all_ways) for layer in graph.layers)
+    return TensorCutAnswer(
+        source=graph.source,
+        devices=devices,
+        bandwidth=bandwidth,
+        micro_batches=micros,
+        memory_limit=None if math.isinf(limit) else limit,
+        stages=stages,
+        seconds=best.seconds,
+        one_device_seconds=math.fsum(alone),
+        bound=best.bound,
+        proven=best.bound == best.seconds,
+        work=best.work,
+    )
+
+
+def _limit(graph: LayerGraph, request: SearchRequest, both_passes: str) -> float:
+    """The most bytes that a device may hold. Raises MD0665 where nothing says what layers take.
+
+    So it does of layers of a backward pass where a method, `both_passes`, has none.
+    """
+    if both_passes and any(layer.is_backward for layer in graph.layers):
+        message = f"`{both_passes}` has both passes in one layer, with `forward` and `backward`"
+        fail("MD0665", message, help="take `--method throughput`")
     if request.memory is None:
         return math.inf
-    if not any(layer.memory for layer in graph.layers):
+    if not any(w.memory or w.in_flight for layer in graph.layers for w in layer.all_ways):
         help = 'write `"memory": …` in the layers, or leave `--memory` out'
         fail("MD0665", "no layer says how much memory it takes", help=help)
     return request.memory
@@ -384,7 +438,11 @@ METHODS: dict[str, dict[str, Solve]] = {
         "exhaustive": _placement(lambda graph: branch_and_bound(graph, bounded=False)),
         "mcmc": _placement(anneal),
     },
-    "stages": {"pipedream": _stages(single=False), "throughput": _stages(single=True)},
+    "stages": {
+        "pipedream": _stages(single=False),
+        "throughput": _stages(single=True),
+        "piper": _tensor_stages,
+    },
     "transformer": {"grid": _grid, "alpa": _alpa},
     "devices": {"exhaustive": _devices(learned=False), "rl": _devices(learned=True)},
 }

@@ -41,6 +41,7 @@ STAGES: dict[str, Any] = {
         {"name": "b", "forward": 1, "backward": 2, "output": 1e6, "parameters": 1e6},
     ],
     "edges": [["a", "b"]],
+    "micro_batches": 4,
 }
 DEVICES: dict[str, Any] = {
     "kind": "devices",
@@ -178,6 +179,8 @@ WRONG = [
     ("MD0660", changed(STAGES, ("layers", 0, "pass"), "backwards"), "forward or backward"),
     ("MD0660", changed(STAGES, ("layers", 0, "pass"), "backward"), 'write its `"group"`'),
     ("MD0662", changed(STAGES, ("layers", 0, "memory"), -1), "layers[0].memory"),
+    ("MD0660", changed(STAGES, ("layers", 0, "ways"), [{"tensor": 0}]), "ways[0].tensor"),
+    ("MD0660", changed(STAGES, ("layers", 0, "ways"), [{"second": 0}]), "`seconds`"),
     ("MD0664", changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3), "forbidden"),
     ("MD0664", {**PLACEMENT, "memory_limit": 3}, "the least is 4 B"),
     ("MD0660", changed(EXPERTS, ("experts",), 4), "an object"),
@@ -240,6 +243,40 @@ def test_layers_with_memory_groups_and_a_backward_pass(tmp_path: Path) -> None:
         (found,) = caught.value.diagnostics
         assert found.code == code
         assert said in f"{found.message} {found.help}"
+
+
+def test_layers_that_several_devices_compute(tmp_path: Path) -> None:
+    """Two devices compute the second layer in half the time, and hold half of it."""
+    ways = [
+        {"name": "alone", "tensor": 1, "seconds": 3, "parameters": 0, "memory": 8},
+        {"name": "both", "tensor": 2, "seconds": 1.5, "parameters": 0, "memory": 4},
+    ]
+    layers = [{**layer, "parameters": 0, "ways": ways} for layer in STAGES["layers"]]
+    path = written(tmp_path, {**STAGES, "layers": layers, "micro_batches": 1})
+    asked = Request(method="piper", devices=2, bandwidth=1e12, memory=8)
+    facts = solved(path, asked).facts()
+    assert facts["proven"]
+    assert json.loads(json.dumps(facts["stages"]))[0] == {
+        "layers": ["a", "b"],
+        "data": 1,
+        "tensor": 2,
+        "seconds": 3.0,
+        "memory": 8.0,
+        "ways": {"both": 2},
+    }
+    for request, code, said in (
+        (replace(asked, memory=3), "MD0664", "no stages on 2 devices fit in 3 B a device"),
+        (replace(asked, bandwidth=None), "MD0665", "`--devices` and `--bandwidth`"),
+        (replace(asked, cluster="h100"), "MD0665", "leave `--cluster` out"),
+    ):
+        with pytest.raises(DiagnosticError) as caught:
+            solved(path, request)
+        (found,) = caught.value.diagnostics
+        assert found.code == code
+        assert said in f"{found.message} {found.help}"
+    missing = written(tmp_path, changed(STAGES, ("micro_batches",), ...))
+    with pytest.raises(DiagnosticError, match="micro_batches"):
+        solved(missing, replace(asked, memory=None))
 
 
 def test_layers_on_a_cluster_with_levels(tmp_path: Path) -> None:
@@ -337,6 +374,12 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
             "leave `--bandwidth` out",
         ),
         ("stages", Request(devices=100_000, bandwidth=1.0), "MD0663", "fewer devices"),
+        (
+            "stages",
+            Request(method="piper", devices=10_000_000, bandwidth=1.0),
+            "MD0663",
+            "fewer devices",
+        ),
         ("transformer", Request(devices=2, cluster="a100-dg"), "MD0320", "a100-dgx"),
         (
             "transformer",
