@@ -71,7 +71,7 @@ class Case:
                 way
                 for way in ways(start, start + count)
                 if way.devices == devices
-                and (mesh is None or way.name in _names(*mesh))
+                and mesh in (None, way.mesh[:2])
                 and way.held + flights * way.kept <= LIMIT
             ]
             assert fitting, f"{self.name}: stage {k} does not fit"
@@ -97,11 +97,6 @@ class Case:
             shape = " x ".join(map(str, mesh)) if mesh else f"{devices}"
             parts.append(f"{len([*same])} of {groups} on {shape}")
         return "; ".join(parts)
-
-
-def _names(data: int, tensor: int) -> set[str]:
-    """How ways on a logical mesh are named, with experts apart or shared."""
-    return {str((data, tensor)), str((data, tensor, 1)), str((data, tensor, data))}
 
 
 def _transformer(model: Transformer, groups: int, micros: int, devices: int) -> Callable[..., Ways]:

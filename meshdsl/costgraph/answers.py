@@ -250,7 +250,10 @@ class SubmeshStage:
 
 @dataclass(frozen=True, slots=True)
 class InterOpAnswer:
-    """Stages of a transformer on submeshes; `seconds` of all micro-batches."""
+    """Stages of a transformer on submeshes; `seconds` of all micro-batches.
+
+    `program` is how a program has these stages; None where none can, by the `obstacle`.
+    """
 
     source: str
     devices: int
@@ -261,6 +264,8 @@ class InterOpAnswer:
     memory_limit: float
     seconds: float
     stages: list[SubmeshStage]
+    program: str | None
+    obstacle: str | None
     proven: bool
     work: int
 
@@ -284,6 +289,10 @@ class InterOpAnswer:
             shape = " x ".join(map(str, stage.submesh))
             rows.append([str(number), str(stage.devices), shape, stage.mesh, groups, ms])
         yield from _indented(rows)
+        if self.program:
+            yield f"in a program: {self.program}"
+        else:
+            yield f"no program has these stages: {self.obstacle}"
 
 
 @dataclass(frozen=True, slots=True)

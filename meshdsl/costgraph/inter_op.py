@@ -27,7 +27,8 @@ CLOSE = 1e-4
 class Way:
     """One way to compute consecutive groups: on `devices`, in `seconds` a micro-batch.
 
-    Bytes a device: `held` whatever is in flight, and `kept` for each micro-batch.
+    Bytes a device: `held` whatever is in flight, and `kept` for each micro-batch. `mesh`: devices
+    by data, by tensor and, where there are experts, those that share them.
     """
 
     devices: int
@@ -35,6 +36,7 @@ class Way:
     held: float
     kept: float
     name: str
+    mesh: tuple[int, ...] = ()
 
 
 Ways = Callable[[int, int], Sequence[Way]]
@@ -197,7 +199,7 @@ def transformer_ways(
                 axes = (data, tensor, shared) if model.experts else (data, tensor)
                 sent = (start > 0) + (end < groups) if sends else 0
                 seconds = stage.seconds() + sent * stage.sending() + stage.once() / micros
-                group_ways.append(Way(size, seconds, held, stage.kept(), str(axes)))
+                group_ways.append(Way(size, seconds, held, stage.kept(), str(axes), axes))
         return group_ways
 
     return ways

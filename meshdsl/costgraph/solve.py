@@ -45,7 +45,12 @@ from meshdsl.costgraph.graph_file import (
     transformer_of,
 )
 from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
-from meshdsl.costgraph.inter_op import best_pipeline, submesh_shape, transformer_ways
+from meshdsl.costgraph.inter_op import (
+    InterOpPlan,
+    best_pipeline,
+    submesh_shape,
+    transformer_ways,
+)
 from meshdsl.costgraph.layer_graph import GraphTooLarge, LayerGraph, members
 from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
 from meshdsl.costgraph.tensor_stages import cut_with_tensors
@@ -378,6 +383,7 @@ def _alpa(top: GraphObject, request: SearchRequest) -> InterOpAnswer:
         message = f"no pipeline on {devices} devices fits in {human(int(limit))} a device"
         top.refuse(message, "MD0664", help)
     ends = (*best.starts[1:], groups)
+    program, obstacle = as_program(model, best, micros, groups)
     stages = [
         SubmeshStage(
             [a, b], way.devices, [*submesh_shape(cluster, way.devices)], way.name, way.seconds
@@ -394,9 +400,35 @@ def _alpa(top: GraphObject, request: SearchRequest) -> InterOpAnswer:
         memory_limit=limit,
         seconds=best.seconds,
         stages=stages,
+        program=program,
+        obstacle=obstacle,
         proven=True,
         work=best.work,
     )
+
+
+def as_program(
+    model: Transformer, plan: InterOpPlan, micros: int, groups: int
+) -> tuple[str | None, str | None]:
+    """A mesh and a rule for these stages, or what is in the way.
+
+    All stages of a program have one mesh and whole iterations of a loop over layers: each with as
+    many layers as there are until the next with experts.
+    """
+    meshes = {way.mesh[:2] for way in plan.ways}
+    each = model.experts.every if model.experts else 1
+    ends = (*plan.starts[1:], groups)
+    layers = [(b - a) * model.layers // groups for a, b in zip(plan.starts, ends, strict=True)]
+    if len(meshes) > 1:
+        return None, "their meshes differ"
+    if any(count % each for count in layers):
+        return None, f"one of every {each} layers has experts, and stages have other numbers"
+    data, tensor = meshes.pop()
+    sizes = " ".join(str(count // each) for count in layers)
+    uneven = f', layers="{sizes}"' if len({*layers}) > 1 else ""
+    schedule = f"one_f_one_b[batch]({micros}{uneven})"
+    mesh = f"mesh {{ pipe: {len(layers)}, data: {data}, tensor: {tensor} }}"
+    return (f"{mesh}, layers -> pipe with {schedule}" if len(layers) > 1 else mesh), None
 
 
 # --- operators on devices ------------------------------------------------------------------------

@@ -11,8 +11,11 @@ import pytest
 from meshdsl.cluster.profile import Cluster, load
 from meshdsl.cluster.timing import Timing
 from meshdsl.costgraph.grid import divisions, evaluate
-from meshdsl.costgraph.inter_op import transformer_ways
+from meshdsl.costgraph.inter_op import InterOpPlan, Way, transformer_ways
+from meshdsl.costgraph.solve import as_program
 from meshdsl.costgraph.transformer import STATES, Experts, LayerStage, Transformer
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 
 SMALL = Transformer(6, 64, 8, 32, 128, 16, 8, Experts(8, 2, 2, 64), "adafactor")
@@ -144,6 +147,55 @@ def test_groups_of_tokens_are_whole_on_a_device() -> None:
         for expert in {1, data}
         if data * tensor <= 8
     }
+
+
+LOOP = """
+dim batch = 8, model = 4, hidden = 4, layers = 8
+program net(x[batch, model], y[batch, model]) {{
+  repeat layers {{
+    param w[model, hidden]
+    x = tanh(einsum(x, w -> [batch, hidden])[hidden -> model])
+  }}
+  loss = mean((x - y)^2)
+  minimize loss with sgd(lr=0.1)
+  return loss
+}}
+mesh m = {mesh}
+layout plan {{ batch -> data, {rules} }} with {schedule}
+"""
+
+
+@pytest.mark.parametrize(
+    ("starts", "meshes", "said"),
+    [
+        ((0, 4), ((2, 1), (2, 1)), "one_f_one_b[batch](4)"),
+        ((0, 3, 6), ((1, 2),) * 3, 'one_f_one_b[batch](4, layers="3 3 2")'),
+        ((0, 4), ((2, 1), (1, 2)), "their meshes differ"),
+        ((0,), ((2, 2),), "mesh { pipe: 1, data: 2, tensor: 2 }"),
+    ],
+)
+def test_a_plan_is_a_layout_where_its_stages_have_one_mesh(
+    starts: tuple[int, ...], meshes: tuple[tuple[int, int], ...], said: str
+) -> None:
+    ways = tuple(Way(math.prod(mesh), 1.0, 0.0, 0.0, str(mesh), mesh) for mesh in meshes)
+    model = Transformer(8, 64, 8, 32, 128, 8)
+    program, obstacle = as_program(model, InterOpPlan(starts, ways, 1.0, 0), 4, 8)
+    assert said in (program or obstacle or "")
+    if program is None or len(starts) == 1:
+        return
+    mesh, rule = program.removeprefix("mesh ").split(", layers ->")
+    rules, schedule = f"layers ->{rule}".split(" with ")
+    text = LOOP.format(mesh=mesh, rules=rules, schedule=schedule)
+    compilation = Compilation(Source("net.mdsl", text), Options(mesh="m", layout="plan"))
+    assert dict(compilation.placed.mesh.axes)["pipe"] == len(starts)
+
+
+def test_iterations_of_a_loop_are_whole() -> None:
+    ways = (Way(1, 1.0, 0.0, 0.0, "", (1, 1, 1)),) * 2
+    for starts, program in (((0, 2), 'layers="1 2"'), ((0, 3), None)):
+        found, obstacle = as_program(SMALL, InterOpPlan(starts, ways, 1.0, 0), 4, 6)
+        assert (found is None) == (program is None) == bool(obstacle)
+        assert program is None or program in (found or "")
 
 
 def test_layers_without_experts_have_no_ways_of_theirs() -> None:
