@@ -125,7 +125,9 @@ def _above(cost: float, least: float) -> str:
     """How far a cost is above the least of the table."""
     if cost == least:
         return "-"
-    return f"{cost / least - 1:.2%}" if least else "the least is 0"
+    if not least:
+        return "the least is 0"
+    return f"{cost / least - 1:.2%}" if cost < 10 * least else f"{cost / least:,.0f} times"
 
 
 def title(what: str, rows: tuple[MethodRow, ...], objective: str) -> str:

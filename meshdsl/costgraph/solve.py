@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +27,15 @@ from meshdsl.costgraph.answers import (
     TensorCutAnswer,
     TensorStageAnswer,
 )
-from meshdsl.costgraph.device_placement import Devices, exhaustive, reinforce
+from meshdsl.costgraph.bayesian import bayesian
+from meshdsl.costgraph.critical_path import critical_path
+from meshdsl.costgraph.device_placement import (
+    Devices,
+    GraphOperator,
+    Placed,
+    exhaustive,
+    reinforce,
+)
 from meshdsl.costgraph.exact import (
     TooWide,
     branch_and_bound,
@@ -44,6 +52,7 @@ from meshdsl.costgraph.graph_file import (
     read_graph,
     transformer_of,
 )
+from meshdsl.costgraph.greedy import greedy
 from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import (
     InterOpPlan,
@@ -53,6 +62,8 @@ from meshdsl.costgraph.inter_op import (
 )
 from meshdsl.costgraph.layer_graph import GraphTooLarge, LayerGraph, members
 from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
+from meshdsl.costgraph.learned import learned
+from meshdsl.costgraph.sampled_graphs import sampled_costs, sampled_devices
 from meshdsl.costgraph.tensor_stages import cut_with_tensors
 from meshdsl.costgraph.transformer import Transformer
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
@@ -61,6 +72,9 @@ from meshdsl.search.request import SearchRequest
 
 MOST_PLACEMENTS = 100_000
 """Placements of groups on devices that are all tried."""
+
+Placer = Callable[[Sequence[GraphOperator], Devices], Placed]
+"""A method that places groups of operators on devices."""
 
 Solve = Callable[[GraphObject, SearchRequest], GraphAnswer]
 """A method: from what is written in the file, and what is asked."""
@@ -434,8 +448,8 @@ def as_program(
 # --- operators on devices ------------------------------------------------------------------------
 
 
-def _devices(learned: bool) -> Solve:
-    """The device of each group: the best of all, or one that is learned."""
+def _devices(place: Placer, proven: bool = False) -> Solve:
+    """The device of each group, by a method that tries every placement or some."""
 
     def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
         groups, operators = operators_of(top)
@@ -444,10 +458,10 @@ def _devices(learned: bool) -> Solve:
         _refuse_unread("operators on devices", memory=request.memory, cluster=request.cluster)
         transfer = top.field("transfer", 0).cost()
         devices = Devices(request.devices, transfer, request.bandwidth)
-        if not learned and request.devices ** len(groups) > MOST_PLACEMENTS:
+        if proven and request.devices ** len(groups) > MOST_PLACEMENTS:
             message = f"{len(groups)} groups on {request.devices} devices are too many to try"
             top.field("operators").refuse(message, "MD0663", "take `--method rl`, or fewer groups")
-        best = reinforce(operators, devices) if learned else exhaustive(operators, devices)
+        best = place(operators, devices)
         return DevicesAnswer(
             source=top.field("source", "").value,
             devices=request.devices,
@@ -455,7 +469,7 @@ def _devices(learned: bool) -> Solve:
             places=dict(zip(groups, best.devices, strict=True)),
             seconds=best.seconds,
             one_device_seconds=math.fsum(o.seconds for o in operators),
-            proven=not learned,
+            proven=proven,
             work=best.tried,
         )
 
@@ -469,6 +483,9 @@ METHODS: dict[str, dict[str, Solve]] = {
         "branch": _placement(branch_and_bound),
         "exhaustive": _placement(lambda graph: branch_and_bound(graph, bounded=False)),
         "mcmc": _placement(anneal),
+        "greedy": _placement(greedy),
+        "bayesian": _placement(sampled_costs("bayesian", bayesian)),
+        "learned": _placement(sampled_costs("learned", learned)),
     },
     "stages": {
         "pipedream": _stages(single=False),
@@ -476,6 +493,12 @@ METHODS: dict[str, dict[str, Solve]] = {
         "piper": _tensor_stages,
     },
     "transformer": {"grid": _grid, "alpa": _alpa},
-    "devices": {"exhaustive": _devices(learned=False), "rl": _devices(learned=True)},
+    "devices": {
+        "exhaustive": _devices(exhaustive, proven=True),
+        "rl": _devices(reinforce),
+        "critical-path": _devices(critical_path),
+        "bayesian": _devices(sampled_devices(bayesian)),
+        "learned": _devices(sampled_devices(learned)),
+    },
 }
 """The methods for each kind of graph; the first is taken unless another is named."""

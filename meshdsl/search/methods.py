@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from meshdsl.costgraph.bayesian import bayesian
+from meshdsl.costgraph.learned import learned
 from meshdsl.pipeline import Compilation
 from meshdsl.search.enumeration import Layouts
 from meshdsl.search.infeasible import refuse_limit
 from meshdsl.search.problem import Method, SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
+from meshdsl.search.sampling_methods import Sampled
 from meshdsl.search.shapes import solve
-from meshdsl.search.table_methods import ELIMINATION, ILP, MCMC
+from meshdsl.search.table_methods import ELIMINATION, GREEDY, ILP, MCMC
 from meshdsl.search.tofu import Tofu
 
 METHODS: Mapping[str, Method] = {
@@ -19,8 +22,11 @@ METHODS: Mapping[str, Method] = {
     "exhaustive": Layouts(bounds=False),
     "elimination": ELIMINATION,
     "ilp": ILP,
+    "greedy": GREEDY,
     "mcmc": MCMC,
     "tofu": Tofu(),
+    "bayesian": Sampled(bayesian),
+    "learned": Sampled(learned),
 }
 """What `--method` takes."""
 

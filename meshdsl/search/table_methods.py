@@ -1,4 +1,4 @@
-"""Methods on the sum of the tables: `elimination`, `ilp` and `mcmc`, as other systems search.
+"""Methods on the sum of the tables: `elimination`, `ilp`, `greedy` and `mcmc`, as others search.
 
 The variables are the dims, their choices the axes that may split them, and the cost of a layout is
 the sum of what every call takes alone (`tables.py`): the same graph with costs that OptCNN, Alpa
@@ -15,6 +15,7 @@ from typing import NoReturn
 from meshdsl.costgraph.annealing import anneal
 from meshdsl.costgraph.exact import TooWide, integer_program, priced_memory
 from meshdsl.costgraph.graph import Solution
+from meshdsl.costgraph.greedy import greedy
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules
@@ -89,4 +90,5 @@ def placed(problem: Problem, space: LayoutSpace, rules: Rules, work: int) -> Sea
     return SearchResult(problem, best_first(problem, plans), tuple(plans), count, 0)
 
 
-ELIMINATION, ILP, MCMC = Summed(priced_memory), Summed(integer_program), Summed(anneal, starts=True)
+ELIMINATION, ILP, GREEDY = Summed(priced_memory), Summed(integer_program), Summed(greedy)
+MCMC = Summed(anneal, starts=True)

@@ -329,7 +329,7 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
     ("kind", "asked", "code", "said"),
     [
         ("placement", Request(method="ipl"), "MD0665", "`ilp`"),
-        ("placement", Request(method="grid"), "MD0665", "elimination"),
+        ("placement", Request(method="pipedream"), "MD0665", "elimination"),
         ("stages", Request(devices=2), "MD0665", "--bandwidth"),
         ("devices", Request(devices=2), "MD0665", "--bandwidth"),
         ("stages", Request(devices=2, bandwidth=1.0, stages=9), "MD0665", "leave it out"),
