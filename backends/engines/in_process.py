@@ -298,7 +298,7 @@ class LocalRun:
     `outputs` are whole arrays, `device_outputs` the local blocks of each device. `sent` counts the
     collectives of each device. `updated` are parameters and states after a step that has new ones,
     laid out by `kept`, `device_updated` their local blocks. bf16 values are float32. `away` are the
-    bytes of states that each device read and wrote, where they lie elsewhere.
+    bytes that each device read and wrote of what lies elsewhere.
     """
 
     outputs: dict[str, Array]
@@ -353,16 +353,15 @@ def run_local(
     results = session.run(lambda ranks: call_device(ranks, program, tables[ranks.rank]))
     outputs = whole_arrays(program.OUTPUTS, mesh, results)
     seconds = time.monotonic() - started
-    run = LocalRun(
-        outputs, _as_arrays(results), tuple(session.sent), program.OUTPUTS, mesh, seconds
-    )
+    away = tuple((store.read, store.written) for store in stores)
+    about = (tuple(session.sent), program.OUTPUTS, mesh, seconds)
+    run = LocalRun(outputs, _as_arrays(results), *about, away=away)
     specs = program.updated
     if not specs:
         return run
-    away = tuple((store.read, store.written) for store in stores)
     held = [{n: t.cpu() for n, t in {**params, **states}.items()} for _, params, states in tables]
     updated, blocks = whole_arrays(specs, mesh, held), _as_arrays(held)
-    return replace(run, updated=updated, device_updated=blocks, kept=specs, away=away)
+    return replace(run, updated=updated, device_updated=blocks, kept=specs)
 
 
 def whole_arrays(
@@ -405,7 +404,7 @@ def given_tables(
     states = getattr(program, "STATES", None)
     sides += [] if states is None else [(states, params)]
     blocks = [local_tensors(program.MESH, *side, seed, ranks) for side in sides]
-    stores = moved_away(states or {}, blocks[-1])
+    stores = moved_away(program.PARAMS | (states or {}), *blocks[1:])
     return [list(tables) for tables in zip(*blocks, strict=True)], stores
 
 
@@ -444,17 +443,19 @@ def local_tensors(
     return by_rank
 
 
-def moved_away(specs: Mapping[str, Spec], tables: Sequence[dict[str, Any]]) -> list[Store]:
+def moved_away(specs: Mapping[str, Spec], *tables: Sequence[dict[str, Any]]) -> list[Store]:
     """Move the tensors that lie elsewhere there: a store for each device, whose counts begin at 0.
 
-    Raises MD0545 where they cannot be written.
+    Each of `tables` is one of every device. Raises MD0545 where they cannot be written.
     """
-    names = [name for name, spec in specs.items() if spec.away]
+    names = {name for name, spec in specs.items() if spec.away}
     stores = []
     try:
-        for table in tables if names else ():
+        for of_device in zip(*tables, strict=True) if names else ():
             stores.append(store := store_of(specs))
-            table.update({name: store.keep(table.pop(name)) for name in names})
+            for table in of_device:
+                for name in names.intersection(table):
+                    table[name] = store.keep(table.pop(name))
             store.written = 0
     except OSError as error:
         raise LocalRunError("MD0545", full_disk(error)) from None

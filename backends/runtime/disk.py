@@ -1,14 +1,15 @@
-"""States of an optimizer that lie in a file."""
+"""Tensors that are stored in a file."""
 
 import functools
 import os
 import tempfile
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from meshdsl.backends.runtime.offloading import Away, Store
+from meshdsl.backends.runtime.offloading import Away, Store, Transfer
 
 
 class Disk(Store):
@@ -28,9 +29,14 @@ class Disk(Store):
         weakref.finalize(self, file.close)
         return file
 
+    @functools.cached_property
+    def reader(self) -> ThreadPoolExecutor:
+        """A thread that reads what is loaded, in order, while the device computes."""
+        return ThreadPoolExecutor(1, "disk")
+
     def keep(self, tensor: torch.Tensor) -> "OnDisk":
         """Write a tensor behind the others."""
-        stored = OnDisk(self, tensor, self.size)
+        stored = OnDisk(self, tensor.shape, tensor.dtype, self.size)
         self.size += tensor.nbytes
         stored.put(tensor, 0)
         return stored
@@ -41,14 +47,36 @@ class OnDisk(Away):
 
     store: Disk
 
-    def __init__(self, disk: Disk, like: torch.Tensor, start: int) -> None:
-        super().__init__(disk, like)
+    def __init__(self, disk: Disk, shape: torch.Size, dtype: torch.dtype, start: int) -> None:
+        super().__init__(disk, shape, dtype)
         self.start = start
+
+    def row(self, index: int) -> "OnDisk":
+        """What it has at an index of its first dim: the same bytes of the file."""
+        shape = self.shape[1:]
+        start = self.start + index * shape.numel() * self.dtype.itemsize
+        row = OnDisk(self.store, shape, self.dtype, start)
+        row.where = self.where
+        return row
+
+    def load(self) -> Transfer:
+        """Begin to read all of it into memory; it is moved to the device at the end."""
+        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.store.read += self.nbytes
+        reading = self.store.reader.submit(self.fill, tensor, 0)
+
+        def finish() -> torch.Tensor:
+            """The tensor, on the device. Raises OSError or EOFError."""
+            reading.result()
+            return tensor.to(self.where)
+
+        return Transfer(finish)
 
     def cpu(self) -> torch.Tensor:
         """All of it, in memory."""
         tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.fill(tensor, 0)
+        self.store.read += self.nbytes
         return tensor
 
     def room(self, count: int) -> torch.Tensor:
@@ -59,6 +87,7 @@ class OnDisk(Away):
         """The elements from number `at` on, as many and where those of `like` are."""
         part = room[: like.numel()].view(like.shape)
         self.fill(part, at)
+        self.store.read += part.nbytes
         return part.to(like.device)
 
     def fill(self, values: torch.Tensor, at: int) -> None:
@@ -67,9 +96,8 @@ class OnDisk(Away):
         while left:
             count = os.preadv(self.store.file.fileno(), [left], start)
             if not count:
-                raise EOFError(f"the file of states in {self.store.folder} ends too early")
+                raise EOFError(f"the file in {self.store.folder} ends too early")
             left, start = left[count:], start + count
-        self.store.read += values.nbytes
 
     def put(self, part: torch.Tensor, at: int) -> None:
         """Write a tensor over the elements from number `at` on."""

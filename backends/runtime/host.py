@@ -1,53 +1,96 @@
-"""States of an optimizer that lie in the memory of the host of a GPU.
+"""Tensors that are stored in the memory of the host of a GPU.
 
-A CPU has no other: there nothing moves.
+A CPU has no other memory: there they are copies in it, which are moved as if it were another.
 """
+
+from typing import Any
 
 import torch
 
-from meshdsl.backends.runtime.offloading import Away, Store
+from meshdsl.backends.runtime.offloading import Away, Store, Transfer
 
 
 class Host(Store):
-    """What one device keeps in the memory of its host."""
+    """What one device keeps in the memory of its host.
+
+    A GPU reads and writes it on streams of their own, beside what it computes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: dict[torch.device, Any] = {}
 
     def keep(self, tensor: torch.Tensor) -> "OnHost":
         """Keep a tensor beside the others."""
         self.size += tensor.nbytes
-        return OnHost(self, tensor)
+        values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        return OnHost(self, values)
+
+    def stream(self, where: torch.device) -> Any:
+        """The stream on which a GPU reads the memory of the host."""
+        if where not in self.streams:
+            self.streams[where] = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+        return self.streams[where]
 
 
 class OnHost(Away):
     """A tensor in the memory of the host: pinned, where a GPU reads it."""
 
-    def __init__(self, host: Host, like: torch.Tensor) -> None:
-        super().__init__(host, like)
-        self.values = torch.empty(self.shape, dtype=self.dtype, device="cpu").copy_(like)
+    store: Host
+
+    def __init__(self, host: Host, values: torch.Tensor) -> None:
+        super().__init__(host, values.shape, values.dtype)
+        self.values = values
 
     def to(self, where: torch.device) -> "OnHost":
         """Itself, which stays where it is; pinned from here on, if that is a GPU."""
+        super().to(where)
         if where.type == "cuda" and not self.values.is_pinned():
             self.values = self.values.pin_memory()
         return self
+
+    def row(self, index: int) -> "OnHost":
+        """What it has at an index of its first dim: the same memory."""
+        row = OnHost(self.store, self.values[index])
+        row.where = self.where
+        return row
+
+    def load(self) -> Transfer:
+        """Begin to move all of it to the device; a CPU copies it at once."""
+        self.store.read += self.nbytes
+        if self.where.type != "cuda":
+            copy = self.values.clone()
+            return Transfer(lambda: copy)
+        stream = self.store.stream(self.where)
+        # The memory belongs to the stream that fills it, so nothing computed is waited for.
+        with torch.cuda.stream(stream):
+            moved = self.values.to(self.where, non_blocking=True)
+        arrived = stream.record_event()
+
+        def finish() -> torch.Tensor:
+            """Let what is computed from here on wait; its memory is given back only after that."""
+            computing = torch.cuda.current_stream(self.where)
+            computing.wait_event(arrived)
+            moved.record_stream(computing)
+            return moved
+
+        return Transfer(finish)
 
     def cpu(self) -> torch.Tensor:
         """All of it, which is there."""
         return self.values
 
     def room(self, count: int) -> torch.Tensor:
-        """All of it in one row: there is no need of more memory."""
+        """All of it in one row: a chunk is moved into memory of its own."""
         return self.values.view(-1)
 
     def take(self, room: torch.Tensor, like: torch.Tensor, at: int) -> torch.Tensor:
         """The elements from number `at` on, as many and where those of `like` are."""
         part = room[at : at + like.numel()].view(like.shape)
-        moved = part.to(like.device)
-        self.store.read += 0 if moved is part else part.nbytes
-        return moved
+        self.store.read += part.nbytes
+        return part.to(like.device, copy=True)
 
     def put(self, part: torch.Tensor, at: int) -> None:
-        """Write what was taken back; on a CPU it is there already."""
-        stored = self.values.view(-1)[at : at + part.numel()]
-        if stored.data_ptr() != part.data_ptr():
-            stored.copy_(part.reshape(-1))
-            self.store.written += part.nbytes
+        """Write what was taken back."""
+        self.values.view(-1)[at : at + part.numel()].copy_(part.reshape(-1))
+        self.store.written += part.nbytes

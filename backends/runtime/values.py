@@ -55,7 +55,7 @@ def spec_of(text: str) -> Spec:
 
     Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
     size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0-2|3@pipe`. Of a
-    state that lies elsewhere, ` on disk` or ` on host` stands before how it begins.
+    tensor that lies elsewhere, ` on disk` or ` on host` stands before how it begins.
     """
     form = r"^(\w+)\[(.*?)\](?: over ([\w. ]+?))?(?: on (\w+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
     dtype, at, parts, away, how, numbers, key = re.findall(form, text)[0]

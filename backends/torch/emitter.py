@@ -79,7 +79,8 @@ class WrittenFunctions:
         begun = ", assigned=ASSIGNED" if assigned(program) else ""
         begun += f", local={store(away)}().local_value" if away else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
-        return self.under(head(program, draws), {"main"}, call)
+        needed = {"main", store(away)} if away else {"main"}
+        return self.under(head(program, draws), needed, call)
 
     def bare(self) -> ProgramText:
         """The function `device` alone, for reading; checked where it stands in the whole text."""

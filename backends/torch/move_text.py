@@ -105,6 +105,8 @@ class MoveText:
         """Write comments: the bytes sent, and why."""
         most = "at most " if isinstance(node, Move) and node.rows is not None else ""
         sent = f"{node.step.kind}, {most}{node.wire:,} B sent"
+        if node.step.tier:
+            sent = f"{node.step.kind}, {node.payload:,} B from the {node.step.tier}"
         if isinstance(node, Move):
             self.out.comment(f"{sent}: {node.cause}")
             return
@@ -157,6 +159,7 @@ class MoveText:
             "window": self._halo,
             "slice": self._slice,
             "zero_fill": self._zero_fill,
+            "load": self._load,
         }[node.step.kind](node, call)
 
     def _bucket(self, node: Bucket, suffix: str) -> str:
@@ -301,6 +304,9 @@ class MoveText:
         shown = held if len(held) <= MOST_SHOWN else [*held[: MOST_SHOWN - 2], "…", held[-1]]
         axes = " and ".join(node.step.after.axes_of(window.dim))
         self.out.comment(f"along {axes}, of {window.dim}: {', '.join(shown)}")
+
+    def _load(self, node: Move, call: str) -> str:
+        return f"{call}({self.state.name(node.source)})"
 
     # --- local moves -------------------------------------------------------------------------
 

@@ -194,23 +194,36 @@ class OperatorText:
             self.state.let(node.outs[0], text)
 
     def _in_chunks(self, found: Streamed) -> None:
-        """Write an update of states that lie elsewhere as a loop over chunks of them."""
+        """Write an update of what is stored elsewhere as a loop over chunks of it."""
         node, call = found.update, self._call(found.update)
-        first, dims = self._updated(found), call.ins[0].dims
+        dims = call.ins[0].dims
         gradient = call.tensor(1) if call.is_constant(1) else call.aligned(1, dims)
+        hint = "gradient" if call.is_constant(1) else call.args[1]
+        if found.is_away:
+            first, tensors, hints = "", [gradient], [hint]
+            if call.is_constant(1):
+                tensors = [f"torch.empty(()).expand({stored(node.ins[0])}.shape)"]
+        else:
+            first = self._updated(found)
+            tensors, hints = [first, gradient], [first, hint]
         for var, index in zip(found.new, found.states, strict=True):
             self.state.variables.follow(var, node.ins[index])
         states = dict(zip(found.states, map(self.state.variables.assign, found.new), strict=True))
         given = ", ".join(stored(node.ins[i]) for i in found.states)
-        hints = (first, "gradient" if call.is_constant(1) else call.args[1])
         pieces = [self.state.variables.helper(f"{hint}_chunk") for hint in hints]
         self.state.helpers = [*pieces, *states.values()]
         self.state.call(store(self.away))
-        of = f"[{first}, {gradient}], [{given}], {offloaded_updates.CHUNK:_}"
+        of = f"[{', '.join(tensors)}], [{given}], {offloaded_updates.CHUNK:_}"
+        target = pieces[0]
+        if found.written is not None:
+            target = self.state.variables.helper(f"{found.written.hint}_chunk")
+            self.state.helpers.append(target)
+            of += f", [{stored(found.written)}]"
         chunks = self.state.call("chunks")
         self.out.statement(f"for {', '.join(self.state.helpers)} in {chunks}({of}):")
         self.out.depth += 1
-        args = tuple(states.get(i, text) for i, text in enumerate((*pieces, *call.args[2:])))
+        texts = (pieces[0], pieces[-1], *call.args[2:])
+        args = tuple(states.get(i, text) for i, text in enumerate(texts))
         chunk = replace(
             call,
             args=args,
@@ -221,7 +234,7 @@ class OperatorText:
         opdef = lookup(node.name)
         self.out.statement(opdef.torch(chunk))
         if found.cast is not None:
-            self.out.statement(f"{pieces[0]}.copy_({states[0]})")
+            self.out.statement(f"{target}.copy_({states[0]})")
         self.out.depth -= 1
 
     def _updated(self, found: Streamed) -> str:
@@ -466,6 +479,7 @@ def store(away: Mapping[Var, str]) -> str:
     return next(iter(away.values())).title()
 
 
-def stored(state: Var) -> str:
-    """Text of a state as it is given."""
-    return f"states[{quoted(state.value.name or '')}]"
+def stored(var: Var) -> str:
+    """Text of a parameter or state as it is given."""
+    table = "params" if var.value.role == "param" else "states"
+    return f"{table}[{quoted(var.value.name or '')}]"

@@ -155,7 +155,7 @@ def _groups(program: DeviceProgram) -> list[tuple[str, ...]]:
         for number in range(len(node.loop(part).carries))
         for back in ((False, True) if goes_back(node) else (False,))
     ]
-    moved = [step for step in steps if step.moves and step.kind != "send"]
+    moved = [step for step in steps if step.moves and not step.tier and step.kind != "send"]
     axes = {program.mesh.written(step.axes) for step in moved}
     return [*sorted(axes), *lines, *((group,) for group in cut)]
 
@@ -205,7 +205,7 @@ def _states(program: DeviceProgram, draws: Draws) -> list[str]:
     """
     if not program.updates:
         return []
-    states, away = {s.value: s for s in program.placed.named.states}, program.away
+    states = {s.value: s for s in program.placed.named.states}
     table = []
     for var in program.states:
         state = states[var.value]
@@ -213,7 +213,7 @@ def _states(program: DeviceProgram, draws: Draws) -> list[str]:
         copied = state.of if state.is_copy else None
         if copied is not None:
             draw = draws.get(copied)
-        text = _spec(var, draw, program, copied.name if copied else None, away.get(var, ""))
+        text = _spec(var, draw, program, copied.name if copied else None)
         param = state.of.name if state.of is not None else ""
         table.append(StateRow(var.value.name or "", text, param or ""))
     params = {p.value.name or "": _spec(p, ("zeros",), program) for p in program.params}
@@ -287,12 +287,11 @@ def _spec(
     draw: tuple[object, ...] | None,
     program: DeviceProgram,
     under: str | None = None,
-    away: str = "",
 ) -> str:
     """The text of a variable's `Spec`, the same for all devices."""
     type_, (split, blocks) = var.value.type, lying(var, program)
     dims, parts = {dim.name: dim.size for dim in type_.dims}, var.placement.partial
-    about = (dims, split, draw, under or "", parts, blocks, away)
+    about = (dims, split, draw, under or "", parts, blocks, var.away)
     return quoted(spec_text(Spec(str(type_.dtype), *about)))
 
 

@@ -80,7 +80,8 @@ class StatementWriter(NotationWriter):
         """Write the line of a given tensor, if it is read."""
         key = var.value.label if kind == "inputs" else var.value.name or ""
         by_name = self.operators.updates.by_name if self.program.updates else ()
-        if self.state.uses[var] and var not in self.program.away and var not in by_name:
+        is_loaded = not var.away or var.value.role == "param"
+        if self.state.uses[var] and is_loaded and var not in by_name:
             alone = ""
             if var.on is not None:
                 alone = f" where {self.blocks.at[self.blocks.pipe.axis]} == {var.on}"

@@ -73,6 +73,8 @@ class Device:
     hbm: bytes/s of memory, of which `hbm_eff` is reached. launch: seconds to start a kernel.
     memory: bytes. overlap_slowdown: how much longer computing takes beside a collective.
     attention_eff: the part of `flops` that a kernel of attention reaches; as products where None.
+    host, disk: bytes/s from or to the memory of the host, and a disk, in one direction; None: not
+    known.
     """
 
     flops: Mapping[str, float] = field(hash=False)
@@ -84,6 +86,8 @@ class Device:
     memory: float
     overlap_slowdown: float
     attention_eff: float | None = None
+    host: float | None = None
+    disk: float | None = None
 
     def peak(self, dtype: str) -> float:
         """FLOP/s at best; what the device has no unit for runs as f32 does."""
@@ -253,6 +257,8 @@ CHECKS: dict[type, dict[str, Check]] = {
         "memory": _positive,
         "overlap_slowdown": _number(1, 100),
         "attention_eff": _number(0.01, 1),
+        "host": _positive,
+        "disk": _positive,
     },
     _MeasuredTable: {
         "collective": _word(*TIMED, *KERNELS),

@@ -83,6 +83,7 @@ hbm_eff = 1.0
 launch = 0.0
 memory = {memory}
 overlap_slowdown = 2.0
+host = {moved / 2:.4g}
 
 [[levels]]
 kind = "switch"

@@ -235,6 +235,20 @@ class Timing:
         seconds = max(self.cluster.device.launch, self._staged(kind, parts, payload))
         return Time(seconds, "network", axes)
 
+    def transfer(self, tier: str, payload: int) -> Time:
+        """The time to move bytes between the memory of a device and a tier.
+
+        Raises MD0321 for a profile that does not say how fast that is.
+        """
+        device = self.cluster.device
+        rate = {"host": device.host, "disk": device.disk}[tier]
+        if rate is None:
+            message = f"the profile `{self.cluster.name}` does not say how fast its {tier} is"
+            help = f"add `{tier} = …` in bytes a second to `[device]` of a copy of the profile: "
+            help += f"`meshdsl cluster show {self.cluster.name} --toml`"
+            fail("MD0321", message, help=help)
+        return Time(max(device.launch, payload / rate), "network")
+
     def parts(self, axes: tuple[str, ...]) -> Iterator[LevelPart]:
         """The levels that a group over `axes` spans, inside out."""
         for number, level in enumerate(self.cluster.levels):
@@ -293,6 +307,8 @@ class Timing:
 
     def _move(self, node: Move) -> Time:
         step = node.step
+        if step.tier:
+            return self.transfer(step.tier, node.payload)
         if step.kind in POINT_TO_POINT:
             return self.collective("permute", step.axes, node.wire)
         if step.moves:

@@ -7,7 +7,16 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import repeat
 
-from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
+from meshdsl.device.ir import (
+    Compute,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
+    Move,
+    Node,
+    Var,
+    known_words,
+)
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, OpKind, Stacked
@@ -15,6 +24,7 @@ from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed import collectives
 from meshdsl.placed import ir as placed
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.strategies import flops
@@ -35,6 +45,8 @@ class _Lowering:
     def __init__(self, program: placed.PlacedProgram, names: Giver) -> None:
         self.source = program
         self.mesh = program.mesh
+        # Where states lie that are in no memory of the device.
+        self.states = {state.value: state.away for state in program.named.states}
         self.names = names
         self.results = _results(program)
         self.vars: dict[placed.PlacedTensor, Var] = {}
@@ -54,7 +66,7 @@ class _Lowering:
     def program(self) -> DeviceProgram:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
         inputs = tuple(self._new(t) for t in self.source.inputs)
-        params = tuple(self._new(p.tensor) for p in self.source.params)
+        params = tuple(self._new(p.tensor, away=p.param.away) for p in self.source.params)
         states = tuple(map(self._state, self.source.states))
         body = self._nodes(self.source.body)
         outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
@@ -69,7 +81,9 @@ class _Lowering:
 
     # --- variables ---------------------------------------------------------------------------
 
-    def _new(self, tensor: placed.PlacedTensor, op: str = "t", hint: str = "") -> Var:
+    def _new(
+        self, tensor: placed.PlacedTensor, op: str = "t", hint: str = "", away: str = ""
+    ) -> Var:
         """The variable of a tensor: a subexpression is named after `op`, and known by `hint`.
 
         One with a name hint is named after that. The gradient of a subexpression is known by the
@@ -81,16 +95,23 @@ class _Lowering:
             hint = f"d_{of}"
         name, word = self._word(tensor, op), self._word(tensor, hint or op)
         self.words.setdefault(value, value.label if value.name else hint or op)
-        self.vars[tensor] = self._var(tensor, tensor.placement, name, word)
+        self.vars[tensor] = self._var(tensor, tensor.placement, name, word, away)
         return self.vars[tensor]
 
     def _word_of(self, value: Value) -> str:
         """The word for a value, if it has one by now."""
         return value.label if value.name else self.words.get(value, "")
 
-    def _var(self, tensor: placed.PlacedTensor, placement: Placement, name: str, hint: str) -> Var:
+    def _var(
+        self,
+        tensor: placed.PlacedTensor,
+        placement: Placement,
+        name: str,
+        hint: str,
+        away: str = "",
+    ) -> Var:
         local = placement.local(tensor.value.type, self.mesh)
-        return Var(self.names.fresh(name), tensor.value, placement, local, hint)
+        return Var(self.names.fresh(name), tensor.value, placement, local, hint, away=away)
 
     def _over(self, tensor: placed.PlacedTensor) -> Var:
         """The variable of a tensor that is written over another, and has its name."""
@@ -99,7 +120,8 @@ class _Lowering:
 
     def _state(self, tensor: placed.PlacedTensor) -> Var:
         name = (tensor.value.name or "").replace(".", "_")
-        self.vars[tensor] = self._var(tensor, tensor.placement, name, name)
+        away = self.states[tensor.value]
+        self.vars[tensor] = self._var(tensor, tensor.placement, name, name, away)
         return self.vars[tensor]
 
     def _word(self, tensor: placed.PlacedTensor, op: str) -> str:
@@ -116,7 +138,10 @@ class _Lowering:
         for node in nodes:
             match node:
                 case placed.Apply(kind=OpKind.LOAD):
-                    self.vars[node.outs[0]] = self.vars[node.ins[0]]
+                    source = self.vars[node.ins[0]]
+                    self.vars[node.outs[0]] = source
+                    if source.away:
+                        lowered.append(self._loaded(node, source))
                 case placed.Apply():
                     lowered.append(self._apply(node))
                 case placed.Reshard():
@@ -142,6 +167,16 @@ class _Lowering:
         cost = flops(lookup(node.name), local)
         about = (node.attrs, node.span, node.phase, node.block)
         return Compute(node.name, ins, outs, *about, kind=node.kind, flops=cost, onto=onto)
+
+    def _loaded(self, node: placed.Apply, source: Var) -> Move:
+        """The load of what is stored in another memory."""
+        (tensor,) = node.outs
+        target = self._var(tensor, tensor.placement, source.hint, source.hint)
+        self.vars[tensor] = target
+        step = collectives.load(source.placement, source.away)
+        words = known_words(f"`{source.value.label}` is stored on the {source.away}")
+        move = Move(step, source, target, 0, 0, node.span, words, node.phase)
+        return move.counted(self.mesh)
 
     def _reshard(self, node: placed.Reshard) -> list[Node]:
         if node.dtype is None:
@@ -227,7 +262,8 @@ class _Lowering:
 
     def _slice(self, item: Stacked[placed.PlacedTensor]) -> Stacked[Var]:
         outer = self.vars[item.outer]
-        return Stacked(outer, self._new(item.inside, hint=outer.hint.removesuffix("_stack")))
+        word = outer.hint.removesuffix("_stack")
+        return Stacked(outer, self._new(item.inside, hint=word, away=outer.away))
 
     def _collected(self, made: ir.Collected[placed.PlacedTensor]) -> DeviceCollected:
         if made.outer in self.written_into:

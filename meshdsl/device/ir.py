@@ -34,7 +34,8 @@ class Var:
 
     `name` is its own in the device program, but variables that share one piece of memory in turn
     share one name. `hint` is the word a reader knows it by. Of those along the axis of a pipeline's
-    stages, device number `on` alone has it; None: each has one (`stage_local.py`).
+    stages, device number `on` alone has it; None: each has one (`stage_local.py`). One that is
+    `away` is stored on `disk` or on the `host`: it takes no memory of the device.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Var:
     local: TensorType
     hint: str = ""
     on: int | None = None
+    away: str = ""
 
     @property
     def type(self) -> TensorType:
@@ -718,9 +720,11 @@ class DeviceProgram:
 
     @property
     def away(self) -> Mapping[Var, str]:
-        """The states that lie elsewhere between steps: updates read and write them in chunks."""
-        away = {s.value: s.away for s in self.placed.named.states if s.away}
-        return {v: away[v.value] for v in self.states if v.value in away}
+        """The parameters and states that lie elsewhere between steps, and where.
+
+        Passes load the parameters; updates read and write both in chunks.
+        """
+        return {v: v.away for v in (*self.params, *self.states) if v.away}
 
 
 def written_into(node: Node) -> dict[Var, Var]:

@@ -81,7 +81,8 @@ def memory(program: DeviceProgram) -> dict[str, int]:
         for first, *alike in alike_devices(program, in_memory=True)
     )
     walk = max(each, key=lambda walk: walk.stored + walk.walked().most)
-    params, state, inputs = map(walk.bytes, (program.params, walk.states, program.inputs))
+    kinds_stored = map(walk.in_memory, (program.params, program.states, program.inputs))
+    params, state, inputs = map(walk.bytes, kinds_stored)
     held = walk.held
     kinds = {kind.name.lower(): held.at_peak[kind] for kind in MemoryKind}
     grads = max(kinds["grads"], walk.bytes(gradients(program)))
@@ -166,17 +167,15 @@ class MemoryWalk:
                 if node.step.axes == (pipe.axis,) and node.step.at == self.device:
                     yield node.target, node.source
 
-    @property
-    def states(self) -> tuple[Var, ...]:
-        """The states that are in memory between steps."""
-        away = self.program.away
-        return tuple(v for v in self.program.states if v not in away)
+    def in_memory(self, variables: Iterable[Var]) -> tuple[Var, ...]:
+        """The variables that are in the memory of the device between steps."""
+        return tuple(v for v in variables if not v.away)
 
     @property
     def stored(self) -> int:
         """The bytes of inputs, parameters and states."""
         program = self.program
-        return self.bytes((*program.params, *self.states, *program.inputs))
+        return self.bytes(self.in_memory((*program.params, *program.states, *program.inputs)))
 
     def bytes(self, variables: Iterable[Var]) -> int:
         """The bytes of variables on this device."""
@@ -285,7 +284,8 @@ class MemoryWalk:
 
     def _take(self, var: Var, line: int) -> MemoryBlock:
         """Memory of its own for a variable."""
-        return self.held.take(self.local(var).bytes, line, self._kind(var))
+        size = 0 if var.away else self.local(var).bytes
+        return self.held.take(size, line, self._kind(var))
 
     def _kind(self, var: Var) -> MemoryKind:
         """What a variable that has memory of its own is for."""
@@ -308,7 +308,8 @@ class MemoryWalk:
         if node in self.rounded:
             return
         scratch, line = self._scratch(node), node.span.line
-        if node in self.streamed and (cast := self.streamed[node].cast):
+        update = self.streamed.get(node)
+        if update and (cast := update.cast) and update.written is None:
             self.held.bind(cast.outs[0].name, self._memory(cast.outs[0], line))
         if scratch and shows_operand(node):
             blocks = [self.held.take(scratch, line, self._kind(node.outs[0]))]

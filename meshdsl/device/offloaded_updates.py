@@ -1,12 +1,12 @@
-"""States elsewhere: which updates read and write them, in chunks, and how many bytes that is."""
+"""What is stored in another memory: the updates that read and write it in chunks, and the bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Var, Wait
+from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Var, Wait, walk
 from meshdsl.ir.program import every
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Signature, lookup
@@ -24,19 +24,28 @@ class Streamed:
     """An update that takes its states from elsewhere, chunk by chunk, and puts them back.
 
     `states` are the operands that lie there. `cast` is what makes the parameter of its copy in a
-    wider dtype, where that copy is among them: it is done chunk by chunk, too. The gradient may be
-    `turned`: its elements lie in memory in another order than those of the states.
+    wider dtype, where that copy is among them: it is done chunk by chunk, too, and `written` is the
+    parameter where that is stored elsewhere. The gradient may be `turned`: its elements lie in
+    memory in another order than those of the states.
     """
 
     update: Compute
     states: tuple[int, ...]
     cast: Compute | None = None
     turned: bool = False
+    written: Var | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nothing of the parameter is in memory: it is a state here, or `written`."""
+        return self.written is not None or (0 in self.states and self.cast is None)
 
     def scratch(self, sig: Signature, numbers: Mapping[int, Any]) -> int:
         """Bytes that a chunk takes while it is worked on; `sig` are the types on a device."""
         chunk = _of_a_chunk(sig)
         buffers = sum(chunk.ins[i].bytes for i in self.states)
+        if self.written is not None:
+            buffers += chunk.ins[0].elements * self.written.local.dtype.bytes
         # A kernel wants it in order; where it is not overwritten, its copies are.
         in_chunks = chunk.ins[0].elements < sig.ins[0].elements or sig.attrs.get("donated")
         copied = chunk.ins[1].bytes if self.turned and in_chunks else 0
@@ -58,13 +67,17 @@ def streamed(program: DeviceProgram) -> Mapping[Compute, Streamed]:
     nodes = [node for node in every(program.body) if isinstance(node, Compute)]
     reading = [node for node in nodes if not away.isdisjoint(node.ins)]
     casts = {node.ins[0]: node for node in nodes if lookup(node.name).converts}
+    old_of = {new: old for old, new in program.updates if old.away}
     moved = {m.target: m for node in every(program.body) for m in _moves(node)}
     updates = {}
     for node in reading:
         states = tuple(i for i, v in enumerate(node.ins) if v in away)
         cast = casts.get(node.outs[0]) if 0 in states else None
-        assert cast or 0 not in states, f"the parameter of {node.ins[0].name} is not cast from it"
-        updates[node] = Streamed(node, states, cast, _is_turned(node, moved))
+        is_param = node.ins[0].value.role == "param"
+        cast_of = f"the parameter of {node.ins[0].name} is not cast from it"
+        assert cast or is_param or 0 not in states, cast_of
+        written = None if cast is None else old_of.get(cast.outs[0])
+        updates[node] = Streamed(node, states, cast, _is_turned(node, moved), written)
     return updates
 
 
@@ -94,12 +107,28 @@ def _of_a_chunk(sig: Signature) -> Signature:
     return Signature(ins, outs, sig.attrs)
 
 
+def transfers(program: DeviceProgram) -> Iterator[tuple[Move, int]]:
+    """What is moved between the memory of the device and another, and how often in a step."""
+    for node, times in walk(program.body):
+        if isinstance(node, Move) and node.step.tier:
+            yield node, times
+
+
 def traffic(sizes: Callable[[Iterable[Var]], int], program: DeviceProgram) -> dict[str, int]:
     """Bytes that a device has elsewhere, and those that it reads and writes in a step.
 
     `sizes` are the bytes of variables on the device.
     """
     updates = streamed(program).values()
+    loaded = sum(times * sizes((move.source,)) for move, times in transfers(program))
     read = sum(sizes(s.update.ins[i] for i in s.states) for s in updates)
     written = sum(sizes(s.new) for s in updates)
-    return {"bytes": sizes(program.away), "read": read, "written": written, "chunk": CHUNK}
+    written += sum(sizes((s.written,)) for s in updates if s.written is not None)
+    return {
+        "bytes": sizes(program.away),
+        "params": sizes(v for v in program.params if v.away),
+        "loaded": loaded,
+        "read": loaded + read,
+        "written": written,
+        "chunk": CHUNK if updates else 0,
+    }

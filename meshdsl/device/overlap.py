@@ -1,9 +1,10 @@
 """Overlap: collectives are issued while the devices compute, and waited for where they are used.
 
 A sharded parameter is prefetched: gathered one use ahead, during the computation with the one
-before it; in a loop, one iteration ahead. Reductions of updates and gradients are sent as soon as
-their operands exist; in a loop, the last ones of an iteration arrive during the next one. No more
-is in flight at a time, since it takes memory (`_Plans`).
+before it; in a loop, one iteration ahead. So is one that is stored in another memory: loaded.
+Reductions of updates and gradients are sent as soon as their operands exist; in a loop, the last
+ones of an iteration arrive during the next one. No more is in flight at a time, since it takes
+memory (`_Plans`).
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ class _Overlap:
         self.uses = uses(program)
         # By loop, the statement behind which a stage of a pipeline sends.
         self.sending: dict[Node, Node] = {}
-        # Parameters, and slices of them.
+        # Parameters, slices of them, and what is loaded of those in another memory.
         self.stored = set(program.params)
+        for node in every(program.body):
+            if isinstance(node, Move) and node.step.kind == "load":
+                self.stored.add(node.target)
 
     def block(
         self,
@@ -89,7 +93,7 @@ class _Overlap:
             n
             for n in node.body
             if isinstance(n, Move | Bucket)
-            and n.step.kind == "all_gather"
+            and n.step.kind in FETCHING
             and all(m.source in slices for m in n.moves)
         ]
         works = {n: self.work(n) for n in gathers if node.dim.size > 1}
@@ -226,8 +230,8 @@ class _Plans:
                 yield node, plan
 
     def _is_stored(self, node: Collective) -> bool:
-        gathers = node.step.kind == "all_gather"
-        return gathers and all(m.source in self.overlap.stored for m in node.moves)
+        fetches = node.step.kind in FETCHING
+        return fetches and all(m.source in self.overlap.stored for m in node.moves)
 
     # --- reductions, and results of an update --------------------------------------------------
 
@@ -295,8 +299,12 @@ def _is_large(node: Collective) -> bool:
     return node.payload >= buckets.SMALL
 
 
+FETCHING = ("all_gather", "load")
+"""What brings a stored parameter to where it is used."""
+
+
 def _sends(node: Node) -> bool:
-    return isinstance(node, Move | Bucket) and node.step.kind in KINDS
+    return isinstance(node, Move | Bucket) and (node.step.kind in KINDS or bool(node.step.tier))
 
 
 def _computes(node: Node) -> bool:

@@ -61,10 +61,10 @@ class _DevicePrinter(Printer[Var]):
         for var in program.inputs:
             yield f"{INDENT}input  {self.typed(var)} = {var.value.name}"
         for var in program.params:
-            yield f"{INDENT}param  {self.typed(var)} = {var.value.name}"
-        away = program.away
+            where = f" on {var.away}" if var.away else ""
+            yield f"{INDENT}param  {self.typed(var)} = {var.value.name}{where}"
         for var in program.states:
-            where = f" on {away[var]}" if var in away else ""
+            where = f" on {var.away}" if var.away else ""
             yield f"{INDENT}state  {self.typed(var)} = {var.value.name}{where}"
         yield from self.nodes(program.body, 1)
         for name, var in program.outputs:
@@ -159,6 +159,7 @@ class _DevicePrinter(Printer[Var]):
             f"{step_text(node.step)}: {node.source.name}{_rows_text(node)}{phase_text(node.phase)}"
         )
         size = f"  {node.payload:,} B held, {node.wire:,} B sent" if node.step.moves else ""
+        size = f"  {node.payload:,} B moved" if node.step.tier else size
         return f"{node.target.name} = {step} : {self.type(node.target)}{size}"
 
 

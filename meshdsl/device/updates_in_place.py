@@ -79,7 +79,7 @@ class _StoredMemory:
     """Which results may be written over the parameters and states that they replace."""
 
     def __init__(self, program: DeviceProgram) -> None:
-        self.old_of = {new: old for old, new in program.updates if old not in program.away}
+        self.old_of = {new: old for old, new in program.updates if not old.away}
         self.place = {node: i for i, node in enumerate(program.body)}
         self.made_at = {v: i for i, node in enumerate(program.body) for v in makes_of(node)}
         self.last_read = {v: i for i, node in enumerate(program.body) for v in reads_of(node)}

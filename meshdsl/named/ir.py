@@ -143,7 +143,8 @@ class Init:
 class Param:
     """A parameter of the program and how it is initialised; `fan_in`, `fan_out` count elements.
 
-    `typed`: its declaration states its dtype, which mixed precision keeps.
+    `typed`: its declaration states its dtype, which mixed precision keeps. One that is `away` is
+    stored on `disk` or on the `host`, where a layout says so.
     """
 
     value: Value
@@ -151,6 +152,7 @@ class Param:
     fan_in: int
     fan_out: int
     typed: bool = False
+    away: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

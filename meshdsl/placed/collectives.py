@@ -55,8 +55,13 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("slice", lambda n, b: 0, "0", moves=False),
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),
         Collective("window", lambda n, b: 0, "0", moves=False),
+        Collective("load", lambda n, b: 0, "b"),
     )
 }
+
+
+WAYS = {"load": "from"}
+"""By step between the memory of a device and a tier, the words for its direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Step:
     outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
     the blocks or of a `wider` window. In an exchange, `partners` has for each device along the axis
     the one that it sends to and receives from. Of what all devices have the one `at` this
-    coordinate keeps its copy in a zero_fill.
+    coordinate keeps its copy in a zero_fill. A `load` is between the memory of the device and a
+    `tier` beside it, over no axes: `host` or `disk`.
     """
 
     kind: str
@@ -80,11 +86,17 @@ class Step:
     op: str | None = None
     partners: tuple[int, ...] = ()
     at: int = 0
+    tier: str = ""
 
     @property
     def moves(self) -> bool:
-        """Whether the step sends anything."""
+        """Whether the step sends anything, or moves it from one memory to another."""
         return COLLECTIVES[self.kind].moves
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What it occupies while it moves: the links of its axes, or those to a memory."""
+        return (f"{WAYS[self.kind]} {self.tier}",) if self.tier else self.axes
 
     @property
     def kernels(self) -> int:
@@ -333,6 +345,11 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
 def send(p: Placement, axis: str) -> Step:
     """The same blocks on the stage behind along `axis`, or in a backward pass before."""
     return Step("send", (axis,), p, p)
+
+
+def load(p: Placement, tier: str) -> Step:
+    """The same block, from the memory of a `tier` to that of the device."""
+    return Step("load", (), p, p, tier=tier)
 
 
 def exchange(p: Placement, axis: str, partners: tuple[int, ...]) -> Step:

@@ -214,9 +214,10 @@ class PlacedProgram:
 
     @property
     def away(self) -> Mapping[PlacedTensor, str]:
-        """The states that lie elsewhere between steps, and where."""
+        """The parameters and states that lie elsewhere between steps, and where."""
+        params = {p.tensor: p.param.away for p in self.params if p.param.away}
         away = {s.value: s.away for s in self.named.states if s.away}
-        return {t: away[t.value] for t in self.states if t.value in away}
+        return params | {t: away[t.value] for t in self.states if t.value in away}
 
     @property
     def rewritten(self) -> names.NamedProgram:

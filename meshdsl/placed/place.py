@@ -37,7 +37,7 @@ from meshdsl.placed.ir import (
     walk,
 )
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.offload import with_states_away
+from meshdsl.placed.offload import with_tiers
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import Piped, in_each_batch, with_leaving
 from meshdsl.placed.placements import Mesh, Placement
@@ -184,13 +184,14 @@ def _requested(program: named.NamedProgram, spec: ShardingSpec) -> Request:
         layout = Layout(spec.name, (), spec.mesh)
         request: Request = BlockRequest(program, layout, annotations=spec)
     else:
-        pipe = None
+        pipe, is_away = None, False
         if spec.settings:
-            program = with_states_away(program, spec)
+            program = with_tiers(program, spec)
+            is_away = any(param.away for param in program.params)
             program, spec = with_rings(program, spec)
         if spec.schedule is not None or spec.cuts or any(loops_of(program)):
             program, spec, pipe = _on_stages(program, spec)
-        if any(rule.selector == ("params",) for rule in spec.rules):
+        if is_away or any(rule.selector == ("params",) for rule in spec.rules):
             program = with_loads(program, spec, pipe)
         request = Request(program, spec, pipe=pipe)
     in_parts = {s.value for s in request.program.states if s.parts}

@@ -47,6 +47,8 @@ def mesh_text(mesh: Mesh) -> str:
 
 def step_text(step: Step) -> str:
     """`all_to_all heads to seq over tp`; `slice batch over data`."""
+    if step.tier:
+        return f"{step.kind} from {step.tier}"
     if step.kind in ("halo", "window"):
         over = ", ".join(step.after.axes_of(step.window.dim))
         return f"{step.kind} {_window(step.window)} over {over}"
@@ -120,9 +122,10 @@ class _PlacedPrinter(Printer[PlacedTensor]):
             yield from (INDENT + line for line in _pipeline(program.pipe))
         for tensor in program.inputs:
             yield f"{INDENT}input  {self.typed(tensor)}"
-        for param in program.params:
-            yield f"{INDENT}param  {self.typed(param.tensor)}"
         away = program.away
+        for param in program.params:
+            where = f" on {away[param.tensor]}" if param.tensor in away else ""
+            yield f"{INDENT}param  {self.typed(param.tensor)}{where}"
         for state in program.states:
             where = f" on {away[state]}" if state in away else ""
             yield f"{INDENT}state  {self.typed(state)}{where}"

@@ -297,7 +297,8 @@ class Request:
     def pins(self, op: NamedOp) -> Pins:
         """The placements in which `op` must read its operands; rules do not tell readers apart.
 
-        States elsewhere are read where they lie: only pieces of them are ever in memory.
+        States and parameters elsewhere are read where they lie: an update has only pieces of them
+        in memory.
         """
         if not self._away:
             return (None,) * len(op.ins)
@@ -366,7 +367,8 @@ class Request:
 
     @cached_property
     def _away(self) -> frozenset[Value]:
-        return frozenset(s.value for s in self.program.states if s.away)
+        away = [s.value for s in self.program.states if s.away]
+        return frozenset((*away, *(p.value for p in self.program.params if p.away)))
 
     def refuse(self, op: NamedOp) -> NoReturn:
         """Raise MD0309: no row of `op` has its operands as `pins` demand."""

@@ -1,9 +1,10 @@
 """Settings of layouts: how what a selector names is handled, not where it lies.
 
 `grads: reduce = bf16` is the dtype in which parts of gradients are added up, `state: memory = disk`
-where the states of an optimizer are between steps, `activations: gather = again` how the backward
-pass has what the forward pass has gathered (`gather_again.py`), `activations: attention = ring` how
-an attention has the keys and values of other devices (`rings.py`). `SETTINGS` is the table of all
+and `params: memory = host` where states of an optimizer and parameters are stored (`offload.py`),
+`activations: gather = again` how the backward pass has what the forward pass has gathered
+(`gather_again.py`), `activations: attention = ring` how an attention has the keys and values of
+other devices (`rings.py`). `SETTINGS` is the table of all
 of them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stage_rules.py`).
 """
 
@@ -32,6 +33,7 @@ KINDS = (*ROLES, ACTIVATIONS)
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
     ("state", "memory"): ("disk", "host"),
+    ("params", "memory"): ("host", "disk"),
     (ACTIVATIONS, "gather"): ("again", "once"),
     (ACTIVATIONS, "attention"): ("ring", "zigzag", "gather"),
 }

@@ -5,6 +5,8 @@ load serves one block of one phase, so that the backward pass gathers again; wit
 the whole program. (ZeRO stage 3, Rajbhandari et al. 2020; `reshard_after_forward` in FSDP.)
 An operator that narrows a parameter reads it as it is stored, and its result is gathered.
 
+A parameter that a layout stores in another memory is loaded by the same loads, whatever reads it.
+
 Where the copy of the forward pass would still be alive when that of the backward pass is gathered,
 one load serves both, and no more is held at any time: around the loss (`_alive_in_both`).
 """
@@ -23,11 +25,12 @@ from meshdsl.placed.pipelined import Piped
 
 def with_loads(program: NamedProgram, layout: Layout, pipe: Piped | None = None) -> NamedProgram:
     """The program with a load for every parameter that is not stored as it is used."""
-    moved = {p.value for p in program.params if _moves(p.value, layout)}
+    away = {p.value for p in program.params if p.away}
+    moved = {p.value for p in program.params if _moves(p.value, layout)}.union(away)
     if not moved:
         return program
     slices: dict[Value, Value] = {}
-    body = _StorageRewrite(layout, moved, pipe, slices).nodes(program.body)
+    body = _StorageRewrite(layout, moved, pipe, slices, away).nodes(program.body)
     return replace(program, body=substitute(body, {}, origins=slices))
 
 
@@ -72,13 +75,20 @@ def _alive_in_both(nodes: tuple[Node, ...], moved: set[Value]) -> frozenset[Valu
 class _StorageRewrite(Visitor):
     """Rewrites one block. `moved` are the parameters, or slices of them, that need a load.
 
-    `slices` are those of what is loaded whole, with their replacements, in all blocks.
+    `slices` are those of what is loaded whole, with their replacements, in all blocks. Those that
+    are `away` are stored in another memory.
     """
 
     def __init__(
-        self, layout: Layout, moved: set[Value], pipe: Piped | None, slices: dict[Value, Value]
+        self,
+        layout: Layout,
+        moved: set[Value],
+        pipe: Piped | None,
+        slices: dict[Value, Value],
+        away: set[Value],
     ) -> None:
         self.layout, self.moved, self.pipe, self.slices = layout, moved, pipe, slices
+        self.away = away
         self.loads: dict[tuple[Value, tuple[Pin, ...] | None, str], Value] = {}
         self.made: list[Node] = []
         self.shared: frozenset[Value] = frozenset()
@@ -97,7 +107,7 @@ class _StorageRewrite(Visitor):
             return op
         read = [v for v in op.ins if v in self.moved]
         if lookup(op.name).narrows:
-            read = [v for v in read if _is_kept(v, self.layout)]
+            read = [v for v in read if v in self.away or _is_kept(v, self.layout)]
         new = {v: self._load(v, op) for v in read}
         return replace(op, ins=tuple(new.get(v, v) for v in op.ins))
 
@@ -154,19 +164,27 @@ class _StorageRewrite(Visitor):
         outside += filter(self._is_whole, stacks)
         new = {v: self._load(v, loop) for v in dict.fromkeys(outside) if v in self.moved}
         stacked: list[Stacked[Value]] = []
-        inner: set[Value] = set()
+        # Loops inside take the rows of what is in another memory.
+        inside = {s.outer for n in every(loop.body) for s in n.stacked}
+        away = {v for v in inside if v in self.away and v not in new}
+        inner = set(away)
         for item in loop.stacked:
             staged = self.pipe is not None and self.pipe.cuts(loop)
             is_whole = _is_kept(item.outer, self.layout) if staged else self._is_whole(item.outer)
+            # A row of the other memory is in one piece.
+            turned = item.outer.type.index(loop.dim.name) > 0
+            is_whole = is_whole or (item.outer in self.away and turned)
             if item.outer in self.moved and is_whole:
                 outer = self._load(item.outer, loop)
                 new[item.inside] = replace(item.inside, rules_from=item.outer)
                 self.slices[item.inside] = new[item.inside]
                 stacked.append(Stacked(outer, item.inside))
                 continue
-            inner.update({item.inside} if item.outer in self.moved else ())
             outer = self._whole_along(item.outer, loop)
+            inner.update({item.inside} if item.outer in self.moved else ())
+            if outer is item.outer and outer in self.away:
+                away.add(item.inside)
             stacked.append(Stacked(outer, item.inside))
         (substituted,) = substitute([replace(loop, stacked=tuple(stacked))], new)
-        block = _StorageRewrite(self.layout, inner, self.pipe, self.slices)
+        block = _StorageRewrite(self.layout, inner, self.pipe, self.slices, away)
         return replace(substituted, body=tuple(block.nodes(substituted.body)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from meshdsl.cluster.profile import MEASURED, UNBOUNDED, Cluster, Level
+from meshdsl.cluster.profile import MEASURED, UNBOUNDED, Cluster, Device, Level
 from meshdsl.cluster.this_machine import kept
 from meshdsl.ir.types import DTYPES
 from meshdsl.report.document import Block, Document, Gap, Grid, Item, Piece, duration, line
@@ -69,6 +69,7 @@ def shown(cluster: Cluster) -> Document:
         **({"attention": f"reaches {reached:.0%} of it"} if reached else {}),
         "memory": f"{device.memory / 1e9:,.4g} GB, {_gigabytes(device.hbm)} GB/s, of which"
         f" {device.hbm_eff:.0%} is reached",
+        **_tiers(device),
         "a kernel": f"takes {duration(device.launch)} to start",
         "beside sending": f"computing takes {device.overlap_slowdown:g} times as long",
     }
@@ -82,6 +83,12 @@ def shown(cluster: Cluster) -> Document:
         *(Item((Piece("source: ", "muted"),), (Piece(text),)) for text in cluster.source),
         *_unmeasured([cluster.name]),
     )
+
+
+def _tiers(device: Device) -> dict[str, str]:
+    """How fast the memory of the host and a disk are, as far as that is known."""
+    rates = {"host": device.host, "disk": device.disk}
+    return {n: f"{_gigabytes(rate)} GB/s each way" for n, rate in rates.items() if rate}
 
 
 def _levels(cluster: Cluster) -> Grid:

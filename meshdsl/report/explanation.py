@@ -22,7 +22,7 @@ from meshdsl.device.ir import (
     walk,
 )
 from meshdsl.device.memory import memory, walks
-from meshdsl.device.offloaded_updates import traffic
+from meshdsl.device.offloaded_updates import traffic, transfers
 from meshdsl.device.traffic import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.ir.program import every, loops
@@ -51,6 +51,7 @@ from meshdsl.report.schema import (
     TimedFacts,
     TotalsFacts,
     TrainedFacts,
+    TransferFacts,
 )
 
 VERSION = 1
@@ -72,7 +73,11 @@ def explain(
     program of the first steps of a training, which compress nothing, where there are some.
     """
     source, goal = program.placed, program.placed.named.goal
-    moves = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    moves = [
+        n
+        for n, _ in walk(program.body)
+        if isinstance(n, Move | Bucket) and n.step.moves and not n.step.tier
+    ]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n in moves for m in n.moves)
     names = identifiers() if unnamed else {}
@@ -157,11 +162,28 @@ def _away(program: DeviceProgram) -> OffloadFacts:
     most = max(each, key=lambda found: found["bytes"])
     facts: OffloadedFacts = {
         "bytes": most["bytes"],
+        "params": most["params"],
         "read": most["read"],
         "written": most["written"],
         "chunk": most["chunk"],
+        "transfers": [_transfer(*each, program) for each in transfers(program)],
     }
     return {"disk": facts} if "disk" in program.away.values() else {"host": facts}
+
+
+def _transfer(move: Move, count: int, program: DeviceProgram) -> TransferFacts:
+    """What a line moves between the memory of a device and another: most of a device."""
+    hidden = any(isinstance(n, Wait) and move in n.collective.moves for n in every(program.body))
+    return {
+        "kind": move.step.kind,
+        "tensor": move.source.value.label,
+        "file": move.span.file,
+        "line": move.span.line,
+        "phase": move.phase,
+        "count": count,
+        "bytes": move.payload,
+        "overlapped": hidden,
+    }
 
 
 def _plan(found: placed.PlanProvenance | None) -> PlanFacts | None:

@@ -531,26 +531,34 @@ MOST_FROZEN = 8
 """Names of frozen parameters that are shown."""
 
 
-AWAY = {
-    "disk": ("On disk per device:", ""),
-    "host": ("In the memory of the host, of each GPU:", "; a CPU holds them, too, and moves none"),
-}
-"""What states that lie elsewhere are headed by, and what is to be said behind them."""
+AWAY = {"disk": "On disk per device:", "host": "In the memory of the host, of each GPU:"}
+"""What is stored in another memory is headed by this."""
 
 
 def away(report: ReportFacts) -> Iterator[Block]:
     """What a device has on disk or on the host, and what a step reads and writes there."""
     if "disk" in report:
-        yield _offloaded("disk", report["disk"])
+        yield from _offloaded("disk", report["disk"])
     if "host" in report:
-        yield _offloaded("host", report["host"])
+        yield from _offloaded("host", report["host"])
 
 
-def _offloaded(where: str, states: OffloadedFacts) -> Item:
-    head, more = AWAY[where]
-    text = f"{exact(states['bytes'])} of states; each step reads {exact(states['read'])} and "
-    text += f"writes {exact(states['written'])}, in chunks of at most {human(states['chunk'])}"
-    return _headed(head, text + more)
+def _offloaded(where: str, facts: OffloadedFacts) -> Iterator[Item]:
+    states = facts["bytes"] - facts["params"]
+    kinds = {"parameters": facts["params"], "states": states}
+    of = " and ".join(f"{exact(size)} of {kind}" for kind, size in kinds.items() if size)
+    text = f"{of}; each step reads {exact(facts['read'])} and writes {exact(facts['written'])}"
+    if facts["chunk"]:
+        text += f", {'updates ' if facts['transfers'] else ''}in chunks of"
+        text += f" at most {human(facts['chunk'])}"
+    yield _headed(AWAY[where], text)
+    for each in facts["transfers"]:
+        size = exact(each["bytes"])
+        times = f"{each['count']:,} times {size}" if each["count"] > 1 else size
+        beside = ", beside computing" if each["overlapped"] else ""
+        head = f"  line {each['line']}: "
+        text = f"{each['kind']} {each['tensor']}, {each['phase']}, {times}{beside}"
+        yield Item((Piece(head, "muted"),), (Piece(text),))
 
 
 def _warnings(warnings: list[WarningFacts]) -> Iterator[Block]:

@@ -87,7 +87,11 @@ def with_remedies(report: ReportFacts, made: Compilation) -> ReportFacts:
     layout = declared_layout(made.declarations, made.options.layout, made.options.sbp)
     if layout is None:
         return report
-    moves = [n for n, _ in walk(made.device.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    moves = [
+        n
+        for n, _ in walk(made.device.body)
+        if isinstance(n, Move | Bucket) and n.step.moves and not n.step.tier
+    ]
     facts_of = dict(zip(moves, report["collectives"], strict=True))
     dearest = sorted(facts_of, key=lambda node: -facts_of[node]["wire_bytes"])
     node = made.declarations.layouts[layout]

@@ -155,13 +155,31 @@ class PlanFacts(TypedDict):
     objective: NotRequired[str]
 
 
+class TransferFacts(TypedDict):
+    """What is moved between the memory of a device and another, so often in a step."""
+
+    kind: str
+    tensor: str
+    file: str
+    line: int
+    phase: str
+    count: int
+    bytes: int
+    overlapped: bool
+
+
 class OffloadedFacts(TypedDict):
-    """Offloaded states: bytes stored, and bytes read and written in a step."""
+    """What is stored in another memory, `params` of it; bytes read and written in a step.
+
+    Updates do so in chunks; `transfers` are all others.
+    """
 
     bytes: int
+    params: int
     read: int
     written: int
     chunk: int
+    transfers: list[TransferFacts]
 
 
 class WarningFacts(TypedDict):

@@ -1,6 +1,7 @@
 """The simulator: a device program followed in time on the streams of one device.
 
-A device has a stream for operators and one for every mesh axis. Streams take their work in program
+A device has a stream for operators, one for every mesh axis, and one for each direction between its
+memory and another that tensors are stored in. Streams take their work in program
 order, as torch and NCCL do: a collective begins when all that was computed before its `Start` is
 done and its axes are free, and only its `Wait` holds the operators up. (So the ends of operands
 need no times of their own: they lie before the `Start`.) An operator beside a collective is slower,
@@ -26,7 +27,15 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.memory import MemoryWalk
 from meshdsl.records import dataclass
-from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Standstill, Timeline
+from meshdsl.simulate.timeline import (
+    COMPUTE,
+    PER_SECOND,
+    Event,
+    Folded,
+    Standstill,
+    Timeline,
+    tier_streams,
+)
 
 MILLION = 10**6
 
@@ -78,7 +87,7 @@ class DeviceRun(MemoryWalk):
     def _restart(self) -> None:
         """Begin at 0, with all streams free (`PER_PASS`)."""
         self.clock = 0
-        self.free = dict.fromkeys(self.program.mesh.names, 0)
+        self.free = dict.fromkeys((*self.program.mesh.names, *tier_streams(self.program)), 0)
         # Collectives that are begun and perhaps not over, in order.
         self.busy: list[_Flight] = []
         self.events: list[Event] = []
@@ -160,18 +169,18 @@ class DeviceRun(MemoryWalk):
 
     def _begin_sending(self, node: Collective) -> _Flight:
         """Occupy the streams of a collective from when all of them are free."""
-        time, axes = self.time_of(node), node.step.axes
+        time, streams = self.time_of(node), node.step.streams
         duration = ticks(time)
         if not duration:
             return _Flight(node, self.clock, self.clock, None)
-        others = (self.joined.get(axis, 0) for axis in axes)
-        start = max(self.clock, *(self.free[axis] for axis in axes), *others)
+        others = (self.joined.get(stream, 0) for stream in streams)
+        start = max(self.clock, *(self.free[stream] for stream in streams), *others)
         flight = _Flight(node, start, start + duration, len(self.events))
-        self.free.update(dict.fromkeys(axes, flight.end))
+        self.free.update(dict.fromkeys(streams, flight.end))
         self.busy.append(flight)
         if self.last is not None:
             self.flows.append((self.last, len(self.events)))
-        self.events.append(Event(node, "run", axes, start, flight.end, time.bound))
+        self.events.append(Event(node, "run", streams, start, flight.end, time.bound))
         return flight
 
     def _wait(self, flight: _Flight) -> None:
@@ -181,9 +190,9 @@ class DeviceRun(MemoryWalk):
         """
         ahead, under_way = [flight], self._under_way()
         while ahead[-1].start > self.clock:
-            axes = set(ahead[-1].node.step.axes)
+            streams = set(ahead[-1].node.step.streams)
             before = (f for f in under_way if f.end == ahead[-1].start)
-            first = next((f for f in before if axes.intersection(f.node.step.axes)), None)
+            first = next((f for f in before if streams.intersection(f.node.step.streams)), None)
             if first is None:  # the other stages are waited for
                 break
             ahead.append(first)

@@ -48,7 +48,7 @@ def _of_device(
             case Move() if not node.step.moves:
                 yield from slices(program, node, "run", (COMPUTE,), at)
             case Move() | Bucket():
-                yield from slices(program, node, "run", node.step.axes, at)
+                yield from slices(program, node, "run", node.step.streams, at)
                 yield from slices(program, node, "wait", (COMPUTE,), at)
             case Wait():
                 yield from slices(program, node.collective, "wait", (COMPUTE,), at)

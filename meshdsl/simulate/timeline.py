@@ -15,10 +15,12 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.device.alike import alike_devices
 from meshdsl.device.costs import flops_in_all
 from meshdsl.device.ir import (
+    Bucket,
     Collective,
     Compute,
     DeviceLoop,
     DeviceProgram,
+    Move,
     on_device,
     walk,
 )
@@ -30,7 +32,7 @@ PER_SECOND = 10**12
 """Times are whole picoseconds: sums are exact, and an iteration repeats to the last digit."""
 
 COMPUTE = "compute"
-"""The stream of operators and local steps; the other streams are the mesh axes."""
+"""The stream of operators and local steps; the others are the mesh axes and `tier_streams`."""
 
 
 Standstill = Literal["wait", "idle"]
@@ -43,10 +45,16 @@ def way_back(axis: str) -> str:
 
 
 def streams_of(program: DeviceProgram) -> tuple[str, ...]:
-    """The streams of a device: compute, then the mesh axes, of a pipeline's both directions."""
+    """The streams of a device: compute, the mesh axes, of a pipeline's both directions, tiers."""
     pipe = program.placed.pipe
     back = () if pipe is None else (way_back(pipe.axis),)
-    return (COMPUTE, *program.mesh.names, *back)
+    return (COMPUTE, *program.mesh.names, *back, *tier_streams(program))
+
+
+def tier_streams(program: DeviceProgram) -> tuple[str, ...]:
+    """The streams between the memory of a device and those beside it: `from host`."""
+    moves = (m for n, _ in walk(program.body) if isinstance(n, Move | Bucket) for m in n.moves)
+    return tuple(dict.fromkeys(name for m in moves if m.step.tier for name in m.step.streams))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +166,8 @@ class Timeline:
         by_axes: Counter[str] = Counter()
         for event in self.during(kind):
             if not isinstance(event.node, Compute) and event.node.step.moves:
-                axes = self.program.mesh.written(event.node.step.axes)
+                step = event.node.step
+                axes = self.program.mesh.written(step.axes) if step.axes else step.streams
                 by_axes["+".join(axes)] += event.total
         return {axes: ticks / PER_SECOND for axes, ticks in sorted(by_axes.items())}
 

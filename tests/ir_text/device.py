@@ -33,6 +33,7 @@ from meshdsl.ir import program as generic
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed import collectives
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Placement, placement
@@ -45,10 +46,10 @@ from tests.ir_text.placed import parse_mesh, parse_placed_type, parse_step
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
 _ROWS = re.compile(r" \{rows=(\S+) (\S+) (\S+) (\d+) (\d+)\}")
-_COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
+_COUNTS = re.compile(r"  [\d,]+ (FLOP|B moved|B held, [\d,]+ B sent)$")
 _STAGE = re.compile(r"stage \d+: (.*)")
 _PART = re.compile(r"part ([A-Z_]+)(?: of (\d+(?: to \d+)?))?")
-_MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w., ]+): (.*)")
+_MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w., ]+|load from \w+): (.*)")
 
 
 def parse_program(text: str) -> DeviceProgram:
@@ -65,7 +66,6 @@ class _DeviceParser(ir.Parser[Var]):
         assert match_, "no head of a device program"
         self.title, self.mesh = match_[1], parse_mesh(match_[2])
         self.lists: set[Var] = set()
-        self.states: list[named.State] = []
         self.rows: list[StageRows] = []
         self.works: dict[str, Collective] = {}
         # What had a name before it was given to another variable.
@@ -77,8 +77,7 @@ class _DeviceParser(ir.Parser[Var]):
 
     def program(self) -> DeviceProgram:
         inputs, params, states, body, outputs, updates = self.sections()
-        about = (self.title, (), (), (), (), self.top.span)
-        source = named.NamedProgram(*about, states=tuple(self.states))
+        source = named.NamedProgram(self.title, (), (), (), (), self.top.span)
         before = placed.PlacedProgram(source, self.mesh, "", "", (), (), (), (), (), {})
         parts = (inputs, params, body, outputs, self.coordinates, states, updates)
         return DeviceProgram(before, self.mesh, *parts, frozenset(self.lists))
@@ -89,7 +88,7 @@ class _DeviceParser(ir.Parser[Var]):
             scan.expect("=")
             entry = replace(var, value=replace(var.value, name=scan.next()))
             if scan.accept("on"):
-                self.states.append(named.State(entry.value, away=scan.next()))
+                entry = replace(entry, away=scan.next())
             return self._known(entry)
 
     def _known(self, var: Var) -> Var:
@@ -187,6 +186,8 @@ class _DeviceParser(ir.Parser[Var]):
         Where a block of another device comes in between is said by the types alone.
         """
         in_time = {axis for axis, _ in self.mesh.moments}
+        if scan.accept("load", "from"):
+            return collectives.load(before, scan.next())
         if scan.peek() not in ("all_gather", "all_to_all", "reduce_scatter"):
             return parse_step(scan, self.mesh, before)
         splits = {d: tuple(a for a in axes if a not in in_time) for d, axes in before.splits}
@@ -199,6 +200,14 @@ class _DeviceParser(ir.Parser[Var]):
             move = self._move(line)
             assert move is not None, "no collective"
             return move
+
+    def slice(self, line: IRLine, outside: dict[str, Var], dim: Dim) -> generic.Stacked[Var]:
+        """A row of what is stored in another memory is there, too."""
+        item = super().slice(line, outside, dim)
+        if not item.outer.away:
+            return item
+        inside = self.scope[item.inside.name] = replace(item.inside, away=item.outer.away)
+        return generic.Stacked(item.outer, inside)
 
     # --- loops --------------------------------------------------------------------------------
 

@@ -146,7 +146,10 @@ class _PlacedParser(ir.Parser[PlacedTensor]):
     def program(self) -> PlacedProgram:
         pipe, on_stages = self._pipeline(), self._on_stages()
         inputs, params, states, body, outputs, updates = self.sections()
-        learned = tuple(named.Param(t.value, named.Init("zeros"), 1, 1) for t in params)
+        zeros = named.Init("zeros")
+        learned = tuple(
+            named.Param(t.value, zeros, 1, 1, away=self.away.get(t, "")) for t in params
+        )
         before = named.NamedProgram(
             self.title,
             tuple(t.value for t in inputs),

@@ -320,7 +320,11 @@ class Collectives(View, Sequence[CollectiveView]):
 
 def collectives(program: DeviceProgram, report: ReportFacts) -> Collectives:
     """The collectives of a device program, with their entries in its report."""
-    nodes = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    nodes = [
+        n
+        for n, _ in walk(program.body)
+        if isinstance(n, Move | Bucket) and n.step.moves and not n.step.tier
+    ]
     told = zip(report["collectives"], nodes, strict=True)
     return Collectives([CollectiveView(json, node, program.mesh) for json, node in told])
 
