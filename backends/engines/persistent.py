@@ -17,6 +17,7 @@ from meshdsl.backends.engines.in_process import (
     LocalSession,
     Tensors,
     call_device,
+    moved_away,
     torch_dtype,
 )
 from meshdsl.backends.engines.ranks import Ranks
@@ -74,7 +75,9 @@ class PersistentEngine:
 
         States that the program assigns are among them.
         """
-        return self._blocks(self._kept, self._params, arrays)
+        blocks = self._blocks(self._kept, self._params, arrays)
+        moved_away(self._kept, blocks)
+        return blocks
 
     def run(self, inputs: Mapping[str, Any], params: Blocks) -> dict[str, torch.Tensor]:
         """The whole outputs; `inputs` are all inputs, whole.

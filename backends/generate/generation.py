@@ -20,6 +20,7 @@ from meshdsl.backends.engines.in_process import (
     as_tensor,
     call_device,
     local_tensors,
+    moved_away,
 )
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
@@ -96,6 +97,7 @@ class Speaker:
 
     def _local(self, specs: Mapping[str, Spec], arrays: Mapping[str, Any]) -> Tensors:
         blocks = local_tensors(self.ranks.mesh, specs, arrays, 0, [self.ranks.rank])[0]
+        moved_away(specs, [blocks])
         return {name: block.to(self.ranks.where) for name, block in blocks.items()}
 
     def run(self) -> list[list[int]]:

@@ -22,6 +22,7 @@ from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Compilation, lower_placed
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import Layout, Rule, resolve_layout
+from meshdsl.placed.offload import refuse_module
 from meshdsl.placed.place import PlanSearch, check_policy, place
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.sub_axes import named_parts
@@ -102,6 +103,7 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
         _refuse_missing_axis(rule, layout.mesh)
     if axes and layout.mesh.axes != mesh.axes:
         _refuse_parts(layout.mesh)
+    refuse_module(layout)
     # Gradients go to an optimizer of torch, which needs them placed as the parameters.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
     # Torch differentiates what it is given as it stands: a batch goes through as one.

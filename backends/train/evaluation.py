@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshdsl.backends.engines.execution import errors_at, read_checked, refuse_too_large
-from meshdsl.backends.engines.in_process import Emitted, LoadedProgram, LocalSession, local_tensors
+from meshdsl.backends.engines.in_process import (
+    Emitted,
+    LoadedProgram,
+    LocalSession,
+    local_tensors,
+    moved_away,
+)
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
 from meshdsl.backends.runtime.array_files import read_arrays
@@ -241,6 +247,7 @@ def _exp(value: float) -> float:
 def _params(specs: Mapping[str, Spec], job: EvaluationJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     arrays = {} if job.params is None else read_arrays(job.params, proven=True)
     blocks = local_tensors(ranks.mesh, specs, arrays, job.seed, [ranks.rank])[0]
+    moved_away(specs, [blocks])
     return {name: block.to(ranks.where) for name, block in blocks.items()}
 
 

@@ -164,11 +164,11 @@ class ShardedState:
 
     def is_finite(self) -> bool:
         """Whether all parameters are finite."""
-        return all(
-            bool(tensor.isfinite().all().item())
-            for tensor in self.params.values()
-            if tensor.is_floating_point()
+        values = (
+            tensor.cpu() if self.specs[name].away else tensor
+            for name, tensor in self.params.items()
         )
+        return all(bool(x.isfinite().all().item()) for x in values if x.is_floating_point())
 
 
 def _changed(before: Any, now: Any) -> str:
@@ -188,9 +188,8 @@ class _Values(Mapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         held, key = self.held, self.held.finest.get(name, name)
-        if held.specs[key].away:
-            return held.states[key].cpu().to(held.ranks.where)
-        return {**held.params, **held.states}[key]
+        value = {**held.params, **held.states}[key]
+        return value.cpu().to(held.ranks.where) if held.specs[key].away else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.held.param_specs)

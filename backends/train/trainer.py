@@ -251,16 +251,22 @@ class Trainer:
 
     def _params_of(self, program: LoadedProgram) -> Tensors:
         """The parameters, resharded to the layout of the evaluating `program`."""
-        from meshdsl.backends.engines.in_process import torch_dtype
+        from meshdsl.backends.engines.in_process import moved_away, torch_dtype
 
-        mine = self.held.values()
-        params = {}
+        mine, own = self.held.values(), self.held.param_specs
+        there = {
+            n: self.held.params[n] for n, s in program.PARAMS.items() if s.away and s == own[n]
+        }
+        params = dict(there)
         for name, spec in program.PARAMS.items():
+            if name in there:
+                continue
             stored, block = self.held.value_specs[name], mine[name]
             if spec.split != stored.split:
                 part = self.ranks.part(spec)
                 block = self.ranks.whole(stored, block)[part].contiguous()
             params[name] = block.to(torch_dtype(spec.dtype))
+        moved_away({n: s for n, s in program.PARAMS.items() if n not in there}, [params])
         return params
 
     # --- checkpoints and stopping --------------------------------------------------------------

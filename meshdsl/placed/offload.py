@@ -63,6 +63,14 @@ def _with_params_away(program: NamedProgram, layout: Layout) -> NamedProgram:
     return replace(program, params=params)
 
 
+def refuse_module(layout: Layout) -> None:
+    """Raise MD0317: the parameters of a module are torch's, in the memory of the device."""
+    setting = layout.setting("params", MEMORY)
+    if setting is not None:
+        why = "the parameters of a module are those of torch, in memory"
+        _refuse(setting, why, "leave the setting out, or train with `meshdsl train`")
+
+
 NO_STAGES = "leave the setting out, or the schedule and the stages"
 
 

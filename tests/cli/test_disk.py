@@ -1,4 +1,4 @@
-"""`state: memory = disk` from the command line: training, resuming, a full disk."""
+"""States and parameters on disk from the command line: training, resuming, a full disk."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ mesh two = { d: 2 }
 layout data { batch -> d }
 layout data_disk extends data { state: memory = disk }
 layout data_host extends data { state: memory = host }
+layout data_params extends data { params: memory = disk, state: memory = disk }
 layout zero1 { batch -> d, state: hidden -> d }
 layout zero1_disk extends zero1 { state: memory = disk }
 layout zero1_host extends zero1 { state: memory = host }
@@ -61,7 +62,10 @@ def stored(folder: str) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@in_turn(at=[("data", "disk"), ("zero1", "disk"), ("data", "host")], engine=["torchrun", "local"])
+@in_turn(
+    at=[("data", "disk"), ("zero1", "disk"), ("data", "host"), ("data", "params")],
+    engine=["torchrun", "local"],
+)
 def test_a_run_is_the_same(at: tuple[str, str], engine: str, samples: str, cli: Cli) -> None:
     """Losses, evaluation and every byte of the checkpoints, which either may go on from."""
     layout, memory = at
