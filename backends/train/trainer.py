@@ -253,11 +253,11 @@ class Trainer:
         """The parameters, resharded to the layout of the evaluating `program`."""
         from meshdsl.backends.engines.in_process import moved_away, torch_dtype
 
-        mine, own = self.held.values(), self.held.param_specs
-        there = {
-            n: self.held.params[n] for n, s in program.PARAMS.items() if s.away and s == own[n]
-        }
-        params = dict(there)
+        held = self.held
+        mine, own = held.values(), held.param_specs
+        away = {name for name, spec in program.PARAMS.items() if spec.away}
+        there = {name for name in away if program.PARAMS[name] == own[name]}
+        params: Tensors = {name: held.params[name] for name in there}
         for name, spec in program.PARAMS.items():
             if name in there:
                 continue

@@ -61,11 +61,11 @@ def stored(folder: str) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*.safetensors")}
 
 
+AT = [("data", "disk"), ("zero1", "disk"), ("data", "host"), ("data", "params")]
+
+
 @pytest.mark.usefixtures("forked_ranks")
-@in_turn(
-    at=[("data", "disk"), ("zero1", "disk"), ("data", "host"), ("data", "params")],
-    engine=["torchrun", "local"],
-)
+@in_turn(at=AT, engine=["torchrun", "local"])
 def test_a_run_is_the_same(at: tuple[str, str], engine: str, samples: str, cli: Cli) -> None:
     """Losses, evaluation and every byte of the checkpoints, which either may go on from."""
     layout, memory = at
