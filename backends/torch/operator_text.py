@@ -18,7 +18,7 @@ from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Compute, DeviceLoop, Move, Var
 from meshdsl.device.liveness import numbers, overwrites, shows_operand
-from meshdsl.device.offloaded_updates import Streamed, streamed
+from meshdsl.device.offloaded_updates import OffloadedUpdate, streamed
 from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
 from meshdsl.named.ir import Value
@@ -193,7 +193,7 @@ class OperatorText:
         else:
             self.state.let(node.outs[0], text)
 
-    def _in_chunks(self, found: Streamed) -> None:
+    def _in_chunks(self, found: OffloadedUpdate) -> None:
         """Write an update of what is stored elsewhere as a loop over chunks of it."""
         node, call = found.update, self._call(found.update)
         dims = call.ins[0].dims
@@ -237,7 +237,7 @@ class OperatorText:
             self.out.statement(f"{target}.copy_({states[0]})")
         self.out.depth -= 1
 
-    def _updated(self, found: Streamed) -> str:
+    def _updated(self, found: OffloadedUpdate) -> str:
         """The identifier of the parameter that an update writes, made anew where it is a cast's."""
         node, cast = found.update, found.cast
         if cast is not None:

@@ -20,7 +20,7 @@ A multiple of what a processor's vectors hold, so that a kernel rounds each elem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Streamed:
+class OffloadedUpdate:
     """An update that takes its states from elsewhere, chunk by chunk, and puts them back.
 
     `states` are the operands that lie there. `cast` is what makes the parameter of its copy in a
@@ -53,13 +53,29 @@ class Streamed:
         return buffers + copied + (count(chunk, numbers) if count else 0)
 
     @property
+    def tier(self) -> str:
+        """Where the states are."""
+        return self.update.ins[self.states[0]].away
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that are busy while chunks are moved, in turn."""
+        return tuple(f"{way} {self.tier}" for way in ("from", "to"))
+
+    @property
+    def moved(self) -> tuple[Var, ...]:
+        """What is read and what is written: once each."""
+        written = () if self.written is None else (self.written,)
+        return (*(self.update.ins[i] for i in self.states), *self.new, *written)
+
+    @property
     def new(self) -> tuple[Var, ...]:
         """The new values of the states, in their order."""
         over = lookup(self.update.name).overwrites
         return tuple(self.update.outs[over.index(i)] for i in self.states)
 
 
-def streamed(program: DeviceProgram) -> Mapping[Compute, Streamed]:
+def streamed(program: DeviceProgram) -> Mapping[Compute, OffloadedUpdate]:
     """The updates that take states from elsewhere."""
     away = program.away.keys()
     if not away:
@@ -77,7 +93,7 @@ def streamed(program: DeviceProgram) -> Mapping[Compute, Streamed]:
         cast_of = f"the parameter of {node.ins[0].name} is not cast from it"
         assert cast or is_param or 0 not in states, cast_of
         written = None if cast is None else old_of.get(cast.outs[0])
-        updates[node] = Streamed(node, states, cast, _is_turned(node, moved), written)
+        updates[node] = OffloadedUpdate(node, states, cast, _is_turned(node, moved), written)
     return updates
 
 

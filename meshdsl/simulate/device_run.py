@@ -26,6 +26,7 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.device.memory import MemoryWalk
+from meshdsl.device.offloaded_updates import OffloadedUpdate
 from meshdsl.records import dataclass
 from meshdsl.simulate.timeline import (
     COMPUTE,
@@ -131,7 +132,20 @@ class DeviceRun(MemoryWalk):
                 self._wait(self._begin_sending(node))
         self._note(self.clock)
 
+    def _move_chunks(self, update: OffloadedUpdate) -> None:
+        """Move what an update has in another memory: nothing is computed meanwhile."""
+        node, streams = update.update, update.streams
+        time = self.timing.transfer(update.tier, self.bytes(update.moved))
+        start = max(self.clock, *(self.free[stream] for stream in streams))
+        end = start + ticks(time)
+        self.events.append(Event(node, "run", streams, start, end, time.bound))
+        self._event(Event(node, "wait", (COMPUTE,), self.clock, end, time.bound))
+        self.free.update(dict.fromkeys(streams, end))
+        self.clock = end
+
     def _work(self, node: Compute | Move) -> None:
+        if isinstance(node, Compute) and (update := self.streamed.get(node)):
+            self._move_chunks(update)
         sized = self.sized(node) if isinstance(node, Compute) else node
         time = self.time_of(sized)
         if duration := ticks(time):

@@ -15,15 +15,14 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.device.alike import alike_devices
 from meshdsl.device.costs import flops_in_all
 from meshdsl.device.ir import (
-    Bucket,
     Collective,
     Compute,
     DeviceLoop,
     DeviceProgram,
-    Move,
     on_device,
     walk,
 )
+from meshdsl.device.offloaded_updates import OffloadedUpdate, streamed, transfers
 from meshdsl.records import dataclass
 from meshdsl.schedule.times import TimedSchedule
 from meshdsl.simulate.model import flops_by_dtype, model_flops
@@ -53,8 +52,9 @@ def streams_of(program: DeviceProgram) -> tuple[str, ...]:
 
 def tier_streams(program: DeviceProgram) -> tuple[str, ...]:
     """The streams between the memory of a device and those beside it: `from host`."""
-    moves = (m for n, _ in walk(program.body) if isinstance(n, Move | Bucket) for m in n.moves)
-    return tuple(dict.fromkeys(name for m in moves if m.step.tier for name in m.step.streams))
+    used = [name for move, _ in transfers(program) for name in move.step.streams]
+    used += [name for update in streamed(program).values() for name in update.streams]
+    return tuple(dict.fromkeys(used))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,11 +165,25 @@ class Timeline:
     def _by_axes(self, kind: str) -> dict[str, float]:
         by_axes: Counter[str] = Counter()
         for event in self.during(kind):
-            if not isinstance(event.node, Compute) and event.node.step.moves:
-                step = event.node.step
-                axes = self.program.mesh.written(step.axes) if step.axes else step.streams
-                by_axes["+".join(axes)] += event.total
+            if name := self._name(event):
+                by_axes[name] += event.total
         return {axes: ticks / PER_SECOND for axes, ticks in sorted(by_axes.items())}
+
+    def _name(self, event: Event) -> str:
+        """What an event occupies beside the compute stream: axes, or the way to a memory."""
+        node = event.node
+        if isinstance(node, Compute):
+            update = self._updates.get(node)
+            chunks = update is not None and (event.kind == "wait" or COMPUTE not in event.streams)
+            return "+".join(update.streams) if update is not None and chunks else ""
+        if not node.step.moves:
+            return ""
+        step = node.step
+        return "+".join(self.program.mesh.written(step.axes) if step.axes else step.streams)
+
+    @cached_property
+    def _updates(self) -> Mapping[Compute, OffloadedUpdate]:
+        return streamed(self.program)
 
     @cached_property
     def peak(self) -> tuple[int, float]:
