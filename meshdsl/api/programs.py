@@ -46,7 +46,7 @@ from meshdsl.syntax.tokens import is_name
 if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh
     from meshdsl.api.plan import Plan
-    from meshdsl.api.searched import ComparedMethods, Searched
+    from meshdsl.api.searched import Advised, ComparedMethods, Searched
     from meshdsl.pipeline import Compilation, Options
 
 
@@ -327,6 +327,30 @@ class Program:
             certificate=certificate,
         )
         return compared(self, mesh, request, Amounts(memory, replicated, budget), here())
+
+    @told
+    def advise(
+        self,
+        mesh: Mesh | Mapping[str, int] | str | None = None,
+        *,
+        cluster: str | None = None,
+        memory: int | str | None = None,
+        devices: int | None = None,
+        pipeline: str | None = None,
+        dtype: str | None = None,
+    ) -> Advised:
+        """How to divide the program over devices: the best layout in words, and what leads to it.
+
+        The options are those of `search`, which finds the layout of least time on a `cluster`.
+        `memory` is what a device may hold, by default that of the cluster's devices.
+
+        Raises:
+            ProgramError: no such mesh or cluster; no cluster (MD0324); nothing fits (MD0642).
+        """
+        from meshdsl.api.searched import advised
+
+        request = SearchRequest(cluster=cluster, devices=devices, pipeline=pipeline)
+        return advised(self, mesh, dtype, request, Amounts(memory), here())
 
 
 # --- tracing -------------------------------------------------------------------------------------

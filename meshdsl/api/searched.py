@@ -12,12 +12,16 @@ from meshdsl.api.layouts import layout
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
+from meshdsl.report.advice import AdviceFacts
+from meshdsl.report.advice import advised as advice_facts
+from meshdsl.report.advice import shown as advice_shown
 from meshdsl.report.document import Document
 from meshdsl.report.method_comparison import MethodsFacts, methods_facts, methods_shown
 from meshdsl.report.schema import SearchFacts
 from meshdsl.report.search_result import block_of, shown
 from meshdsl.report.search_result import searched as facts
 from meshdsl.report.views.parts import WIDTH, View
+from meshdsl.search.advice import Advice, advice
 from meshdsl.search.candidate import Candidate as Planned
 from meshdsl.search.comparison import MethodComparison, compare_methods
 from meshdsl.search.methods import DEFAULT, METHODS, best_plans
@@ -126,6 +130,48 @@ def compared(
     with _from_python(site):
         found = compare_methods(request.with_amounts(amounts), compilation, METHODS)
     return ComparedMethods(found)
+
+
+class Advised(View):
+    """How to divide a program over devices. `str(advised)` is the report, `json` the same as data.
+
+    `plan` is the plan that is advised, compiled; `searched` the search that found it.
+    """
+
+    width = WIDTH
+
+    def __init__(self, program: Program, advice: Advice) -> None:
+        self._advice = advice
+        self.searched = Searched(program, advice.found, DEFAULT)
+
+    @property
+    def document(self) -> Document:
+        """The advice, question by question, and other plans beside it."""
+        return advice_shown(self.json)
+
+    @cached_property
+    def json(self) -> AdviceFacts:
+        """The facts."""
+        return advice_facts(self._advice, self._advice.problem.program.span.file)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is advised, compiled."""
+        return self.searched[0]
+
+
+def advised(
+    program: Program,
+    mesh: Any,
+    dtype: str | None,
+    request: SearchRequest,
+    amounts: Amounts,
+    site: Site,
+) -> Advised:
+    """The advice for a program; `site` is the call."""
+    compilation = _compilation(program, mesh, dtype, site)
+    with _from_python(site):
+        return Advised(program, advice(request.with_amounts(amounts), compilation))
 
 
 def searched(

@@ -26,6 +26,7 @@ NAMES = (
     "cluster",
     "simulate",
     "search",
+    "advise",
     "schedule",
     "render",
     "rows",
