@@ -159,6 +159,10 @@ class TensorCutAnswer:
     proven: bool
     work: int
 
+    def figures(self) -> Figures:
+        """What methods are compared by."""
+        return Figures(self.seconds, self.work, self.proven, self.bound)
+
     def lines(self, graph: str, method: str) -> Iterable[str]:
         """The pace of the pipeline, and its stages."""
         used = sum(stage.data * stage.tensor for stage in self.stages)

@@ -62,6 +62,7 @@ CALLS = {
         "search EVIL.json --graph",
         "search EVIL.mdsl --compare-methods",
     ],
+    "advise": ["advise EVIL.mdsl --cluster h100", "advise EVIL.mdsl --cluster EVIL.toml"],
     "schedule": [
         "schedule gpipe --stages 2 --micro 2 --csv EVIL.csv --svg EVIL.svg",
         "schedule ./EVIL.mdsl",

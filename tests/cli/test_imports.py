@@ -33,6 +33,7 @@ COMMANDS: dict[str, list[str | Path]] = {
     "compile": ["compile", MLP],
     "search": ["search", MLP],
     "search, on a cluster": ["search", MLP, "--cluster", "h100"],
+    "advise": ["advise", MLP, "--cluster", "h100"],
     "simulate": ["simulate", MLP, "--cluster", "h100", "--reduce", "deferred"],
     "schedule": ["schedule", "one_f_one_b", "--stages", "4", "--micro", "8"],
     "an error": ["compile", MLP, "--layout", "nothing"],

@@ -11,6 +11,7 @@ import pytest
 
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report import schema
+from meshdsl.report.advice import AdviceFacts
 from meshdsl.simulate.against import AgainstFacts, against
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.trace import TraceFile, simulated_trace
@@ -80,6 +81,7 @@ COMMANDS: dict[str, tuple[list[str], Any]] = {
         ["search", "mlp.mdsl", "--front", "--certificate", "--devices", "4"],
         schema.SearchFacts,
     ),
+    "advise": (["advise", "mlp.mdsl", "--cluster", "h100"], AdviceFacts),
     "start": (["search", "mlp.mdsl", "--from", "batch:rows"], schema.SearchFacts),
 }
 

@@ -81,7 +81,7 @@ def test_a_forward_pass_loads_each_layer_once_and_one_iteration_ahead(tier: str)
     assert run.away == ((4 * elements, 0),)
     facts = explain(made.device)[tier]  # type: ignore[literal-required]
     assert facts == {**facts, "read": 4 * elements, "bytes": 4 * elements, "written": 0}
-    (loop,) = (n for n in made.device.body if n.body)
+    (loop,) = (n for n in made.device.body if isinstance(n, DeviceLoop))
     assert len(loop.ahead) == 2
     assert [type(n) for n in every(loop.body) if isinstance(n, Start | Wait)] == [Wait, Start] * 2
 
