@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -10,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from meshdsl.cli import COLLECTED
+from meshdsl import cli
 from meshdsl.search import speculative
+from meshdsl.syntax import parse
 from tests.ranks import Forks
 
 # Read when torch is first imported: the suite already runs one process per core.
@@ -34,12 +36,22 @@ settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 
 # A program is some hundred thousand objects, nearly none of them in a cycle: at Python's own
 # thresholds a seventh of the time of a test that compiles goes into looking for cycles, and a tenth
-# of that in which tests are collected.
-gc.set_threshold(COLLECTED, 10, 50)
+# of that in which tests are collected; at those of a command still a twentieth. What a test has
+# made is mostly gone before as many are alive at once. Commands in this process set it again.
+cli.COLLECTED = 2_000_000
+gc.set_threshold(cli.COLLECTED, 10, 50)
+# Three texts of four are read again later, by another test: trees are immutable, and kept.
+parse.parse = functools.lru_cache(maxsize=512)(parse.parse.__wrapped__)
 
 
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from going through all that is there, again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """One last look for what was left open in a cycle; pytest's own five then find nothing."""
     gc.collect()
     gc.freeze()
 
