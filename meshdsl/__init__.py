@@ -7,6 +7,8 @@ The grammar and the backends are beside this folder in a checkout and inside it 
 copy; they are `meshdsl.grammar` and `meshdsl.backends` in both.
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from meshdsl.version import __version__ as __version__
@@ -35,16 +37,18 @@ if TYPE_CHECKING:
     from meshdsl.api.operators import *  # noqa: F403
     from meshdsl.api.plan import Plan
     from meshdsl.api.programs import Program, check, load, program, sizes
-    from meshdsl.api.schedules import Schedule, scheduled
+    from meshdsl.api.schedules import Schedule, schedule, scheduled
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat, update
     from meshdsl.api.tensor import Tensor
+    from meshdsl.api.timelines import ScheduleTimeline, SlicedTimeline, TimelineComparison
     from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
 
 __all__ = [
     "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",
-    "Plan", "Program", "ProgramError", "ProgramWarning", "Schedule", "Simulation", "Tensor", "bf16",
-    "bool", "check", "dim", "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout",
-    "load", "mesh", "minimize", "module", "name", "param", "program", "recompute", "repeat",
+    "Plan", "Program", "ProgramError", "ProgramWarning", "Schedule", "ScheduleTimeline",
+    "Simulation", "SlicedTimeline", "Tensor", "TimelineComparison", "bf16", "bool", "check", "dim",
+    "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh",
+    "minimize", "module", "name", "param", "program", "recompute", "repeat", "schedule",
     "scheduled", "sizes", "update", "use",
 ]  # fmt: skip
 
@@ -57,9 +61,10 @@ _PUBLIC = {
     "operator_packages": "use",
     "plan": "Comparison Cost Explanation Outputs Plan Simulation",
     "programs": "Program check load program sizes",
-    "schedules": "Schedule scheduled",
+    "schedules": "Schedule schedule scheduled",
     "statements": "grad minimize name param recompute repeat update",
     "tensor": "Tensor",
+    "timelines": "ScheduleTimeline SlicedTimeline TimelineComparison",
 }
 """The names of the embedded language, by the module in `meshdsl/api` that has them."""
 
@@ -77,6 +82,18 @@ if not TYPE_CHECKING:
         home = import_module(f"meshdsl.api.{_HOME.get(name, 'operators')}")
         attribute = globals()[name] = getattr(home, name)
         return attribute
+
+    class _Package(ModuleType):
+        """This module, in which a name of the language is no subpackage: `schedule` is both.
+
+        Importing `meshdsl.schedule` would set it to the folder.
+        """
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name not in _HOME or not isinstance(value, ModuleType):
+                super().__setattr__(name, value)
+
+    sys.modules[__name__].__class__ = _Package
 
 
 def load_ipython_extension(shell: "Any") -> None:

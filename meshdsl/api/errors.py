@@ -104,6 +104,8 @@ def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 _OPTION = re.compile(r"`--(mesh|layout|reduce|sbp|dtype) ([^`]+)`")
+_UNIT = re.compile(r"`--unit (\d+)`")
+_CSV = re.compile(r"`--csv FILE`")
 _BLOCK = re.compile(r"`--as (\w+)`")
 _SETTING = re.compile(r"`--set (\w+=\d+(?: \w+=\d+)*)`")
 _SIZES = re.compile(r"`--set (\w+\.mdsl)`")
@@ -123,6 +125,8 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
     help = _OPTION.sub(r'`\1="\2"`', diagnostic.help)
     help = _SETTING.sub(lambda match: f"`{match[1].replace(' ', ', ')}`", help)
     help = _SIZES.sub(r'`dims=md.sizes("\1")`', help)
+    help = _UNIT.sub(r"`unit=\1`", help)
+    help = _CSV.sub('`.csv("FILE")`', help)
     help = _BLOCK.sub(r'`weights="\1"`', help)
     if diagnostic.span is None or not diagnostic.span.file.endswith(SUFFIX):
         help = _ARROW.sub(r"\1>>\2", help)

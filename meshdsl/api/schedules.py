@@ -1,18 +1,26 @@
-"""Pipeline schedules written in Python, as a layout of a file names or a file declares them."""
+"""Pipeline schedules in Python: `scheduled` is that of a layout, `schedule` draws one over time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.sizes import Size, number_of
-from meshdsl.api.source_location import here, with_span
-from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
+from meshdsl.api.source_location import Site, here, with_span
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 from meshdsl.syntax import ast, printer
 from meshdsl.syntax.tokens import is_name
+
+if TYPE_CHECKING:
+    from meshdsl.api.timelines import ScheduleTimeline, SlicedTimeline
+    from meshdsl.schedule.requested import ScheduleRequest, TableReader
+
+Times = str | Mapping[str, Any]
+"""`"F=1,send=0.5"`, or `{"F": 1, "send": 0.5}`; a list has a time for each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,94 @@ def scheduled(
     return Schedule(_call(name, dims, micro, options, span), table)
 
 
+# fmt: off
+@overload
+def schedule(which: str | os.PathLike[str] | Iterable[str] | Schedule, /, *,
+             stages: int | None = None, micro: int | Size | None = None, chunks: int | None = None,
+             batch: int | None = None, forward: int | None = None, waves: int | None = None,
+             active: int | None = None, weights: str | None = None, times: Times | None = None,
+             late: bool = False, tokens: None = None) -> ScheduleTimeline: ...
+@overload
+def schedule(which: str | os.PathLike[str] | Iterable[str] | Schedule, /, *,
+             stages: int | None = None, micro: int | Size | None = None, tokens: int,
+             unit: int | None = None, slice_times: Times | None = None) -> SlicedTimeline: ...
+# fmt: on
+@told
+def schedule(
+    which: str | os.PathLike[str] | Iterable[str] | Schedule,
+    /,
+    *,
+    stages: int | None = None,
+    micro: int | Size | None = None,
+    chunks: int | None = None,
+    batch: int | None = None,
+    forward: int | None = None,
+    waves: int | None = None,
+    active: int | None = None,
+    weights: str | None = None,
+    times: Times | None = None,
+    late: bool = False,
+    tokens: int | None = None,
+    unit: int | None = None,
+    slice_times: Times | None = None,
+) -> ScheduleTimeline | SlicedTimeline:
+    """A pipeline schedule over time, without a program: `md.schedule("gpipe", stages=4, micro=8)`.
+
+    It prints as `meshdsl schedule` does and draws itself in a notebook. `which` is the name of a
+    schedule, the `.csv` file of a table, a table as rows of actions, or what `md.scheduled` gives.
+    Options are those of the command (docs/pipelines.md): `times={"F": 1, "send": 0.5}` or the text
+    of `--times`, in any unit of time; a list has a time for each stage. With `tokens`, it is the
+    table of the best slices of a sequence.
+
+    >>> import meshdsl as md
+    >>> found = md.schedule(["F0 F1 B0 B1", "F0 B0 F1 B1"], times={"F": [1, 2]})
+    >>> found.makespan, found.bubble
+    (Fraction(10, 1), Fraction(3, 10))
+    >>> print(found.beside(gpipe=md.schedule("gpipe", stages=2, micro=2, times={"F": [1, 2]})))
+    found: 2 stages on 2 devices, 2 micro-batches.
+    time      0           4           8
+    device 0  F0 F1       B0---       B1---
+    device 1     F0--- B0--- F1--- B1---
+    <BLANKLINE>
+    gpipe: 2 stages on 2 devices, 2 micro-batches.
+    time      0           4           8
+    device 0  F0 F1             B0--- B1---
+    device 1     F0--- F1--- B0--- B1---
+    <BLANKLINE>
+    schedule  takes  idle  in flight, by device
+    found     10     30 %  2 1
+    gpipe     10     30 %  2 2
+
+    Raises:
+        ProgramError: there is no such schedule (MD0528), it cannot be made for these numbers
+            (MD0529), an option is missing or means nothing here (MD0532), a time is none (MD0530),
+            a table cannot be executed (MD0520 to MD0527), a value is of the wrong kind (MD0533).
+    """
+    from meshdsl.api.timelines import ScheduleTimeline, SlicedTimeline
+    from meshdsl.schedule.requested import ScheduleRequest, drawn, sliced
+
+    site = here()
+    counts = {"stages": stages, "micro": micro, "chunks": chunks, "batch": batch, "waves": waves}
+    counts |= {"forward": forward, "active": active, "tokens": tokens, "unit": unit}
+    numbers = {
+        name: _number(value, name, site.argument(name)).value
+        for name, value in counts.items()
+        if value is not None
+    }
+    texts: dict[str, Any] = {"times": times, "slice_times": slice_times, "weights": weights}
+    for name, text in texts.items():
+        texts[name] = _text(text, name, site)
+    options: dict[str, Any] = {**numbers, **texts}
+    request = ScheduleRequest(late=late, spelling=_in_python(), **options)
+    try:
+        table, request = _which(which, request, site)
+        if request.tokens is not None:
+            return SlicedTimeline(sliced(table, request.tokens, request))
+        return ScheduleTimeline(drawn(table, request))
+    except DiagnosticError as error:
+        raise DiagnosticError(*(_at(d, site) for d in error.diagnostics)) from None
+
+
 def of_text(text: str, span: Span) -> Schedule:
     """A schedule as the language writes it, `one_f_one_b[batch](8)`; its place is the call."""
     from meshdsl.syntax.parse import parse_scheduled
@@ -93,6 +189,92 @@ def given(found: Any, span: Span) -> Schedule | None:
         'write `schedule="one_f_one_b[batch](8)"`, or `md.scheduled("one_f_one_b", batch, micro=8)`'
     )
     fail("MD0533", f"{kind_of(found)} is no schedule", span, help=help)
+
+
+# --- over time -----------------------------------------------------------------------------------
+
+
+def _in_python() -> Any:
+    """How diagnostics write an option and a call."""
+    from meshdsl.schedule.requested import Spelling
+
+    class Keywords(Spelling):
+        def option(self, name: str, value: str = "") -> str:
+            return f'{name}="{value}"' if value else f"{name}="
+
+        def call(self, schedule: str) -> str:
+            return f'md.schedule("{schedule}", stages=4, micro=8)'
+
+    return Keywords()
+
+
+def _which(
+    which: Any, request: ScheduleRequest, site: Site
+) -> tuple[str | TableReader, ScheduleRequest]:
+    """The name of a schedule or the reader of a table, and the request with what it adds."""
+    from meshdsl.schedule.csv_files import read
+    from meshdsl.schedule.declared import table_of
+    from meshdsl.schedule.registry import schedules
+    from meshdsl.schedule.requested import COUNTS, of_declaration
+    from meshdsl.syntax.parse import read_source
+
+    if isinstance(which, os.PathLike) or (
+        isinstance(which, str) and (which.endswith(".csv") or "/" in which)
+    ):
+        path = os.fspath(which)
+        return lambda weights: read(read_source(path), weights), request
+    if isinstance(which, str):
+        return which, request
+    span = site.argument("which", 0)
+    if isinstance(which, Schedule) and which.table is None:
+        call = which.call
+        known = {"micro": call.args[0]} if call.args else {}
+        known |= {each.name.text: each.value for each in call.keywords}
+        own = {
+            name: value.value
+            for name, value in known.items()
+            if name in ("micro", *COUNTS)
+            and isinstance(value, ast.Number)
+            and getattr(request, name) is None
+        }
+        return call.function.text, replace(request, **own)
+    if isinstance(which, Schedule) and (declared := which.table) is not None:
+        return of_declaration(declared, request), request
+    if not isinstance(which, Iterable):
+        help = 'write a name, `md.schedule("gpipe", stages=4, micro=8)`, or the rows of a table'
+        fail("MD0533", f"{kind_of(which)} is no schedule", span, help=help)
+    rows = [*which]
+    known_name = isinstance(site.names, str) and is_name(site.names)
+    name = site.names if known_name and site.names not in schedules() else "table"
+    return lambda weights: table_of(_table(str(name), rows, weights, span)), request
+
+
+def _text(given: Any, name: str, site: Site) -> str | None:
+    """An option as the command line takes it; times by part are written as `F=1:2,send=0.5`."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Mapping) and name != "weights":
+        each = ((part, t if isinstance(t, list | tuple) else (t,)) for part, t in given.items())
+        return ",".join(f"{part}={':'.join(map(str, times))}" for part, times in each)
+    help = f"write `{name}={_USUAL[name]}`"
+    fail("MD0533", f"`{name}` is not {kind_of(given)}", site.argument(name), help=help)
+
+
+_USUAL = {
+    "times": '{"F": 1, "send": 0.5}',
+    "slice_times": '{"slice": 1, "token": 1}',
+    "weights": '"stashed"',
+}
+_OPTIONS = {"--times": "times", "--slice-times": "slice_times"}
+"""The texts in which times are looked for, and the arguments that they are of."""
+
+
+def _at(found: Diagnostic, site: Site) -> Diagnostic:
+    """The diagnostic at the argument that it is about; one in a file stays there."""
+    if found.span is None:
+        return replace(found, span=site.argument("which", 0))
+    option = _OPTIONS.get(found.span.file)
+    return found if option is None else replace(found, span=site.argument(option))
 
 
 # --- as the language writes it -------------------------------------------------------------------

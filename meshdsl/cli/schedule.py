@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshdsl.cli import common, complete
-from meshdsl.cli.options import AsData, Force, chosen, flag, opt, option, refuse_unknown
+from meshdsl.cli.options import AsData, Force, chosen, flag, opt, option
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
     from meshdsl.report.document import Document
-    from meshdsl.schedule.times import TimedSchedule, Times
-    from meshdsl.schedule.verification import Verified
+    from meshdsl.report.schema import KnownSchedules
+    from meshdsl.schedule.requested import ScheduleRequest, TableReader
+    from meshdsl.schedule.times import TimedSchedule
 
 
 OUTPUTS = ("svg", "csv", "torch_csv")
 """Options of files that are written."""
-
-SLICING = ("unit", "slice_times")
-"""Options that go with `--tokens` alone."""
-
-COUNTS = ("chunks", "batch", "forward", "waves", "active")
-"""Options that a schedule counts by."""
 
 
 @option
@@ -98,35 +94,37 @@ def command(
         if given.list:
             _list(name, given)
             return
-        if name is None:
-            help = "`meshdsl schedule one_f_one_b --stages 4 --micro 8`, or `--list` for the names"
-            fail("MD0604", "no schedule is named", help=help)
-        from meshdsl.report.schedule_charts import described
-        from meshdsl.schedule.registry import schedules
-        from meshdsl.schedule.times import parse_times, timed
+        _draw(named(name), given)
 
-        outputs = [path for path in (getattr(given, o) for o in OUTPUTS) if path is not None]
-        for path in outputs:
-            common.check_output(path, given.force, Path(name))
-        if given.tokens is not None:
-            _slices(name, given.tokens, given)
-            _tell(outputs, given)
-            return
-        for field, text in chosen(given).items():
-            if field in SLICING:
-                help = f"add `--tokens`, the length of a sequence, or leave out `{text}`"
-                fail("MD0532", f"`{text}` is of slices of a sequence", help=help)
-        verified = _table(name, given, None)
-        times = parse_times(given.times or "F=1", verified.schedule.stages, not given.late)
-        if (record := schedules().get(name)) and record.by_times:
-            verified = _table(name, given, times)
-        drawn = timed(verified, times)
-        _write(drawn, given)
-        if given.json:
-            common.print_json(described(drawn))
-            return
-        _show(drawn)
+
+def named(name: str | None) -> str:
+    """The name that is given. Raises MD0604 without one."""
+    if name is None:
+        help = "`meshdsl schedule one_f_one_b --stages 4 --micro 8`, or `--list` for the names"
+        fail("MD0604", "no schedule is named", help=help)
+    return name
+
+
+def _draw(name: str, given: Draw) -> None:
+    """Print a schedule, or the slices of a sequence, and write the files that are asked for."""
+    from meshdsl.schedule.requested import drawn
+
+    outputs = [path for path in (getattr(given, o) for o in OUTPUTS) if path is not None]
+    for path in outputs:
+        common.check_output(path, given.force, Path(name))
+    if given.tokens is not None:
+        _slices(name, given.tokens, given)
         _tell(outputs, given)
+        return
+    made = drawn(which(name), request_of(given))
+    _write(made, given)
+    if given.json:
+        from meshdsl.report.schedule_charts import described
+
+        common.print_json(described(made))
+        return
+    _show(made)
+    _tell(outputs, given)
 
 
 def _tell(outputs: list[Path], given: Draw) -> None:
@@ -135,86 +133,60 @@ def _tell(outputs: list[Path], given: Draw) -> None:
         common.say(f"wrote {path}")
 
 
+def which(name: str) -> str | TableReader:
+    """The name of a schedule, or what reads the table of a file."""
+    from meshdsl.schedule.csv_files import read
+    from meshdsl.syntax.parse import read_source
+
+    if name.endswith(".csv") or name == "-" or "/" in name:
+        return lambda weights: read(read_source(name), weights)
+    return name
+
+
+def request_of(given: Draw) -> ScheduleRequest:
+    """What the options ask for."""
+    from meshdsl.schedule.requested import ScheduleRequest
+
+    names = {f.name for f in fields(ScheduleRequest)} & {f.name for f in fields(given)}
+    asked: dict[str, Any] = {name: getattr(given, name) for name in names}
+    return ScheduleRequest(**asked)
+
+
 def _slices(name: str, tokens: int, given: Draw) -> None:
     """Print the best slices of a sequence, which are the micro-batches of a schedule."""
     from meshdsl.report.document import Gap, Listing
     from meshdsl.report.schedule_charts import chart
     from meshdsl.report.slicing_table import described, shown
-    from meshdsl.schedule.registry import generate
-    from meshdsl.schedule.slicing import best_slices, even_slicings, parse_slice_times
-    from meshdsl.schedule.times import timed
-    from meshdsl.schedule.verification import verify
+    from meshdsl.schedule.requested import sliced
 
-    for field, text in chosen(given).items():
-        if field not in ("tokens", "stages", "micro", "json", "force", *OUTPUTS, *SLICING):
-            help = f"leave `{text}` out, or `--tokens`"
-            fail("MD0532", f"`{text}` means nothing beside `--tokens`", help=help)
-    verified = _table(name, given, None)
-    schedule = verified.schedule
-    if not verified.reverses or schedule.stages > schedule.devices:
-        message = f"micro-batches of `{name}` are no slices of a sequence: it does not take the "
-        message += "backward passes of a stage from the last to the first"
-        fail("MD0532", message, help="take `terapipe`")
-    times = parse_slice_times(given.slice_times or "slice=1")
-    unit = 1 if given.unit is None else given.unit
-    about = (tokens, schedule.stages, schedule.micro, times.of, unit)
-    best = best_slices(*about)
-    facts = described(schedule.name, times, best, [*even_slicings(*about)])
-    micro = schedule.micro * len(best.sizes)
-    drawn = timed(verify(generate(name, schedule.stages, micro)), best.passes)
-    _write(drawn, given)
+    found = sliced(which(name), tokens, request_of(given))
+    facts = described(found.schedule, found.times, found.best, found.even)
+    _write(found.drawn, given)
     if given.json:
         common.print_json(facts)
         return
-    _print(lambda width: (*shown(facts), Gap(), Listing(chart(drawn, width))))
+    _print(lambda width: (*shown(facts), Gap(), Listing(chart(found.drawn, width))))
 
 
 def _list(name: str | None, given: Draw) -> None:
-    """Print every schedule that is known by name; no other option goes with that."""
+    """Print every schedule that is known by name."""
+    document, facts = listing(name, given)
+    if given.json:
+        common.print_json(facts)
+        return
+    _print(lambda width: document)
+
+
+def listing(name: str | None, given: Draw) -> tuple[Document, KnownSchedules]:
+    """Every schedule that is known by name; no other option goes with that."""
     from meshdsl.report.schedule_charts import list_shown, listed
 
     others = [text for field, text in chosen(given).items() if field not in ("list", "json")]
     for other in [*others, *([] if name is None else [name])]:
         message = f"`--list` lists all schedules: `{other}` means nothing beside it"
         fail("MD0532", message, help=f"leave out `{other}`, or `--list`")
-    if given.json:
-        common.print_json(listed())
-        return
-    _print(lambda width: list_shown(listed()))
-
-
-def _table(name: str, given: Draw, times: Times | None) -> Verified:
-    """The schedule of a file, or the one of a name, in the order that the times make."""
-    from meshdsl.schedule.csv_files import read
-    from meshdsl.schedule.registry import generate, lookup
-    from meshdsl.schedule.table import WEIGHTS
-    from meshdsl.schedule.verification import verify
-    from meshdsl.syntax.parse import read_source
-
-    is_file = name.endswith(".csv") or name == "-" or "/" in name
-    options = {field: getattr(given, field) for field in ("stages", "micro", *COUNTS)}
-    if is_file:
-        for field, value in options.items():
-            if value is not None:
-                help = "the table says what it is of: leave the option out"
-                fail("MD0532", f"`--{field}` goes with the name of a schedule", help=help)
-        weights = given.weights or "latest"
-        refuse_unknown("weights", weights, WEIGHTS, "there is no such rule")
-        verified = read(read_source(name), next(w for w in WEIGHTS if w == weights))
-        if given.weights is not None and not verified.schedule.updates:
-            help = "leave the option out, or write where stages update: `U0`"
-            fail("MD0532", "`--weights` goes with a table that has updates", help=help)
-        return verified
-    lookup(name)
-    if given.weights is not None:
-        help = f"`{name}` has its own: leave the option out"
-        fail("MD0532", "`--weights` goes with the table of a file", help=help)
-    missing = [f"`--{field}`" for field in ("stages", "micro") if options[field] is None]
-    if missing:
-        help = f"`meshdsl schedule {name} --stages 4 --micro 8`"
-        fail("MD0532", f"the size of `{name}` is not said: {' and '.join(missing)}", help=help)
-    stages, micro = options.pop("stages"), options.pop("micro")
-    return verify(generate(name, stages, micro, options, times=times))
+    facts = listed()
+    return list_shown(facts), facts
 
 
 def _write(made: TimedSchedule, given: Draw) -> None:
@@ -232,9 +204,10 @@ def _write(made: TimedSchedule, given: Draw) -> None:
 
 
 def _show(made: TimedSchedule) -> None:
-    from meshdsl.report.schedule_charts import shown
+    from meshdsl.report.document import Listing
+    from meshdsl.report.schedule_charts import chart, shown
 
-    _print(lambda width: shown(made, width))
+    _print(lambda width: shown(made, Listing(chart(made, width))))
 
 
 def _print(document: Callable[[int], Document]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from meshdsl.report.document import Block, Document, Gap, Grid, Listing, counted, line
+from meshdsl.report.document import Block, Document, Gap, Grid, counted, line
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.pictures import BLOCKS, INK, card, centred, width_of, words
@@ -186,13 +186,13 @@ def list_shown(facts: KnownSchedules) -> Document:
     )
 
 
-def shown(timed: TimedSchedule, width: int) -> Document:
+def shown(timed: TimedSchedule, chart: Block) -> Document:
     """The schedule: its rows over time, what is idle, in flight, sent, and how stale."""
     facts = described(timed)
     return (
         line(sentence(facts), "strong"),
         Gap(),
-        Listing(chart(timed, width)),
+        chart,
         Gap(),
         *(line(text) for text in _sentences(timed, facts)),
         Gap(),
@@ -279,8 +279,11 @@ def _behind(versions: VersionFacts) -> str:
 # --- a chart of text -----------------------------------------------------------------------------
 
 
-def chart(timed: TimedSchedule, width: int) -> str:
-    """A line for each device: each action as wide as it is long, cut to the width of a screen."""
+def chart(timed: TimedSchedule, width: int, instead: str = "`--svg FILE`") -> str:
+    """A line for each device: each action as wide as it is long, cut to the width of a screen.
+
+    `instead` is named where it would have too many lines.
+    """
     slots = [(slot, _label(timed.verified, n, slot)) for n, row in enumerate(timed.rows)
              for slot in row if slot.end > slot.start]  # fmt: skip
     scale = max(
@@ -293,7 +296,7 @@ def chart(timed: TimedSchedule, width: int) -> str:
     total = int(timed.makespan * scale)
     panels = -(-total // panel)
     if panels * (len(timed.rows) + 2) > MOST_LINES:
-        return "The chart is too large for a screen: `--svg FILE` draws it."
+        return f"The chart is too large for a screen: {instead} draws it."
     ruler = _ruler(timed.makespan, scale, cell)
     drawn = [("time", ruler)]
     drawn += [(f"device {n}", _drawn(timed, n, scale)) for n in range(len(timed.rows))]
@@ -343,16 +346,25 @@ def _ruler(makespan: Fraction, scale: Fraction, cell: int) -> str:
 # --- a picture -----------------------------------------------------------------------------------
 
 
-def schedule_picture(timed: TimedSchedule, row: str = "device", ends: str = "") -> Markup:
-    """The rows of the devices one below the other; the time runs to the right, to `ends`.
-
-    Later stages of a device are drawn lighter. `row` is what a row is called.
-    """
+def unit_of(timed: TimedSchedule) -> float:
+    """The pixels of a unit of time with which the numbers of micro-batches have room."""
     drawn = [slot for slots in timed.rows for slot in slots if slot.end > slot.start]
     shortest = float(min((s.end - s.start for s in drawn), default=Fraction(1)))
     makespan = float(timed.makespan) or 1.0
     label = max((width_of(str(s.action.micro), 10) for s in drawn), default=0.0)
-    width = min(max(NARROWEST, makespan / shortest * (label + 6)), WIDEST)
+    return min(max(NARROWEST, makespan / shortest * (label + 6)), WIDEST) / makespan
+
+
+def schedule_picture(
+    timed: TimedSchedule, row: str = "device", ends: str = "", unit: float | None = None
+) -> Markup:
+    """The rows of the devices one below the other; the time runs to the right, to `ends`.
+
+    Later stages of a device are drawn lighter. `row` is what a row is called. A unit of time has
+    `unit` pixels, else as many as the schedule alone needs.
+    """
+    unit = unit or unit_of(timed)
+    width = (float(timed.makespan) or 1.0) * unit
     titles = [f"{row} {n}" for n in range(len(timed.rows))]
     left, top = max(map(width_of, titles)) + 10, 26.0
     parts = [_legend(timed)]
@@ -361,7 +373,7 @@ def schedule_picture(timed: TimedSchedule, row: str = "device", ends: str = "") 
         parts.append(words(0, y + 16, title))
         held = timed.verified.held[number]
         parts += [
-            _slot(slot, left, y, width / makespan, held.index(slot.action.stage) / len(held))
+            _slot(slot, left, y, unit, held.index(slot.action.stage) / len(held))
             for slot in slots
             if slot.end > slot.start
         ]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import meshdsl.schedule
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.schedule import registry
 from meshdsl.schedule.verification import verify
@@ -38,7 +37,8 @@ program p(x[b, m]) {
 def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The schedules, with that of the guide among them."""
     (tmp_path / "grouped.py").write_text(guide_file("meshdsl/schedule/grouped.py"))
-    monkeypatch.setattr(meshdsl.schedule, "__path__", [*meshdsl.schedule.__path__, str(tmp_path)])
+    package = sys.modules["meshdsl.schedule"]
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     known = dict(registry.schedules())
     monkeypatch.setattr(registry, "_RECORDS", known)
     monkeypatch.setattr(registry, "HOMES", (*registry.HOMES, "grouped"))

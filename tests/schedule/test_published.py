@@ -13,6 +13,7 @@ from fractions import Fraction
 import pytest
 
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.report.document import Listing
 from meshdsl.report.schedule_charts import described, shown
 from meshdsl.schedule.laws import CONDITIONS, Law, Passes
 from meshdsl.schedule.registry import called, generate, laws_of_idle, meant, schedules
@@ -204,7 +205,7 @@ def test_hanayo_is_as_idle_as_its_authors_say_in_the_whole_step() -> None:
 
 
 def sentences(made: TimedSchedule) -> str:
-    return str(shown(made, 80))
+    return str(shown(made, Listing("")))
 
 
 def test_the_textbook_is_beside_what_is_simulated(cli: Cli) -> None:

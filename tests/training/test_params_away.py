@@ -7,7 +7,7 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device import offloaded_updates
-from meshdsl.device.ir import Start, Wait
+from meshdsl.device.ir import DeviceLoop, Start, Wait
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.program import every
 from meshdsl.pipeline import lower_placed

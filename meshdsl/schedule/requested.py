@@ -1,0 +1,190 @@
+"""A request to draw a schedule: one record for the command line, notebooks and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field, fields
+from typing import NamedTuple
+
+from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.records import dataclass
+from meshdsl.schedule.declared import table_of
+from meshdsl.schedule.registry import generate, lookup, schedules
+from meshdsl.schedule.slicing import (
+    SliceTimes,
+    Slicing,
+    best_slices,
+    even_slicings,
+    parse_slice_times,
+)
+from meshdsl.schedule.table import WEIGHTS, Weights
+from meshdsl.schedule.times import TimedSchedule, Times, parse_times, timed
+from meshdsl.schedule.verification import Verified, verify
+from meshdsl.syntax import ast
+
+COUNTS = ("chunks", "batch", "forward", "waves", "active")
+"""Options that a schedule counts by."""
+
+SLICING = ("unit", "slice_times")
+"""Options that go with `tokens` alone."""
+
+WITH_TOKENS = ("tokens", "stages", "micro", *SLICING)
+"""All options that mean something with `tokens`."""
+
+
+class Spelling:
+    """How a diagnostic writes an option and a call: as on the command line."""
+
+    def option(self, name: str, value: str = "") -> str:
+        """`--slice-times`, `--weights latest`."""
+        return f"--{name.replace('_', '-')} {value}".rstrip()
+
+    def call(self, schedule: str) -> str:
+        """A request of a schedule that is complete."""
+        return f"meshdsl schedule {schedule} --stages 4 --micro 8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRequest:
+    """A request, its fields named as on the command line; None: the default.
+
+    `stages` counts the devices, or stages of one each. `times` are those of `parse_times`. With
+    `tokens`, a sequence of so many is cut into slices, which `slice_times` gives the time of.
+    """
+
+    stages: int | None = None
+    micro: int | None = None
+    chunks: int | None = None
+    batch: int | None = None
+    forward: int | None = None
+    waves: int | None = None
+    active: int | None = None
+    weights: str | None = None
+    times: str | None = None
+    late: bool = False
+    tokens: int | None = None
+    unit: int | None = None
+    slice_times: str | None = None
+    spelling: Spelling = field(default_factory=Spelling)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The options that have another value than their default."""
+        names = (f.name for f in fields(self) if f.name != "spelling")
+        return tuple(name for name in names if getattr(self, name) not in (None, False))
+
+
+TableReader = Callable[[Weights], Verified]
+"""A table written by the user; passes read the version of parameters that the argument says."""
+
+
+def of_declaration(node: ast.ScheduleDecl, request: ScheduleRequest) -> TableReader:
+    """The table of a declaration, which says itself what its passes read. Raises MD0532."""
+    if request.weights is not None:
+        help = f"leave the option out: `{node.name.text}` is declared with what its passes read"
+        message = f"`{request.spelling.option('weights')}` does not go with a declared schedule"
+        fail("MD0532", message, help=help)
+    return lambda weights: table_of(node)
+
+
+def drawn(which: str | TableReader, request: ScheduleRequest) -> TimedSchedule:
+    """The schedule of a name, or a table of the user's own, in time.
+
+    Raises MD0520 to MD0532 and MD0602.
+    """
+    _refuse(request, SLICING, _slicing_alone)
+    verified = _verified(which, request, None)
+    times = parse_times(request.times or "F=1", verified.schedule.stages, not request.late)
+    if isinstance(which, str) and schedules()[which].by_times:
+        verified = _verified(which, request, times)
+    return timed(verified, times)
+
+
+class SlicedSequence(NamedTuple):
+    """The best slices of a sequence in a schedule, in time, and those of equal size beside them."""
+
+    schedule: str
+    times: SliceTimes
+    best: Slicing
+    even: tuple[Slicing, ...]
+    drawn: TimedSchedule
+
+
+def sliced(which: str | TableReader, tokens: int, request: ScheduleRequest) -> SlicedSequence:
+    """The best slices of a sequence of so many tokens. Raises MD0528 to MD0532."""
+    others = tuple(name for name in request.chosen if name not in WITH_TOKENS)
+    _refuse(request, others, _not_of_slices)
+    verified = _verified(which, request, None)
+    schedule = verified.schedule
+    if not verified.reverses or schedule.stages > schedule.devices:
+        message = f"micro-batches of `{schedule.name or which}` are no slices of a sequence: it "
+        message += "does not take the backward passes of a stage from the last to the first"
+        fail("MD0532", message, help="take `terapipe`")
+    times = parse_slice_times(request.slice_times or "slice=1")
+    unit = 1 if request.unit is None else request.unit
+    about = (tokens, schedule.stages, schedule.micro, times.of, unit)
+    best = best_slices(*about)
+    micro = schedule.micro * len(best.sizes)
+    in_time = timed(verify(generate(schedule.name, schedule.stages, micro)), best.passes)
+    return SlicedSequence(schedule.name, times, best, (*even_slicings(*about),), in_time)
+
+
+def _refuse(
+    request: ScheduleRequest, names: tuple[str, ...], why: Callable[[str, str], tuple[str, str]]
+) -> None:
+    for name in request.chosen:
+        if name in names:
+            message, help = why(request.spelling.option(name), request.spelling.option("tokens"))
+            fail("MD0532", message, help=help)
+
+
+def _slicing_alone(option: str, tokens: str) -> tuple[str, str]:
+    help = f"add `{tokens}`, the length of a sequence, or leave out `{option}`"
+    return f"`{option}` is of slices of a sequence", help
+
+
+def _not_of_slices(option: str, tokens: str) -> tuple[str, str]:
+    help = f"leave `{option}` out, or `{tokens}`"
+    return f"`{option}` means nothing beside `{tokens}`", help
+
+
+def _verified(which: str | TableReader, request: ScheduleRequest, times: Times | None) -> Verified:
+    """The schedule of a name in the order that the times make, or the table."""
+    if not isinstance(which, str):
+        return _of_table(which, request)
+    spelling = request.spelling
+    lookup(which)
+    if request.weights is not None:
+        help = f"`{which}` has its own: leave the option out"
+        message = f"`{spelling.option('weights')}` goes with a table of your own"
+        fail("MD0532", message, help=help)
+    stages, micro = request.stages, request.micro
+    if stages is None or micro is None:
+        absent = (name for name in ("stages", "micro") if getattr(request, name) is None)
+        missing = " and ".join(f"`{spelling.option(name)}`" for name in absent)
+        help = f"`{spelling.call(which)}`"
+        fail("MD0532", f"the size of `{which}` is not said: {missing}", help=help)
+    options = {name: getattr(request, name) for name in COUNTS}
+    return verify(generate(which, stages, micro, options, times=times))
+
+
+def _of_table(read: TableReader, request: ScheduleRequest) -> Verified:
+    """A table of the user's own, which says itself what it is of."""
+    spelling = request.spelling
+    for name in request.chosen:
+        if name in ("stages", "micro", *COUNTS):
+            help = "the table says what it is of: leave the option out"
+            message = f"`{spelling.option(name)}` goes with the name of a schedule"
+            fail("MD0532", message, help=help)
+    weights = request.weights or "latest"
+    rule = next((each for each in WEIGHTS if each == weights), None)
+    if rule is None:
+        help = did_you_mean(weights, list(WEIGHTS)) or f"there are {', '.join(WEIGHTS)}"
+        message = f"`{spelling.option('weights', weights)}`: there is no such rule"
+        fail("MD0602", message, help=help)
+    verified = read(rule)
+    if request.weights is not None and not verified.schedule.updates:
+        help = "leave the option out, or write where stages update: `U0`"
+        message = f"`{spelling.option('weights')}` goes with a table that has updates"
+        fail("MD0532", message, help=help)
+    return verified
