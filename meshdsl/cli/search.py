@@ -30,6 +30,7 @@ from meshdsl.syntax.parse import STDIN
 if TYPE_CHECKING:
     from meshdsl.diagnostics import Diagnostics
     from meshdsl.pipeline import Compilation
+    from meshdsl.search.comparison import MethodComparison
     from meshdsl.search.problem import SearchResult
     from meshdsl.search.request import SearchRequest
 
@@ -101,37 +102,59 @@ OF_ONE_METHOD = ("method", "write", "expect", "front", "start")
 def command(file: File, given: SearchLayouts) -> None:
     """Find the best layout of a program on a mesh, and say why each rule is there."""
     with common.reporting(given.json) as diagnostics:
-        _refuse_meaningless(given)
+        refuse_meaningless(given)
         if given.graph:
             _graph(file, given)
             return
         if given.compare_methods:
             _compare(file, given, diagnostics)
             return
-        from meshdsl.search.methods import DEFAULT, METHODS, best_plans
-
-        name = given.method or DEFAULT
-        refuse_unknown("method", name, METHODS, "there is no such method")
         if given.expect and not given.write:
             fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
+        check_method(given)
         compilation = common.compiled(file, pipeline_options(given), diagnostics, "named")
         if given.write:
             from meshdsl.search.layout_text import refuse_name
 
             refuse_name(given.write, compilation.tree, given.force)
         with common.patience(f"searching layouts of {compilation.source.name}"):
-            result = best_plans(request_of(given), compilation)
+            result, name = searched(compilation, given)
         if given.json:
-            from meshdsl.report.search_result import searched
+            from meshdsl.report.search_result import searched as facts
 
-            common.print_json(searched(result, compilation.source.name, name))
+            common.print_json(facts(result, compilation.source.name, name))
         if given.write:
             _write(file, compilation, result, given)
         if not given.json:
             _show(result)
 
 
-def _refuse_meaningless(given: SearchLayouts) -> None:
+def searched(compilation: Compilation, given: SearchLayouts) -> tuple[SearchResult, str]:
+    """The plans that are found, and the name of the method."""
+    from meshdsl.search.methods import best_plans
+
+    name = check_method(given)
+    return best_plans(request_of(given), compilation), name
+
+
+def check_method(given: SearchLayouts) -> str:
+    """The method that is asked for. Raises MD0602."""
+    from meshdsl.search.methods import DEFAULT, METHODS
+
+    name = given.method or DEFAULT
+    refuse_unknown("method", name, METHODS, "there is no such method")
+    return name
+
+
+def methods_compared(compilation: Compilation, given: SearchLayouts) -> MethodComparison:
+    """Every method on the question of the options."""
+    from meshdsl.search.comparison import compare_methods
+    from meshdsl.search.methods import METHODS
+
+    return compare_methods(request_of(given), compilation, METHODS)
+
+
+def refuse_meaningless(given: SearchLayouts) -> None:
     """Raise MD0601 for an option that would do nothing."""
     for field, told in chosen(given).items():
         if given.graph and field not in (*OF_GRAPHS, *OF_BOTH):
@@ -174,12 +197,10 @@ def _compare(file: Path, given: SearchLayouts, diagnostics: Diagnostics) -> None
     """Every method of search on one question, in a table."""
     from meshdsl.report.method_comparison import methods_facts, methods_shown
     from meshdsl.report.terminal import print_document
-    from meshdsl.search.comparison import compare_methods
-    from meshdsl.search.methods import METHODS
 
     compilation = common.compiled(file, pipeline_options(given), diagnostics, "named")
     with common.patience(f"searching layouts of {compilation.source.name} by every method"):
-        found = compare_methods(request_of(given), compilation, METHODS)
+        found = methods_compared(compilation, given)
     if given.json:
         common.print_json(methods_facts(found, compilation.source.name))
     else:

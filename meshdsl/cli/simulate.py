@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.cli import common
 from meshdsl.cli.options import (
@@ -22,6 +22,7 @@ from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
+    from meshdsl.report.document import Document
     from meshdsl.simulate.timeline import Timeline
 
 
@@ -52,7 +53,7 @@ def command(file: File, given: Simulate) -> None:
         if given.against is not None:
             _compare(compilation, given.against, given)
             return
-        timeline = _timeline(compilation, given)
+        timeline = timeline_of(compilation, given)
         if given.trace is not None:
             from meshdsl.simulate.trace import simulated_trace, trace_text
 
@@ -60,7 +61,8 @@ def command(file: File, given: Simulate) -> None:
         _show(compilation, timeline, given)
 
 
-def _timeline(made: Compilation, given: Simulate) -> Timeline:
+def timeline_of(made: Compilation, given: Simulate) -> Timeline:
+    """The step in time. Raises MD0630 without a cluster, MD0336 for a stage that there is not."""
     from meshdsl.simulate.engine import needed, simulate
 
     return simulate(made.device, needed(made.timing), given.unroll, given.stage)
@@ -68,8 +70,20 @@ def _timeline(made: Compilation, given: Simulate) -> Timeline:
 
 def _compare(made: Compilation, path: Path, given: Simulate) -> None:
     """Show a measured trace beside the simulated one of the same program."""
-    from meshdsl.report.simulation import compared
     from meshdsl.report.terminal import print_document
+
+    document, facts = compared_with(made, path, given)
+    if given.json:
+        common.print_json(facts)
+    else:
+        print_document(document)
+
+
+def compared_with(
+    made: Compilation, path: Path, given: Simulate
+) -> tuple[Document, dict[str, Any]]:
+    """A measured trace beside the simulated one of the same program, and the same as data."""
+    from meshdsl.report.simulation import compared
     from meshdsl.simulate.against import against, of_devices, read_trace, refuse_other
     from meshdsl.simulate.trace import simulated_trace
 
@@ -79,12 +93,9 @@ def _compare(made: Compilation, path: Path, given: Simulate) -> None:
     options = replace(made.options, evaluate=evaluate, measured=measured)
     made = made.under(options, Diagnostics())
     refuse_other(path, trace, made.device)
-    timeline = _timeline(made, given)
+    timeline = timeline_of(made, given)
     comparison = against(simulated_trace(timeline), of_devices(trace, timeline))
-    if given.json:
-        common.print_json({"version": 1, **comparison})
-    else:
-        print_document(compared(comparison, given.top))
+    return compared(comparison, given.top), {"version": 1, **comparison}
 
 
 def _show(made: Compilation, timeline: Timeline, given: Simulate) -> None:

@@ -13,7 +13,11 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from meshdsl.api.errors import ProgramError, placed, shown, told
 from meshdsl.api.plan import Plan
 from meshdsl.api.programs import Program
+from meshdsl.api.schedules import Schedule
+from meshdsl.api.searched import ComparedMethods, Searched
 from meshdsl.api.source_location import cell_of
+from meshdsl.api.timelines import ScheduleTimeline, SlicedTimeline
+from meshdsl.cli import schedule, search, simulate
 from meshdsl.cli.compare import compare_columns
 from meshdsl.cli.explain import focus_of
 from meshdsl.cli.options import pipeline_options
@@ -22,8 +26,9 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.notebook.magic_lines import MagicLine, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
 from meshdsl.placed.layout import mesh_of
-from meshdsl.report.views.parts import MeshView, Ran
-from meshdsl.report.views.results import Comparison
+from meshdsl.report.views.parts import MeshView, Ran, Shown
+from meshdsl.report.views.results import Comparison, Simulation
+from meshdsl.schedule.requested import drawn, of_declaration, sliced
 
 
 @magics_class
@@ -45,6 +50,7 @@ class MdslMagics(Magics):
         shows the report of `explain`.
 
         `%mdsl explain|compare|run|code|collectives|memory [PROGRAM] [options]`,
+        `%mdsl search|simulate [PROGRAM] [options]`, `%mdsl schedule NAME [options]`,
         `%mdsl tensor NAME`, `%mdsl mesh [NAME]`, `%mdsl show`, `%mdsl reset`.
         """
         if cell is None:
@@ -136,6 +142,37 @@ class MdslMagics(Magics):
         result, checked = run(compilation, line.given, diagnostics)
         tell(diagnostics)
         return Ran(compilation, line.given.engine, result, checked)
+
+    def _search(self, line: MagicLine) -> Any:
+        search.refuse_meaningless(line.given)
+        options = pipeline_options(line.given)
+        program = self._program(line.name or line.given.program, options.set_dims)
+        compilation = program.compilation(program.declarations, options)
+        tell(compilation.diagnostics)
+        if line.given.compare_methods:
+            return ComparedMethods(search.methods_compared(compilation, line.given))
+        return Searched(program, *search.searched(compilation, line.given))
+
+    def _simulate(self, line: MagicLine) -> Any:
+        made = self._named(line)._made
+        if line.given.against is not None:
+            return Shown(*simulate.compared_with(made, line.given.against, line.given))
+        return Simulation(simulate.timeline_of(made, line.given), made.source, line.given.top)
+
+    def _schedule(self, line: MagicLine) -> Any:
+        if line.given.list:
+            return Shown(*schedule.listing(line.name, line.given))
+        name = schedule.named(line.name)
+        which = schedule.which(name)
+        request = schedule.request_of(line.given)
+        bound = self.ipython.user_ns.get(name)
+        declared = self.session.declarations.schedules.get(name)
+        declared = bound.table if isinstance(bound, Schedule) else declared
+        if declared is not None:
+            which = of_declaration(declared, request)
+        if request.tokens is not None:
+            return SlicedTimeline(sliced(which, request.tokens, request))
+        return ScheduleTimeline(drawn(which, request))
 
     def _mesh(self, line: MagicLine) -> Any:
         declared = self.session.declarations

@@ -7,7 +7,7 @@ refused, with the notebook's alternative.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, NoReturn
 
@@ -27,6 +27,9 @@ from meshdsl.cli.options import (
     spread,
 )
 from meshdsl.cli.run import RunOptions
+from meshdsl.cli.schedule import Draw
+from meshdsl.cli.search import SearchLayouts
+from meshdsl.cli.simulate import Simulate
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.records import dataclass
 
@@ -59,6 +62,9 @@ VERBS: dict[str, tuple[str, type]] = {
     "collectives": ("what is sent, drawn on the mesh", PlacingOptions),
     "memory": ("what a device holds, as bars", PlacingOptions),
     "tensor": ("who holds what of a tensor", PlacingOptions),
+    "search": ("the best layout of the program on a mesh", SearchLayouts),
+    "simulate": ("a step in time on a cluster", Simulate),
+    "schedule": ("a pipeline schedule over time, without a program", Draw),
     "mesh": ("a mesh with its devices", Nothing),
     "show": ("what the cells have defined", Nothing),
     "reset": ("forget all of it", Nothing),
@@ -72,14 +78,24 @@ INSTEAD = {
     "html": "`.html()` of what the line yields is the page",
     "out": "what the line yields has the values as `.outputs`",
     "force": "a line writes no files",
+    "write": "`.layout` of what the line yields is the block: copy it into a cell",
+    "expect": "write an `expect` into a cell with the layout",
+    "trace": '`.trace("F.json")` of what the line yields writes it',
+    "svg": '`.svg("F.svg")` of what the line yields writes it',
+    "csv": '`.csv("F.csv")` of what the line yields writes it',
+    "torch_csv": '`.csv("F.csv", torch=True)` of what the line yields writes it',
 }
-"""Options of commands that a line refuses, and their alternatives."""
+"""Options of commands that every line refuses, and their alternatives."""
+
+OF_GRAPHS = "`meshdsl search --graph FILE.json` takes it with the file of a graph"
+INSTEAD_OF = {"search": {"graph": OF_GRAPHS, "bandwidth": OF_GRAPHS, "stages": OF_GRAPHS}}
+"""More of them, of some lines."""
 
 WANTED = {"--layout", "--mesh", "--sbp", "--reduce", "--dtype", "--set"}
 WANTED |= {"--all", "--top", "--line", "--tensor"}
 """Options with which a cell shows the report of `explain`."""
 
-Name = Annotated[str | None, typer.Argument(help="A program, a mesh or a tensor.")]
+Name = Annotated[str | None, typer.Argument(help="A program, a mesh, a tensor, a schedule.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +118,30 @@ def read_line(line: str) -> MagicLine:
     def read(given: Any, name: Name = None) -> MagicLine:
         return MagicLine(verb, name, given)
 
-    parsed: MagicLine = _read(read, VERBS[verb][1], f"%mdsl {verb}", words)
+    parsed: MagicLine = _read(read, VERBS[verb][1], f"%mdsl {verb}", words, instead_of(verb))
     return parsed
 
 
 def read_cell(line: str) -> tuple[CellOptions, bool]:
     """The options behind `%%mdsl`, and whether the cell is explained. Raises MD0604."""
-    found = _read(lambda given: given, CellOptions, "%%mdsl", line)
+    found = _read(lambda given: given, CellOptions, "%%mdsl", line, INSTEAD)
     return found, any(word.partition("=")[0] in WANTED for word in shlex.split(line))
 
 
-def _read(function: Callable[..., Any], options: Any, magic: str, line: str) -> Any:
-    """The result of `function` on the words of a line, read as those of a command."""
+def instead_of(verb: str) -> Mapping[str, str]:
+    """The options that the line of a verb refuses, and their alternatives."""
+    return {**INSTEAD, **INSTEAD_OF.get(verb, {})}
+
+
+def _read(
+    function: Callable[..., Any], options: Any, magic: str, line: str, refused: Mapping[str, str]
+) -> Any:
+    """The result of `function` on the words of a line, read as those of a command.
+
+    Options that are `refused` have an alternative.
+    """
     full_line = f"{magic} {line}".rstrip()
-    names = {f.name: f.metadata["names"] for f in fields(options) if f.name not in INSTEAD}
+    names = {f.name: f.metadata["names"] for f in fields(options) if f.name not in refused}
     takes = f"`{magic}` takes {', '.join(sorted(names.values())) or 'no options'}"
     function.__annotations__["given"] = options
     app = typer.Typer(add_completion=False)
@@ -133,9 +159,9 @@ def _read(function: Callable[..., Any], options: Any, magic: str, line: str) -> 
         _refuse(full_line, message, takes)
     given_options = parsed.given if isinstance(parsed, MagicLine) else parsed
     for f in fields(options):
-        if f.name in INSTEAD and getattr(given_options, f.name) != f.default:
+        if f.name in refused and getattr(given_options, f.name) != f.default:
             name = f.metadata["names"].split()[-1]
-            _refuse(full_line, f"`{name}` is not for notebooks", INSTEAD[f.name])
+            _refuse(full_line, f"`{name}` is not for notebooks", refused[f.name])
     return parsed
 
 

@@ -12,7 +12,7 @@ ELEMENTS = {
     "b", "br", "code", "details", "div", "img", "p", "pre", "span", "summary", "table", "tbody",
     "td", "th", "thead", "tr",
 }  # fmt: skip
-SHAPES = {"svg", "g", "rect", "text", "path", "defs", "pattern", "marker"}
+SHAPES = {"svg", "g", "rect", "circle", "text", "path", "defs", "pattern", "marker"}
 _OTHERS = re.compile(r"https?://|url\((?!#)|@import", re.IGNORECASE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,10 +19,11 @@ import meshdsl as md
 from meshdsl.backends.engines.stack_sampler import device_in
 from meshdsl.cli.app import app
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.notebook.magic_lines import INSTEAD, VERBS, read_line
-from tests.cli.command import Cli
+from meshdsl.notebook.magic_lines import INSTEAD, INSTEAD_OF, VERBS, instead_of, read_line
+from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
-from tests.notebook.conftest import Notebook
+from tests.notebook.conftest import BASE, MLP, Notebook
+from tests.notebook.markup import parsed, pictures
 from tests.waiting import until
 
 __all__ = ["cli"]
@@ -50,6 +52,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
         ("explain --line 99", "MD0607", "lines are counted"),
         ("explain --all --top 3", "MD0601", "choose one"),
         ("explain --layout hybrid --layout hybrid", "MD0604", "--layout"),
+        ("search --mesh square --method layout", "MD0602", "did you mean `layouts`"),
+        ("search --mesh square --memory x", "MD0601", "80GB"),
+        ("search --mesh square --compare-methods --front", "MD0601", "leave `--front` out"),
+        ("simulate --layout hybrid", "MD0630", "--cluster NAME"),
+        ("simulate --layout hybrid --cluster h10", "MD0320", "did you mean"),
+        ("simulate --layout hybrid --cluster h100 --against none.json", "MD0631", "--trace"),
+        ("schedule", "MD0604", "one_f_one_b"),
+        ("schedule gpip --stages 2 --micro 2", "MD0528", "did you mean `gpipe`"),
+        ("schedule gpipe --stages 2", "MD0532", "--micro 8"),
+        ("schedule gpipe --stages 2 --micro 2 --times F=1:2:3", "MD0530", "2 separated"),
+        ("schedule gpipe --list", "MD0532", "leave out `gpipe`"),
     ],
 )
 def test_mistakes_in_a_line(defined: Notebook, line: str, code: str, help: str) -> None:
@@ -61,6 +74,7 @@ def test_mistakes_in_a_line(defined: Notebook, line: str, code: str, help: str) 
 
 
 LINES = {"explain": "explain", "compare": "compare", "run": "run", "code": "compile"}
+LINES |= {name: name for name in ("search", "simulate", "schedule")}
 """Lines, and the commands whose options they take."""
 
 OPTIONS = [
@@ -77,11 +91,11 @@ VALUES = {"print_after": "named"}
 def test_a_line_takes_every_option_of_its_command_or_says_why_not(line: str, option: Any) -> None:
     value = () if option.is_flag else (VALUES.get(option.name, "3"),)
     words = " ".join((line, option.opts[-1], *value))
-    if option.name in INSTEAD:
+    if (help := instead_of(line).get(option.name)) is not None:
         with pytest.raises(DiagnosticError) as told:
             read_line(words)
         (diagnostic,) = told.value.diagnostics
-        assert (diagnostic.code, diagnostic.help) == ("MD0604", INSTEAD[option.name])
+        assert (diagnostic.code, diagnostic.help) == ("MD0604", help)
         return
     plain, given = (vars_of(read_line(text).given) for text in (line, words))
     assert {name for name in plain if plain[name] != given[name]} == {option.name}
@@ -93,6 +107,8 @@ def vars_of(given: Any) -> dict[str, Any]:
 
 def test_nothing_is_refused_that_no_command_has() -> None:
     assert set(INSTEAD) <= {option.name for _, option in OPTIONS}
+    for line, options in INSTEAD_OF.items():
+        assert set(options) <= {option.name for of, option in OPTIONS if of == line}
 
 
 @pytest.mark.parametrize("words", ["--laut x", "--message-bytes=-1", "--layout", "--strict=1"])
@@ -121,10 +137,14 @@ def test_warnings_are_shown_below(defined: Notebook, capsys: pytest.CaptureFixtu
 
 
 def test_every_line_shows_something(defined: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
+    words = dict.fromkeys(("mesh", "show", "reset"), "")
+    words |= {
+        "search": "--mesh square",
+        "simulate": "--layout hybrid --cluster h100",
+        "schedule": "gpipe --stages 2 --micro 2",
+    }
     for verb in VERBS:
-        found = defined.line(
-            verb if verb in ("mesh", "show", "reset") else f"{verb} --layout hybrid"
-        )
+        found = defined.line(f"{verb} {words.get(verb, '--layout hybrid')}")
         assert verb in ("show", "reset") or set(found._repr_mimebundle_()) == {
             "text/plain",
             "text/html",
@@ -141,6 +161,52 @@ def test_compare_is_that_of_plans(defined: Notebook) -> None:
     assert [[t["named"] for t in c["tensors"]] for c in ours] == [
         [t["named"] for t in c["tensors"]] for c in theirs
     ]
+
+
+def test_search_is_that_of_the_command_and_its_plans_are_compiled(
+    defined: Notebook, cli: Cli
+) -> None:
+    words = "--mesh square --memory 7KB --front"
+    found = defined.line(f"search mlp {words}")
+    done = json.loads(cli("search", write(BASE + MLP, "f.mdsl"), *words.split(), "--json").out)
+    assert found.json["front"]
+    for part in ("plans", "front"):  # of which the line of the peak is another in a cell
+        ours, theirs = (
+            [dict(p, memory=p["memory"]["peak"]) for p in x[part]] for x in (found.json, done)
+        )
+        assert ours == theirs
+    assert found[0].cost().peak_memory <= 7_000
+    assert "layout searched {" in "".join(e.text or "" for e in parsed(found.html()).iter("pre"))
+    methods = defined.line("search --mesh square --compare-methods")
+    assert {"layouts", "exhaustive"} <= {method["method"] for method in methods.json["methods"]}
+    sized = defined.line("search --mesh square --set batch=64").json["plans"][0]
+    assert sized["memory"] != defined.line("search --mesh square").json["plans"][0]["memory"]
+
+
+def test_simulate_draws_the_step(defined: Notebook, tmp_path: Path) -> None:
+    found = defined.line("simulate --layout hybrid --cluster h100 --top 1")
+    plan = defined.shell.user_ns["mlp"].compile("square", "hybrid")
+    assert found.json == plan.simulate("h100").json
+    assert len(pictures(found.html())) == 1
+    assert "the dearest of 2 lines" in str(found) or "the 1 dearest of 2 lines" in str(found)
+    with pytest.raises(md.ProgramError) as told:
+        defined.line(f"simulate --layout hybrid --cluster h100 --against {tmp_path}/none.json")
+    assert told.value.diagnostics[0].code == "MD0631"
+
+
+def test_schedule_draws_tables_by_name_of_cells_and_of_python(defined: Notebook) -> None:
+    table = "schedule mine(stages=2, micro=2) {\n  0: F0 F1 B0 B1\n  1: F0 B0 F1 B1\n}"
+    defined.cell(table)
+    defined.python("import meshdsl as md; other = md.scheduled(['F0 B0', 'F0 B0'])")
+    found = defined.line("schedule mine --times F=2")
+    assert (found.makespan, found.rows) == (11, ["F0 F1 B0 B1", "F0 B0 F1 B1"])
+    assert len(pictures(found.html())) == 1
+    assert defined.line("schedule other").rows == ["F0 B0", "F0 B0"]
+    with pytest.raises(md.ProgramError, match="MD0532"):
+        defined.line("schedule mine --weights stashed")
+    assert "zb_v" in str(defined.line("schedule --list"))
+    sliced = defined.line("schedule terapipe --stages 2 --micro 1 --tokens 8").json
+    assert sum(sliced["best"]["slices"]) == 8
 
 
 def test_run_is_compared_with_the_reference(defined: Notebook) -> None:

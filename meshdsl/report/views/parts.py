@@ -74,6 +74,20 @@ class View:
         return {"text/plain": str(self), "text/html": self.html()}
 
 
+class Shown(View):
+    """A document, and the same as data: `json`."""
+
+    width = WIDTH
+
+    def __init__(self, document: Document, json: Any) -> None:
+        self._document, self.json = document, json
+
+    @property
+    def document(self) -> Document:
+        """The document."""
+        return self._document
+
+
 # --- meshes and tensors ----------------------------------------------------------------------
 
 

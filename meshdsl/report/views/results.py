@@ -15,7 +15,7 @@ from meshdsl.report.focus import Focus, focused
 from meshdsl.report.gantt import gantt_picture, gantt_text
 from meshdsl.report.html import html
 from meshdsl.report.schema import ComparisonFacts, ReportFacts
-from meshdsl.report.simulation import simulated, simulation
+from meshdsl.report.simulation import TOP, simulated, simulation
 from meshdsl.report.views.parts import WIDTH, Memory, View, of_columns
 from meshdsl.simulate.trace import simulated_trace, trace_text
 
@@ -149,8 +149,8 @@ class Simulation(View):
 
     width = WIDTH
 
-    def __init__(self, timeline: Timeline, source: Source) -> None:
-        self.timeline, self.source = timeline, source
+    def __init__(self, timeline: Timeline, source: Source, top: int = TOP) -> None:
+        self.timeline, self.source, self._top = timeline, source, top
         self.json = simulation(timeline)
         self.seconds, self.compute, self.mfu = timeline.seconds, timeline.compute, timeline.mfu
         self.exposed, self.peak = dict(timeline.exposed), timeline.peak
@@ -161,7 +161,8 @@ class Simulation(View):
         drawn = Picture(
             partial(gantt_picture, self.timeline), gantt_text(self.timeline), extra=True
         )
-        first, *others = simulated(self.json, {self.source.name: self.source})
+        sources = {self.source.name: self.source}
+        first, *others = simulated(self.json, sources, self._top)
         return (first, drawn, *others)
 
     def trace(self, path: str) -> None:
