@@ -230,7 +230,7 @@ def _which(
         call = which.call
         known = {"micro": call.args[0]} if call.args else {}
         known |= {each.name.text: each.value for each in call.keywords}
-        own = {
+        own: dict[str, Any] = {
             name: value.value
             for name, value in known.items()
             if name in ("micro", *COUNTS)

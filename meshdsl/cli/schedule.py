@@ -147,7 +147,7 @@ def request_of(given: Draw) -> ScheduleRequest:
     """What the options ask for."""
     from meshdsl.schedule.requested import ScheduleRequest
 
-    names = {f.name for f in fields(ScheduleRequest)} & {f.name for f in fields(given)}
+    names = (f.name for f in fields(ScheduleRequest) if hasattr(given, f.name))
     asked: dict[str, Any] = {name: getattr(given, name) for name in names}
     return ScheduleRequest(**asked)
 
