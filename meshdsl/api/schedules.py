@@ -46,7 +46,7 @@ def scheduled(
 
     The dims are cut into so many micro-batches; without dims, those are taken that `accumulate` of
     the optimizer counts. Options are those of the schedule, `layers="3 5"` or `[3, 5]`,
-    `recompute="stage"`, `backward="split"`, `reduce="last"` or `"each"`.
+    `slices` alike, `recompute="stage"`, `backward="split"`, `reduce="last"` or `"each"`.
 
     A table of your own has a row of actions for each device, and the name of the variable;
     `weights` says what passes read where it has updates:
@@ -309,7 +309,7 @@ def _number(found: Any, name: str, span: Span) -> ast.Number:
 
 
 def _value(found: Any, name: str, span: Span) -> ast.Expr:
-    """The value of an option: a number, a word, or the layers of each stage."""
+    """The value of an option: a number, a word, or numbers, as the layers of each stage."""
     if isinstance(found, str) and is_name(found):
         return ast.Ref(ast.Name(found, span), span)
     if isinstance(found, str):

@@ -415,8 +415,8 @@ def _attended(sig: kit.Signature, *, gradient: bool = False) -> float:
     mem = sig.attrs["dims"][1].name
     if slices := sig.attrs.get("slices"):
         ends = itertools.accumulate(slices)
-        seen: int = sum(n * end for n, end in zip(slices, ends, strict=True))
-        return seen / sum(slices) ** 2
+        computed = sum(n * end for n, end in zip(slices, ends, strict=True))
+        return float(computed / sum(slices) ** 2)
     sizes = {d.name: d.size for t in types for d in t.dims}
     causal = tuple(d.name for d in sig.attrs["causal"])
     alone = causal and causal == parts(types, sig.attrs).query

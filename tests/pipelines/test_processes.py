@@ -34,7 +34,8 @@ CASES = {
     "both ways in halves": ("mlp", "pipe:2", "layers -> pipe", "dualpipe[batch](4)"),
     "waves": ("summed", "pipe:2", "layers -> pipe", "hanayo[batch](4, waves=2)"),
     "slices": (
-        "lm", "data:2,pipe:2", "layers -> pipe, batch -> data", "terapipe[seq](4)",
+        "lm", "data:2,pipe:2", "layers -> pipe, batch -> data",
+        'terapipe[seq](4, slices="3 2 2 1")',
     ),
 }  # fmt: skip
 
