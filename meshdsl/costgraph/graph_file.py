@@ -32,6 +32,9 @@ MOST = 1e100
 SIZES = tuple(f.name for f in fields(Transformer) if f.default is MISSING)
 """The fields that every transformer has: whole numbers."""
 
+MOST_SIZE = 1 << 32
+"""The greatest size of a transformer: all its divisors are found at once."""
+
 FIELDS = {
     "placement": ("nodes", "edges", "memory_limit"),
     "stages": ("layers", "edges", "micro_batches"),
@@ -305,7 +308,7 @@ def transformer_of(top: GraphObject) -> Transformer:
         near = did_you_mean(optimizer.text(), list(STATES))
         message = f"there is no optimizer `{optimizer.text()}` here"
         optimizer.refuse(message, help=near or ", ".join(STATES))
-    layers, hidden, heads, seq, vocab, batch = (top.field(name).count() for name in SIZES)
+    layers, hidden, heads, seq, vocab, batch = (_size(top.field(name)) for name in SIZES)
     model = Transformer(
         layers,
         hidden,
@@ -313,7 +316,7 @@ def transformer_of(top: GraphObject) -> Transformer:
         seq,
         vocab,
         batch,
-        mlp=top.field("mlp", 4).count(),
+        mlp=_size(top.field("mlp", 4)),
         experts=_experts(top.field("experts", None)),
         optimizer=optimizer.text(),
     )
@@ -326,16 +329,23 @@ def transformer_of(top: GraphObject) -> Transformer:
     return model
 
 
+def _size(written: GraphObject) -> int:
+    """A size of a transformer."""
+    if (size := written.count()) > MOST_SIZE:
+        written.refuse(f"this should be at most {MOST_SIZE:,}")
+    return size
+
+
 def _experts(written: GraphObject) -> Experts | None:
     """The experts of a transformer, if it has any."""
     if written.value is None:
         return None
     defaults = {f.name: f.default for f in fields(Experts)}
     written.only(*defaults)
-    count = written.field("count").count()
+    count = _size(written.field("count"))
     every, top_k, group = (written.field(n, defaults[n]) for n in ("every", "top_k", "group"))
     capacity = written.field("capacity", defaults["capacity"])
-    experts = Experts(count, every.count(), top_k.count(), group.count(), capacity.cost())
+    experts = Experts(count, _size(every), _size(top_k), _size(group), capacity.cost())
     if experts.top_k > count:
         top_k.refuse(f"a token cannot go to {experts.top_k} of {count} experts", "MD0666")
     if not experts.places:

@@ -96,7 +96,8 @@ def divisions(
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def near_stages(model: Transformer, stages: int) -> tuple[int, ...]:

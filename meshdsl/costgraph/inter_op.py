@@ -9,6 +9,7 @@ bound on the slowest stage the least sum is a dynamic program over stages, group
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -81,6 +82,11 @@ def best_pipeline(
         if best is None or seconds < best.seconds:
             best = InterOpPlan(*division, seconds, cut.work)
     return best
+
+
+def divides(groups: int, devices: int, ways: Ways) -> bool:
+    """Whether there is a pipeline on all the devices, whatever it holds."""
+    return _Cut(groups, devices, math.inf, ways).least(math.inf) is not None
 
 
 class _Cut:
@@ -210,9 +216,14 @@ def _logical_meshes(
 ) -> Iterator[tuple[int, int, int, Timing]]:
     """Devices of a submesh by data and by tensor parallelism, and how long things take there."""
     for size in submeshes(cluster, devices):
-        for tensor in (n for n in range(1, size + 1) if size % n == 0):
+        for tensor in range(1, min(size, model.heads) + 1):
             data = size // tensor
-            if micro % data or model.heads % tensor or not model.routable(micro // data):
+            if (
+                size % tensor
+                or micro % data
+                or model.heads % tensor
+                or not model.routable(micro // data)
+            ):
                 continue
             # What is sent on goes as far as if all stages were as large.
             for stages in (-(-devices // size), devices // size):

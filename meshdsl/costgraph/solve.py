@@ -57,6 +57,7 @@ from meshdsl.costgraph.grid import GridPlan, Uncut, near_stages, ranked
 from meshdsl.costgraph.inter_op import (
     InterOpPlan,
     best_pipeline,
+    divides,
     submesh_shape,
     transformer_ways,
 )
@@ -72,6 +73,9 @@ from meshdsl.search.request import SearchRequest
 
 MOST_PLACEMENTS = 100_000
 """Placements of groups on devices that are all tried."""
+
+MOST_STEPS = 5_000_000
+"""Stages, on submeshes, at places of a pipeline that are tried for one pace."""
 
 Placer = Callable[[Sequence[GraphOperator], Devices], Placed]
 """A method that places groups of operators on devices."""
@@ -389,8 +393,13 @@ def _alpa(top: GraphObject, request: SearchRequest) -> InterOpAnswer:
             top.field(name).refuse(f"{parts} does not divide {whole}", "MD0666")
     limit = cluster.device.memory if request.memory is None else request.memory
     ways = transformer_ways(model, cluster, groups, model.batch // micros, devices)
+    steps = len(ways(0, groups)) * groups * (groups + 1) // 2 * min(groups, devices)
+    if steps > MOST_STEPS:
+        message = f"{groups} groups on {devices} devices are too many to try all cuts"
+        help = "write fewer `groups`, or take `--method grid`"
+        top.field("groups", groups).refuse(message, "MD0663", help)
     best = best_pipeline(groups, devices, micros, limit, ways)
-    if best is None and best_pipeline(groups, devices, micros, math.inf, ways) is None:
+    if best is None and not divides(groups, devices, ways):
         _refuse_undivided(top, model, devices, cluster)
     if best is None:
         help = "use more devices or more micro-batches"

@@ -189,6 +189,8 @@ WRONG = [
     ("MD0660", changed(EXPERTS, ("experts", "every"), 0), "experts.every"),
     ("MD0660", changed(EXPERTS, ("optimizer",), "adamfactor"), "`adafactor`"),
     ("MD0660", changed(EXPERTS, ("mlp",), 2.5), "`mlp`"),
+    ("MD0660", changed(TRANSFORMER, ("batch",), 10**12), "at most 4,294,967,296"),
+    ("MD0660", changed(EXPERTS, ("experts", "count"), 1 << 33), "experts.count"),
     ("MD0666", changed(EXPERTS, ("experts", "top_k"), 5), "5 of 4 experts"),
     ("MD0666", changed(EXPERTS, ("experts", "capacity"), 0.1), "experts.capacity"),
     ("MD0666", changed(EXPERTS, ("experts", "group"), 1), "experts.group"),
@@ -290,13 +292,26 @@ def test_layers_on_a_cluster_with_levels(tmp_path: Path) -> None:
     assert "on 16 x v100-p3: " in found.lines()[0]
 
 
-def test_no_submesh_is_not_a_lack_of_memory(tmp_path: Path) -> None:
-    alone = EXPERTS | {"heads": 1, "layers": 1, "experts": {"count": 4, "group": 32}}
+@pytest.mark.parametrize(
+    ("sizes", "code", "said"),
+    [
+        (
+            {"heads": 1, "layers": 1, "experts": {"count": 4, "group": 32}},
+            "MD0666",
+            "whole groups of tokens",
+        ),
+        ({"layers": 4096}, "MD0663", "fewer `groups`"),
+    ],
+)
+def test_a_pipeline_that_is_not_tried(
+    sizes: dict[str, Any], code: str, said: str, tmp_path: Path
+) -> None:
+    """No submesh is not a lack of memory; and what would take hours is not begun."""
     with pytest.raises(DiagnosticError) as caught:
-        solved(written(tmp_path, alone), replace(GIVEN["transformer"], method="alpa"))
+        solved(written(tmp_path, TRANSFORMER | sizes), replace(GIVEN["transformer"], method="alpa"))
     (found,) = caught.value.diagnostics
-    assert found.code == "MD0666"
-    assert "whole groups of tokens" in found.message
+    assert found.code == code
+    assert said in f"{found.message} {found.help}"
 
 
 def test_what_takes_no_time_is_no_faster_on_several_devices(tmp_path: Path) -> None:

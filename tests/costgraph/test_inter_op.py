@@ -10,12 +10,15 @@ import pytest
 
 from meshdsl.cluster.profile import load
 from meshdsl.costgraph.inter_op import (
+    CLOSE,
     Way,
     Ways,
     best_pipeline,
     pipeline_time,
     submeshes,
+    transformer_ways,
 )
+from meshdsl.costgraph.transformer import Experts, Transformer
 
 
 def every_pipeline(
@@ -67,6 +70,23 @@ def test_no_pipeline_is_faster() -> None:
             assert best.seconds == pipeline_time(best.ways, micro_batches)
             found += 1
     assert found > 50
+
+
+@pytest.mark.parametrize("memory", [1e6, 5e6, 6e6, 1e7])
+def test_no_pipeline_with_experts_is_faster(memory: float) -> None:
+    """Of all cuts of four groups over submeshes of four devices, with every parallel size."""
+    model = Transformer(8, 64, 8, 32, 128, 16, experts=Experts(4, 2, 2, 64))
+    ways = transformer_ways(model, load("v100-p3"), 4, 8, 4)
+    every = {pair: [*ways(*pair)] for pair in itertools.combinations(range(5), 2)}
+    possible = [
+        pipeline_time(stages, 2)
+        for stages in every_pipeline(every, 0, 4)
+        if sum(w.devices for w in stages) == 4 and fits(stages, memory)
+    ]
+    best = best_pipeline(4, 4, 2, memory, ways)
+    assert (best is None) == (not possible) == (memory == 1e6)
+    if best is not None:
+        assert min(possible) <= best.seconds <= min(possible) * (1 + CLOSE)
 
 
 @pytest.mark.parametrize(("cluster", "node"), [("v100-p3", 8), ("cpu", 6), ("cpu", 12)])
