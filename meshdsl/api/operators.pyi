@@ -567,6 +567,7 @@ linear: _Optimizer
 linear_warmup: _Optimizer
 momentum: _Optimizer
 onebit: _Optimizer
+onebit_momentum: _Optimizer
 powersgd: _Optimizer
 sgd: _Optimizer
 topk: _Optimizer
@@ -643,6 +644,7 @@ __all__ = [
     "normal",
     "one_hot",
     "onebit",
+    "onebit_momentum",
     "ones",
     "pad",
     "pow",

@@ -196,9 +196,9 @@ def given(found: Any, span: Span) -> Schedule | None:
 
 def _in_python() -> Any:
     """How diagnostics write an option and a call."""
-    from meshdsl.schedule.requested import Spelling
+    from meshdsl.schedule.requested import RequestSpelling
 
-    class Keywords(Spelling):
+    class Keywords(RequestSpelling):
         def option(self, name: str, value: str = "") -> str:
             return f'{name}="{value}"' if value else f"{name}="
 

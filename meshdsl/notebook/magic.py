@@ -26,7 +26,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.notebook.magic_lines import MagicLine, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
 from meshdsl.placed.layout import mesh_of
-from meshdsl.report.views.parts import MeshView, Ran, Shown
+from meshdsl.report.views.parts import DocumentView, MeshView, Ran
 from meshdsl.report.views.results import Comparison, Simulation
 from meshdsl.schedule.requested import drawn, of_declaration, sliced
 
@@ -156,12 +156,12 @@ class MdslMagics(Magics):
     def _simulate(self, line: MagicLine) -> Any:
         made = self._named(line)._made
         if line.given.against is not None:
-            return Shown(*simulate.compared_with(made, line.given.against, line.given))
+            return DocumentView(*simulate.compared_with(made, line.given.against, line.given))
         return Simulation(simulate.timeline_of(made, line.given), made.source, line.given.top)
 
     def _schedule(self, line: MagicLine) -> Any:
         if line.given.list:
-            return Shown(*schedule.listing(line.name, line.given))
+            return DocumentView(*schedule.listing(line.name, line.given))
         name = schedule.named(line.name)
         which = schedule.which(name)
         request = schedule.request_of(line.given)

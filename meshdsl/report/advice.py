@@ -25,7 +25,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.predicted_times import BOUNDS, times
 from meshdsl.report.search_result import told
-from meshdsl.search.advice import KINDS, Advice, Way, within_machine
+from meshdsl.search.advice import KINDS, Advice, Parallelism, within_machine
 from meshdsl.search.candidate import Candidate
 from meshdsl.search.reasons import reasons
 
@@ -251,7 +251,7 @@ def _saving(advice: Advice, kinds: Sequence[str]) -> str:
     return "as asked"
 
 
-def _of(advice: Advice, way: Way) -> Iterator[object]:
+def _of(advice: Advice, way: Parallelism) -> Iterator[object]:
     return (
         rule
         for rule in advice.best.rules

@@ -42,7 +42,7 @@ ZERO = {"state": "zero1", "grads": "zero2", "params": "zero3"}
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Parallelism:
     """One kind of parallelism of a plan: the dims that it splits, over which axes, how often."""
 
     kind: str
@@ -52,7 +52,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OrdinaryStep:
     """A plan on the way to the best one, by name; `fits`: within the memory of a device."""
 
     name: str
@@ -66,8 +66,8 @@ class Advice:
 
     found: SearchResult
     roles: DimRoles
-    ways: tuple[Way, ...]
-    steps: tuple[Step, ...]
+    ways: tuple[Parallelism, ...]
+    steps: tuple[OrdinaryStep, ...]
     loops: tuple[str, ...]
 
     @property
@@ -80,11 +80,11 @@ class Advice:
         """The problem that was solved."""
         return self.found.problem
 
-    def has(self, *kinds: str) -> tuple[Way, ...]:
+    def has(self, *kinds: str) -> tuple[Parallelism, ...]:
         """What the plan does of some kinds."""
         return tuple(way for way in self.ways if way.kind in kinds)
 
-    def ways_of(self, plan: Candidate) -> tuple[Way, ...]:
+    def ways_of(self, plan: Candidate) -> tuple[Parallelism, ...]:
         """The kinds of parallelism of a plan."""
         return ways_of(plan, self.roles, self.loops)
 
@@ -119,7 +119,7 @@ def advice(request: SearchRequest, made: Compilation) -> Advice:
     return Advice(found, role, ways, tuple(_steps(found, role)), loops)
 
 
-def ways_of(plan: Candidate, role: DimRoles, loops: tuple[str, ...]) -> tuple[Way, ...]:
+def ways_of(plan: Candidate, role: DimRoles, loops: tuple[str, ...]) -> tuple[Parallelism, ...]:
     """The kinds of parallelism of a plan, in the order of `KINDS`."""
     mesh = plan.mesh
     stored = stored_rules(plan.rules)
@@ -150,17 +150,17 @@ def _kind(rule: SearchRule, role: DimRoles, loops: tuple[str, ...]) -> str:
     return next((kind for kind, dims in kinds.items() if rule.dim in dims), "other")
 
 
-def _way(kind: str, rules: list[SearchRule], mesh: Mesh) -> Way:
+def _way(kind: str, rules: list[SearchRule], mesh: Mesh) -> Parallelism:
     axes = [axis for rule in rules for axis in rule.axes]
     return _on(kind, axes, tuple(dict.fromkeys(rule.dim for rule in rules)), mesh)
 
 
-def _on(kind: str, axes: list[str], dims: tuple[str, ...], mesh: Mesh) -> Way:
+def _on(kind: str, axes: list[str], dims: tuple[str, ...], mesh: Mesh) -> Parallelism:
     used = mesh.sorted(frozenset(axes))
-    return Way(kind, used, dims, mesh.size(*used))
+    return Parallelism(kind, used, dims, mesh.size(*used))
 
 
-def within_machine(way: Way, mesh: Mesh, size: int) -> bool:
+def within_machine(way: Parallelism, mesh: Mesh, size: int) -> bool:
     """Whether devices that split something between them share a machine of so many devices.
 
     The devices of the last axis are nearest to each other.
@@ -169,7 +169,7 @@ def within_machine(way: Way, mesh: Mesh, size: int) -> bool:
     return math.prod(mesh.size(axis) for axis in mesh.names[first:]) <= size
 
 
-def _steps(found: SearchResult, role: DimRoles) -> Iterator[Step]:
+def _steps(found: SearchResult, role: DimRoles) -> Iterator[OrdinaryStep]:
     """Nothing split, the batch over all axes, and ZeRO's stages beside that."""
     problem = found.problem
     yield from _placed(problem, "one device", ())
@@ -189,10 +189,10 @@ def _steps(found: SearchResult, role: DimRoles) -> Iterator[Step]:
         yield from _placed(problem, f"{KINDS['data']}, {KINDS[stage]}", (*batch, *rules))
 
 
-def _placed(problem: Problem, name: str, rules: Rules) -> Iterator[Step]:
+def _placed(problem: Problem, name: str, rules: Rules) -> Iterator[OrdinaryStep]:
     """The better walk of some rules; nothing where they cannot be followed."""
     try:
         plan = min(problem.plans(rules), key=problem.value)
     except DiagnosticError:
         return
-    yield Step(name, plan, problem.fits(plan))
+    yield OrdinaryStep(name, plan, problem.fits(plan))

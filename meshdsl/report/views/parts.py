@@ -74,7 +74,7 @@ class View:
         return {"text/plain": str(self), "text/html": self.html()}
 
 
-class Shown(View):
+class DocumentView(View):
     """A document, and the same as data: `json`."""
 
     width = WIDTH
