@@ -225,8 +225,10 @@ def _logical_meshes(
                 or not model.routable(micro // data)
             ):
                 continue
-            # What is sent on goes as far as if all stages were as large.
-            for stages in (-(-devices // size), devices // size):
+            # What is sent on goes as far as if all stages were as large, on a few devices more
+            # where a node would be cut; in a cluster without these, it is not counted.
+            few = -(-devices // size)
+            for stages in (*range(few, 2 * few + 1), 1):
                 if parts_of(cluster, [stages, data, tensor]) is not None:
                     axes = (("pipe", stages), ("data", data), ("tensor", tensor))
                     yield size, data, tensor, Timing(cluster, Mesh("submesh", axes))

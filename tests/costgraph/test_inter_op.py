@@ -72,6 +72,15 @@ def test_no_pipeline_is_faster() -> None:
     assert found > 50
 
 
+def test_twelve_devices_are_a_node_and_half_of_one() -> None:
+    model = Transformer(6, 1024, 8, 1024, 32000, 48)
+    ways = transformer_ways(model, load("v100-p3"), 6, 8, 12)
+    best = best_pipeline(6, 12, 6, 15.3e9, ways)
+    assert best is not None
+    assert sum(way.devices for way in best.ways) == 12
+    assert {way.devices for way in ways(0, 6)} == {1, 2, 4, 8}
+
+
 @pytest.mark.parametrize("memory", [1e6, 5e6, 6e6, 1e7])
 def test_no_pipeline_with_experts_is_faster(memory: float) -> None:
     """Of all cuts of four groups over submeshes of four devices, with every parallel size."""
