@@ -100,20 +100,34 @@ def compared(methods: Mapping[str, Run]) -> tuple[MethodRow, ...]:
 
 
 def table(
-    rows: tuple[MethodRow, ...], shown: Callable[[float], str]
+    rows: tuple[MethodRow, ...],
+    shown: Callable[[float], str],
+    published: Mapping[str, float | None] | None = None,
 ) -> tuple[tuple[str, ...], ...]:
-    """The heading and the rows that have a cost, costs as `shown`."""
+    """The heading and the rows that have a cost, costs as `shown`, beside `published` ones."""
     found = [(row, row.figures) for row in rows if row.figures is not None]
     least = min(figures.cost for _, figures in found)
     with_placed = any(figures.placed is not None for _, figures in found)
     placed = ("placed",) if with_placed else ()
-    lines = [("method", "cost", "above the least", *placed, "steps", "proof", "seconds")]
+    beside = ("published",) if published else ()
+    lines = [("method", "cost", *beside, "above the least", *placed, "steps", "proof", "seconds")]
     for row, figures in found:
         placed = (f"{figures.placed or 0:,}",) if with_placed else ()
-        cost = shown(figures.cost), _above(figures.cost, least)
+        if published:
+            beside = (_published(published, row.method, shown),)
+        cost = shown(figures.cost), *beside, _above(figures.cost, least)
         seconds = f"{row.seconds:.2f}"
         lines.append((row.method, *cost, *placed, f"{figures.steps:,}", row.proof(), seconds))
     return tuple(lines)
+
+
+def _published(
+    published: Mapping[str, float | None], method: str, shown: Callable[[float], str]
+) -> str:
+    if method not in published:
+        return ""
+    figure = published[method]
+    return "not found" if figure is None else shown(figure)
 
 
 def refusals(rows: tuple[MethodRow, ...]) -> list[str]:

@@ -30,8 +30,8 @@ def critical_path(operators: Sequence[GraphOperator], devices: Devices) -> Place
             ends[device] = makespan(part, chosen, devices)
         tried += len(ends)
         places[group] = min(ends, key=ends.__getitem__)
-    every = tuple(places[g] for g in range(groups))
-    return Placed(every, makespan(operators, every, devices), tried)
+    found = tuple(places[g] for g in range(groups))
+    return Placed(found, makespan(operators, found, devices), tried)
 
 
 def _ranks(operators: Sequence[GraphOperator], devices: Devices) -> list[float]:

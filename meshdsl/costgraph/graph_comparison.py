@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from meshdsl.costgraph.comparison import Figures, MethodRow, compared, refusals, table, title
-from meshdsl.costgraph.graph_file import read_graph
+from meshdsl.costgraph.graph_file import published_of, read_graph
 from meshdsl.costgraph.solve import METHODS, solved
 from meshdsl.records import dataclass
 from meshdsl.report.document import aligned
@@ -23,21 +23,26 @@ OWN_SPACES = {"stages", "transformer"}
 
 @dataclass(frozen=True, slots=True)
 class ComparedGraph:
-    """The methods on one graph, in the order of the registry."""
+    """The methods on one graph, in the order of the registry.
+
+    `published` has costs by method, None for one that was published and could not be found.
+    """
 
     graph: str
     kind: str
     rows: tuple[MethodRow, ...]
+    published: dict[str, float | None]
 
     def facts(self) -> dict[str, object]:
         """The table as data (version 1)."""
         methods = [row.facts() for row in self.rows]
-        return {"version": 1, "graph": self.graph, "kind": self.kind, "methods": methods}
+        facts = {"version": 1, "graph": self.graph, "kind": self.kind, "methods": methods}
+        return {**facts, "published": self.published} if self.published else facts
 
     def lines(self) -> Iterable[str]:
         """The table as text."""
         yield title(self.graph, self.rows, UNITS.get(self.kind, "seconds a step"))
-        rows = [[*row] for row in table(self.rows, lambda cost: f"{cost:.6g}")]
+        rows = [[*row] for row in table(self.rows, "{:.6g}".format, self.published)]
         yield from (f"  {line}" for line in aligned(rows))
         yield from refusals(self.rows)
         if self.kind in OWN_SPACES:
@@ -46,10 +51,12 @@ class ComparedGraph:
 
 def compared_on(path: Path, request: SearchRequest) -> ComparedGraph:
     """Every method on the graph in a file. Raises MD066x, that of the first where none answers."""
-    kind = read_graph(path).field("kind").value
+    top = read_graph(path)
+    kind = top.field("kind").value
+    published = published_of(top, request.devices, METHODS[kind]) if kind == "devices" else {}
 
     def run(name: str) -> Figures:
         return solved(path, replace(request, method=name)).answer.figures()
 
     rows = compared({name: partial(run, name) for name in METHODS[kind]})
-    return ComparedGraph(str(path), kind, rows)
+    return ComparedGraph(str(path), kind, rows, published)

@@ -39,7 +39,7 @@ FIELDS = {
     "placement": ("nodes", "edges", "memory_limit"),
     "stages": ("layers", "edges", "micro_batches"),
     "transformer": (*(f.name for f in fields(Transformer)), "micro_batches", "groups"),
-    "devices": ("operators", "transfer"),
+    "devices": ("operators", "transfer", "expert", "published"),
 }
 """The kinds of graphs, and the fields of each beside `version`, `kind` and `source`."""
 
@@ -377,3 +377,36 @@ def operators_of(top: GraphObject) -> tuple[tuple[str, ...], list[GraphOperator]
             operator.refuse(f"there are two operators `{name}`")
         places[name] = len(places)
     return tuple(groups), operators
+
+
+def expert_of(top: GraphObject, groups: Sequence[str], devices: int) -> list[int]:
+    """The device of each group as an expert has placed them on so many devices.
+
+    Raises MD0665 where the graph has no such placement.
+    """
+    shape = ", ".join(f'"{group}": 0' for group in groups[:2])
+    help = f'write `"expert": {{"{devices}": {{{shape}, …}}}}`, or take another method'
+    written = top.field("expert", {})
+    if not isinstance(written.value, dict) or f"{devices}" not in written.value:
+        written.refuse(f"no expert's placement on {devices} devices is written", "MD0665", help)
+    places = written.field(f"{devices}").only(*groups)
+    found = [places.field(group) for group in groups]
+    for place in found:
+        whole = isinstance(place.value, int) and not isinstance(place.value, bool)
+        if not whole or not 0 <= place.value < devices:
+            place.refuse(f"this should be a device, from 0 to {devices - 1}")
+    return [place.value for place in found]
+
+
+def published_of(
+    top: GraphObject, devices: int | None, methods: Iterable[str]
+) -> dict[str, float | None]:
+    """Published seconds by method on so many devices, where the graph has such; null: not found."""
+    written = top.field("published", {})
+    if written.value == {} or devices is None:
+        return {}
+    row = written.field(f"{devices}", {}).only(*methods)
+    if not isinstance(row.value, dict):
+        row.refuse("this should be an object: seconds by method")
+    figures = {name: row.field(name) for name in row.value}
+    return {name: None if f.value is None else f.cost() for name, f in figures.items()}

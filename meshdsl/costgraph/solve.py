@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
@@ -29,13 +29,7 @@ from meshdsl.costgraph.answers import (
 )
 from meshdsl.costgraph.bayesian import bayesian
 from meshdsl.costgraph.critical_path import critical_path
-from meshdsl.costgraph.device_placement import (
-    Devices,
-    GraphOperator,
-    Placed,
-    exhaustive,
-    reinforce,
-)
+from meshdsl.costgraph.device_placement import Devices, exhaustive, reinforce
 from meshdsl.costgraph.exact import (
     TooWide,
     branch_and_bound,
@@ -47,6 +41,7 @@ from meshdsl.costgraph.graph import CostGraph, Solution, least_memory
 from meshdsl.costgraph.graph_file import (
     GraphObject,
     costs_of,
+    expert_of,
     layers_of,
     operators_of,
     read_graph,
@@ -64,6 +59,7 @@ from meshdsl.costgraph.inter_op import (
 from meshdsl.costgraph.layer_graph import GraphTooLarge, LayerGraph, members
 from meshdsl.costgraph.layer_partition import Levels, cut, flat, levels_of
 from meshdsl.costgraph.learned import learned
+from meshdsl.costgraph.partitioning import Placer, given, partitioned, single
 from meshdsl.costgraph.sampled_graphs import sampled_costs, sampled_devices
 from meshdsl.costgraph.tensor_stages import cut_with_tensors
 from meshdsl.costgraph.transformer import Transformer
@@ -76,9 +72,6 @@ MOST_PLACEMENTS = 100_000
 
 MOST_STEPS = 5_000_000
 """Stages, on submeshes, at places of a pipeline that are tried for one pace."""
-
-Placer = Callable[[Sequence[GraphOperator], Devices], Placed]
-"""A method that places groups of operators on devices."""
 
 Solve = Callable[[GraphObject, SearchRequest], GraphAnswer]
 """A method: from what is written in the file, and what is asked."""
@@ -461,28 +454,47 @@ def _devices(place: Placer, proven: bool = False) -> Solve:
     """The device of each group, by a method that tries every placement or some."""
 
     def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
-        groups, operators = operators_of(top)
-        if request.devices is None or request.bandwidth is None:
-            fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)
-        _refuse_unread("operators on devices", memory=request.memory, cluster=request.cluster)
-        transfer = top.field("transfer", 0).cost()
-        devices = Devices(request.devices, transfer, request.bandwidth)
-        if proven and request.devices ** len(groups) > MOST_PLACEMENTS:
-            message = f"{len(groups)} groups on {request.devices} devices are too many to try"
+        groups, _ = operators_of(top)
+        count = _device_count(request)
+        if proven and count ** len(groups) > MOST_PLACEMENTS:
+            message = f"{len(groups)} groups on {count} devices are too many to try"
             top.field("operators").refuse(message, "MD0663", "take `--method rl`, or fewer groups")
-        best = place(operators, devices)
-        return DevicesAnswer(
-            source=top.field("source", "").value,
-            devices=request.devices,
-            bandwidth=request.bandwidth,
-            places=dict(zip(groups, best.devices, strict=True)),
-            seconds=best.seconds,
-            one_device_seconds=math.fsum(o.seconds for o in operators),
-            proven=proven,
-            work=best.tried,
-        )
+        return _placed(top, request, place, proven)
 
     return answer
+
+
+def _expert(top: GraphObject, request: SearchRequest) -> DevicesAnswer:
+    """The placement that the graph itself has for so many devices."""
+    groups, _ = operators_of(top)
+    return _placed(top, request, given(expert_of(top, groups, _device_count(request))))
+
+
+def _device_count(request: SearchRequest) -> int:
+    if request.devices is None or request.bandwidth is None:
+        fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)
+    _refuse_unread("operators on devices", memory=request.memory, cluster=request.cluster)
+    return request.devices
+
+
+def _placed(
+    top: GraphObject, request: SearchRequest, place: Placer, proven: bool = False
+) -> DevicesAnswer:
+    groups, operators = operators_of(top)
+    assert request.devices is not None
+    assert request.bandwidth is not None
+    transfer = top.field("transfer", 0).cost()
+    best = place(operators, Devices(request.devices, transfer, request.bandwidth))
+    return DevicesAnswer(
+        source=top.field("source", "").value,
+        devices=request.devices,
+        bandwidth=request.bandwidth,
+        places=dict(zip(groups, best.devices, strict=True)),
+        seconds=best.seconds,
+        one_device_seconds=math.fsum(o.seconds for o in operators),
+        proven=proven,
+        work=best.tried,
+    )
 
 
 METHODS: dict[str, dict[str, Solve]] = {
@@ -505,6 +517,10 @@ METHODS: dict[str, dict[str, Solve]] = {
     "devices": {
         "exhaustive": _devices(exhaustive, proven=True),
         "rl": _devices(reinforce),
+        "single": _devices(single),
+        "scotch": _devices(partitioned("scotch", recursive=True)),
+        "mincut": _devices(partitioned("mincut", recursive=False)),
+        "expert": _expert,
         "critical-path": _devices(critical_path),
         "bayesian": _devices(sampled_devices(bayesian)),
         "learned": _devices(sampled_devices(learned)),

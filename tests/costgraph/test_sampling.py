@@ -25,13 +25,11 @@ from tests.cli.conftest import cli
 
 from .random_graphs import graphs
 from .test_device_placement import random_model
-from .test_graph_file import PLACEMENT
+from .test_graph_file import NEEDS, PLACEMENT
 
 __all__ = ["cli"]
 
 SAMPLERS = {"bayesian": bayesian, "learned": learned}
-NEEDS = {"bayesian": "optuna", "learned": "sklearn"}
-"""The module that each imports."""
 
 
 def sampler(name: str) -> Sampler:
