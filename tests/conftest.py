@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from meshdsl import cli
 from meshdsl.search import speculative
 from meshdsl.syntax import parse
+from tests.garbage import SELDOM, look_seldom
 from tests.ranks import Forks
 
 # Read when torch is first imported: the suite already runs one process per core.
@@ -34,12 +35,9 @@ settings.register_profile(
 settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 
 
-# A program is some hundred thousand objects, nearly none of them in a cycle: at Python's own
-# thresholds a seventh of the time of a test that compiles goes into looking for cycles, and a tenth
-# of that in which tests are collected; at those of a command still a twentieth. What a test has
-# made is mostly gone before as many are alive at once. Commands in this process set it again.
-cli.COLLECTED = 2_000_000
-gc.set_threshold(cli.COLLECTED, 10, 50)
+# Commands that are run in this process set it again.
+cli.COLLECTED = SELDOM
+look_seldom()
 # Three texts of four are read again later, by another test: trees are immutable, and kept.
 parse.parse = functools.lru_cache(maxsize=512)(parse.parse.__wrapped__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -23,6 +24,7 @@ import numpy as np
 
 from meshdsl.backends.engines import stack_sampler
 from meshdsl.backends.runtime.array_files import write_npz
+from tests.garbage import look_seldom
 from tests.project import ROOT
 
 Ended = tuple[int, str, str]
@@ -215,4 +217,6 @@ def lead(
 if __name__ == "__main__":
     import meshdsl.backends.worker  # noqa: F401  # once for all
 
+    look_seldom()
+    gc.freeze()  # what is there now is shared with the forks, which need not go through it
     serve()

@@ -15,6 +15,7 @@ from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source, front
 from meshdsl.report.explanation import explain
 from meshdsl.syntax.parse import read_source
+from tests.garbage import look_seldom
 from tests.report.golden import SIZES
 
 
@@ -39,6 +40,7 @@ def described(path: str, options: Options) -> dict[str, str]:
 
 def main() -> None:
     """Compile the requested part, and print the results."""
+    look_seldom()
     every, first, step = map(int, sys.argv[1:])
     chosen = list(choices())[::every][first::step]
     found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in chosen}

@@ -31,7 +31,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built from a copy of what git tracks."""
     clone = copy_tree(tmp_path_factory.mktemp("clone"))
     out = clone / "build" / "site"
-    build = f"{NO_TORCH}from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
+    begin = f"{NO_TORCH}import gc; gc.set_threshold(500_000); "
+    build = f"{begin}from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
     options = ["-q", "-n", "-W", "--keep-going", "-c", "docs", "-d", "build/pages"]
     done = subprocess.run(
         [sys.executable, "-c", build, *options, ".", out],
