@@ -465,6 +465,7 @@ def place_named(
     from meshdsl.placed.gather_again import may_gather_again, without_effect
     from meshdsl.placed.layout import Layout
     from meshdsl.placed.lint import lint
+    from meshdsl.placed.offload import without_effect as nothing_away
     from meshdsl.placed.pipelined import stored
     from meshdsl.placed.place import CostLimit, place
     from meshdsl.placed.request import resolve
@@ -492,6 +493,8 @@ def place_named(
     verify(result)
     if isinstance(spec, Layout):
         diagnostics.add(*without_effect(result, spec))
+        if spec.settings:
+            diagnostics.add(*nothing_away(result, spec))
     return result
 
 

@@ -4,7 +4,7 @@ import functools
 import os
 import tempfile
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ class Disk(Store):
 
     def __init__(self) -> None:
         super().__init__()
+        # By size, where the bytes of what was stored are free again.
+        self.free: dict[int, list[int]] = {}
         self.folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
 
     @functools.cached_property
@@ -33,6 +35,25 @@ class Disk(Store):
     def reader(self) -> ThreadPoolExecutor:
         """A thread that reads what is loaded, in order, while the device computes."""
         return ThreadPoolExecutor(1, "disk")
+
+    @functools.cached_property
+    def writer(self) -> ThreadPoolExecutor:
+        """A thread that writes what is stored, in order, while the device computes."""
+        return ThreadPoolExecutor(1, "disk")
+
+    def store(self, tensor: torch.Tensor) -> Transfer:
+        """Begin to write a tensor, in the order in which it lies."""
+        self.written += tensor.nbytes
+        values = torch.empty_like(tensor, device="cpu").copy_(tensor)
+        free = self.free.setdefault(tensor.nbytes, [])
+        start = free.pop() if free else self.size
+        self.size = max(self.size, start + tensor.nbytes)
+        kept = OnDisk(self, tensor.shape, tensor.dtype, start)
+        weakref.finalize(kept, free.append, start)
+        kept.where, kept.strides = tensor.device, values.stride()
+        flat = values.as_strided((values.numel(),), (1,))
+        kept.writing = self.writer.submit(kept.write, flat, 0)
+        return Transfer(lambda: kept)
 
     def keep(self, tensor: torch.Tensor) -> "OnDisk":
         """Write a tensor behind the others."""
@@ -50,6 +71,9 @@ class OnDisk(Away):
     def __init__(self, disk: Disk, shape: torch.Size, dtype: torch.dtype, start: int) -> None:
         super().__init__(disk, shape, dtype)
         self.start = start
+        # How it lies where that is not in the order of its dims, and what is still writing it.
+        self.strides: tuple[int, ...] | None = None
+        self.writing: Future[None] | None = None
 
     def row(self, index: int) -> "OnDisk":
         """What it has at an index of its first dim: the same bytes of the file."""
@@ -61,9 +85,12 @@ class OnDisk(Away):
 
     def load(self) -> Transfer:
         """Begin to read all of it into memory; it is moved to the device at the end."""
-        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        flat = torch.empty(self.shape.numel(), dtype=self.dtype, device="cpu")
+        tensor = flat.view(self.shape)
+        if self.strides is not None:
+            tensor = flat.as_strided(self.shape, self.strides)
         self.store.read += self.nbytes
-        reading = self.store.reader.submit(self.fill, tensor, 0)
+        reading = self.store.reader.submit(self._read, flat)
 
         def finish() -> torch.Tensor:
             """The tensor, on the device. Raises OSError or EOFError."""
@@ -71,6 +98,11 @@ class OnDisk(Away):
             return tensor.to(self.where)
 
         return Transfer(finish)
+
+    def _read(self, values: torch.Tensor) -> None:
+        if self.writing is not None:
+            self.writing.result()
+        self.fill(values, 0)
 
     def cpu(self) -> torch.Tensor:
         """All of it, in memory."""
@@ -101,11 +133,15 @@ class OnDisk(Away):
 
     def put(self, part: torch.Tensor, at: int) -> None:
         """Write a tensor over the elements from number `at` on."""
+        self.write(part, at)
+        self.store.written += part.nbytes
+
+    def write(self, part: torch.Tensor, at: int) -> None:
+        """The same, uncounted."""
         left, start = bytes_of(part), self.start + at * part.itemsize
         while left:
             count = os.pwrite(self.store.file.fileno(), left, start)
             left, start = left[count:], start + count
-        self.store.written += part.nbytes
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:

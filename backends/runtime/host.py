@@ -18,7 +18,7 @@ class Host(Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self.streams: dict[torch.device, Any] = {}
+        self.streams: dict[tuple[torch.device, str], Any] = {}
 
     def keep(self, tensor: torch.Tensor) -> "OnHost":
         """Keep a tensor beside the others."""
@@ -26,11 +26,31 @@ class Host(Store):
         values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
         return OnHost(self, values)
 
-    def stream(self, where: torch.device) -> Any:
-        """The stream on which a GPU reads the memory of the host."""
-        if where not in self.streams:
-            self.streams[where] = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
-        return self.streams[where]
+    def store(self, tensor: torch.Tensor) -> Transfer:
+        """Begin to keep a tensor, in the order in which it lies; a CPU copies it at once."""
+        self.written += tensor.nbytes
+        is_cuda = tensor.device.type == "cuda"
+        values = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda)
+        kept = OnHost(self, values)
+        kept.where = tensor.device
+        if not is_cuda:
+            values.copy_(tensor)
+            return Transfer(lambda: kept)
+        stream = self.stream(tensor.device, "to")
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            values.copy_(tensor, non_blocking=True)
+        # Its memory is not given to others before it is read.
+        tensor.record_stream(stream)
+        kept.arrived = stream.record_event()
+        return Transfer(lambda: kept)
+
+    def stream(self, where: torch.device, way: str) -> Any:
+        """The stream on which a GPU reads (`from`) or writes (`to`) the memory of the host."""
+        key = where, way
+        if key not in self.streams:
+            self.streams[key] = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+        return self.streams[key]
 
 
 class OnHost(Away):
@@ -41,6 +61,8 @@ class OnHost(Away):
     def __init__(self, host: Host, values: torch.Tensor) -> None:
         super().__init__(host, values.shape, values.dtype)
         self.values = values
+        # When it is there, where a GPU is still writing it.
+        self.arrived: Any = None
 
     def to(self, where: torch.device) -> "OnHost":
         """Itself, which stays where it is; pinned from here on, if that is a GPU."""
@@ -61,7 +83,9 @@ class OnHost(Away):
         if self.where.type != "cuda":
             copy = self.values.clone()
             return Transfer(lambda: copy)
-        stream = self.store.stream(self.where)
+        stream = self.store.stream(self.where, "from")
+        if self.arrived is not None:
+            stream.wait_event(self.arrived)
         # The memory belongs to the stream that fills it, so nothing computed is waited for.
         with torch.cuda.stream(stream):
             moved = self.values.to(self.where, non_blocking=True)

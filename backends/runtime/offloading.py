@@ -29,6 +29,10 @@ class Store(ABC):
     def keep(self, tensor: torch.Tensor) -> "Away":
         """Keep a tensor; what stands for it from here on."""
 
+    @abstractmethod
+    def store(self, tensor: torch.Tensor) -> "Transfer":
+        """Begin to keep a tensor for as long as something reads it: the `Away` for it."""
+
 
 class Transfer:
     """A tensor on its way from one memory to another: it is there after `wait`."""
@@ -108,6 +112,16 @@ def load(x: Away) -> torch.Tensor:
 def load_start(x: Away) -> Transfer:
     """Begin a `load`."""
     return x.load()
+
+
+def store(place: Store, x: torch.Tensor) -> Away:
+    """A tensor in another memory."""
+    return store_start(place, x).wait()  # type: ignore[no-any-return]
+
+
+def store_start(place: Store, x: torch.Tensor) -> Transfer:
+    """Begin a `store`; `x` is not to be changed before it has ended."""
+    return place.store(x)
 
 
 def flat_pieces(tensor: torch.Tensor, most: int) -> Iterator[list[torch.Tensor]]:

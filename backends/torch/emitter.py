@@ -169,6 +169,8 @@ def write(program: DeviceProgram) -> WrittenFunctions:
         _updates(writer)
         _return(writer)
         out.lines[start:start] = writer.blocks.lines_above(start)
+        if writer.moves.tiers:
+            out.lines[start:start] = writer.moves.tier_lines()
     return WrittenFunctions.of(writer)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.block_text import BlockText
 from meshdsl.backends.torch.line_breaks import MANY, quoted
+from meshdsl.backends.torch.text_lines import TextLine
 from meshdsl.backends.torch.text_state import LastAssignment, TextState, literal
 from meshdsl.device.counted_rows import CountedRows
 from meshdsl.device.ir import Bucket, Collective, Move, Start, Var, Wait
@@ -43,6 +44,8 @@ class MoveText:
         # By bucket, the variable of the list of stacks that it reads slices of; that of each stack.
         self.stacks: dict[Collective, str] = {}
         self.stack = ""
+        # By tier, the variable of what keeps activations there.
+        self.tiers: dict[str, str] = {}
         # The stack that collects what arrives an iteration later.
         self.stack_of: dict[Var, Var] = {}
 
@@ -106,7 +109,8 @@ class MoveText:
         most = "at most " if isinstance(node, Move) and node.rows is not None else ""
         sent = f"{node.step.kind}, {most}{node.wire:,} B sent"
         if node.step.tier:
-            sent = f"{node.step.kind}, {node.payload:,} B from the {node.step.tier}"
+            way = node.step.streams[0].replace(" ", " the ")
+            sent = f"{node.step.kind}, {node.payload:,} B {way}"
         if isinstance(node, Move):
             self.out.comment(f"{sent}: {node.cause}")
             return
@@ -160,6 +164,7 @@ class MoveText:
             "slice": self._slice,
             "zero_fill": self._zero_fill,
             "load": self._load,
+            "store": self._store,
         }[node.step.kind](node, call)
 
     def _bucket(self, node: Bucket, suffix: str) -> str:
@@ -307,6 +312,17 @@ class MoveText:
 
     def _load(self, node: Move, call: str) -> str:
         return f"{call}({self.state.name(node.source)})"
+
+    def _store(self, node: Move, call: str) -> str:
+        tier = node.step.tier
+        if tier not in self.tiers:
+            self.tiers[tier] = self.state.variables.names.fresh(tier)
+        return f"{call}({self.out.mention(self.tiers[tier])}, {self.state.tensor(node.source)})"
+
+    def tier_lines(self) -> list[TextLine]:
+        """The lines that make what keeps the activations of a step elsewhere."""
+        made = ((name, self.state.call(tier.title())) for tier, name in self.tiers.items())
+        return [self.out.line(f"{name} = {call}()") for name, call in made]
 
     # --- local moves -------------------------------------------------------------------------
 

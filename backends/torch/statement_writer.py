@@ -297,6 +297,8 @@ class StatementWriter(NotationWriter):
         for item in slices:
             position = item.outer.local.index(node.dim.name)
             picked = f".select({position}, {index})" if position else f"[{index}]"
+            if self.backwards.get(item.outer):
+                picked = f"[~({index})]"
             self.state.prefetched[item.inside] = PrefetchedSlice(item.outer, picked)
         yield
         for item in slices:

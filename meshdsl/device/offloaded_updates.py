@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Var, Wait, walk
-from meshdsl.ir.program import every
+from meshdsl.device.ir import (
+    Bucket,
+    Compute,
+    DeviceLoop,
+    DeviceProgram,
+    Move,
+    Node,
+    Var,
+    Wait,
+    walk,
+)
+from meshdsl.ir.program import every, loops
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.records import dataclass
@@ -130,21 +140,38 @@ def transfers(program: DeviceProgram) -> Iterator[tuple[Move, int]]:
             yield node, times
 
 
-def traffic(sizes: Callable[[Iterable[Var]], int], program: DeviceProgram) -> dict[str, int]:
-    """Bytes that a device has elsewhere, and those that it reads and writes in a step.
+def tiers(program: DeviceProgram) -> tuple[str, ...]:
+    """The memories beside that of the device in which something is stored."""
+    used = [*program.away.values(), *(move.step.tier for move, _ in transfers(program))]
+    return tuple(dict.fromkeys(used))
+
+
+def traffic(
+    sizes: Callable[[Iterable[Var]], int], program: DeviceProgram, tier: str
+) -> dict[str, int]:
+    """Bytes that a device has in another memory, and those that it reads and writes in a step.
 
     `sizes` are the bytes of variables on the device.
     """
-    updates = streamed(program).values()
-    loaded = sum(times * sizes((move.source,)) for move, times in transfers(program))
-    read = sum(sizes(s.update.ins[i] for i in s.states) for s in updates)
-    written = sum(sizes(s.new) for s in updates)
-    written += sum(sizes((s.written,)) for s in updates if s.written is not None)
+    updates = [update for update in streamed(program).values() if update.tier == tier]
+    moved = {"load": 0, "store": 0}
+    for move, times in transfers(program):
+        if move.step.tier == tier:
+            moved[move.step.kind] += times * sizes((move.source,))
+    kept = sum(
+        loop.repeats * sizes((c.inside,))
+        for loop in loops(program.body, DeviceLoop)
+        for c in {c.inside: c for c in loop.collected}.values()
+        if c.inside.away == tier
+    )
+    read = sum(sizes(u.update.ins[i] for i in u.states) for u in updates)
+    written = sum(sizes(u.new) for u in updates)
+    written += sum(sizes((u.written,)) for u in updates if u.written is not None)
     return {
-        "bytes": sizes(program.away),
-        "params": sizes(v for v in program.params if v.away),
-        "loaded": loaded,
-        "read": loaded + read,
-        "written": written,
+        "bytes": sizes(v for v, where in program.away.items() if where == tier) + kept,
+        "params": sizes(v for v in program.params if v.away == tier),
+        "activations": kept,
+        "read": moved["load"] + read,
+        "written": moved["store"] + written,
         "chunk": CHUNK if updates else 0,
     }

@@ -87,7 +87,7 @@ class _Overlap:
 
     def _loop(self, node: DeviceLoop) -> DeviceLoop:
         """A loop; gathers of its slices of parameters are issued an iteration ahead."""
-        slices = {s.inside: s for s in node.stacked if s.outer in self.stored}
+        slices = {s.inside: s for s in node.stacked if s.outer in self.stored or s.outer.away}
         self.stored.update(slices)
         gathers = [
             n
@@ -275,7 +275,7 @@ class _Plans:
         if any(self._made_by_collective(m.source) for m in node.moves):
             return at + 1
         alone = all(self.overlap.uses[m.source] == 1 for m in node.moves)
-        free = {"all_reduce": alone, "reduce_scatter": True}.get(
+        free = {"all_reduce": alone, "reduce_scatter": True, "store": True}.get(
             node.step.kind, node.phase == "update"
         )
         return self.facts.window(at, node).ready + 1 if free else at

@@ -29,7 +29,8 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
     `stored` says which parameters single devices have, where another program decides that.
     """
     grouped = (grouped_norms, donated_gradients, grouped_updates) if program.updates else ()
-    last = (updated_in_place, in_buckets, overlapped, *grouped)
+    moved = _moved() if program.kept else ()
+    last = (updated_in_place, in_buckets, *moved, overlapped, *grouped)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)
     from meshdsl.device.async_updates import given_whole
@@ -39,3 +40,9 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     on_stages = (pipelined, partial(on_one_device, stored=stored), added_directly)
     return (in_micro_batches, given_whole, summed_in_place, *on_stages, *last)
+
+
+def _moved() -> tuple[Pass, ...]:
+    from meshdsl.device.offloaded_activations import offloaded_activations
+
+    return (offloaded_activations,)

@@ -56,11 +56,12 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),
         Collective("window", lambda n, b: 0, "0", moves=False),
         Collective("load", lambda n, b: 0, "b"),
+        Collective("store", lambda n, b: 0, "b"),
     )
 }
 
 
-WAYS = {"load": "from"}
+WAYS = {"load": "from", "store": "to"}
 """By step between the memory of a device and a tier, the words for its direction."""
 
 
@@ -73,8 +74,8 @@ class Step:
     outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
     the blocks or of a `wider` window. In an exchange, `partners` has for each device along the axis
     the one that it sends to and receives from. Of what all devices have the one `at` this
-    coordinate keeps its copy in a zero_fill. A `load` is between the memory of the device and a
-    `tier` beside it, over no axes: `host` or `disk`.
+    coordinate keeps its copy in a zero_fill. A `load` and a `store` are between the memory of
+    the device and a `tier` beside it, over no axes: `host` or `disk`.
     """
 
     kind: str
@@ -350,6 +351,11 @@ def send(p: Placement, axis: str) -> Step:
 def load(p: Placement, tier: str) -> Step:
     """The same block, from the memory of a `tier` to that of the device."""
     return Step("load", (), p, p, tier=tier)
+
+
+def store(p: Placement, tier: str) -> Step:
+    """The same block, from the memory of the device to that of a `tier`."""
+    return Step("store", (), p, p, tier=tier)
 
 
 def exchange(p: Placement, axis: str, partners: tuple[int, ...]) -> Step:

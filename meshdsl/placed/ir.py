@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Span
@@ -170,7 +170,8 @@ class PlacedProgram:
     pairs of a stored value and its new value, placed alike. `plan` is set under `optimal`, `pipe`
     where a loop is on the stages of a pipeline; `bounded` where, on many axes, not every
     combination and route was looked at for some operator. `gathered_again` are the settings by
-    which the backward pass gathers again what the forward pass had (`gather_again.py`).
+    which the backward pass gathers again what the forward pass had (`gather_again.py`). `kept` has
+    the memories that loops store activations in for the backward pass (`offload.py`).
     """
 
     named: names.NamedProgram
@@ -189,6 +190,7 @@ class PlacedProgram:
     pipe: Piped | None = None
     bounded: bool = False
     gathered_again: tuple[Setting, ...] = ()
+    kept: Mapping[names.Value, str] = field(default_factory=dict)
 
     def blocks(self, type_: TensorType, p: Placement) -> dict[str, list[list[int]]]:
         """What lies where of the dim of a pipeline's loop, if a tensor has it (`Spec.blocks`).

@@ -5,21 +5,27 @@ only an update that goes element by element can have its states there: what read
 the factors of Adafactor, is refused. (ZeRO-Infinity, Rajbhandari et al. 2021.)
 
 Parameters that are stored there are loaded for each use (`storage.py`), slices of a loop one
-iteration ahead (`device/overlap.py`). Their update writes them in the chunks of its states.
+iteration ahead (`device/overlap.py`). What loops keep for the backward pass may be stored there
+(`device/offloaded_activations.py`). An update writes parameters in the chunks of its states.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.diagnostics import Related, fail
-from meshdsl.ir.program import every
+from meshdsl.diagnostics import Diagnostic, Related, fail
+from meshdsl.ir.program import Collected, every, loops, uses
 from meshdsl.named.ir import NamedOp, NamedProgram, Param, Value
+from meshdsl.named.selectors import TENSOR, selects
 from meshdsl.ops.opdef import lookup
+from meshdsl.placed.ir import PlacedLoop, PlacedProgram, PlacedTensor
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.settings import Setting
+from meshdsl.syntax.edits import removal
+from meshdsl.syntax.symbols import ACTIVATIONS
 
 MEMORY = "memory"
 """The name of the settings."""
@@ -50,24 +56,84 @@ def _with_states_away(program: NamedProgram, layout: Layout) -> NamedProgram:
 
 
 def _with_params_away(program: NamedProgram, layout: Layout) -> NamedProgram:
-    setting = layout.setting("params", MEMORY)
-    if setting is None:
+    settings = {param: _setting_of(param.value, layout) for param in program.params}
+    away = {param: setting for param, setting in settings.items() if setting is not None}
+    if not away:
         return program
-    if layout.schedule is not None or layout.cuts:
-        _refuse(setting, "the stages of a pipeline keep their parameters in memory", NO_STAGES)
     updated = {u.old for u in program.updates}
-    for param in program.params:
+    first = next(iter(away.values()))
+    for param, setting in away.items():
+        if layout.schedule is not None or layout.cuts:
+            _refuse(setting, "the stages of a pipeline keep their parameters in memory", NO_STAGES)
+        if setting.value != first.value:
+            why = f"a device has one other memory for what it stores, by `{first}`"
+            _refuse(setting, why, f"write `{setting.selector}: memory = {first.value}`")
         if param.value in updated:
             _check_update(program, layout, setting, param)
-    params = tuple(replace(p, away=setting.value) for p in program.params)
+    params = tuple(replace(p, away=away[p].value) if p in away else p for p in program.params)
     return replace(program, params=params)
 
 
+def _setting_of(param: Value, layout: Layout) -> Setting | None:
+    """The setting of a parameter: of its own name, or that of all."""
+    named = (s for s in layout.settings if s.name == MEMORY and selects(s.path, param) == TENSOR)
+    own = [s for s in named if not s.is_of_kind]
+    return own[-1] if own else layout.setting("params", MEMORY)
+
+
+def kept_away(program: PlacedProgram, layout: Layout) -> PlacedProgram:
+    """The program with the memories of what its loops keep for the backward pass.
+
+    Raises MD0317 for the stages of a pipeline, which keep it in memory.
+    """
+    settings = [s for s in layout.settings if s.name == MEMORY and s.selector not in STORED]
+    if not settings:
+        return program
+    values = {c.inside.value for c in _kept(program)}
+    chosen = {value: layout.setting_for(value, MEMORY) for value in values}
+    kept = {value: setting for value, setting in chosen.items() if setting is not None}
+    if program.pipe is not None and kept:
+        setting = next(iter(kept.values()))
+        _refuse(setting, "the stages of a pipeline keep what they compute in memory", NO_STAGES)
+    return replace(program, kept={value: setting.value for value, setting in kept.items()})
+
+
+STORED = ("params", "state")
+"""The selectors of what is stored between steps."""
+
+
+def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnostic]:
+    """A note where nothing is kept in the memory that `activations` are to be in."""
+    setting = layout.setting(ACTIVATIONS, MEMORY)
+    if setting is None or program.kept:
+        return
+    message = f"`{setting}` changes nothing: no loop keeps an activation for a backward pass"
+    fixes, help = (removal(setting.span),), "remove the setting"
+    yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
+
+
+def _kept(program: PlacedProgram) -> Iterator[Collected[PlacedTensor]]:
+    """What loops of the forward pass collect for loops of the backward pass alone."""
+    read = uses(program.body)
+    read.update(t for _, t in (*program.outputs, *program.updates))
+    sliced = Counter(
+        item.outer
+        for loop in loops(program.body, PlacedLoop)
+        if loop.phase == "backward"
+        for item in loop.stacked
+    )
+    for loop in loops(program.body, PlacedLoop):
+        for item in loop.collected if loop.phase == "forward" else ():
+            is_kept = 0 < sliced[item.outer] == read[item.outer]
+            if is_kept and item.inside.value.role == "activation":
+                yield item
+
+
 def refuse_module(layout: Layout) -> None:
-    """Raise MD0317: the parameters of a module are torch's, in the memory of the device."""
-    setting = layout.setting("params", MEMORY)
-    if setting is not None:
-        why = "the parameters of a module are those of torch, in memory"
+    """Raise MD0317: torch has what a module stores and keeps, in the memory of the device."""
+    settings = (s for s in layout.settings if s.name == MEMORY and s.selector != "state")
+    if (setting := next(settings, None)) is not None:
+        why = "what a module stores and keeps is torch's, in memory"
         _refuse(setting, why, "leave the setting out, or train with `meshdsl train`")
 
 

@@ -37,7 +37,7 @@ from meshdsl.placed.ir import (
     walk,
 )
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.offload import with_tiers
+from meshdsl.placed.offload import kept_away, with_tiers
 from meshdsl.placed.optimal import PlacementPlan, solve
 from meshdsl.placed.pipelined import Piped, in_each_batch, with_leaving
 from meshdsl.placed.placements import Mesh, Placement
@@ -170,6 +170,8 @@ def place(
         check_parts(placed)
     if isinstance(spec, Layout):
         placed = with_gathers_again(placed, spec, search.price)
+        if spec.settings:
+            placed = kept_away(placed, spec)
     if placed.pipe is not None:
         placed = replace(placed, pipe=with_stages(placed.rewritten, placed.pipe))
     # The search counts every tensor in its own dtype.

@@ -48,7 +48,7 @@ def mesh_text(mesh: Mesh) -> str:
 def step_text(step: Step) -> str:
     """`all_to_all heads to seq over tp`; `slice batch over data`."""
     if step.tier:
-        return f"{step.kind} from {step.tier}"
+        return f"{step.kind} {step.streams[0]}"
     if step.kind in ("halo", "window"):
         over = ", ".join(step.after.axes_of(step.window.dim))
         return f"{step.kind} {_window(step.window)} over {over}"

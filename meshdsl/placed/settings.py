@@ -1,7 +1,8 @@
 """Settings of layouts: how what a selector names is handled, not where it lies.
 
 `grads: reduce = bf16` is the dtype in which parts of gradients are added up, `state: memory = disk`
-and `params: memory = host` where states of an optimizer and parameters are stored (`offload.py`),
+`params: memory = host` and `activations: memory = host` where states of an optimizer, parameters
+and what the backward pass reads are stored (`offload.py`),
 `activations: gather = again` how the backward pass has what the forward pass has gathered
 (`gather_again.py`), `activations: attention = ring` how an attention has the keys and values of
 other devices (`rings.py`). `SETTINGS` is the table of all
@@ -34,6 +35,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
     ("state", "memory"): ("disk", "host"),
     ("params", "memory"): ("host", "disk"),
+    (ACTIVATIONS, "memory"): ("host", "disk"),
     (ACTIVATIONS, "gather"): ("again", "once"),
     (ACTIVATIONS, "attention"): ("ring", "zigzag", "gather"),
 }

@@ -22,7 +22,7 @@ from meshdsl.device.ir import (
     walk,
 )
 from meshdsl.device.memory import memory, walks
-from meshdsl.device.offloaded_updates import traffic, transfers
+from meshdsl.device.offloaded_updates import tiers, traffic, transfers
 from meshdsl.device.traffic import Done, Sender, senders
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.ir.program import every, loops
@@ -156,19 +156,27 @@ def _frozen(program: DeviceProgram, goal: Goal) -> TrainedFacts:
 
 def _away(program: DeviceProgram) -> OffloadFacts:
     """What lies on disk or on the host, of the device that has most there; else nothing."""
-    if not program.away:
-        return {}
-    each = (traffic(walk.bytes, program) for walk in walks(program))
-    most = max(each, key=lambda found: found["bytes"])
-    facts: OffloadedFacts = {
-        "bytes": most["bytes"],
-        "params": most["params"],
-        "read": most["read"],
-        "written": most["written"],
-        "chunk": most["chunk"],
-        "transfers": [_transfer(*each, program) for each in transfers(program)],
-    }
-    return {"disk": facts} if "disk" in program.away.values() else {"host": facts}
+    facts: OffloadFacts = {}
+    for tier in tiers(program) if program.away or program.placed.kept else ():
+        each = (traffic(walk.bytes, program, tier) for walk in walks(program))
+        most = max(each, key=lambda found: found["bytes"])
+        moves = [each for each in transfers(program) if each[0].step.tier == tier]
+        stored: OffloadedFacts = {
+            "bytes": most["bytes"],
+            "params": most["params"],
+            "activations": most["activations"],
+            "read": most["read"],
+            "written": most["written"],
+            "chunk": most["chunk"],
+            "transfers": [_transfer(*each, program) for each in moves],
+        }
+        facts["disk" if tier == "disk" else "host"] = stored
+    return facts
+
+
+def _hint(move: Move) -> str:
+    """The word for what is stored or loaded, as it is in the memory of the device."""
+    return (move.source if move.step.kind == "store" else move.target).hint
 
 
 def _transfer(move: Move, count: int, program: DeviceProgram) -> TransferFacts:
@@ -176,7 +184,7 @@ def _transfer(move: Move, count: int, program: DeviceProgram) -> TransferFacts:
     hidden = any(isinstance(n, Wait) and move in n.collective.moves for n in every(program.body))
     return {
         "kind": move.step.kind,
-        "tensor": move.source.value.label,
+        "tensor": move.source.value.label if move.source.value.name else _hint(move),
         "file": move.span.file,
         "line": move.span.line,
         "phase": move.phase,

@@ -544,9 +544,9 @@ def away(report: ReportFacts) -> Iterator[Block]:
 
 
 def _offloaded(where: str, facts: OffloadedFacts) -> Iterator[Item]:
-    states = facts["bytes"] - facts["params"]
-    kinds = {"parameters": facts["params"], "states": states}
-    of = " and ".join(f"{exact(size)} of {kind}" for kind, size in kinds.items() if size)
+    kinds = {"parameters": facts["params"], "activations": facts["activations"]}
+    kinds["states"] = facts["bytes"] - sum(kinds.values())
+    of = ", ".join(f"{exact(size)} of {kind}" for kind, size in kinds.items() if size)
     text = f"{of}; each step reads {exact(facts['read'])} and writes {exact(facts['written'])}"
     if facts["chunk"]:
         text += f", {'updates ' if facts['transfers'] else ''}in chunks of"

@@ -169,13 +169,14 @@ class TransferFacts(TypedDict):
 
 
 class OffloadedFacts(TypedDict):
-    """What is stored in another memory, `params` of it; bytes read and written in a step.
+    """What is stored in another memory, also of which kind; bytes read and written in a step.
 
     Updates do so in chunks; `transfers` are all others.
     """
 
     bytes: int
     params: int
+    activations: int
     read: int
     written: int
     chunk: int

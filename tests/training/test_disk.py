@@ -115,9 +115,16 @@ def compiled(
     return Compilation(Source("disk.mdsl", text), options).checked()
 
 
-def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[Store]]:
-    """Parameters and states after some steps, whole, and what each device has elsewhere."""
+def trained(
+    made: Compilation, steps: int = 3, of_steps: list[Store] | None = None
+) -> tuple[dict[str, Array], list[Store]]:
+    """Parameters and states after some steps, whole, and what each device has elsewhere.
+
+    `of_steps` takes what keeps activations elsewhere: one of each device and step.
+    """
     session = LocalSession(Emitted(made.emitted).load())
+    if of_steps is not None:
+        _recorded(session.programs.program.device.__globals__, of_steps)
     program, mesh = session.programs.program, session.programs.mesh
     ranks = range(session.programs.devices)
     specs = {**program.PARAMS, **program.STATES}
@@ -139,6 +146,15 @@ def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[S
     for each, (read, written) in zip(stores, counted, strict=True):
         each.read, each.written = read, written
     return arrays, stores
+
+
+def _recorded(module: dict[str, Any], made: list[Store]) -> None:
+    """Let a program note each store that it makes."""
+
+    def noted(kind: Any) -> Any:
+        return lambda: made.append(store := kind()) or store
+
+    module.update({name: noted(module[name]) for name in ("Host", "Disk") if name in module})
 
 
 def check(
@@ -284,7 +300,7 @@ def test_memory_falls_by_the_states_and_rises_by_a_chunk_of_each() -> None:
     (kept, before), (less, after) = found
     states = 2 * 4 * (512 * 2048 * 2 + 2048)
     moved = {"bytes": states, "read": states, "written": states, "chunk": 1 << 22}
-    assert less["disk"] == {**moved, "params": 0, "transfers": []}
+    assert less["disk"] == {**moved, "params": 0, "activations": 0, "transfers": []}
     assert kept["memory"]["state"] - less["memory"]["state"] == states
     assert states - 2 * (1 << 22) <= before - after <= states
 
