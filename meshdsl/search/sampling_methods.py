@@ -38,18 +38,19 @@ class Sampled:
         """The plans. Raises MD0641 where none divides the work as asked."""
         space = problem.space
         choices = [tuple(choices_of(space, number)) for number in range(len(space.dims))]
-        plans: list[Candidate] = []
-        placed: dict[Rules, float] = {}
+        placed: list[Candidate] = []
+        costs: dict[Rules, float] = {}
 
         def cost(picks: Picks) -> float:
             rules = space.rules(_axes(space, choices, picks))
-            if rules not in placed:
-                made, placed[rules] = _placed(problem, rules)
-                plans.extend(made)
-            return placed[rules]
+            if rules not in costs:
+                made, costs[rules] = _placed(problem, rules)
+                placed.extend(made)
+            return costs[rules]
 
         box = BlackBox(tuple(map(len, choices)), cost, problem.expired)
         self.sampler(box, TRIALS, [*_starts(space, choices)])
+        plans = [plan for plan in placed if problem.divides(plan)]
         if not plans and box.best()[1] < math.inf:
             asked = 1 + problem.request.replicated
             message = (
@@ -59,7 +60,7 @@ class Sampled:
         if not plans:
             problem.fixed_alone()
             fail("MD0641", "no layout that was tried can be placed", help="take `--method layouts`")
-        tried = len(placed)
+        tried = len({plan.rules for plan in placed})
         count = Count("L0", space.count, tried, 0, space.symmetry, work=len(box.tried), cut=True)
         return SearchResult(problem, best_first(problem, plans), tuple(plans), count, 0)
 
@@ -76,8 +77,13 @@ def _axes(space: LayoutSpace, choices: Sequence[Sequence[Axes]], picks: Picks) -
 
 
 def _placed(problem: Problem, rules: Rules) -> tuple[list[Candidate], float]:
-    """The plans of a layout that divide the work, and what the best of these takes that fits."""
-    most = problem.most_work
+    """The plans of a layout, and what the best takes that divides the work and fits.
+
+    A layout of too many rules, or of which tables know that it divides too little, is not placed.
+    """
+    most, rules_at_most = problem.most_work, problem.request.max_rules
+    if rules_at_most is not None and len(rules) > rules_at_most:
+        return [], outside(len(rules))
     if not problem.may_divide(rules, problem.execution):
         return [], outside(problem.space.kept_work(rules) / most - 1)
     try:
@@ -85,12 +91,12 @@ def _placed(problem: Problem, rules: Rules) -> tuple[list[Candidate], float]:
         plans = problem.plans(rules)
         divided = [plan for plan in plans if problem.divides(plan)]
         if not divided:
-            return [], outside(min(plan.flops for plan in plans) / most - 1)
+            return plans, outside(min(plan.flops for plan in plans) / most - 1)
         fitting = [plan for plan in divided if problem.fits(plan)]
         if not fitting:
             limit = problem.request.memory or 1
-            return divided, outside(min(plan.peak for plan in divided) / limit - 1)
-        return divided, min(min(map(problem.value, fitting)), OUTSIDE)
+            return plans, outside(min(plan.peak for plan in divided) / limit - 1)
+        return plans, min(min(map(problem.value, fitting)), OUTSIDE)
     except DiagnosticError:
         return [], math.inf
 
