@@ -271,7 +271,10 @@ def holder(array: md.bool[i, j]):
 
 held = holder.compile(cube, {"i": ("X", "Y")}).tensor("array").local_shape
 truth = held[0] * held[1]
-print("each:  ", "Right!" if bytes_each == truth else f"Not yet: a device holds {held} of it.")
+print(
+    "each:  ",
+    "Right!" if bytes_each == truth else "Not yet. Into how many blocks is the first dim cut?",
+)
 print("in all:", "Right!" if bytes_in_all == truth * cube.devices else "Not yet. Think of Z.")
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
@@ -297,7 +300,7 @@ mesh = md.mesh(X=4, Y=8, Z=2)
 array = holder.compile(mesh, {"i": "X"}).tensor("array")
 size, local = np.prod(array.shape), np.prod(array.local_shape)
 right = ratio * size == local * mesh.devices
-print("Right!" if right else f"Not yet: a device holds 1/{size // local} of it.")
+print("Right!" if right else "Not yet. How many devices hold the same block?")
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
 # Solution: every device has a quarter, and there are 64 devices: as many copies as Y · Z.
