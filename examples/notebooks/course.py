@@ -1,4 +1,6 @@
-"""What the notebooks of this folder use over and over: `check` a text, and say what is `sent`."""
+"""What the notebooks of this folder use: `check` a text, say what is `sent`, draw `Curves`."""
+
+from html import escape
 
 from meshdsl import Plan
 from meshdsl.api.errors import shown
@@ -28,3 +30,62 @@ def sent(plan: Plan) -> None:
         moved = f"{len(c['parts'])} tensors" if c["parts"] else moved
         print(f"{c['phase']:8} {where:26} {c['wire_bytes']:>14,} bytes  {moved}")
     print(f"{plan.cost().wire_bytes:,} bytes sent by each device")
+
+
+LINES = ("#1f5fbf", "#b3541e", "#2e7d4f", "#7a3fa0", "#8a6d00")
+"""The colours of curves."""
+
+
+class Curves:
+    """A picture of curves: by name, `y` for each `x`. As text it is a table."""
+
+    def __init__(self, title: str, values: dict[str, dict[int, float]]) -> None:
+        self.title, self.values = title, values
+        self.places = sorted({x for each in values.values() for x in each})
+
+    def __repr__(self) -> str:
+        width = max(map(len, self.values)) + 2
+        head = " " * width + "".join(f"{x:>8}" for x in self.places)
+        rows = [
+            f"{name:{width}}"
+            + "".join(f"{each[x]:8.4g}" if x in each else " " * 8 for x in self.places)
+            for name, each in self.values.items()
+        ]
+        return "\n".join([self.title, head, *rows])
+
+    def _repr_svg_(self) -> str:
+        left, top, width, height = 40, 26, 420, 170
+        most = max((y for each in self.values.values() for y in each.values()), default=1) or 1
+        across = width / max(1, len(self.places) - 1)
+        parts = [f'<text x="{left}" y="14">{escape(self.title)}</text>']
+        box = f'x="{left}" y="{top}" width="{width}" height="{height}"'
+        parts.append(f'<rect {box} fill="none" stroke="#888888"/>')
+        for number, x in enumerate(self.places):
+            parts.append(
+                f'<text x="{left + number * across - 4:.1f}" y="{top + height + 15}">{x}</text>'
+            )
+        for y in (0, most):
+            parts.append(
+                f'<text x="2" y="{top + height - y / most * height + 4:.1f}">{y:.3g}</text>'
+            )
+        for number, (name, each) in enumerate(self.values.items()):
+            colour = LINES[number % len(LINES)]
+            points = " ".join(
+                f"{left + n * across:.1f},{top + height - each[x] / most * height:.1f}"
+                for n, x in enumerate(self.places)
+                if x in each
+            )
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            )
+            at = top + 14 + 17 * number
+            parts.append(
+                f'<text x="{left + width + 12}" y="{at}" fill="{colour}">{escape(name)}</text>'
+            )
+        total = left + width + 150, top + height + 24
+        frame = f'width="{total[0]}" height="{total[1]}" viewBox="0 0 {total[0]} {total[1]}"'
+        back = f'<rect width="{total[0]}" height="{total[1]}" fill="#ffffff"/>'
+        style = 'font-family="sans-serif" font-size="12"'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {style}>{back}{"".join(parts)}</svg>'
+        )

@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import linecache
 import re
 import runpy
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +42,8 @@ def without_outputs(notebook: Json) -> list[tuple[str, str, str, Json]]:
     return [(c["id"], c.cell_type, c.source, c.metadata) for c in notebook.cells]
 
 
-def test_there_are_five_and_each_has_its_script() -> None:
-    assert [s.stem[:2] for s in SCRIPTS] == ["01", "02", "03", "04", "05"]
+def test_there_are_six_and_each_has_its_script() -> None:
+    assert [s.stem[:2] for s in SCRIPTS] == ["01", "02", "03", "04", "05", "06"]
     assert matching("examples/notebooks/*.ipynb") == [s.with_suffix(".ipynb") for s in SCRIPTS]
 
 
@@ -83,3 +88,150 @@ def test_outputs_tell_nothing_of_the_machine(script: Path) -> None:
             if "data" in output:
                 assert "text/plain" in output["data"]
         assert not re.search(r"/(tmp|home|root|work)/|0x[0-9a-f]{6}", str(cell.get("outputs")))
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+SHORT = ["F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3", "F0 F1 I0 F2 W0 I1 F3 W1 I2 W2 I3 W3"]
+LAST = "F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3"
+BOOK = ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+GREEDY = "F0 F1 F2 F3 I0 I1 I2 I3 W0 W1 W2 W3"
+ASIDE = "F0 I0 W0 F1 I1 F2 I2 W1 F3 I3 W2 W3"
+
+ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    ("01", 1): (
+        [{"bytes_each": n, "bytes_in_all": 32 * n} for n in (16_384, 16_384.0, 2**14)],
+        [
+            {"bytes_each": 16_384, "bytes_in_all": 16 * 16_384},
+            {"bytes_each": 8 * 2**14, "bytes_in_all": 2**19},
+            {"bytes_each": 1, "bytes_in_all": 1},
+        ],
+    ),
+    ("01", 2): ([{"ratio": r} for r in (16, 16.0, 64 / 4)], [{"ratio": r} for r in (1, 4, 64)]),
+    ("03", 0): (
+        [
+            {"weight_gradient": f"lambda d_tmp, tmp, x: md.einsum({product})"}
+            for product in (
+                "x, d_tmp, out=[d, f]",
+                "d_tmp, x, out=[d, f]",
+                "x, d_tmp, out=[f, d]",
+            )
+        ],
+        [
+            {"weight_gradient": f"lambda d_tmp, tmp, x: md.einsum({product})"}
+            for product in (
+                "d_tmp, tmp, out=[d, f]",
+                "x, tmp, out=[d, f]",
+                "x, d_tmp, out=[batch]",
+            )
+        ],
+    ),
+    ("04", 0): (
+        [{"llama_13b": 13.0e9}],
+        [{"llama_13b": 13.2e9}],
+    ),
+    ("06", 0): (
+        [
+            {"bubble": law}
+            for law in (
+                lambda D, N: Fraction(D - 1, N + D - 1),
+                lambda D, N: (D - 1) / (N + D - 1),
+                lambda D, N: 1 - N / (N + D - 1),
+            )
+        ],
+        [
+            {"bubble": law}
+            for law in (
+                lambda D, N: Fraction(D - 1, N),
+                lambda D, N: Fraction(D - 1, D),
+                lambda D, N: Fraction(D, N + D),
+            )
+        ],
+    ),
+    ("06", 1): (
+        [
+            {"rows": ["F0 F1 B0 B1", second]}
+            for second in ("F0 B0 F1 B1", "F0 F1 B0 B1", "F0 F1 B1 B0")
+        ],
+        [
+            {"rows": rows}
+            for rows in (
+                ["F0 B0 F1 B1", "F0 F1 B0 B1"],
+                ["F0 F1 B0 B1", "F0 B0"],
+                ["F0 F1 B0 B1", "F0 X0 F1 B1"],
+            )
+        ],
+    ),
+    ("06", 2): (
+        [
+            {"mine": [*rows, last]}
+            for rows, last in ((SHORT, LAST), (BOOK[:2], LAST), (SHORT, ASIDE))
+        ],
+        [{"mine": rows} for rows in (BOOK, [GREEDY] * 3, ["F0 B0"] * 3)],
+    ),
+    ("06", 3): (
+        [
+            dict(forward_reads=one, backward_reads=one, latest_then=more)
+            for one, more in ((5, 8), (5.0, 8.0), (Fraction(5), 8))
+        ],
+        [
+            dict(zip(("forward_reads", "backward_reads", "latest_then"), three, strict=True))
+            for three in ((8, 8, 8), (5, 8, 8), (4, 4, 7))
+        ],
+    ),
+}
+"""Right and wrong answers: what an exercise gives values to; a text is an expression.
+
+The one of notebook 4 compiles 13e9 parameters each time.
+"""
+
+
+READ_WHOLE = ("06",)
+"""Notebooks whose exercises are about what is computed before them; others need their imports."""
+AFTER = (("01", 2),)
+"""Exercises that use what the check before them defines."""
+
+
+@cache
+def namespace(number: str) -> dict[str, Any]:
+    """What the exercises of a notebook know, and its cells of code under `cells`."""
+    script = next(s for s in SCRIPTS if s.stem.startswith(number))
+    cells = [c for c in MAKER["unexecuted"](script).cells if c.cell_type == "code"]
+    plain = [c for c in cells if not c.metadata.get("tags")]
+    known: dict[str, Any] = {"__name__": "notebook", "cells": cells}
+    for cell in plain if number in READ_WHOLE else plain[:1]:
+        exec(cell.source, known)
+    return known
+
+
+def told(known: dict[str, Any], cell: Json) -> str:
+    """What a cell prints."""
+    printed, source = io.StringIO(), str(cell.source)
+    lines = source.splitlines(keepends=True)
+    linecache.cache["<cell>"] = len(source), None, lines, "<cell>"  # where names are read from
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, "<cell>", "exec"), known)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize(("number", "exercise"), ANSWERS)
+def test_right_answers_are_right_and_wrong_ones_are_not(
+    number: str, exercise: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that is said of a wrong one is the number that is asked for."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    known = dict(namespace(number))
+    notebook = MAKER["nbformat"].from_dict({"cells": known.pop("cells")})
+    pairs = list(zip(tagged(notebook, "exercise"), tagged(notebook, "check"), strict=True))
+    for before, check in pairs[exercise - 1 : exercise] if (number, exercise) in AFTER else ():
+        exec(before.source, known)
+        told(known, check)
+    check, answers = pairs[exercise][1], ANSWERS[number, exercise]
+    assert len(answers[0]) == len(answers[1])
+    asked = {str(value) for value in answers[0][0].values()}
+    for given, right in [(g, True) for g in answers[0]] + [(g, False) for g in answers[1]]:
+        known |= {k: eval(v, known) if isinstance(v, str) else v for k, v in given.items()}
+        said = told(known, check)
+        assert ("Right!" in said) >= right, (given, said)
+        assert ("Not yet" in said) == (not right), (given, said)
+        assert right or not asked & set(re.findall(r"[\w.]+", said)), said
