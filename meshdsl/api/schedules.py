@@ -196,9 +196,9 @@ def given(found: Any, span: Span) -> Schedule | None:
 
 def _in_python() -> Any:
     """How diagnostics write an option and a call."""
-    from meshdsl.schedule.requested import RequestSpelling
+    from meshdsl.schedule.requested import OptionSpelling
 
-    class Keywords(RequestSpelling):
+    class Keywords(OptionSpelling):
         def option(self, name: str, value: str = "") -> str:
             return f'{name}="{value}"' if value else f"{name}="
 

@@ -32,7 +32,7 @@ WITH_TOKENS = ("tokens", "stages", "micro", *SLICING)
 """All options that mean something with `tokens`."""
 
 
-class RequestSpelling:
+class OptionSpelling:
     """How a diagnostic writes an option and a call: as on the command line."""
 
     def option(self, name: str, value: str = "") -> str:
@@ -65,7 +65,7 @@ class ScheduleRequest:
     tokens: int | None = None
     unit: int | None = None
     slice_times: str | None = None
-    spelling: RequestSpelling = field(default_factory=RequestSpelling)
+    spelling: OptionSpelling = field(default_factory=OptionSpelling)
 
     @property
     def chosen(self) -> tuple[str, ...]:
