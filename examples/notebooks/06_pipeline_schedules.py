@@ -127,7 +127,8 @@ Curves("micro-batches stored, by device", stored)
 # A synchronous schedule drains at the end of each step. **PipeDream** (Harlap et al., 2018;
 # Narayanan et al., 2019) never drains: each stage updates its parameters after every backward
 # pass. Then other micro-batches are on their way, which have read older parameters. So that a
-# backward pass reads what its forward pass has read, a stage stores copies (*weight stashing*).
+# backward pass reads what its forward pass has read, a stage stores copies (*weight stashing*). The
+# picture ends after twelve micro-batches; training would go on with the next ones.
 
 # %%
 pipedream = md.schedule("pipedream", stages=D, micro=12)
