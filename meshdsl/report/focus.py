@@ -21,6 +21,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.explanation_document import (
     away,
+    compressed,
     explanation,
     frozen,
     held,
@@ -103,6 +104,7 @@ def _excerpt(
     yield Gap()
     yield from _left_out(others)
     yield from planned(report, brief=True)
+    yield from compressed(report)
     yield Gap()
     yield from held(report["memory"], brief=True)
     yield from frozen(report)

@@ -20,6 +20,7 @@ from meshdsl.pipeline import Compilation
 from meshdsl.placed.printer import print_program
 from meshdsl.report.explanation import explain
 from meshdsl.report.explanation_document import compressed
+from meshdsl.report.focus import Focus, focused
 from tests.compiling import compile_text
 from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
@@ -213,6 +214,8 @@ def test_both_phases_send_what_the_formulas_say(n: int) -> None:
     first, second = map(str, compressed(report))
     assert f"by each of {n} workers" in first
     assert "The first 2 steps" in second
+    shown = focused(report, {"test.mdsl": compilation.source}, Focus(top=1), "")
+    assert second in map(str, shown)
 
 
 def test_programs_are_read_back() -> None:
