@@ -244,8 +244,7 @@ class Timing:
         rate = {"host": device.host, "disk": device.disk}[tier]
         if rate is None:
             message = f"the profile `{self.cluster.name}` does not say how fast its {tier} is"
-            help = f"add `{tier} = …` in bytes a second to `[device]` of a copy of the profile: "
-            help += f"`meshdsl cluster show {self.cluster.name} --toml`"
+            help = f"add `{tier} = …`, in bytes a second, to `[device]` of a profile of your own"
             fail("MD0321", message, help=help)
         return Time(max(device.launch, payload / rate), "network")
 

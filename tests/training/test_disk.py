@@ -152,11 +152,11 @@ def _recorded(module: dict[str, Any], made: list[Store]) -> None:
     """Let a program note each store that it makes."""
 
     def noted(kind: Any) -> Any:
-        def new() -> Store:
+        def make() -> Store:
             made.append(kind())
             return made[-1]
 
-        return new
+        return make
 
     module.update({name: noted(module[name]) for name in ("Host", "Disk") if name in module})
 
