@@ -52,7 +52,7 @@ class Parallelism:
 
 
 @dataclass(frozen=True, slots=True)
-class OrdinaryStep:
+class Baseline:
     """A plan on the way to the best one, by name; `fits`: within the memory of a device."""
 
     name: str
@@ -67,7 +67,7 @@ class Advice:
     found: SearchResult
     roles: DimRoles
     ways: tuple[Parallelism, ...]
-    steps: tuple[OrdinaryStep, ...]
+    steps: tuple[Baseline, ...]
     loops: tuple[str, ...]
 
     @property
@@ -169,7 +169,7 @@ def within_machine(way: Parallelism, mesh: Mesh, size: int) -> bool:
     return math.prod(mesh.size(axis) for axis in mesh.names[first:]) <= size
 
 
-def _steps(found: SearchResult, role: DimRoles) -> Iterator[OrdinaryStep]:
+def _steps(found: SearchResult, role: DimRoles) -> Iterator[Baseline]:
     """Nothing split, the batch over all axes, and ZeRO's stages beside that."""
     problem = found.problem
     yield from _placed(problem, "one device", ())
@@ -189,10 +189,10 @@ def _steps(found: SearchResult, role: DimRoles) -> Iterator[OrdinaryStep]:
         yield from _placed(problem, f"{KINDS['data']}, {KINDS[stage]}", (*batch, *rules))
 
 
-def _placed(problem: Problem, name: str, rules: Rules) -> Iterator[OrdinaryStep]:
+def _placed(problem: Problem, name: str, rules: Rules) -> Iterator[Baseline]:
     """The better walk of some rules; nothing where they cannot be followed."""
     try:
         plan = min(problem.plans(rules), key=problem.value)
     except DiagnosticError:
         return
-    yield OrdinaryStep(name, plan, problem.fits(plan))
+    yield Baseline(name, plan, problem.fits(plan))
