@@ -34,7 +34,70 @@ def load() -> Lark:
     text = importlib.resources.files(__name__).joinpath("mdsl.lark").read_text("utf-8")
     parser = parser_of(text)
     parser.lexer = parser._build_lexer()  # else each `lex` makes one, and its regular expression
+    _take_over(parser)
     return parser
+
+
+def _take_over(parser: Lark) -> None:
+    """Let the trees of a parser have the positions that are read, and find its rules by identity.
+
+    The rules of its tables are equal to those of which it makes trees, but others: each word would
+    compare some, symbol by symbol.
+    """
+    from lark.parse_tree_builder import PropagatePositions
+    from lark.parsers.lalr_analysis import Reduce
+
+    makers: dict[Any, Any] = parser._callbacks
+    for rule, make in makers.items():
+        if isinstance(make, PropagatePositions):
+            makers[rule] = _with_positions(make.node_builder)
+    states = parser.parser.parser._parse_table.states.values()
+    for rule in {id(r): r for s in states for action, r in s.values() if action is Reduce}.values():
+        makers[rule] = makers.pop(rule)
+
+
+def _with_positions(build: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """The maker of a rule's tree, with the positions of its first and last word.
+
+    Lark's gives it eleven, by line and column too. Two are read here; two more say how far the
+    words go that a rule leaves out of its tree, as brackets around an expression.
+    """
+    from lark.lexer import Token
+    from lark.tree import Meta, Tree
+
+    new_meta: Callable[[], Any] = Meta
+
+    def positioned(children: list[Any]) -> Any:
+        tree = build(children)
+        if tree.__class__ is not Tree:
+            return tree
+        for child in children:
+            if child.__class__ is Token:
+                start = child.start_pos
+                break
+            its = child._meta
+            if its is not None and not its.empty:
+                start = its.container_start_pos
+                break
+        else:
+            return tree  # there is no word in it
+        for child in reversed(children):
+            if child.__class__ is Token:
+                end = child.end_pos
+                break
+            its = child._meta
+            if its is not None and not its.empty:
+                end = its.container_end_pos
+                break
+        meta: Any = tree._meta or new_meta()
+        tree._meta = meta
+        if meta.empty:  # else it is the tree of a child, which ends where that does
+            meta.empty = False
+            meta.start_pos, meta.end_pos = start, end
+        meta.container_start_pos, meta.container_end_pos = start, end
+        return tree
+
+    return positioned
 
 
 def parser_of(text: str) -> Lark:

@@ -64,8 +64,11 @@ class _Recovery:
         token = self.tokens[at]
         if token.type == "_NL" and self.opened and self.opened[-1].type != "LBRACE":
             return at + 1
+        word = token
+        if token.type == "NAME" and str(token) in FOREIGN_STARTS:
+            word = self.foreign_start(at) or token
         try:
-            self.parser.feed_token(self.foreign_start(at) or token)
+            self.parser.feed_token(word)
         except self.unexpected:
             other = self.foreign_word(at)
             if other is None:
