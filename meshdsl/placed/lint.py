@@ -297,6 +297,14 @@ def _lint_cuts(
     `piped` are the dims on the stages (empty: a network that rules cut), with the devices of each.
     """
     sizes = {d.name: d.size for v in values_of(program) for d in v.type.dims}
+    if use.slices and not use.dims:
+        message = "`slices=` are sizes of a dim, and the schedule cuts none"
+        help = "name the dim, as in `[batch](4, …)`; or leave `slices=` out"
+        yield Diagnostic("MD0534", message, use.span, help=help)
+    if use.unequal and use.asynchronous:
+        message = f"`{use.name}` updates on the way, after batches of one size"
+        yield Diagnostic("MD0534", message, use.span, help="leave `slices=` out")
+        return
     for dim in use.dims:
         if dim not in sizes:
             message = f"no tensor of the program has the dim `{dim}`; the schedule cuts nothing"

@@ -190,6 +190,13 @@ REFUSED = {
     "an empty one": (
         TEXT, "pipe:2", 'terapipe[seq](4, slices="4 2 2 0")', "MD0534", 'slices="2 2 2 2"',
     ),
+    "no dim": (
+        TEXT.replace("clip=0.5", "clip=0.5, accumulate=2"), "pipe:2", 'gpipe(slices="1 1")',
+        "MD0534", "leave `slices=` out",
+    ),
+    "updates": (
+        TEXT, "pipe:2", 'pipedream[batch](2, slices="1 3")', "MD0534", "leave `slices=` out",
+    ),
     "other blocks": (
         TEXT, "pipe:2,tp:2", 'gpipe[batch](1, slices="3")', "MD0534", 'slices="2"',
     ),
