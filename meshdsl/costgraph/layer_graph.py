@@ -232,7 +232,7 @@ def contracted(graph: LayerGraph) -> Contracted:
     - without input and output: to its first reader, whichever stage that is in;
     - read by none, with one input: to that one;
     - whose one input only it reads, and is no smaller than its output: to that input;
-    - with one reader, whose inputs only it reads, and together are no larger: to that reader.
+    - with one reader, whose inputs together are no larger than its output: to that reader.
     """
     return _Contraction(graph).result()
 
@@ -316,9 +316,8 @@ class _Contraction:
         return len(self.readers[source]) == 1 and self.output[node] <= self.output[source]
 
     def _widens(self, node: int) -> bool:
-        sources = self.reads[node]
-        read = math.fsum(self.output[i] for i in sources)
-        return all(len(self.readers[i]) == 1 for i in sources) and read <= self.output[node]
+        read = math.fsum(self.output[i] for i in self.reads[node])
+        return read <= self.output[node]
 
     def _remove(self, node: int) -> None:
         for source in self.reads.pop(node):

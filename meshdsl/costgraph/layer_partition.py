@@ -38,6 +38,9 @@ Places: TypeAlias = "npt.NDArray[np.intp]"
 MOST_WORK = 2_000_000_000
 """Stages on some devices, behind others, that are looked at."""
 
+MOST_STEPS = 400_000
+"""Numbers of devices of a stage, and of those in front of it, that are looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class Links:
@@ -299,8 +302,10 @@ def cut(
     small = contracted(graph)
     costs = Costs(small.graph, levels, single, memory)
     sets, devices = len(costs.sets), costs.sizes[-1]
-    once = devices if single else devices * (devices + 1) // 2 * (devices // costs.sizes[-2])
-    if once * sets**2 > MOST_WORK:
+    # On how many devices, behind how many others, and in how many machines the last stage begins.
+    begins = devices // costs.sizes[1] if len(levels) > 1 else 1
+    once = devices if single else devices * (devices + 1) // 2 * begins
+    if once > MOST_STEPS or once * sets**2 > MOST_WORK:
         raise GraphTooLarge(f"{sets:,} down-sets on {devices:,} devices are too many to try")
     search = _StageSearch(costs)
     parts = search.parts(len(levels), 0, sets - 1)

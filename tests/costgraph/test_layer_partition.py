@@ -120,12 +120,26 @@ def test_no_cut_is_faster() -> None:
         assert alone.seconds == pytest.approx(min(loads))
 
 
+def slow_graph(draw: random.Random) -> LayerGraph:
+    """Layers that take longer than transfers, in chains with short cuts, and some for nothing."""
+    count = draw.randint(3, 6)
+    layers = tuple(
+        Layer(f"n{i}", 0, 0, draw.choice([0, 8, 16, 24]), 0)
+        if draw.random() < 0.5
+        else Layer(f"n{i}", draw.randint(10, 30), 0, draw.choice([0, 8, 16, 24]), 0)
+        for i in range(count)
+    )
+    pairs = itertools.combinations(range(count), 2)
+    edges = tuple((a, b) for a, b in pairs if draw.random() < (0.8 if b == a + 1 else 0.25))
+    return LayerGraph(layers, edges)
+
+
 def test_layers_that_cost_nothing_change_no_answer() -> None:
     """They are contracted before stages are tried."""
     draw = random.Random(2)
-    fewer = 0
-    for _ in range(50):
-        graph, devices = random_graph(draw, free=0.6), draw.randint(1, 3)
+    fewer = several = 0
+    for _ in range(70):
+        graph, devices = slow_graph(draw), draw.randint(2, 3)
         orders = [stages for stages in every_order(graph) if len(stages) <= devices]
         spread = [
             replicated(graph, stages, used)
@@ -135,9 +149,12 @@ def test_layers_that_cost_nothing_change_no_answer() -> None:
         ]
         assert cut(graph, flat(devices, 2)).seconds == pytest.approx(min(spread))
         loads = [single(graph, stages) for stages in orders]
-        assert cut(graph, flat(devices, 2), single=True).seconds == pytest.approx(min(loads))
+        found = cut(graph, flat(devices, 2), single=True)
+        assert found.seconds == pytest.approx(min(loads))
         fewer += len(contracted(graph).graph.layers) < len(graph.layers)
-    assert fewer > 20
+        several += len(found.stages) > 1
+    assert fewer > 30
+    assert several > 20
 
 
 @dataclass(frozen=True)
@@ -217,7 +234,7 @@ class Oracle:
 CLUSTERS = [
     (Links(2, 4), Links(2, 1)),
     (Links(3, 9), Links(2, 2)),
-    (Links(2, 1), Links(2, 40)),
+    (Links(2, 1), Links(3, 40)),
     (Links(2, 9), Links(2, 3), Links(2, 1)),
 ]
 
@@ -236,7 +253,9 @@ def test_no_plan_of_a_cluster_with_levels_is_faster(levels: Levels) -> None:
         found = cut(graph, levels)
         assert found.seconds == pytest.approx(min(paces))
         assert sorted(i for s in found.stages for i in s.layers) == list(range(len(graph.layers)))
-        repeated += any(isinstance(part, Replicated) for part in found.parts)
+        inside = any(isinstance(part, Replicated) for part in found.parts)
+        assert inside == ("x(" in found.replicas)
+        repeated += inside
     assert repeated or levels[0].bandwidth > levels[1].bandwidth
 
 
@@ -252,7 +271,11 @@ def grouped_graph(draw: random.Random) -> LayerGraph:
     """A forward pass, maybe in groups, and a backward pass of some of it, with memory."""
     count = draw.randint(2, 4)
     layers = [
-        Layer(f"n{i}", draw.randint(0, 9), 0, draw.randint(0, 9), 0, draw.randint(0, 4), f"g{i}")
+        Layer(f"n{i}", 0, 0, draw.randint(0, 9), 0, 0, f"g{i}")
+        if draw.random() < 0.3
+        else Layer(
+            f"n{i}", draw.randint(0, 30), 0, draw.randint(0, 9), 0, draw.randint(0, 6), f"g{i}"
+        )
         for i in range(count)
     ]
     if draw.random() < 0.4:
@@ -286,8 +309,8 @@ def every_grouped(graph: LayerGraph, devices: int) -> Iterator[Stages]:
 def test_groups_backward_passes_and_memory() -> None:
     draw = random.Random(4)
     refused = backward = 0
-    for _ in range(60):
-        graph, devices, memory = grouped_graph(draw), draw.randint(1, 3), draw.randint(5, 16)
+    for _ in range(150):
+        graph, devices, memory = grouped_graph(draw), draw.randint(1, 3), draw.randint(5, 18)
         loads = [
             single(graph, stages)
             for stages in every_grouped(graph, devices)
@@ -300,8 +323,19 @@ def test_groups_backward_passes_and_memory() -> None:
             assert found.bound == found.seconds
         refused += not loads
         backward += any(layer.is_backward for layer in graph.layers)
-    assert 5 < refused < 40
-    assert backward > 20
+    assert 10 < refused < 100
+    assert backward > 50
+
+
+def test_a_layer_of_a_group_is_not_merged() -> None:
+    """It costs nothing and would be beside what it reads, but its gradients are where it is."""
+    layers = (
+        Layer("a", 30, 0, 100, 0),
+        Layer("n", 0, 0, 1, 0, 0, "g"),
+        Layer("dn", 30, 0, 1, 0, 0, "g", is_backward=True),
+    )
+    graph = LayerGraph(layers, ((0, 1), (1, 2)))
+    assert cut(graph, flat(2, 2), single=True).seconds == 60
 
 
 def test_with_too_many_down_sets_some_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,4 +455,8 @@ def test_published_replicas_of_gnmt() -> None:
     assert cut(graph, flat(16, TWENTY_FIVE)).replicas == "-".join(["1"] * 12 + ["3", "1"])
     levels = levels_of(load("v100-p3"), 16)
     assert levels is not None
-    assert cut(graph, levels).replicas == "4-4-8"
+    found = cut(graph, levels)
+    assert found.replicas == "4-4-8"
+    # Their plan takes a fifth more time there.
+    theirs = [(s.layers, s.devices) for s in cut(graph, flat(16, TWENTY_FIVE)).stages]
+    assert time_of(graph, levels, theirs) / found.seconds == pytest.approx(1.2, abs=0.01)
