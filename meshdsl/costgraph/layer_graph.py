@@ -161,23 +161,38 @@ class LayerGraph:
     def some_down_sets(self) -> tuple[int, ...]:
         """Those along a few topological orders, and with one more block, where all are too many.
 
-        The orders take the first block that is ready, the last one, that which was ready last (one
-        branch after another), and that after which the fewest bytes are read later.
+        The orders take the block after which the fewest bytes are read later, that which was ready
+        last (one branch after another), the first one that is ready, and the last one.
         """
-        sets = {0}
         orders: tuple[Callable[[int, list[int], list[int]], int], ...] = (
+            lambda held, ready, seen: min(ready, key=lambda m: self._added(held, m)),
+            lambda held, ready, seen: max(ready, key=seen.index),
             lambda held, ready, seen: ready[0],
             lambda held, ready, seen: ready[-1],
-            lambda held, ready, seen: max(ready, key=seen.index),
-            lambda held, ready, seen: min(ready, key=lambda m: self.leaving(held | m)),
         )
+        sets, wider = {0, self.every_layer}, list[int]()
         for choose in orders:
-            held, seen = 0, list[int]()
+            held, seen, along = 0, list[int](), list[int]()
             while ready := self._next(held):
                 seen += [mask for mask in ready if mask not in seen]
-                sets |= {held | mask for mask in ready}
+                wider += [held | mask for mask in ready]
                 held |= choose(held, ready, seen)
-        return _by_size(sets | {self.every_layer})
+                along.append(held)
+            if len(sets) + len(along) <= MOST_SETS or len(sets) == 2:
+                sets.update(along)
+        for held in wider:
+            if len(sets) >= MOST_SETS:
+                break
+            sets.add(held)
+        return _by_size(sets)
+
+    def _added(self, held: int, mask: int) -> float:
+        """By how much a block changes what later layers read of a down-set, in bytes."""
+        later = self.every_layer & ~(held | mask)
+        more = (self.layers[i].output for i in members(mask) if self.after[i] & later)
+        sources = members(self._read_by(mask) & held)
+        fewer = (self.layers[i].output for i in sources if not self.after[i] & later)
+        return math.fsum(more) - math.fsum(fewer)
 
     def leaving(self, held: int) -> float:
         """Bytes that other layers read of some."""

@@ -34,7 +34,10 @@ MOST_WORK = 2_000_000_000
 """Stages, times the devices and groups that later ones may have, that are looked at."""
 
 MOST_STATES = 30_000_000
-"""Down-sets, times the devices and groups that stages behind them have, that are kept."""
+"""Down-sets, times the devices and groups of stages behind them, that are kept.
+
+Of tables of stages, four times as many.
+"""
 
 MOST_CHOICES = 20_000
 """Combinations of ways, none better than another in both time and memory, that are kept."""
@@ -232,7 +235,9 @@ def cut_with_tensors(
     search = _TensorSearch(costs, plain)
     sets = len(plain.sets)
     work = sets**2 // 2 * len(costs.shapes) * devices * costs.most_groups
-    if work > MOST_WORK or sets * devices * costs.most_groups > MOST_STATES:
+    flights = sum(-(-costs.most_groups // data) for _, data in costs.shapes)
+    states = sets * max(devices * costs.most_groups, sets * flights // 4)
+    if work > MOST_WORK or states > MOST_STATES:
         raise GraphTooLarge(f"{sets:,} down-sets on {devices:,} devices are too many to try")
     stages = search.stages()
     if stages is None:
