@@ -2,8 +2,10 @@
 
 The script (`01_….py`) is the source and the notebook (`01_….ipynb`) is made from it. Nothing in a
 notebook depends on the machine or the time, so that making it twice gives the same file.
+`execute.py --exercises FOLDER` writes the notebooks for students, without solutions and outputs.
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,8 +68,27 @@ def text(notebook: Json) -> str:
     return nbformat.writes(notebook).rstrip("\n") + "\n"
 
 
+def exercises(folder: Path) -> None:
+    """Write all notebooks without solutions and outputs, and what they import.
+
+    A solution is a cell of its own, so the rest is the notebook as its script has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for script in SCRIPTS:
+        notebook = unexecuted(script)
+        notebook.cells = [c for c in notebook.cells if "solution" not in c.metadata.get("tags", ())]
+        path = folder / f"{script.stem}.ipynb"
+        path.write_text(text(notebook), encoding="utf-8", newline="\n")
+    shutil.copy(FOLDER / "course.py", folder)
+
+
 def main() -> None:
-    """Make all notebooks, or those whose numbers are given."""
+    """Make all notebooks, or those whose numbers are given; or an edition for students."""
+    if sys.argv[1:2] == ["--exercises"]:
+        if len(sys.argv) != 3:
+            sys.exit("write the folder: execute.py --exercises FOLDER")
+        exercises(Path(sys.argv[2]))
+        return
     for script in SCRIPTS:
         if sys.argv[1:] and script.stem[:2] not in sys.argv[1:]:
             continue

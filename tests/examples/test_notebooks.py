@@ -90,6 +90,17 @@ def test_outputs_tell_nothing_of_the_machine(script: Path) -> None:
         assert not re.search(r"/(tmp|home|root|work)/|0x[0-9a-f]{6}", str(cell.get("outputs")))
 
 
+def test_an_edition_for_students_has_no_solutions(tmp_path: Path) -> None:
+    folder = tmp_path / "for_students"
+    MAKER["exercises"](folder)
+    for script in SCRIPTS:
+        made = MAKER["nbformat"].read(folder / f"{script.stem}.ipynb", 4)
+        assert not tagged(made, "solution")
+        assert len(made.cells) == len(committed(script).cells) - len(tagged(made, "check"))
+        assert not any(cell.get("outputs") for cell in made.cells)
+    assert (folder / "course.py").is_file()
+
+
 # --- answers -------------------------------------------------------------------------------------
 
 SHORT = ["F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3", "F0 F1 I0 F2 W0 I1 F3 W1 I2 W2 I3 W3"]
