@@ -170,8 +170,9 @@ def test_the_steps_are_those_of_an_oracle_of_n_workers(
             for state, ending in {"w": "", "m": ".m", "v": ".v"}.items():
                 parts = [o for k, o in oracles.items() if k.startswith(name)]
                 wanted = np.stack([getattr(o, state) for o in parts]).reshape(shape)
-                got = found[name + ending]
-                np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11, err_msg=name)
+                np.testing.assert_allclose(
+                    found[name + ending], wanted, rtol=1e-9, atol=1e-11, err_msg=name
+                )
         if number > WARMUP:  # the errors of workers are those of the n-th parts that they add up
             error = sum(oracles["w"].errors).reshape(9, 7) / n
             np.testing.assert_allclose(found["w.error"], error, rtol=0, atol=1e-11)
