@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from meshdsl.costgraph.graph import (
     CostFactor,
     CostGraph,
@@ -203,9 +205,12 @@ def integer_program(graph: CostGraph) -> Solution:
         picks = [model.choice(size) for size in graph.sizes]
         for scope, factors, memory in _largest(graph):
             costs, bytes_ = (added(fs, scope, graph.sizes) for fs in (factors, memory))
+            if graph.limit == 0:  # no share of it can be a coefficient: what takes memory is out
+                costs = np.where(bytes_ > 0, math.inf, costs)
             for at, terms in _taken(model, picks, CostFactor(scope, costs)).items():
                 model.pay(terms, float(costs[at]) * scale)
-                held.append({i: c * float(bytes_[at]) / graph.limit for i, c in terms.items()})
+                share = float(bytes_[at]) / graph.limit if graph.limit else 0.0
+                held.append({i: c * share for i, c in terms.items()})
         if math.isfinite(graph.limit):
             model.at_most(total(held), ALWAYS)
         answer = model.minimise()

@@ -63,7 +63,8 @@ class GraphObject:
             self.refuse("this should be an object with names and values")
         path = f"{self.path}.{name}" if self.path else name
         if name not in self.value and default is ...:
-            near = did_you_mean(name, list(self.value))
+            misspelt = set(self.value).difference(*FIELDS.values(), ("version", "kind", "source"))
+            near = did_you_mean(name, sorted(misspelt))
             self.refuse(f"the field `{name}` is missing", help=near or f'write `"{name}": …`')
         return GraphObject(self.source, path, self.value.get(name, default))
 

@@ -122,6 +122,9 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
             cluster=request.cluster,
         )
         if request.memory is not None:
+            if not graph.memory:
+                help = 'write `"memory": […]` in the nodes, or leave `--memory` out'
+                fail("MD0665", "no node says how much memory its choices take", help=help)
             graph = replace(graph, limit=request.memory)
         try:
             best = solve(graph)
@@ -154,7 +157,7 @@ def _refuse_infeasible(top: GraphObject, graph: CostGraph, best: Solution) -> No
         top.refuse(f"{best.method} found no plan within its limits", "MD0663", help)
     least = integer_program(least_memory(graph))
     if not least.found:
-        top.field("edges").refuse("every combination of choices is forbidden", "MD0664")
+        top.field("nodes").refuse("every combination of choices is forbidden", "MD0664")
     message = f"no plan fits in {human(int(graph.limit))}: the least is {human(int(least.cost))}"
     named = ", ".join(f"{n} {choice}" for n, choice in graph.names(least.picks).items())
     top.refuse(message, "MD0664", f"{math.ceil(least.cost):,} bytes would do: {named}")

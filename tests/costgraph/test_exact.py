@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,16 @@ def test_exact_methods_agree() -> None:
             assert bool(found.picks) == math.isfinite(expected)
             if found.picks:
                 assert graph.cost(found.picks) == found.cost
+
+
+def test_exact_methods_agree_without_any_memory() -> None:
+    """A limit of 0 leaves the choices that take no memory, if there are any."""
+    for graph in graphs(40, seed=4, memory=True):
+        graph = replace(graph, limit=0.0)
+        expected = least(graph)
+        for solve in (branch_and_bound, integer_program):
+            assert solve(graph).cost == pytest.approx(expected, abs=CLOSE)
+        assert priced_memory(graph).cost >= expected - CLOSE
 
 
 def test_what_a_factor_forbids_costs_a_larger_one_no_variables() -> None:

@@ -173,6 +173,7 @@ WRONG = [
     ("MD0660", changed(PLACEMENT, ("nodes", 0, "memroy"), [8, 4]), "`memory`"),
     ("MD0660", changed(PLACEMENT, ("node",), []), "`nodes`"),
     ("MD0660", changed(PLACEMENT, ("edges", 0, "costs"), []), "`cost`"),
+    ("MD0660", changed(STAGES, ("edges",), ...), 'write `"edges": …`'),
     ("MD0660", changed(PLACEMENT, ("version",), 2), "version 2"),
     ("MD0660", changed(PLACEMENT, ("nodes", 0, "memory"), ...) | {"memory_limit": 3}, "no node"),
     ("MD0660", changed(STAGES, ("layers", 0, "params"), 1), "no field `params`"),
@@ -187,6 +188,11 @@ WRONG = [
     ("MD0660", changed(STAGES, ("layers", 0, "ways"), [{"tensor": 0}]), "ways[0].tensor"),
     ("MD0660", changed(STAGES, ("layers", 0, "ways"), [{"second": 0}]), "`seconds`"),
     ("MD0664", changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3), "forbidden"),
+    (
+        "MD0664",
+        {"kind": "placement", "nodes": [{"name": "a", "choices": ["x"], "cost": [None]}]},
+        "forbidden",
+    ),
     ("MD0664", {**PLACEMENT, "memory_limit": 3}, "the least is 4 B"),
     ("MD0660", changed(EXPERTS, ("experts",), 4), "an object"),
     ("MD0660", changed(EXPERTS, ("experts", "count"), ...), "`count`"),
@@ -429,3 +435,11 @@ def test_what_is_asked_has_to_fit_the_graph(
     (found,) = caught.value.diagnostics
     assert found.code == code
     assert said in f"{found.message} {found.help}"
+
+
+def test_a_limit_needs_nodes_that_take_memory(tmp_path: Path) -> None:
+    graph = changed(PLACEMENT, ("nodes", 0, "memory"), ...)
+    with pytest.raises(DiagnosticError, match="MD0665") as caught:
+        solved(written(tmp_path, graph), Request(memory=9))
+    (found,) = caught.value.diagnostics
+    assert found.help == 'write `"memory": […]` in the nodes, or leave `--memory` out'
