@@ -12,7 +12,11 @@ from meshdsl.diagnostics import DiagnosticError, counted, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.placed.placements import Mesh
+from meshdsl.report.document import human
+from meshdsl.report.memory_kinds import KINDS as MEMORY_KINDS
+from meshdsl.report.memory_kinds import at_peak
 from meshdsl.search.candidate import Candidate
+from meshdsl.search.practice import roles
 from meshdsl.search.problem import Problem, SearchResult
 
 
@@ -43,7 +47,27 @@ def refuse_limit(found: SearchResult, name: str) -> NoReturn:
     if name != "layouts":
         needed += f"; without `--method {name}` less may be found"
     help = f"this layout would fit on {' or '.join(larger)}" if larger else needed
-    fail("MD0642", message, help=help)
+    fail("MD0642", message, help=f"{help}; {_largest_part(best, least.problem)}")
+
+
+def _largest_part(plan: Candidate, problem: Problem) -> str:
+    """What takes the most memory of a plan that does not fit, and what can lower it."""
+    kinds, program = at_peak(plan.memory), problem.program
+    kind = max(kinds, key=lambda kind: kinds[kind])
+    part = f"the largest part is {MEMORY_KINDS[kind]} ({human(kinds[kind])})"
+    lower = []
+    if kind == "activations" and any(op.phase == "backward" for op in named.walk(program.body)):
+        lower.append("a `recompute { … }` block in the program")
+    if kind in ("activations", "inputs", "buffers"):
+        sizes = {dim: v.type.size(dim) for v in program.inputs for dim in v.type.names}
+        batch = max(roles(program).batch, key=lambda dim: sizes[dim], default="")
+        if sizes.get(batch, 1) > 1:
+            lower.append(f"a smaller `{batch}` (`--set {batch}={sizes[batch] // 2}`)")
+    if kind == "state":
+        lower.append("`state: memory = host` in the layout")
+    if kind in ("params", "grads", "state", "gathered", "new_grads"):
+        lower.append(f"more devices (`--devices {2 * plan.mesh.devices}`)")
+    return f"{part}, which {' or '.join(lower)} can lower" if lower else part
 
 
 def _asked(results: Sequence[SearchResult]) -> set[object]:

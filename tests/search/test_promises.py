@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,6 +199,22 @@ def test_nothing_fits_is_said_with_a_proof() -> None:
         best_plans(SearchRequest(memory=1000), program("mlp on square"))
     (told,) = error.value.diagnostics
     assert told.message.startswith("no layout fits into 1,000 B on a device: what is stored, split")
+    assert told.help is not None
+    assert "the largest part is parameters (2 MiB), which more devices (`--devices 8`)" in told.help
+
+
+def test_what_fills_the_memory_is_said_with_what_can_lower_it() -> None:
+    made = Compilation(Source("net.mdsl", SEQUENCE), Options(mesh="four"))
+    asked = SearchRequest(memory=1000, fix="batch -> none, seq -> none, hidden -> tp")
+    with pytest.raises(DiagnosticError, match="MD0642") as error:
+        best_plans(asked, made)
+    help = error.value.diagnostics[0].help or ""
+    assert "the largest part is activations" in help
+    least = re.search(r"--memory (\d+)B", help)
+    assert least is not None
+    assert "a smaller `seq` (`--set seq=64`)" in help
+    smaller = Compilation(Source("net.mdsl", SEQUENCE), Options(mesh="four", set_dims={"seq": 64}))
+    assert best_plans(replace(asked, memory=int(least[1]) * 2 // 3), smaller).plans
 
 
 def layouts_of(place: str) -> list[str]:
