@@ -295,8 +295,14 @@ class _Cutting:
 
     def _compute(self, node: Compute) -> None:
         have = {self._component(v) for v in node.ins}
-        pairs = earlier_dims(node).items()
-        if earlier := [dim for dim, of in pairs if have >= {Split(dim), Split(of)}]:
+        pairs = earlier_dims(node)
+        # Queries that are an input or a parameter are whole, and read slice by slice.
+        whole = {d for v in node.ins if self._component(v) == B for d in v.type.names}
+        if earlier := {
+            dim: of
+            for dim, of in pairs.items()
+            if Split(dim) in have and (Split(of) in have or of in whole)
+        }:
             self._of_slices(node, earlier)
             return
         row, ins = self._row(node)
@@ -308,7 +314,7 @@ class _Cutting:
                     self._refuse_order(var, part.dim, node.span, lookup(node.name).words)
         self.made.append(with_flops(replace(node, ins=ins, outs=outs)))
 
-    def _of_slices(self, node: Compute, earlier: list[str]) -> None:
+    def _of_slices(self, node: Compute, earlier: Mapping[str, str]) -> None:
         """An operator of a slice, which reads what earlier slices have made, and not later ones.
 
         Along the dims `earlier` its operands are of these; what its results have along them, it
@@ -317,6 +323,10 @@ class _Cutting:
         have = [self._component(v) for v in node.ins]
         read = [c.dim if isinstance(c, Split) and c.dim in earlier else None for c in have]
         needs = [part if dim is None else B for part, dim in zip(have, read, strict=True)]
+        for i, var in enumerate(node.ins):
+            of = next((d for d in earlier.values() if var.type.has(d)), None)
+            if needs[i] == B and read[i] is None and of is not None:
+                needs[i] = Split(of)
         wanted = [self.cut.dim_of(v) for v in node.outs]
         row = best_row(call_of(node), needs, wanted)
         if row is None:

@@ -33,6 +33,10 @@ def earlier_dims(node: Compute) -> Mapping[str, str]:
     return {} if of is None else of(tuple(v.type for v in node.ins), dict(node.attrs))
 
 
+# The value that makes the elements, the dim of positions, and the dims that readers know it by.
+BufferKey = tuple[Var, str, tuple[Dim, ...]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
     """What all slices have of a value: zeros before the loop, written and added to in place.
@@ -49,7 +53,7 @@ class PastSlices:
 
     def __init__(self, program: DeviceProgram, pipe: Piped, mesh: Mesh, names: Names) -> None:
         self.pipe, self.mesh, self.names = pipe, mesh, names
-        self.buffers: dict[tuple[Var, str], Buffer] = {}
+        self.buffers: dict[BufferKey, Buffer] = {}
         # The loops around the block that is being made, innermost last, and of these the slices of
         # buffers that are read there.
         self.loops: list[DeviceLoop] = []
@@ -93,9 +97,12 @@ class PastSlices:
 
     # --- buffers -------------------------------------------------------------------------------
 
-    def key(self, var: Var, dim: str) -> tuple[Var, str]:
-        """What the buffer of a value is found by, in the forward pass and in the backward one."""
-        return self.origin(var), dim
+    def key(self, var: Var, dim: str) -> BufferKey:
+        """What the buffer of a value is found by, in the forward pass and in the backward one.
+
+        A value that is read under two names of its dims (`k` and `k[key -> val]`) has two buffers.
+        """
+        return self.origin(var), dim, var.type.dims
 
     def slice_of(self, var: Var, dim: str, dtype: DType) -> tuple[Var, bool]:
         """What the iteration of a stage has of the buffer of a value, and whether it is new there.

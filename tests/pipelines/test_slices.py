@@ -124,6 +124,39 @@ def test_keys_and_values_are_kept_once() -> None:
     assert not {"k", "v", "k_2", "v_2"} & {*kept.split(", ")}
 
 
+TWO_NAMES = """
+dim batch = 2, seq = 4, mem = seq, heads = 2, key = heads, other = heads, layers = 2
+program lm(x[batch, heads, seq, key], target[batch, heads, seq, key]) {
+  repeat layers {
+    param w[heads, key]
+    k = (x * w)[seq -> mem]
+    o = attention[key, mem](x, k, VALUES, iota[seq] >= iota[mem])
+    x = x + BACK
+  }
+  loss = mean(square(x - target))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "back"),
+    [
+        ("k[key -> other]", "o[other -> key]"),
+        ("k[heads -> other, key -> heads][other -> key]", "o"),
+    ],
+    ids=["relabelled", "exchanged"],
+)
+def test_a_value_that_is_read_under_two_names(values: str, back: str) -> None:
+    """Keys that are the values, too, under another dim, or with two dims of one size exchanged.
+
+    The queries are what the loop carries, which begins as an input: whole, and read by slices.
+    """
+    text = TWO_NAMES.replace("VALUES", values).replace("BACK", back)
+    hold(compiled(text, "pipe:2", "layers -> pipe", "with terapipe[seq](2)"), text)
+
+
 WIDE = {"batch": 8, "seq": 64, "model": 64, "heads": 4, "key": 16, "vocab": 50}
 
 
