@@ -137,6 +137,8 @@ def refuse_module(layout: Layout) -> None:
         _refuse(setting, why, "leave the setting out, or train with `meshdsl train`")
 
 
+NO_ASSIGNED = "leave the setting out, or name other parameters in place of `params`"
+
 NO_STAGES = "leave the setting out, or the schedule and the stages"
 
 
@@ -155,6 +157,9 @@ def _check_update(program: NamedProgram, layout: Layout, setting: Setting, param
     if not any(s.is_copy for s in states) and not _is_in_chunks(value, program):
         goal = program.goal
         where = goal.span if goal is not None else value.span
+        goals = program.goal.all if program.goal is not None else ()
+        if not any(value in goal.trained for goal in goals):
+            _refuse(setting, f"the program assigns `{name}`, which stays in memory", NO_ASSIGNED)
         help = "leave the setting out, or take `sgd`, `momentum`, `adam` or `adamw`: "
         help += "their updates go element by element"
         related = Related(where, "the update is chosen here")

@@ -13,9 +13,9 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.device import offloaded_updates
 from meshdsl.device.ir import DeviceLoop, Start, Wait
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.ir.program import every
-from meshdsl.pipeline import lower_placed
+from meshdsl.pipeline import Compilation, lower_placed
 from meshdsl.report.explanation import explain
 from meshdsl.simulate.engine import simulate
 from tests.covering import in_turn
@@ -208,6 +208,20 @@ def refusal(optimizer: str, dtype: str, mesh: str, rules: str, schedule: str = "
     return f"{found.code}: {found.message}; {found.help}"
 
 
+ASSIGNED = """
+dim b = 2, m = 2
+mesh one = { d: 1 }
+program p(x[b, m]) {
+  param w[m]
+  param count[m] = zeros()
+  count := count + mean[b](x)
+  loss = mean(square(x * w + stop_gradient(count)))
+  return loss
+  minimize loss with sgd(lr=0.1OPTIONS)
+}
+"""
+
+
 def test_what_cannot_be_in_another_memory_is_refused_with_a_way_out() -> None:
     host = "params: memory = host"
     states = refusal("adam(lr=0.1)", "f32", "d:1", host)
@@ -219,3 +233,11 @@ def test_what_cannot_be_in_another_memory_is_refused_with_a_way_out() -> None:
     assert piped.endswith("leave the setting out, or the schedule and the stages")
     whole = refusal("adafactor(lr=0.1)", "f32", "d:1", host)
     assert "MD0317" in whole
+    for options in ("", ", accumulate=2"):
+        text = ASSIGNED.replace("OPTIONS", options)
+        with pytest.raises(DiagnosticError) as refused:
+            assert Compilation(Source("p.mdsl", f"{text}\nlayout l {{ {host} }}")).placed
+        (found,) = refused.value.diagnostics
+        assert "the program assigns `count`" in found.message
+        assert "name other parameters in place of `params`" in (found.help or "")
+        assert Compilation(Source("p.mdsl", f"{text}\nlayout l {{ w: memory = host }}")).placed
