@@ -48,12 +48,12 @@ class Disk(Store):
         free = self.free.setdefault(tensor.nbytes, [])
         start = free.pop() if free else self.size
         self.size = max(self.size, start + tensor.nbytes)
-        kept = OnDisk(self, tensor.shape, tensor.dtype, start)
-        weakref.finalize(kept, free.append, start)
-        kept.where, kept.strides = tensor.device, values.stride()
+        on_disk = OnDisk(self, tensor.shape, tensor.dtype, start)
+        weakref.finalize(on_disk, free.append, start)
+        on_disk.where, on_disk.strides = tensor.device, values.stride()
         flat = values.as_strided((values.numel(),), (1,))
-        kept.writing = self.writer.submit(kept.write, flat, 0)
-        return Transfer(lambda: kept)
+        on_disk.writing = self.writer.submit(on_disk.write, flat, 0)
+        return Transfer(lambda: on_disk)
 
     def keep(self, tensor: torch.Tensor) -> "OnDisk":
         """Write a tensor behind the others."""

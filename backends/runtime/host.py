@@ -31,19 +31,19 @@ class Host(Store):
         self.written += tensor.nbytes
         is_cuda = tensor.device.type == "cuda"
         values = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda)
-        kept = OnHost(self, values)
-        kept.where = tensor.device
+        on_host = OnHost(self, values)
+        on_host.where = tensor.device
         if not is_cuda:
             values.copy_(tensor)
-            return Transfer(lambda: kept)
+            return Transfer(lambda: on_host)
         stream = self.stream(tensor.device, "to")
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             values.copy_(tensor, non_blocking=True)
         # Its memory is not given to others before it is read.
         tensor.record_stream(stream)
-        kept.arrived = stream.record_event()
-        return Transfer(lambda: kept)
+        on_host.arrived = stream.record_event()
+        return Transfer(lambda: on_host)
 
     def stream(self, where: torch.device, way: str) -> Any:
         """The stream on which a GPU reads (`from`) or writes (`to`) the memory of the host."""

@@ -254,9 +254,9 @@ class Trainer:
         from meshdsl.backends.engines.in_process import moved_away, torch_dtype
 
         held = self.held
-        mine, own = held.values(), held.param_specs
+        mine, trained_specs = held.values(), held.param_specs
         away = {name for name, spec in program.PARAMS.items() if spec.away}
-        there = {name for name in away if program.PARAMS[name] == own[name]}
+        there = {name for name in away if program.PARAMS[name] == trained_specs[name]}
         params: dict[str, Any] = {name: held.params[name] for name in there}
         for name, spec in program.PARAMS.items():
             if name in there:

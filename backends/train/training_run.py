@@ -179,8 +179,8 @@ def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
     # The reference engine holds all values of a step at once.
     predicted = 0
     if plan.asked is compilation:
-        steps = (made for made in (compilation, compilation.warmup) if made is not None)
-        predicted = max(memory(made.device)["peak"] for made in steps)
+        steps = (step for step in (compilation, compilation.warmup) if step is not None)
+        predicted = max(memory(step.device)["peak"] for step in steps)
     compress = goal.optimizer.compress
     warmup = 0 if compress is None else compress.warmup
     about, rate, updates = _about(plan), goal.optimizer.lr, compilation.updates

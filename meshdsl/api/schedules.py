@@ -228,16 +228,16 @@ def _which(
     span = site.argument("which", 0)
     if isinstance(which, Schedule) and which.table is None:
         call = which.call
-        known = {"micro": call.args[0]} if call.args else {}
-        known |= {each.name.text: each.value for each in call.keywords}
-        own: dict[str, Any] = {
+        arguments = {"micro": call.args[0]} if call.args else {}
+        arguments |= {each.name.text: each.value for each in call.keywords}
+        counts: dict[str, Any] = {
             name: value.value
-            for name, value in known.items()
+            for name, value in arguments.items()
             if name in ("micro", *COUNTS)
             and isinstance(value, ast.Number)
             and getattr(request, name) is None
         }
-        return call.function.text, replace(request, **own)
+        return call.function.text, replace(request, **counts)
     if isinstance(which, Schedule) and (declared := which.table) is not None:
         return of_declaration(declared, request), request
     if not isinstance(which, Iterable):

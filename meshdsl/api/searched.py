@@ -128,8 +128,8 @@ def compared(
     """Every method on the question of a request; `site` is the call."""
     compilation = _compilation(program, mesh, None, site)
     with _from_python(site):
-        found = compare_methods(request.with_amounts(amounts), compilation, METHODS)
-    return ComparedMethods(found)
+        comparison = compare_methods(request.with_amounts(amounts), compilation, METHODS)
+    return ComparedMethods(comparison)
 
 
 class Advised(View):

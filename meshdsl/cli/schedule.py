@@ -116,14 +116,14 @@ def _draw(name: str, given: Draw) -> None:
         _slices(name, given.tokens, given)
         _tell(outputs, given)
         return
-    made = drawn(which(name), request_of(given))
-    _write(made, given)
+    timed_schedule = drawn(which(name), request_of(given))
+    _write(timed_schedule, given)
     if given.json:
         from meshdsl.report.schedule_charts import described
 
-        common.print_json(described(made))
+        common.print_json(described(timed_schedule))
         return
-    _show(made)
+    _show(timed_schedule)
     _tell(outputs, given)
 
 
@@ -159,13 +159,13 @@ def _slices(name: str, tokens: int, given: Draw) -> None:
     from meshdsl.report.slicing_table import described, shown
     from meshdsl.schedule.requested import sliced
 
-    found = sliced(which(name), tokens, request_of(given))
-    facts = described(found.schedule, found.times, found.best, found.even)
-    _write(found.drawn, given)
+    slicings = sliced(which(name), tokens, request_of(given))
+    facts = described(slicings.schedule, slicings.times, slicings.best, slicings.even)
+    _write(slicings.drawn, given)
     if given.json:
         common.print_json(facts)
         return
-    _print(lambda width: (*shown(facts), Gap(), Listing(chart(found.drawn, width))))
+    _print(lambda width: (*shown(facts), Gap(), Listing(chart(slicings.drawn, width))))
 
 
 def _list(name: str | None, given: Draw) -> None:

@@ -200,11 +200,11 @@ def _compare(file: Path, given: SearchLayouts, diagnostics: Diagnostics) -> None
 
     compilation = common.compiled(file, pipeline_options(given), diagnostics, "named")
     with common.patience(f"searching layouts of {compilation.source.name} by every method"):
-        found = methods_compared(compilation, given)
+        comparison = methods_compared(compilation, given)
     if given.json:
-        common.print_json(methods_facts(found, compilation.source.name))
+        common.print_json(methods_facts(comparison, compilation.source.name))
     else:
-        print_document(methods_shown(found))
+        print_document(methods_shown(comparison))
 
 
 def _show(found: SearchResult) -> None:

@@ -91,9 +91,9 @@ def compared_with(
     head = trace["otherData"]
     evaluate, measured = (head.get(name) is True for name in ("evaluate", "measured"))
     options = replace(made.options, evaluate=evaluate, measured=measured)
-    made = made.under(options, Diagnostics())
-    refuse_other(path, trace, made.device)
-    timeline = timeline_of(made, given)
+    compilation = made.under(options, Diagnostics())
+    refuse_other(path, trace, compilation.device)
+    timeline = timeline_of(compilation, given)
     comparison = against(simulated_trace(timeline), of_devices(trace, timeline))
     return compared(comparison, given.top), {"version": 1, **comparison}
 

@@ -57,24 +57,24 @@ class MethodRow:
 
     def facts(self) -> MethodFacts:
         """The row as data."""
-        found = self.figures
+        figures = self.figures
         return {
             "method": self.method,
-            "cost": found.cost if found else None,
-            "placed": found.placed if found else None,
-            "steps": found.steps if found else None,
-            "proven": bool(found and found.proven),
-            "bound": found.bound if found else None,
+            "cost": figures.cost if figures else None,
+            "placed": figures.placed if figures else None,
+            "steps": figures.steps if figures else None,
+            "proven": bool(figures and figures.proven),
+            "bound": figures.bound if figures else None,
             "refused": self.refused or None,
             "seconds": self.seconds,
         }
 
     def proof(self) -> str:
         """`proven`, the gap to a bound, or none."""
-        found = self.figures
-        if found is None or found.proven:
+        figures = self.figures
+        if figures is None or figures.proven:
             return self.refused or "proven"
-        gap = 1.0 if found.bound is None else max(0.0, 1 - found.bound / (found.cost or 1.0))
+        gap = 1.0 if figures.bound is None else max(0.0, 1 - figures.bound / (figures.cost or 1.0))
         return "none" if gap > FAR else f"gap {gap:.2%}"
 
 
@@ -105,13 +105,13 @@ def table(
     published: Mapping[str, float | None] | None = None,
 ) -> tuple[tuple[str, ...], ...]:
     """The heading and the rows that have a cost, costs as `shown`, beside `published` ones."""
-    found = [(row, row.figures) for row in rows if row.figures is not None]
-    least = min(figures.cost for _, figures in found)
-    with_placed = any(figures.placed is not None for _, figures in found)
+    with_figures = [(row, row.figures) for row in rows if row.figures is not None]
+    least = min(figures.cost for _, figures in with_figures)
+    with_placed = any(figures.placed is not None for _, figures in with_figures)
     placed = ("placed",) if with_placed else ()
     beside = ("published",) if published else ()
     lines = [("method", "cost", *beside, "above the least", *placed, "steps", "proof", "seconds")]
-    for row, figures in found:
+    for row, figures in with_figures:
         placed = (f"{figures.placed or 0:,}",) if with_placed else ()
         if published:
             beside = (_published(published, row.method, shown),)

@@ -30,8 +30,8 @@ def critical_path(operators: Sequence[GraphOperator], devices: Devices) -> Place
             ends[device] = makespan(part, chosen, devices)
         tried += len(ends)
         places[group] = min(ends, key=ends.__getitem__)
-    found = tuple(places[g] for g in range(groups))
-    return Placed(found, makespan(operators, found, devices), tried)
+    placement = tuple(places[g] for g in range(groups))
+    return Placed(placement, makespan(operators, placement, devices), tried)
 
 
 def _ranks(operators: Sequence[GraphOperator], devices: Devices) -> list[float]:
@@ -47,9 +47,9 @@ def _ranks(operators: Sequence[GraphOperator], devices: Devices) -> list[float]:
 
 def _of_groups(operators: Sequence[GraphOperator], groups: set[int]) -> list[GraphOperator]:
     """The operators of some groups alone, which read only one another."""
-    kept = [number for number, operator in enumerate(operators) if operator.group in groups]
-    new = {number: place for place, number in enumerate(kept)}
+    numbers = [number for number, operator in enumerate(operators) if operator.group in groups]
+    new = {number: place for place, number in enumerate(numbers)}
     return [
         replace(operators[n], reads=tuple(new[r] for r in operators[n].reads if r in new))
-        for n in kept
+        for n in numbers
     ]

@@ -391,12 +391,12 @@ def expert_of(top: GraphObject, groups: Sequence[str], devices: int) -> list[int
     if not isinstance(written.value, dict) or f"{devices}" not in written.value:
         written.refuse(f"no expert's placement on {devices} devices is written", "MD0665", help)
     places = written.field(f"{devices}").only(*groups)
-    found = [places.field(group) for group in groups]
-    for place in found:
-        whole = isinstance(place.value, int) and not isinstance(place.value, bool)
-        if not whole or not 0 <= place.value < devices:
+    fields = [places.field(group) for group in groups]
+    for place in fields:
+        is_integer = isinstance(place.value, int) and not isinstance(place.value, bool)
+        if not is_integer or not 0 <= place.value < devices:
             place.refuse(f"this should be a device, from 0 to {devices - 1}")
-    return [place.value for place in found]
+    return [place.value for place in fields]
 
 
 def published_of(

@@ -49,11 +49,17 @@ def _spread(graph: CostGraph, variable: int) -> float:
 def _best(graph: CostGraph, picks: dict[int, int], variable: int) -> int:
     """The choice of a variable with the least bound; the present one where none is less."""
     held = [f for f in graph.memory if variable in f.scope]
-    rest = sum(_least(f, picks) for f in graph.memory if variable not in f.scope) if held else 0.0
+    fixed_bytes = (
+        sum(_least(f, picks) for f in graph.memory if variable not in f.scope) if held else 0.0
+    )
 
     def key(choice: int) -> tuple[float, float, bool, int]:
         chosen = {**picks, variable: choice}
-        excess = max(0.0, rest + sum(_least(f, chosen) for f in held) - graph.limit) if held else 0
+        excess = (
+            max(0.0, fixed_bytes + sum(_least(f, chosen) for f in held) - graph.limit)
+            if held
+            else 0
+        )
         cost = math.fsum(_least(f, chosen) for f in graph.seen_by[variable])
         forbidden = cost if cost == math.inf else excess
         return forbidden, cost, choice != picks.get(variable), choice

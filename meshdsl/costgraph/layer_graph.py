@@ -296,9 +296,9 @@ class _Contraction:
             math.fsum(getattr(layer, field) for layer in layers)
             for field in ("forward", "backward", "parameters")
         )
-        kept = self.graph.layers[node]
+        representative = self.graph.layers[node]
         return replace(
-            kept,
+            representative,
             forward=forward,
             backward=backward,
             output=self.output[node],

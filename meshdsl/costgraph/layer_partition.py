@@ -173,12 +173,12 @@ class Costs:
     @cached_property
     def bound(self) -> float:
         """What no pace is below: the work shared evenly, and on one device the largest block."""
-        whole = math.fsum(layer.seconds for layer in self.graph.layers) / self.sizes[-1]
+        even_share = math.fsum(layer.seconds for layer in self.graph.layers) / self.sizes[-1]
         blocks = self.graph.blocks if self.single else ()
         alone = (
             math.fsum(self.graph.layers[i].seconds for i in members(mask)) for mask, _ in blocks
         )
-        return max([whole, *alone])
+        return max([even_share, *alone])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -192,9 +192,11 @@ class Costs:
         On each level m units, the most inside one of the next level, take 4 (m - 1) / m of it.
         """
         seconds = []
-        for (size, whole), level in zip(itertools.pairwise(self.sizes), self.levels, strict=True):
+        for (size, outer_size), level in zip(
+            itertools.pairwise(self.sizes), self.levels, strict=True
+        ):
             units = range(first // size, (first + devices - 1) // size + 1)
-            most = max(Counter(unit * size // whole for unit in units).values())
+            most = max(Counter(unit * size // outer_size for unit in units).values())
             seconds.append(4 * (most - 1) / (most * level.bandwidth))
         return math.fsum(seconds)
 
@@ -258,9 +260,9 @@ class Costs:
         if self.single:
             spent += self.sent(held) / self.levels[0].bandwidth
         if math.isfinite(self.memory):
-            kept = held @ np.array([layer.memory for layer in graph.layers])
+            memory = held @ np.array([layer.memory for layer in graph.layers])
             # Sums in another order may differ in the last bits.
-            spent[kept[None] - kept[:, None] > self.memory * (1 + 1e-12)] = np.inf
+            spent[memory[None] - memory[:, None] > self.memory * (1 + 1e-12)] = np.inf
         bytes_ = np.maximum(parameters[None] - parameters[:, None], 0.0)
         return StageTables(spent, bytes_, np.array([graph.leaving(s) for s in sets]))
 
@@ -271,9 +273,9 @@ class Costs:
             readers = list(members(self.graph.after[i]))
             if not readers or not layer.output:
                 continue
-            read, made = held[:, readers].sum(axis=1), held[:, i] > 0
+            read, produced = held[:, readers].sum(axis=1), held[:, i] > 0
             reading = read[None] - read[:, None]
-            making = made[None] & ~made[:, None]
+            making = produced[None] & ~produced[:, None]
             sent += layer.output * np.where(making, reading < len(readers), reading > 0)
         return sent
 
@@ -315,10 +317,10 @@ def cut(
                 "the stages that were tried do not fit, and all are too many to try"
             )
         return None
-    whole = Costs(graph, levels, single)
+    full_costs = Costs(graph, levels, single)
     held = small.expanded([stage.layers for stage in _flattened(parts, 1)])
-    parts = _priced(whole, parts, iter(held), 0, 0)
-    seconds = pace(whole, parts)
+    parts = _priced(full_costs, parts, iter(held), 0, 0)
+    seconds = pace(full_costs, parts)
     return Cut(parts, seconds, seconds if costs.is_exact else costs.bound, search.work)
 
 
@@ -424,9 +426,9 @@ class _StageSearch:
         for devices in range(1, (1 if self.costs.single else left) + 1):
             yield _Step(devices)
         for inner in range(1, 1 if self.costs.single else level):
-            size, whole = self.costs.sizes[inner : inner + 2]
+            size, outer_size = self.costs.sizes[inner : inner + 2]
             if size > 1 and first % size == 0:
-                for copies in range(2, (whole - first % whole) // size + 1):
+                for copies in range(2, (outer_size - first % outer_size) // size + 1):
                     if self.costs.may_repeat(copies, inner):
                         yield _Step(copies * size, copies, inner)
 

@@ -35,10 +35,10 @@ def learned(box: BlackBox, trials: int, starts: Sequence[Picks] = (), seed: int 
     each = max(1, trials // (ROUNDS + 1))
     _try(box, [*starts, *(_drawn(box, draw) for _ in range(each))], trials)
     while len(box.tried) < trials and not (box.is_over() or box.is_whole):
-        known = [*box.tried]
-        costs = np.argsort(np.argsort([box.tried[p] for p in known], kind="stable"), kind="stable")
+        tried = [*box.tried]
+        costs = np.argsort(np.argsort([box.tried[p] for p in tried], kind="stable"), kind="stable")
         model = ensemble.ExtraTreesRegressor(TREES, random_state=seed)
-        model.fit(_features(box, known), costs)
+        model.fit(_features(box, tried), costs)
         rated = [p for p in dict.fromkeys(_candidates(box, draw)) if p not in box.tried]
         if not rated:
             break

@@ -24,11 +24,11 @@ def sampled_costs(name: str, sampler: Sampler) -> Callable[[CostGraph], Solution
         box = BlackBox(graph.sizes, cost)
         sampler(box, TRIALS, [cheapest_of_each(graph)])
         picks, least = box.best()
-        found = least if least < OUTSIDE else math.inf
+        least_cost = least if least < OUTSIDE else math.inf
         note = "a sample: nothing is proven"
         tried = len(box.tried)
         return Solution(
-            name, picks if least < OUTSIDE else (), found, -math.inf, False, tried, note
+            name, picks if least < OUTSIDE else (), least_cost, -math.inf, False, tried, note
         )
 
     return solve

@@ -298,8 +298,8 @@ def _levels(request: SearchRequest, single: bool) -> Levels:
     levels = levels_of(cluster, request.devices)
     if levels is None:
         sizes = list(itertools.accumulate((k.size for k in cluster.levels), operator.mul))
-        whole = next(n for n in reversed([1, *sizes]) if n <= request.devices)
-        near = " or ".join(str(whole * (request.devices // whole + more)) for more in (0, 1))
+        unit = next(n for n in reversed([1, *sizes]) if n <= request.devices)
+        near = " or ".join(str(unit * (request.devices // unit + more)) for more in (0, 1))
         message = f"{request.devices} devices leave a unit of {cluster.name} in part"
         fail("MD0666", message, help=f"take {near} devices, or `--bandwidth` for one level")
     return levels

@@ -186,11 +186,11 @@ def _cheapest(
     """The best choices of layers of some kinds, one kind after the other."""
     limit = memory * (1 + 1e-12)  # sums in another order may differ in the last bits
     left = math.fsum(count * min(m for _, m in row) for row, count in kinds)
-    kept: list[Combination] = [(0.0, 0.0, ())]
+    combinations: list[Combination] = [(0.0, 0.0, ())]
     for row, count in kinds:
         left -= count * min(m for _, m in row)
-        kept = _unbeaten(kept, _of_one_kind(row, count), limit - left)
-    return kept[0] if kept else None
+        combinations = _unbeaten(combinations, _of_one_kind(row, count), limit - left)
+    return combinations[0] if combinations else None
 
 
 @functools.lru_cache(maxsize=50_000)
@@ -212,14 +212,14 @@ def _unbeaten(
         for t, m, more in others
         if held + m <= limit
     )
-    kept, lowest = list[Combination](), math.inf
+    unbeaten, lowest = list[Combination](), math.inf
     for choice in grown:
         if choice[1] < lowest:
             lowest = choice[1]
-            kept.append(choice)
-    if len(kept) > MOST_CHOICES:
+            unbeaten.append(choice)
+    if len(unbeaten) > MOST_CHOICES:
         raise GraphTooLarge("the layers have too many combinations of ways to compute them")
-    return kept
+    return unbeaten
 
 
 def cut_with_tensors(

@@ -221,15 +221,17 @@ class LayerStage:
         """Bytes of parameters, gradients and state."""
         split = self.timing.mesh.size("data") if self.split_state else 1
         dense = self._parameters() * (HALF + GRADIENT + self.model.state / split)
-        own = max(1, split // self.shared)
-        return dense + self._expert_parameters() * (HALF + GRADIENT + self.model.state / own)
+        expert_split = max(1, split // self.shared)
+        return dense + self._expert_parameters() * (
+            HALF + GRADIENT + self.model.state / expert_split
+        )
 
     def kept(self) -> float:
         """Bytes that a micro-batch in flight keeps."""
         if self.recompute:
             return self.layers * HALF * self.width
-        kept = (self.layers - self.routed) * self._activations()
-        return kept + (self.routed * self._routed_activations() if self.routed else 0.0)
+        dense = (self.layers - self.routed) * self._activations()
+        return dense + (self.routed * self._routed_activations() if self.routed else 0.0)
 
     def working(self) -> float:
         """Bytes of the layer that is computed again, the largest."""

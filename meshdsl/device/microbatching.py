@@ -67,9 +67,11 @@ class _Cutting:
     def __init__(self, program: DeviceProgram, pipe: Piped, cut: Microbatching) -> None:
         self.source, self.pipe, self.cut = program, pipe, cut
         sized = dict.fromkeys(self._sized())
-        given = tuple((dim, (cut.axis,), cut.sizes) for dim in sized)
+        block_sizes = tuple((dim, (cut.axis,), cut.sizes) for dim in sized)
         moments = ((cut.axis, cut.micro),)
-        self.mesh = replace(program.mesh, moments=moments, given=(*program.mesh.given, *given))
+        self.mesh = replace(
+            program.mesh, moments=moments, given=(*program.mesh.given, *block_sizes)
+        )
         self.parts = counted(cut.micro, "micro-batch")
         self.names = Names(names_of(program))
         self.index = self.names.fresh(cut.axis)

@@ -73,8 +73,8 @@ class _Offload:
             collected.append(replace(item, inside=stores[item.inside].target, outer=outer))
         if not stores:
             return loop
-        made = {v for node in loop.body for v in node.makes}
-        body: list[Node] = [store for var, store in stores.items() if var not in made]
+        body_values = {v for node in loop.body for v in node.makes}
+        body: list[Node] = [store for var, store in stores.items() if var not in body_values]
         for node in loop.body:
             body += [node, *(stores[v] for v in node.makes if v in stores)]
         return replace(loop, body=tuple(body), collected=tuple(collected))

@@ -158,7 +158,7 @@ def traffic(
     for move, times in transfers(program):
         if move.step.tier == tier:
             moved[move.step.kind] += times * sizes((move.source,))
-    kept = sum(
+    activations = sum(
         loop.repeats * sizes((c.inside,))
         for loop in loops(program.body, DeviceLoop)
         for c in {c.inside: c for c in loop.collected}.values()
@@ -168,9 +168,9 @@ def traffic(
     written = sum(sizes(u.new) for u in updates)
     written += sum(sizes((u.written,)) for u in updates if u.written is not None)
     return {
-        "bytes": sizes(v for v, where in program.away.items() if where == tier) + kept,
+        "bytes": sizes(v for v, where in program.away.items() if where == tier) + activations,
         "params": sizes(v for v in program.params if v.away == tier),
-        "activations": kept,
+        "activations": activations,
         "read": moved["load"] + read,
         "written": moved["store"] + written,
         "chunk": CHUNK if updates else 0,

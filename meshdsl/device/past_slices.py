@@ -135,11 +135,13 @@ class PastSlices:
             splits = {**dict(var.placement.splits), loop.dim.name: (self.pipe.axis,)}
             placed = placement(self.mesh, splits)
             value = var.value.alike(type=type_, name=None, name_hint=name)
-            whole = Var(name, value, placed, placed.local(type_, self.mesh), name)
+            all_slices = Var(name, value, placed, placed.local(type_, self.mesh), name)
             attrs = (("dims", type_.dims), ("dtype", dtype))
-            zeros = with_flops(Compute("zeros", (), (whole,), attrs, loop.span, loop.phase))
-            inside = replace(whole)
-            self.buffers[key] = Buffer(zeros, Carry(whole, inside, inside, replace(whole)))
+            zeros = with_flops(Compute("zeros", (), (all_slices,), attrs, loop.span, loop.phase))
+            inside = replace(all_slices)
+            self.buffers[key] = Buffer(
+                zeros, Carry(all_slices, inside, inside, replace(all_slices))
+            )
         return self.buffers[key]
 
 

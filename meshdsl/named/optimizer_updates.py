@@ -297,10 +297,10 @@ def _frozen_adam(p: _Parameter, compress: Compression) -> Value:
     m, v = p.state("m"), p.state("v")
     decoupled, decay = p.optimizer.name == "adamw", p.option("weight_decay")
     beta1, beta2 = p.option("beta1"), p.option("beta2")
-    rest = do("mul", m, beta1)
+    old_momentum = do("mul", m, beta1)
     if decay and not decoupled:
-        rest = do("add", rest, do("mul", p.w, (1 - beta1) * decay))
-    momentum = one_bit_momentum(p.shared.emitter, p.param, p.grad, p.dims, beta1, rest)
+        old_momentum = do("add", old_momentum, do("mul", p.w, (1 - beta1) * decay))
+    momentum = one_bit_momentum(p.shared.emitter, p.param, p.grad, p.dims, beta1, old_momentum)
     momentum = do("mul", momentum, do("cast", do("gt", v, 0.0), dtype=p.dtype))
     p.shared.emitter.update(m, momentum)
     corrected = do("sub", 1.0, do("pow", beta1, p.shared.number(p.dtype)))

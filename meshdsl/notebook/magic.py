@@ -154,10 +154,14 @@ class MdslMagics(Magics):
         return Searched(program, *search.searched(compilation, line.given))
 
     def _simulate(self, line: MagicLine) -> Any:
-        made = self._named(line)._made
+        compilation = self._named(line)._made
         if line.given.against is not None:
-            return DocumentView(*simulate.compared_with(made, line.given.against, line.given))
-        return Simulation(simulate.timeline_of(made, line.given), made.source, line.given.top)
+            return DocumentView(
+                *simulate.compared_with(compilation, line.given.against, line.given)
+            )
+        return Simulation(
+            simulate.timeline_of(compilation, line.given), compilation.source, line.given.top
+        )
 
     def _schedule(self, line: MagicLine) -> Any:
         if line.given.list:

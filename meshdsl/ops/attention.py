@@ -321,8 +321,8 @@ class _AttentionText:
         if not self.end or self.made.mem not in names:
             return text
         inner = len(names) - 1 - names.index(self.made.mem)
-        rest = f"{self.call.extent(self.made.mem)} - {self.end}"
-        padding = kit.tuple_text([*[0] * (2 * inner + 1), rest])
+        missing = f"{self.call.extent(self.made.mem)} - {self.end}"
+        padding = kit.tuple_text([*[0] * (2 * inner + 1), missing])
         return f"torch.nn.functional.pad({text}, {padding})"
 
     def options(self, causal: str) -> str:

@@ -77,8 +77,8 @@ def _with_params_away(program: NamedProgram, layout: Layout) -> NamedProgram:
 def _setting_of(param: Value, layout: Layout) -> Setting | None:
     """The setting of a parameter: of its own name, or that of all."""
     named = (s for s in layout.settings if s.name == MEMORY and selects(s.path, param) == TENSOR)
-    own = [s for s in named if not s.is_of_kind]
-    return own[-1] if own else layout.setting("params", MEMORY)
+    by_name = [s for s in named if not s.is_of_kind]
+    return by_name[-1] if by_name else layout.setting("params", MEMORY)
 
 
 def kept_away(program: PlacedProgram, layout: Layout) -> PlacedProgram:
@@ -91,11 +91,11 @@ def kept_away(program: PlacedProgram, layout: Layout) -> PlacedProgram:
         return program
     values = {c.inside.value for c in _kept(program)}
     chosen = {value: layout.setting_for(value, MEMORY) for value in values}
-    kept = {value: setting for value, setting in chosen.items() if setting is not None}
-    if program.pipe is not None and kept:
-        setting = next(iter(kept.values()))
+    offloaded = {value: setting for value, setting in chosen.items() if setting is not None}
+    if program.pipe is not None and offloaded:
+        setting = next(iter(offloaded.values()))
         _refuse(setting, "the stages of a pipeline keep what they compute in memory", NO_STAGES)
-    return replace(program, kept={value: setting.value for value, setting in kept.items()})
+    return replace(program, kept={value: setting.value for value, setting in offloaded.items()})
 
 
 STORED = ("params", "state")

@@ -56,8 +56,8 @@ SLICE_TIMES = tuple(field.name for field in fields(SliceTimes))
 def parse_slice_times(text: str) -> SliceTimes:
     """The times of `slice=8,token=1,before=0,pair=1/32`. Raises MD0530."""
     usual = "slice=1,token=1,before=0,pair=0"
-    found = entries(text, "--slice-times", SLICE_TIMES, usual)
-    return SliceTimes(**{name: parse_time(value, span) for name, value, span in found})
+    time_entries = entries(text, "--slice-times", SLICE_TIMES, usual)
+    return SliceTimes(**{name: parse_time(value, span) for name, value, span in time_entries})
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ def best_slices(
             continue
         middle = (low + high) // 2
         left.append((middle + 1, high, least_sum))
-        if (found := tried(middle)) is not None:
-            left.append((low, found[1], found[0]))
+        if (reached := tried(middle)) is not None:
+            left.append((low, reached[1], reached[0]))
     return sliced(best[1], stages, sequences, time)
 
 

@@ -112,11 +112,11 @@ def advice(request: SearchRequest, made: Compilation) -> Advice:
         fail("MD0324", "advice is by time, but no cluster is named", help=help)
     if request.memory is None:
         request = replace(request, memory=int(timing.cluster.device.memory))
-    found = best_plans(request, made)
-    role = roles(found.problem.program)
-    loops = tuple(dict.fromkeys(loop.dim.name for loop in loops_of(found.problem.program)))
-    ways = ways_of(found.plans[0], role, loops)
-    return Advice(found, role, ways, tuple(_steps(found, role)), loops)
+    search_result = best_plans(request, made)
+    role = roles(search_result.problem.program)
+    loops = tuple(dict.fromkeys(loop.dim.name for loop in loops_of(search_result.problem.program)))
+    ways = ways_of(search_result.plans[0], role, loops)
+    return Advice(search_result, role, ways, tuple(_steps(search_result, role)), loops)
 
 
 def ways_of(plan: Candidate, role: DimRoles, loops: tuple[str, ...]) -> tuple[Parallelism, ...]:

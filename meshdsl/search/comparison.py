@@ -39,20 +39,20 @@ def compare_methods(
     Raises the diagnostic of the first method where none has an answer.
     """
     request = replace(request, budget=BUDGET if request.budget is None else request.budget)
-    known: list[SearchResult] = []
+    search_results: list[SearchResult] = []
 
     def figures(name: str) -> Figures:
         tasks = problems(replace(request, method=name), made)
-        if known:  # the certificate is one of all plans: it is made once
+        if search_results:  # the certificate is one of all plans: it is made once
             tasks = tuple(replace(t, request=replace(t.request, certificate=False)) for t in tasks)
-        found = solve(tasks, methods[name])
-        if not found.plans:
-            refuse_limit(found, name)
-        known.append(found)
-        return _figures(found, known[0])
+        search_result = solve(tasks, methods[name])
+        if not search_result.plans:
+            refuse_limit(search_result, name)
+        search_results.append(search_result)
+        return _figures(search_result, search_results[0])
 
     rows = compared({name: partial(figures, name) for name in methods})
-    return MethodComparison(known[0].problem, rows, request.devices)
+    return MethodComparison(search_results[0].problem, rows, request.devices)
 
 
 def _figures(found: SearchResult, first: SearchResult) -> Figures:

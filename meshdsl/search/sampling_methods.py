@@ -44,8 +44,8 @@ class Sampled:
         def cost(picks: Picks) -> float:
             rules = space.rules(_axes(space, choices, picks))
             if rules not in costs:
-                made, costs[rules] = _placed(problem, rules)
-                placed.extend(made)
+                candidates, costs[rules] = _placed(problem, rules)
+                placed.extend(candidates)
             return costs[rules]
 
         box = BlackBox(tuple(map(len, choices)), cost, problem.expired)
