@@ -12,9 +12,9 @@ from meshdsl.api.layouts import layout
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
-from meshdsl.report.advice import AdviceFacts
-from meshdsl.report.advice import advised as advice_facts
-from meshdsl.report.advice import shown as advice_shown
+from meshdsl.report.advice_report import AdviceFacts
+from meshdsl.report.advice_report import advised as advice_facts
+from meshdsl.report.advice_report import shown as advice_shown
 from meshdsl.report.document import Document
 from meshdsl.report.method_comparison import MethodsFacts, methods_facts, methods_shown
 from meshdsl.report.schema import SearchFacts
@@ -22,8 +22,8 @@ from meshdsl.report.search_result import block_of, shown
 from meshdsl.report.search_result import searched as facts
 from meshdsl.report.views.parts import WIDTH, View
 from meshdsl.search.advice import Advice, advice
+from meshdsl.search.all_methods import MethodComparison, compare_methods
 from meshdsl.search.candidate import Candidate as Planned
-from meshdsl.search.comparison import MethodComparison, compare_methods
 from meshdsl.search.methods import DEFAULT, METHODS, best_plans
 from meshdsl.search.problem import SearchResult
 from meshdsl.search.request import Amounts, SearchRequest

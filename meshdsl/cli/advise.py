@@ -29,7 +29,7 @@ class Advise(Which, Limits, SearchOptions, Sizes, Strict, AsData):
 def command(file: File, given: Advise) -> None:
     """Say how to divide a program over devices, and why: data, ZeRO, tensor, pipeline."""
     with common.reporting(given.json) as diagnostics:
-        from meshdsl.report.advice import advised, shown
+        from meshdsl.report.advice_report import advised, shown
         from meshdsl.search.advice import advice
         from meshdsl.search.request import Amounts, SearchRequest
 

@@ -30,7 +30,7 @@ from meshdsl.syntax.parse import STDIN
 if TYPE_CHECKING:
     from meshdsl.diagnostics import Diagnostics
     from meshdsl.pipeline import Compilation
-    from meshdsl.search.comparison import MethodComparison
+    from meshdsl.search.all_methods import MethodComparison
     from meshdsl.search.problem import SearchResult
     from meshdsl.search.request import SearchRequest
 
@@ -148,7 +148,7 @@ def check_method(given: SearchLayouts) -> str:
 
 def methods_compared(compilation: Compilation, given: SearchLayouts) -> MethodComparison:
     """Every method on the question of the options."""
-    from meshdsl.search.comparison import compare_methods
+    from meshdsl.search.all_methods import compare_methods
     from meshdsl.search.methods import METHODS
 
     return compare_methods(request_of(given), compilation, METHODS)

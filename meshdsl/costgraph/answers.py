@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Protocol
 
-from meshdsl.costgraph.comparison import Figures
 from meshdsl.costgraph.layer_partition import Links
+from meshdsl.costgraph.method_rows import Figures
 from meshdsl.diagnostics import counted
 from meshdsl.records import dataclass
 from meshdsl.report.document import aligned, human

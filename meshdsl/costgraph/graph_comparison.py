@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from meshdsl.costgraph.comparison import Figures, MethodRow, compared, refusals, table, title
 from meshdsl.costgraph.graph_file import published_of, read_graph
+from meshdsl.costgraph.method_rows import Figures, MethodRow, compared, refusals, table, title
 from meshdsl.costgraph.solve import METHODS, solved
 from meshdsl.records import dataclass
 from meshdsl.report.document import aligned

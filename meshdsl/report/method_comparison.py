@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from meshdsl.costgraph.comparison import MethodFacts, refusals, table, title
+from meshdsl.costgraph.method_rows import MethodFacts, refusals, table, title
 from meshdsl.report.document import Document, Grid, Paragraph, Piece, human, line
 from meshdsl.report.search_result import duration
-from meshdsl.search.comparison import MethodComparison
+from meshdsl.search.all_methods import MethodComparison
 
 
 class MethodsFacts(TypedDict):

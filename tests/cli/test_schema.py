@@ -11,7 +11,7 @@ import pytest
 
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report import schema
-from meshdsl.report.advice import AdviceFacts
+from meshdsl.report.advice_report import AdviceFacts
 from meshdsl.simulate.against import AgainstFacts, against
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.trace import TraceFile, simulated_trace

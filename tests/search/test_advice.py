@@ -13,7 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.advice import advised
+from meshdsl.report.advice_report import advised
 from meshdsl.search.advice import KINDS, advice
 from meshdsl.search.request import SearchRequest
 from tests.cli.command import Cli

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from meshdsl.costgraph.comparison import Figures, MethodRow, compared
+from meshdsl.costgraph.method_rows import Figures, MethodRow, compared
 from meshdsl.pipeline import Compilation
 from meshdsl.records import dataclass
 from meshdsl.search.infeasible import refuse_limit
