@@ -257,7 +257,7 @@ class Trainer:
         mine, trained_specs = held.values(), held.param_specs
         away = {name for name, spec in program.PARAMS.items() if spec.away}
         there = {name for name in away if program.PARAMS[name] == trained_specs[name]}
-        params: dict[str, Any] = {name: held.params[name] for name in there}
+        params: dict[str, torch.Tensor] = {name: held.params[name] for name in there}
         for name, spec in program.PARAMS.items():
             if name in there:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
@@ -17,7 +17,7 @@ from meshdsl.syntax.tokens import is_name
 
 if TYPE_CHECKING:
     from meshdsl.api.timelines import ScheduleTimeline, SlicedTimeline
-    from meshdsl.schedule.requested import ScheduleRequest, TableReader
+    from meshdsl.schedule.requested import ScheduleCounts, ScheduleRequest, TableReader
 
 Times = str | Mapping[str, Any]
 """`"F=1,send=0.5"`, or `{"F": 1, "send": 0.5}`; a list has a time for each stage."""
@@ -150,15 +150,18 @@ def schedule(
     counts = {"stages": stages, "micro": micro, "chunks": chunks, "batch": batch, "waves": waves}
     counts |= {"forward": forward, "active": active, "tokens": tokens, "unit": unit}
     numbers = {
-        name: _number(value, name, site.argument(name)).value
+        name: int(_number(value, name, site.argument(name)).value)
         for name, value in counts.items()
         if value is not None
     }
-    texts: dict[str, Any] = {"times": times, "slice_times": slice_times, "weights": weights}
-    for name, text in texts.items():
-        texts[name] = _text(text, name, site)
-    options: dict[str, Any] = {**numbers, **texts}
-    request = ScheduleRequest(late=late, spelling=_in_python(), **options)
+    request = ScheduleRequest(
+        times=_text(times, "times", site),
+        slice_times=_text(slice_times, "slice_times", site),
+        weights=_text(weights, "weights", site),
+        late=late,
+        spelling=_in_python(),
+        **numbers,
+    )
     try:
         table, request = _which(which, request, site)
         if request.tokens is not None:
@@ -230,14 +233,14 @@ def _which(
         call = which.call
         arguments = {"micro": call.args[0]} if call.args else {}
         arguments |= {each.name.text: each.value for each in call.keywords}
-        counts: dict[str, Any] = {
+        counts = {
             name: value.value
             for name, value in arguments.items()
             if name in ("micro", *COUNTS)
             and isinstance(value, ast.Number)
             and getattr(request, name) is None
         }
-        return call.function.text, replace(request, **counts)
+        return call.function.text, replace(request, **cast("ScheduleCounts", counts))
     if isinstance(which, Schedule) and (declared := which.table) is not None:
         return of_declaration(declared, request), request
     if not isinstance(which, Iterable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -148,8 +148,7 @@ def request_of(given: Draw) -> ScheduleRequest:
     from meshdsl.schedule.requested import ScheduleRequest
 
     names = (f.name for f in fields(ScheduleRequest) if hasattr(given, f.name))
-    asked: dict[str, Any] = {name: getattr(given, name) for name in names}
-    return ScheduleRequest(**asked)
+    return ScheduleRequest(**{name: getattr(given, name) for name in names})
 
 
 def _slices(name: str, tokens: int, given: Draw) -> None:

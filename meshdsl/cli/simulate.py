@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.cli import common
 from meshdsl.cli.options import (
@@ -23,6 +23,7 @@ from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
     from meshdsl.report.document import Document
+    from meshdsl.simulate.against import TraceComparisonFacts
     from meshdsl.simulate.timeline import Timeline
 
 
@@ -81,7 +82,7 @@ def _compare(made: Compilation, path: Path, given: Simulate) -> None:
 
 def compared_with(
     made: Compilation, path: Path, given: Simulate
-) -> tuple[Document, dict[str, Any]]:
+) -> tuple[Document, TraceComparisonFacts]:
     """A measured trace beside the simulated one of the same program, and the same as data."""
     from meshdsl.report.simulation import compared
     from meshdsl.simulate.against import against, of_devices, read_trace, refuse_other

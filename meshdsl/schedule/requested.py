@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.records import dataclass
@@ -24,6 +24,18 @@ from meshdsl.syntax import ast
 
 COUNTS = ("chunks", "batch", "forward", "waves", "active")
 """Options that a schedule counts by."""
+
+
+class ScheduleCounts(TypedDict, total=False):
+    """The options of a request that a layout's call of a schedule says itself."""
+
+    micro: int
+    chunks: int
+    batch: int
+    forward: int
+    waves: int
+    active: int
+
 
 SLICING = ("unit", "slice_times")
 """Options that go with `tokens` alone."""

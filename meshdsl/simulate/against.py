@@ -49,6 +49,12 @@ class AgainstFacts(TypedDict):
     lines: list[RatioFacts]
 
 
+class TraceComparisonFacts(AgainstFacts):
+    """The same, with the version of the format."""
+
+    version: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """The seconds of a group of statements, as simulated and as measured."""
