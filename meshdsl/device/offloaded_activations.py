@@ -21,7 +21,8 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
-from meshdsl.ir.program import Leaf, Stacked
+from meshdsl.ir.program import Stacked
+from meshdsl.ir.rewrite import Visitor
 from meshdsl.placed import collectives
 
 
@@ -33,7 +34,7 @@ def offloaded_activations(program: DeviceProgram) -> DeviceProgram:
     return replace(program, body=body, lists=lists)
 
 
-class _Offload:
+class _Offload(Visitor):
     """`stacks` are the lists of what is stored elsewhere, by those whose place they take."""
 
     def __init__(self, program: DeviceProgram) -> None:
@@ -45,17 +46,18 @@ class _Offload:
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes of a block."""
         sliced = Counter(
-            item.outer
-            for node in nodes
-            if isinstance(node, DeviceLoop) and node.phase == "backward"
-            for item in node.stacked
+            item.outer for node in nodes if node.phase == "backward" for item in node.stacked
         )
-        return tuple(n if isinstance(n, Leaf) else self._loop(n, sliced) for n in nodes)
+        return tuple(self.visit(node, sliced) for node in nodes)
 
-    def _loop(self, node: Node, sliced: Counter[Var]) -> Node:
-        assert isinstance(node, DeviceLoop)
-        node = node.with_body(self.block)
-        return self._loading(node) if node.phase == "backward" else self._storing(node, sliced)
+    def op(self, op: Node, _: Counter[Var]) -> Node:
+        """An operator stays."""
+        return op
+
+    def loop(self, loop: DeviceLoop, sliced: Counter[Var]) -> DeviceLoop:
+        """A loop; `sliced` counts the slices that backward loops of its block take of each list."""
+        loop = loop.with_body(self.block)
+        return self._loading(loop) if loop.phase == "backward" else self._storing(loop, sliced)
 
     def _storing(self, loop: DeviceLoop, sliced: Counter[Var]) -> DeviceLoop:
         """A loop of the forward pass: only the backward pass reads what it stores."""

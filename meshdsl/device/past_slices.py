@@ -18,7 +18,7 @@ from dataclasses import replace
 from meshdsl.device.costs import with_flops
 from meshdsl.device.ir import Compute, DeviceLoop, DeviceProgram, Node, Var
 from meshdsl.device.names import Names
-from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.program import Carry, Leaf, Stacked
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import Dim, DType, TensorType
 from meshdsl.ops.opdef import lookup
@@ -147,16 +147,18 @@ class PastSlices:
 
 def without_unread(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Statements without slices of stacks that nothing reads, and lists that nothing reads then."""
-    narrowed = tuple(_without_slices(n) if isinstance(n, DeviceLoop) else n for n in nodes)
+    narrowed = tuple(_without_slices(node) for node in nodes)
     read = {v for node in narrowed for v in reads_of(node)}
     return tuple(
-        replace(node, collected=tuple(c for c in node.collected if c.outer in read))
-        if isinstance(node, DeviceLoop)
-        else node
+        node
+        if isinstance(node, Leaf)
+        else replace(node, collected=tuple(c for c in node.collected if c.outer in read))
         for node in narrowed
     )
 
 
-def _without_slices(loop: DeviceLoop) -> DeviceLoop:
-    read = {*loop.ends, *(v for node in loop.body for v in reads_of(node))}
-    return replace(loop, stacked=tuple(s for s in loop.stacked if s.inside in read))
+def _without_slices(node: Node) -> Node:
+    if isinstance(node, Leaf):
+        return node
+    read = {*node.ends, *(v for inner in node.body for v in reads_of(inner))}
+    return replace(node, stacked=tuple(s for s in node.stacked if s.inside in read))
