@@ -44,7 +44,7 @@ def test_the_cluster_of_the_mesh_unless_another_is_named(cli: Cli) -> None:
 def test_a_profile_of_ones_own(cli: Cli) -> None:
     text = cli("cluster", "show", "h100", "--json").out
     device = json.loads(text)["clusters"][0]["device"]
-    lines = [f"{k} = {v}" for k, v in device.items() if k != "flops"]
+    lines = [f"{k} = {v}" for k, v in device.items() if k != "flops" and v is not None]
     level = '[[levels]]\nkind = "ring"\nalpha = 1e-6\nbandwidth = 1e9\nnominal = 1e9\n'
     write("\n".join(["[device]", "flops = { f32 = 1e12 }", *lines, level]), "own.toml")
     file = write(PROGRAM)

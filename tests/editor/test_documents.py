@@ -182,7 +182,7 @@ OFFERED = {
     HEAD + "layout l { batch -> (rows, ": ({"cols", "none"}, {"batch"}),
     HEAD + "layout l { params: ": ({"batch", "io"}, {"params", "rows", "gather"}),
     HEAD + "layout l { ac": ({"activations", "params"}, {"rows"}),
-    HEAD + "layout l { activations: ": ({"batch", "gather"}, {"reduce", "memory"}),
+    HEAD + "layout l { activations: ": ({"batch", "gather", "memory"}, {"reduce"}),
     HEAD + "layout l { grads: re": ({"reduce"}, {"gather"}),
     HEAD + "layout l { batch -> rows, mlp.h: gather = ": ({"again", "once"}, {"batch", "bf16"}),
     HEAD + "layout l { state: memory = ": ({"disk", "host"}, {"again"}),
