@@ -233,14 +233,20 @@ class _Cutting:
         )
         if is_known and not axes:
             return
-        what = f"split over {' and '.join(f'`{a}`' for a in axes)}, too" if axes else "another dim"
         name = f"`{var.value.label}`" if var.value.name else "a value"
+        if axes:
+            what = f"split over {' and '.join(f'`{a}`' for a in axes)}, too"
+            help = "leave `slices=` out: the micro-batches are then of one size"
+        else:
+            what = "another dim"
+            help = f"a slice of `{', '.join(self.cut.dims)}` reads others only in an attention "
+            help += "whose mask is causal and nothing else: `iota[seq] >= iota[mem]`"
         _refuse(
             "MD0331",
             f"`slices=` are of `{', '.join(self.cut.dims)}`, and `{dim}` of {name} is {what}",
             var.value.span,
             Related(self.cut.span, "cut here"),
-            help="leave `slices=` out: the micro-batches are then of one size",
+            help=help,
         )
 
     def _define(self, var: Var, part: Component, name: str = "") -> Var:

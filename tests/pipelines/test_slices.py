@@ -236,6 +236,10 @@ REFUSED = {
         TEXT.replace("    s = where(iota[seq] >= iota[mem], s, -1e9)\n", ""),
         "pipe:2", "terapipe[seq](4)", "MD0332", "take 1 micro-batch",
     ),
+    "no mask, unequal": (
+        TEXT.replace("    s = where(iota[seq] >= iota[mem], s, -1e9)\n", ""),
+        "pipe:2", 'terapipe[seq](4, slices="3 2 2 1")', "MD0331", "mask is causal and nothing else",
+    ),
 }  # fmt: skip
 
 
