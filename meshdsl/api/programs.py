@@ -337,12 +337,14 @@ class Program:
         memory: int | str | None = None,
         devices: int | None = None,
         pipeline: str | None = None,
+        budget: float | str | None = None,
         dtype: str | None = None,
     ) -> Advised:
         """How to divide the program over devices: the best layout in words, and what leads to it.
 
         The options are those of `search`, which finds the layout of least time on a `cluster`.
-        `memory` is what a device may hold, by default that of the cluster's devices.
+        `memory` is what a device may hold, by default that of the cluster's devices. After the work
+        of `budget` seconds the best so far is advised.
 
         Raises:
             ProgramError: no such mesh or cluster; no cluster (MD0324); nothing fits (MD0642).
@@ -350,7 +352,7 @@ class Program:
         from meshdsl.api.searched import advised
 
         request = SearchRequest(cluster=cluster, devices=devices, pipeline=pipeline)
-        return advised(self, mesh, dtype, request, Amounts(memory), here())
+        return advised(self, mesh, dtype, request, Amounts(memory, budget=budget), here())
 
 
 # --- tracing -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ class Limits:
         "--memory", "80GB", "The most a device may hold (that of the cluster)."
     )
     pipeline: str | None = opt("--pipeline", "AXIS", "Stages of a pipeline on this axis, too.")
+    budget: str | None = opt("--budget", "10s", "Stop after so much work with the best so far.")
 
 
 @option
@@ -36,7 +37,7 @@ def command(file: File, given: Advise) -> None:
         compilation = common.compiled(file, options_of(given), diagnostics, "named")
         request = SearchRequest(
             cluster=given.cluster, devices=given.devices, pipeline=given.pipeline
-        ).with_amounts(Amounts(given.memory))
+        ).with_amounts(Amounts(given.memory, budget=given.budget))
         with common.patience(f"searching layouts of {compilation.source.name}"):
             facts = advised(advice(request, compilation), str(file), _same(given))
         if given.json:

@@ -176,6 +176,8 @@ def _commands(advice: Advice, file: str, options: Sequence[str]) -> list[str]:
     named = "--cluster" in options
     cluster = [*([] if named else ["--cluster", problem.timing.cluster.name]), *options]
     limit = ["--memory", str(problem.request.memory)]
+    if problem.request.budget is not None:
+        limit += ["--budget", f"{problem.request.budget:g}s"]
     return [
         shlex.join(["meshdsl", "explain", file, *mesh, *layout, *cluster]),
         shlex.join(["meshdsl", "search", file, *mesh, *cluster, *limit, "--write", NAME]),

@@ -22,7 +22,7 @@ from tests.cli.conftest import cli
 __all__ = ["cli"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = {"mlp": "", "matmul": "", "digits": "--memory 190kB"}
+QUICK = {"mlp": "--budget 20s", "matmul": "", "digits": "--memory 190kB"}
 COSTLY = {
     "dlrm": "--memory 2MB", "moe": "", "vit": "", "transformer": "--memory 15MB", "nmt": "",
     "linear_attention": "", "encdec": "", "few_kv_heads": "--memory 1MB",
