@@ -44,6 +44,12 @@ FIELDS = {
 """The kinds of graphs, and the fields of each beside `version`, `kind` and `source`."""
 
 
+class DuplicateField(str):
+    """The name that a JSON object has twice: stands for the object, of which nothing is read."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class GraphObject:
     """A JSON object of a file and where it is in it: `nodes[3].cost`."""
@@ -51,6 +57,11 @@ class GraphObject:
     source: Source
     path: str
     value: Any
+
+    def __post_init__(self) -> None:
+        """Raise MD0660 where two fields of the object have one name."""
+        if isinstance(self.value, DuplicateField):
+            self.refuse(f"the field `{self.value}` is written twice", help="remove one of them")
 
     def refuse(self, message: str, code: str = "MD0660", help: str | None = None) -> NoReturn:
         """Say what is wrong here."""
@@ -114,7 +125,7 @@ def read_graph(path: Path) -> GraphObject:
     """The JSON of a file. Raises MD0660 where it is none, or of no known kind."""
     source = read_source(path)
     try:
-        value = json.loads(source.text)
+        value = json.loads(source.text, object_pairs_hook=_fields)
     except json.JSONDecodeError as error:
         fail("MD0660", f"this is not JSON: {error.msg}", Span(source, error.pos, error.pos + 1))
     except (RecursionError, ValueError):
@@ -128,6 +139,13 @@ def read_graph(path: Path) -> GraphObject:
     if (version := top.field("version", 1)).value != 1:
         version.refuse(f"version {version.value} of graphs is not known", help="write version 1")
     return top.only("version", "kind", "source", *FIELDS[kind.value])
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any] | DuplicateField:
+    """The fields of a JSON object, or the first name that it has twice."""
+    counts = Counter(name for name, _ in pairs)
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    return dict(pairs) if twice is None else DuplicateField(twice)
 
 
 # --- graphs of placements ------------------------------------------------------------------------

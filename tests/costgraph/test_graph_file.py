@@ -149,6 +149,12 @@ WRONG = [
     ("MD0660", changed(PLACEMENT, ("nodes", 0, "choices"), []), "nothing to choose"),
     ("MD0660", changed(PLACEMENT, ("nodes",), []), "no node"),
     ("MD0660", changed(PLACEMENT, ("nodes", 0, "choices"), ["p", "p"]), "two choices `p`"),
+    ("MD0660", '{"kind": "placement", "kind": "stages", "nodes": []}', "`kind` is written twice"),
+    (
+        "MD0660",
+        '{"kind": "placement", "nodes": [{"name": "a", "cost": [1], "cost": [2]}]}',
+        "`nodes[0]`: the field `cost` is written twice",
+    ),
     ("MD0660", "[" * 100_000, "no graph"),
     ("MD0660", f'{{"kind": {"9" * 9999}}}', "no graph"),
     (
