@@ -128,11 +128,11 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
             graph = replace(graph, limit=request.memory)
         try:
             best = solve(graph)
-            if not best.found:
-                _refuse_infeasible(top, graph, best)
         except TooWide as error:
             help = "take another `--method`, such as `mcmc` for a sample"
             top.refuse(str(error), "MD0663", help)
+        if not best.found:
+            _refuse_infeasible(top, graph, best)
         held = graph.bytes(best.picks) if graph.memory else None
         return PlacementAnswer(
             source=graph.source,
@@ -151,13 +151,19 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
 
 
 def _refuse_infeasible(top: GraphObject, graph: CostGraph, best: Solution) -> NoReturn:
-    """Say why there is no plan: a method that gave up, edges that forbid all, or the limit."""
-    if not best.proven and integer_program(replace(graph, limit=math.inf)).found:
-        help = "take `--method elimination`, or a smaller graph"
-        top.refuse(f"{best.method} found no plan within its limits", "MD0663", help)
-    least = integer_program(least_memory(graph))
+    """Say why there is no plan: edges that forbid all, the limit, or a method that missed it."""
+    exact = "take `--method elimination`, or a smaller graph"
+    try:
+        least = integer_program(least_memory(graph))
+    except TooWide:
+        if best.proven:
+            top.refuse("every plan is forbidden, or exceeds the limit of memory", "MD0664")
+        message = f"{best.method} found no plan, and the graph is too large to know if there is one"
+        top.refuse(message, "MD0663", exact)
     if not least.found:
         top.field("nodes").refuse("every combination of choices is forbidden", "MD0664")
+    if not best.proven and graph.bytes(least.picks) <= graph.limit:
+        top.refuse(f"{best.method} found no plan, but there is one", "MD0663", exact)
     message = f"no plan fits in {human(int(graph.limit))}: the least is {human(int(least.cost))}"
     named = ", ".join(f"{n} {choice}" for n, choice in graph.names(least.picks).items())
     top.refuse(message, "MD0664", f"{math.ceil(least.cost):,} bytes would do: {named}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from meshdsl.costgraph import exact
 from meshdsl.costgraph.answers import PlacementAnswer
 from meshdsl.costgraph.solve import METHODS, solved
 from meshdsl.diagnostics import DiagnosticError
@@ -338,6 +339,52 @@ def test_what_takes_no_time_is_no_faster_on_several_devices(tmp_path: Path) -> N
         found = solved(written(tmp_path, nothing), replace(GIVEN["stages"], method=method))
         assert found.facts()["seconds"] == 0
         assert "1 times one device" in found.lines()[0]
+
+
+@pytest.mark.parametrize("method", METHODS["placement"])
+def test_every_method_says_what_no_plan_can_meet(method: str, tmp_path: Path) -> None:
+    """A method that proves nothing says so, too, where a limit or the edges leave no plan."""
+    if method in NEEDS:
+        pytest.importorskip(NEEDS[method])
+    forbidden = changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3)
+    for graph, said in (
+        ({**PLACEMENT, "memory_limit": 3}, "4 bytes would do"),
+        (forbidden, "forbidden"),
+    ):
+        with pytest.raises(DiagnosticError) as caught:
+            solved(written(tmp_path, graph), Request(method=method))
+        (found,) = caught.value.diagnostics
+        assert found.code == "MD0664"
+        assert said in f"{found.message} {found.help}"
+
+
+@pytest.mark.parametrize(("method", "code"), [("greedy", "MD0663"), ("branch", "MD0664")])
+def test_no_plan_of_a_graph_too_large_to_know_why(
+    method: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is sent to a sample by a sample, and what is proven is said."""
+    monkeypatch.setattr(exact, "MOST_COEFFICIENTS", 1)
+    with pytest.raises(DiagnosticError) as caught:
+        solved(written(tmp_path, {**PLACEMENT, "memory_limit": 3}), Request(method=method))
+    (found,) = caught.value.diagnostics
+    assert found.code == code
+    assert "mcmc" not in (found.help or "")
+
+
+def test_a_heuristic_that_misses_the_only_plan(tmp_path: Path) -> None:
+    """It takes the cheap choice of `a`, which forbids the only choice of `b`."""
+    nodes = [
+        {"name": "a", "choices": ["x", "y"], "cost": [0, 0]},
+        {"name": "b", "choices": ["x", "y"], "cost": [None, 0]},
+    ]
+    edges = [{"between": ["a", "b"], "cost": [[0, None], [5, 5]]}]
+    path = written(tmp_path, {"kind": "placement", "nodes": nodes, "edges": edges})
+    assert cost(path, "elimination") == 5
+    with pytest.raises(DiagnosticError) as caught:
+        solved(path, Request(method="greedy"))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("MD0663", "greedy found no plan, but there is one")
+    assert "`--method elimination`" in (found.help or "")
 
 
 @pytest.mark.parametrize("method", ["ilp", "elimination", "exhaustive"])
