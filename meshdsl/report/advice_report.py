@@ -178,9 +178,11 @@ def _commands(advice: Advice, file: str, options: Sequence[str]) -> list[str]:
     limit = ["--memory", str(problem.request.memory)]
     if problem.request.budget is not None:
         limit += ["--budget", f"{problem.request.budget:g}s"]
+    axis = problem.request.pipeline
+    stages = ["--pipeline", axis] if axis in best.mesh.names else []
     return [
         shlex.join(["meshdsl", "explain", file, *mesh, *layout, *cluster]),
-        shlex.join(["meshdsl", "search", file, *mesh, *cluster, *limit, "--write", NAME]),
+        shlex.join(["meshdsl", "search", file, *mesh, *cluster, *stages, *limit, "--write", NAME]),
     ]
 
 

@@ -34,9 +34,20 @@ MODELS = QUICK | COSTLY if "MESHDSL_CASES" in os.environ else QUICK
 @pytest.mark.parametrize("name", MODELS)
 def test_the_advice_is_what_the_search_finds(name: str, cli: Cli, tmp_path: Path) -> None:
     """And its commands, followed literally, have its figures, and write its layout."""
-    file = tmp_path / f"{name}.mdsl"
-    file.write_text((EXAMPLES / f"{name}.mdsl").read_text("utf-8"), encoding="utf-8")
-    words = [str(file), "--cluster", "h100", *MODELS[name].split()]
+    follow((EXAMPLES / f"{name}.mdsl").read_text("utf-8"), MODELS[name], cli, tmp_path)
+
+
+def test_the_advice_of_a_pipeline_is_found_again(cli: Cli, tmp_path: Path) -> None:
+    """Only stages fit: the search of the last command has to look for them, too."""
+    facts = follow(STAGES, "--pipeline pipe --memory 600kB", cli, tmp_path)
+    assert [way["kind"] for way in facts["ways"]] == ["pipeline"]
+
+
+def follow(text: str, options: str, cli: Cli, folder: Path) -> Any:
+    """The advice for a program as data, after its commands have been carried out."""
+    file = folder / "program.mdsl"
+    file.write_text(text, encoding="utf-8")
+    words = [str(file), "--cluster", "h100", *options.split()]
     facts = json.loads(cli("advise", *words, "--json").out)
     plans = {plan["name"]: plan for plan in facts["plans"]}
     best = plans["advised"]
@@ -55,6 +66,7 @@ def test_the_advice_is_what_the_search_finds(name: str, cli: Cli, tmp_path: Path
     assert len(found["rules"]) + len(found["settings"]) + len(found["cuts"]) == len(best["rules"])
     written = file.read_text("utf-8").partition("layout advised {")[2].partition("\n}")[0]
     assert all(rule in written for rule in best["rules"])
+    return facts
 
 
 WIDE = """
@@ -67,6 +79,20 @@ program p(x[batch, a]) {
   loss = mean(square(y - x))
   return loss
   minimize loss with adam(lr=0.1)
+}
+"""
+STAGES = """
+dim batch = 8, io = 64, hidden = 256, layers = 2, out = io
+mesh some = { pipe: 2 }
+program net(x[batch, io], t[batch, io]) {
+  repeat layers {
+    param w[io, hidden]
+    param v[hidden, out]
+    x = x + einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, out])[out -> io]
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with adamw(lr=0.01)
 }
 """
 CASES = {
