@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
@@ -29,7 +29,7 @@ from meshdsl.costgraph.answers import (
 )
 from meshdsl.costgraph.bayesian import bayesian
 from meshdsl.costgraph.critical_path import critical_path
-from meshdsl.costgraph.device_placement import Devices, exhaustive, reinforce
+from meshdsl.costgraph.device_placement import Devices, GraphOperator, exhaustive, reinforce
 from meshdsl.costgraph.exact import (
     TooWide,
     branch_and_bound,
@@ -463,20 +463,21 @@ def _devices(place: Placer, proven: bool = False) -> Solve:
     """The device of each group, by a method that tries every placement or some."""
 
     def answer(top: GraphObject, request: SearchRequest) -> GraphAnswer:
-        groups, _ = operators_of(top)
+        groups, operators = operators_of(top)
         count = _device_count(request)
         if proven and count ** len(groups) > MOST_PLACEMENTS:
             message = f"{len(groups)} groups on {count} devices are too many to try"
             top.field("operators").refuse(message, "MD0663", "take `--method rl`, or fewer groups")
-        return _placed(top, request, place, proven)
+        return _placed(top, request, groups, operators, place, proven)
 
     return answer
 
 
 def _expert(top: GraphObject, request: SearchRequest) -> DevicesAnswer:
     """The placement that the graph itself has for so many devices."""
-    groups, _ = operators_of(top)
-    return _placed(top, request, given(expert_of(top, groups, _device_count(request))))
+    groups, operators = operators_of(top)
+    place = given(expert_of(top, groups, _device_count(request)))
+    return _placed(top, request, groups, operators, place)
 
 
 def _device_count(request: SearchRequest) -> int:
@@ -487,9 +488,13 @@ def _device_count(request: SearchRequest) -> int:
 
 
 def _placed(
-    top: GraphObject, request: SearchRequest, place: Placer, proven: bool = False
+    top: GraphObject,
+    request: SearchRequest,
+    groups: Sequence[str],
+    operators: Sequence[GraphOperator],
+    place: Placer,
+    proven: bool = False,
 ) -> DevicesAnswer:
-    groups, operators = operators_of(top)
     assert request.devices is not None
     assert request.bandwidth is not None
     transfer = top.field("transfer", 0).cost()
