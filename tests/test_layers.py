@@ -12,7 +12,7 @@ import pytest
 
 LAYERS = (
     ("version", "records", "diagnostics", "carets", "codes", "disk_cache", "backends.runtime"),
-    ("report.document", "search.request"),
+    ("report.document", "report.memory_kinds", "search.request"),
     ("grammar", "syntax", "ir"),
     ("cluster.this_machine", "cluster.profile", "schedule"),
     ("named", "ops", "prelude", "lexer", "project"),
