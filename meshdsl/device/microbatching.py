@@ -239,8 +239,9 @@ class _Cutting:
             help = "leave `slices=` out: the micro-batches are then of one size"
         else:
             what = "another dim"
-            help = f"a slice of `{', '.join(self.cut.dims)}` reads others only in an attention "
-            help += "whose mask is causal and nothing else: `iota[seq] >= iota[mem]`"
+            # One as long may be the memory of an attention.
+            is_as_long = var.type.size(dim) == sum(self.cut.sizes)
+            help = _causal(self.cut.dims[0], dim) if is_as_long else "leave `slices=` out"
         _refuse(
             "MD0331",
             f"`slices=` are of `{', '.join(self.cut.dims)}`, and `{dim}` of {name} is {what}",
@@ -495,6 +496,8 @@ class _Cutting:
         in_eight_bits = program.goal is not None and program.goal.optimizer.eight_bits is not None
         by_row = in_eight_bits and lookup(node.name).narrows
         help = "write `compute=f8(rowwise=true)`; or " if by_row else ""
+        if mask := self._missing_mask(node, have):
+            help += f"{mask}; or "
         help += "take 1 micro-batch"
         if program.goal is not None:
             each = "" if may_be_batches(program, self.cut.micro) else ", each=true"
@@ -509,6 +512,20 @@ class _Cutting:
             Related(self.cut.span, "cut here"),
             help=help,
         )
+
+    def _missing_mask(self, node: Compute, have: list[Component]) -> str:
+        """The mask with which slices of a sequence could be computed; "" where none would help."""
+        opdef = lookup(node.name)
+        if opdef.earlier is None or earlier_dims(node):
+            return ""
+        types = tuple(v.type for v in node.ins)
+        cut = dict.fromkeys(d for t in types for d in t.dims if d.name in self.cut.dims)
+        for dim in cut:
+            as_causal = {**dict(node.attrs), opdef.ordered: (dim,)}
+            for mem in opdef.earlier(types, as_causal):
+                if mem != dim.name and Split(mem) in have:
+                    return _causal(dim.name, mem)
+        return ""
 
     def _move(self, node: Move) -> None:
         part = self._component(node.source)
@@ -691,6 +708,14 @@ def _read(nodes: list[Node], needed: set[Var]) -> tuple[Node, ...]:
             needed.update(reads_of(node))
             needed_nodes.append(node)
     return tuple(reversed(needed_nodes))
+
+
+def _causal(dim: str, mem: str) -> str:
+    """The way out where a slice along `dim` reads others that it may not."""
+    return (
+        f"give the attention a mask that is causal and nothing else, `iota[{dim}] >= iota[{mem}]`: "
+        "a slice reads only earlier ones"
+    )
 
 
 def _about(node: Compute) -> tuple[Span, str]:

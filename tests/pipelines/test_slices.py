@@ -234,11 +234,13 @@ REFUSED = {
     ),
     "no mask": (
         TEXT.replace("    s = where(iota[seq] >= iota[mem], s, -1e9)\n", ""),
-        "pipe:2", "terapipe[seq](4)", "MD0332", "take 1 micro-batch",
+        "pipe:2", "terapipe[seq](4)", "MD0332",
+        "mask that is causal and nothing else, `iota[seq] >= iota[mem]`",
     ),
     "no mask, unequal": (
         TEXT.replace("    s = where(iota[seq] >= iota[mem], s, -1e9)\n", ""),
-        "pipe:2", 'terapipe[seq](4, slices="3 2 2 1")', "MD0331", "mask is causal and nothing else",
+        "pipe:2", 'terapipe[seq](4, slices="3 2 2 1")', "MD0331",
+        "mask that is causal and nothing else, `iota[seq] >= iota[mem]`",
     ),
 }  # fmt: skip
 
