@@ -19,7 +19,7 @@ from typing import NoReturn
 from meshdsl.diagnostics import Diagnostic, Related, fail
 from meshdsl.ir.program import Collected, every, loops, uses
 from meshdsl.named.ir import NamedOp, NamedProgram, Param, Value
-from meshdsl.named.selectors import TENSOR, selects
+from meshdsl.named.selectors import TENSOR, selected, selects
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.ir import PlacedLoop, PlacedProgram, PlacedTensor
 from meshdsl.placed.layout import Layout
@@ -103,13 +103,23 @@ STORED = ("params", "state")
 
 
 def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnostic]:
-    """A note where nothing is kept in the memory that `activations` are to be in."""
-    setting = layout.setting(ACTIVATIONS, MEMORY)
-    if setting is None or program.kept:
-        return
-    message = f"`{setting}` changes nothing: no loop keeps an activation for a backward pass"
-    fixes, help = (removal(setting.span),), "remove the setting"
-    yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
+    """A note for each setting of activations, or by name, for which nothing is stored elsewhere.
+
+    `lint` tells what names no tensor of the program.
+    """
+    settings = [s for s in layout.settings if s.name == MEMORY and s.selector not in STORED]
+    names = {v for t in program.tensors for v in (t.value, t.value.source)} if settings else ()
+    for setting in settings:
+        path, of_all = setting.path, setting.selector == ACTIVATIONS
+        is_kept = any(of_all or selected(path, value) is not None for value in program.kept)
+        is_param = any(selects(path, p.value) == TENSOR for p in program.named.params)
+        is_known = of_all or any(selected(path, value) is not None for value in names)
+        if is_kept or is_param or not is_known:
+            continue
+        which = "an activation" if of_all else f"`{setting.selector}`"
+        message = f"`{setting}` changes nothing: no loop keeps {which} for a backward pass"
+        fixes, help = (removal(setting.span),), "remove the setting"
+        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
 
 
 def _kept(program: PlacedProgram) -> Iterator[Collected[PlacedTensor]]:

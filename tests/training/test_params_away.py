@@ -139,6 +139,13 @@ def test_a_name_moves_one_tensor_and_a_setting_without_effect_is_noted() -> None
     assert {v.name for v in one.device.away} == {"w_stack"}
     forward = compiled("", "f32", "d:1", "activations: memory = host", text=FORWARD)
     assert [d.code for d in forward.diagnostics if "memory" in d.message] == ["MD0306"]
+    for name, is_told in (("x", False), ("loss", True)):
+        setting = f"{name}: memory = host"
+        made = compiled("sgd(lr=0.1)", "f32", "d:1", setting)
+        assert bool(made.placed.kept) != is_told
+        told = [d.message for d in made.diagnostics]
+        said = f"`{setting}` changes nothing: no loop keeps `{name}` for a backward pass"
+        assert told == [said] * is_told
 
 
 SLOW = """
