@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -285,6 +285,29 @@ def _lint_slices(use: ScheduleUse, dim: str, size: int, micro: int) -> Iterator[
     yield Diagnostic("MD0534", message, use.span, help=help)
 
 
+def _lint_equal(
+    use: ScheduleUse, dim: str, size: int, layout: Layout, fits: Callable[[int], bool]
+) -> Iterator[Diagnostic]:
+    """MD0534: a dim is not cut into equal parts; `fits` says which numbers have a schedule."""
+    assert use.micro is not None
+    if size % use.micro == 0:
+        return
+    # Each device cuts its own part of the dim.
+    ways = math.prod(
+        layout.mesh.size(*layout.mesh.known(rule.axes))
+        for rule in layout.rules
+        if rule.dim == dim and not rule.selector
+    )
+    part = size // ways if size % ways == 0 else size
+    fitting = [n for n in _near(divisors(part), use.micro, MOST_TRIED) if fits(n)]
+    near = ", ".join(map(str, _near(fitting, use.micro, 2)))
+    help = f"numbers that fit: {near}" if near else f"give `{dim}` another size"
+    place = layout.declared.get(("dim", dim))
+    related = () if place is None else (place,)
+    message = f"`{dim}` of size {size} is not cut into {use.micro} equal parts"
+    yield Diagnostic("MD0534", message, use.span, related=related, help=help)
+
+
 def _lint_cuts(
     use: ScheduleUse,
     program: NamedProgram,
@@ -297,6 +320,11 @@ def _lint_cuts(
     `piped` are the dims on the stages (empty: a network that rules cut), with the devices of each.
     """
     sizes = {d.name: d.size for v in values_of(program) for d in v.type.dims}
+
+    def has_tables(micro: int) -> bool:
+        """Whether a number of micro-batches has a schedule on each number of devices."""
+        return all(d == 1 or _has_table(use, d, accumulated * micro) for d in piped.values())
+
     if use.slices and not use.dims:
         message = "`slices=` are sizes of a dim, and the schedule cuts none"
         help = "name the dim, as in `[batch](4, …)`; or leave `slices=` out"
@@ -316,25 +344,8 @@ def _lint_cuts(
             yield Diagnostic("MD0534", message, use.span, help=help)
         elif use.slices and use.micro is not None:
             yield from _lint_slices(use, dim, sizes[dim], use.micro)
-        elif use.micro is not None and sizes[dim] % use.micro:
-            message = f"`{dim}` of size {sizes[dim]} is not cut into {use.micro} equal parts"
-            # Each device cuts its own part of the dim.
-            ways = math.prod(
-                layout.mesh.size(*layout.mesh.known(rule.axes))
-                for rule in layout.rules
-                if rule.dim == dim and not rule.selector
-            )
-            part = sizes[dim] // ways if sizes[dim] % ways == 0 else sizes[dim]
-            fitting = [
-                n
-                for n in _near(divisors(part), use.micro, MOST_TRIED)
-                if all(d == 1 or _has_table(use, d, accumulated * n) for d in piped.values())
-            ]
-            near = ", ".join(map(str, _near(fitting, use.micro, 2)))
-            help = f"numbers that fit: {near}" if near else f"give `{dim}` another size"
-            place = layout.declared.get(("dim", dim))
-            related = () if place is None else (place,)
-            yield Diagnostic("MD0534", message, use.span, related=related, help=help)
+        elif use.micro is not None:
+            yield from _lint_equal(use, dim, sizes[dim], layout, has_tables)
     if use.micro is None and accumulated == 1:
         message = f"`{use.name}` does not say what its micro-batches are, and none are accumulated"
         cut = replace(use, dims=("batch",), micro=8)

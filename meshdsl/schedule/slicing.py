@@ -138,14 +138,7 @@ def best_slices(
 
     Raises MD0529 where `unit` does not divide the sequence, or cuts it too finely.
     """
-    if tokens % unit:
-        help = "write a divisor of it, or leave the option out"
-        fail("MD0529", f"{tokens} tokens are not cut into multiples of {unit}", help=help)
-    units = tokens // unit
-    if units > MOST_UNITS:
-        least = next(n for n in range(-(-tokens // MOST_UNITS), tokens + 1) if tokens % n == 0)
-        help = f"cut into multiples of {least}: `--unit {least}`"
-        fail("MD0529", f"a sequence is cut at {MOST_UNITS} places at most", help=help)
+    units = _units(tokens, unit)
     exact = [
         [time(unit * (end - start), unit * start) for start in range(end)]
         for end in range(1, units + 1)
@@ -181,6 +174,19 @@ def best_slices(
         if (reached := tried(middle)) is not None:
             left.append((low, reached[1], reached[0]))
     return sliced(best[1], stages, sequences, time)
+
+
+def _units(tokens: int, unit: int) -> int:
+    """How many units a sequence has. Raises MD0529 as `best_slices` does."""
+    if tokens % unit:
+        help = "write a divisor of it, or leave the option out"
+        fail("MD0529", f"{tokens} tokens are not cut into multiples of {unit}", help=help)
+    units = tokens // unit
+    if units > MOST_UNITS:
+        least = next(n for n in range(-(-tokens // MOST_UNITS), tokens + 1) if tokens % n == 0)
+        help = f"cut into multiples of {least}: `--unit {least}`"
+        fail("MD0529", f"a sequence is cut at {MOST_UNITS} places at most", help=help)
+    return units
 
 
 def _least_sum(spent: list[list[int]], longest: int) -> list[int] | None:
