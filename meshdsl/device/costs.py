@@ -15,7 +15,10 @@ def with_flops(op: Compute) -> Compute:
 
 
 def flops_in_all(node: Compute, times: int, program: DeviceProgram) -> int:
-    """The FLOPs of so many calls, as many for each micro-batch, which may be of several sizes."""
+    """The FLOPs of an operator that is called so many times in a step.
+
+    Where micro-batches are of several sizes, each has as many of the calls.
+    """
     pipe = program.placed.pipe
     cut = None if pipe is None else pipe.cut
     operands = (*node.ins, *node.outs)

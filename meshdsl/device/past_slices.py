@@ -28,7 +28,7 @@ from meshdsl.records import dataclass
 
 
 def earlier_dims(node: Compute) -> Mapping[str, str]:
-    """The dims of which a call reads nothing behind its own position, and the dim that this has."""
+    """The dims that a call reads up to the position of a result, each with the dim of that."""
     of = lookup(node.name).earlier
     return {} if of is None else of(tuple(v.type for v in node.ins), dict(node.attrs))
 

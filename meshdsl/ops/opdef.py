@@ -511,8 +511,9 @@ class OpDef:
     ordered: the attribute with the dims along which an element's index counts, though a loop goes
              through them alike in all tensors that have them. Along any other such dim elements may
              lie in any order, in operands and results alike.
-    earlier: operand types, attributes -> dims along which a result reads nothing behind its own
-             position, each with the dim of that; a gradient along them is of nothing before.
+    earlier: operand types, attributes -> the dims that are read only up to the position of a
+             result, each with the dim that this position is along: a memory and its queries, of a
+             causal attention. A gradient along such a dim is of results from its position on.
     indices: the operand with indices of the attribute `dim`; None: there is none.
     below: of indices, signature -> a number that all of them are below; none is negative.
     leaves_long: the torch text leaves an i32 result in i64, as torch makes it, where it may

@@ -330,7 +330,7 @@ def _lint_cuts(
         help = "name the dim, as in `[batch](4, …)`; or leave `slices=` out"
         yield Diagnostic("MD0534", message, use.span, help=help)
     if use.unequal and use.asynchronous:
-        message = f"`{use.name}` updates on the way, after batches of one size"
+        message = f"`{use.name}` updates asynchronously, after micro-batches of one size"
         yield Diagnostic("MD0534", message, use.span, help="leave `slices=` out")
         return
     for dim in use.dims:
