@@ -108,7 +108,7 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
     `lint` tells what names no tensor of the program.
     """
     settings = [s for s in layout.settings if s.name == MEMORY and s.selector not in STORED]
-    names = {v for t in program.tensors for v in (t.value, t.value.source)} if settings else ()
+    names = {v for t in program.tensors for v in (t.value, t.value.source)}
     for setting in settings:
         path, of_all = setting.path, setting.selector == ACTIVATIONS
         is_kept = any(of_all or selected(path, value) is not None for value in program.kept)
