@@ -108,11 +108,7 @@ def walks(program: DeviceProgram) -> Iterator[MemoryWalk]:
 
 def gradients(program: DeviceProgram) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
-    settled = {
-        t.value: t.placement
-        for t in program.placed.tensors
-        if t.value.role == "grad" and t.value.is_gradient
-    }
+    settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
     every = (v for node in program.body for v in node.makes)
     taken = () if program.pipeline is None else program.pipeline.taken
     return frozenset((*taken, *(v for v in every if settled.get(v.value) == v.placement)))

@@ -31,25 +31,15 @@ def seconds(layout: str, sizes: dict[str, int]) -> float:
 
 @pytest.mark.parametrize(
     ("sizes", "published"),
-    [({}, "sequence"), (LARGE, "hybrid")],
-    ids=["8B, 16,384 tokens", "70B, 16,384 tokens"],
+    [({}, "sequence"), ({"seq": 4096}, "hybrid"), (LARGE, "hybrid")],
+    ids=["8B, 16,384 tokens", "8B, 8,192 tokens", "70B, 16,384 tokens"],
 )
 def test_the_published_classes_are_the_fastest(sizes: dict[str, int], published: str) -> None:
     found = {layout: seconds(layout, sizes) for layout in LAYOUTS}
     assert min(found, key=found.__getitem__) == published
-    # The columns of every product, as Megatron has them, are the conventional recipe. For rows that
-    # are split, ours computes masked scores, too; a kernel that skips them would be 3 % ahead.
+    # The columns of every product, as Megatron has them, are the conventional recipe. Beside groups
+    # of heads, and for rows that are split, masked scores are computed, too.
     assert found["columns"] > found[published] * 1.01
-
-
-def test_at_fewer_tokens_the_published_class_is_nearly_the_fastest() -> None:
-    """8B at 8,192: by the profile a product of 1,792 columns fills a device nearly as one of more.
-
-    AutoParallel takes 70 % of the best rate for any size.
-    """
-    found = {layout: seconds(layout, {"seq": 4096}) for layout in LAYOUTS}
-    assert found["columns"] < found["hybrid"] < 1.041 * found["columns"]
-    assert found["hybrid"] < found["sequence"]
 
 
 def test_the_margin_is_as_small_as_published() -> None:
