@@ -17,7 +17,7 @@ from meshdsl.report.schedule_charts import (
     shown,
     unit_of,
 )
-from meshdsl.report.schema import LawFacts, ScheduleFacts, SlicingFacts
+from meshdsl.report.schedule_schema import LawFacts, ScheduleFacts, SlicingFacts
 from meshdsl.report.slicing_table import described as slicing_facts
 from meshdsl.report.slicing_table import shown as slicing_shown
 from meshdsl.report.terminal import text as written

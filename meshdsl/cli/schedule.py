@@ -15,7 +15,7 @@ from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
     from meshdsl.report.document import Document
-    from meshdsl.report.schema import KnownSchedules
+    from meshdsl.report.schedule_schema import KnownSchedules
     from meshdsl.schedule.requested import ScheduleRequest, TableReader
     from meshdsl.schedule.times import TimedSchedule
 

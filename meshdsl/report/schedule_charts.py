@@ -9,7 +9,7 @@ from meshdsl.report.document import Block, Document, Gap, Grid, counted, line
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.pictures import BLOCKS, INK, card, centred, width_of, words
-from meshdsl.report.schema import (
+from meshdsl.report.schedule_schema import (
     ActionTimes,
     DeviceRow,
     KnownSchedules,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from meshdsl.report.document import Document, Gap, Grid, counted, line
-from meshdsl.report.schema import SlicingFacts, SlicingRow
+from meshdsl.report.schedule_schema import SlicingFacts, SlicingRow
 from meshdsl.schedule.slicing import SLICE_TIMES, SliceTimes, Slicing
 
 VERSION = 1

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report import schema
+from meshdsl.report import schedule_schema, schema
 from meshdsl.report.advice_report import AdviceFacts
 from meshdsl.simulate.against import AgainstFacts, against
 from meshdsl.simulate.engine import simulate
@@ -70,11 +70,14 @@ COMMANDS: dict[str, tuple[list[str], Any]] = {
     "run": (["run", "mlp.mdsl", "--verify"], schema.RanProgram),
     "schedule": (
         ["schedule", "interleaved", "--stages", "4", "--micro", "8"],
-        schema.ScheduleFacts,
+        schedule_schema.ScheduleFacts,
     ),
-    "slices": (["schedule", "terapipe", *TABLE, "--tokens", "8"], schema.SlicingFacts),
-    "schedules": (["schedule", "--list"], schema.KnownSchedules),
-    "late": (["schedule", "pipedream", "--stages", "4", "--micro", "8"], schema.ScheduleFacts),
+    "slices": (["schedule", "terapipe", *TABLE, "--tokens", "8"], schedule_schema.SlicingFacts),
+    "schedules": (["schedule", "--list"], schedule_schema.KnownSchedules),
+    "late": (
+        ["schedule", "pipedream", "--stages", "4", "--micro", "8"],
+        schedule_schema.ScheduleFacts,
+    ),
     "rows": (["rows", "einsum"], schema.OperatorFacts),
     "all rows": (["rows", "relu", "--all"], schema.OperatorFacts),
     "search": (
