@@ -60,6 +60,7 @@ from meshdsl.device.offloaded_updates import streamed
 from meshdsl.device.stored_blocks import home_of, of_other_stages
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
+from meshdsl.ir.program import every as every_node
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
@@ -108,7 +109,11 @@ def walks(program: DeviceProgram) -> Iterator[MemoryWalk]:
 
 def gradients(program: DeviceProgram) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
-    settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
+    updating = (op for op in every_node(program.placed.named.body) if op.phase == "update")
+    # What compresses gradients has their role, for their rules, and is none.
+    compressing = {value for op in updating for value in op.makes}
+    tensors = (t for t in program.placed.tensors if t.value.role == "grad")
+    settled = {t.value: t.placement for t in tensors if t.value not in compressing}
     every = (v for node in program.body for v in node.makes)
     taken = () if program.pipeline is None else program.pipeline.taken
     return frozenset((*taken, *(v for v in every if settled.get(v.value) == v.placement)))

@@ -209,6 +209,7 @@ def test_both_phases_send_what_the_formulas_say(n: int) -> None:
     report, loss = compilation.report, math.ceil(2 * (n - 1) / n * 4)
     sent = sum(c["wire_bytes"] for c in report["collectives"])
     assert sent == 2 * (n - 1) * (384 // (8 * n) + 4) + loss
+    assert report["memory"]["grads"] == 4 * 384, "the signs of workers are no gradients"
     warmup = report["warmup"]
     assert warmup["steps"] == WARMUP
     assert warmup["wire_bytes"] == 2 * (n - 1) * 4 * 384 // n + loss
