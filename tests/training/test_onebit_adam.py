@@ -24,35 +24,11 @@ from meshdsl.report.focus import Focus, focused
 from tests.compiling import compile_text
 from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
+from tests.training.of_workers import LAYOUTS, NETWORK
 from tests.training.stepping import Compiled, Step, hold_to
 
 WARMUP, STEPS = 2, 5
-TEXT = """
-dim batch = 8, a = 9, b = 7, layers = 2
-layout dp { batch -> data }
-layout pod { batch -> (pod, data) }
-layout tp { batch -> data, a -> tp }
-layout zero1 extends dp { state: a -> data }
-layout fsdp extends dp { params: a -> data }
-program p(x[batch, a, b], y[batch, b]) {
-  param w[a, b]
-  param c[b]
-  param one[]
-  total = mean(x * w) * 63 + mean(y * c) * 7 + mean(y) * one
-  repeat layers {
-    param u[a, b]
-    total = total + mean(x * u) * 126
-  }
-  loss = total
-  return loss
-  minimize loss with ADAM(lr=linear(0.1, 20), WEIGHT compress=onebit_momentum(2))
-}
-"""
-LAYOUTS = {
-    "one": ("dp", "data:1", 1), "dp": ("dp", "data:2", 2), "four": ("dp", "data:4", 4),
-    "pod": ("pod", "pod:2,data:2", 4), "zero1": ("zero1", "data:2", 2),
-    "fsdp": ("fsdp", "data:2", 2),
-}  # fmt: skip
+TEXT = NETWORK.replace("OPTIMIZER", "ADAM(lr=linear(0.1, 20), WEIGHT compress=onebit_momentum(2))")
 SHAPES = {"w": (9, 7), "c": (7,), "one": (), "u": (2, 9, 7)}
 
 

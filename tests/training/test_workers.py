@@ -26,36 +26,11 @@ from tests.covering import in_turn
 from tests.ir_text.placed import parse_program
 from tests.programs.harness import Case
 from tests.programs.harness import compiled as compiled_case
+from tests.training.of_workers import LAYOUTS, NETWORK
 from tests.training.stepping import Compiled, compiled_step, hold_to
 
-TEXT = """
-dim batch = 8, a = 9, b = 7, layers = 2
-layout dp { batch -> data }
-layout pod { batch -> (pod, data) }
-layout tp { batch -> data, a -> tp }
-layout zero1 extends dp { state: a -> data }
-layout fsdp extends dp { params: a -> data }
-layout summed extends dp { grads: a -> data }
-program p(x[batch, a, b], y[batch, b]) {
-  param w[a, b]
-  param c[b]
-  param one[]
-  total = mean(x * w) * 63 + mean(y * c) * 7 + mean(y) * one
-  repeat layers {
-    param u[a, b]
-    total = total + mean(x * u) * 126
-  }
-  loss = total
-  return loss
-  minimize loss with sgd(lr=0.5, compress=HOW)
-}
-"""
+TEXT = NETWORK.replace("OPTIMIZER", "sgd(lr=0.5, compress=HOW)")
 STEPS, RATE = 5, 0.5
-LAYOUTS = {
-    "one": ("dp", "data:1", 1), "dp": ("dp", "data:2", 2), "four": ("dp", "data:4", 4),
-    "pod": ("pod", "pod:2,data:2", 4), "zero1": ("zero1", "data:2", 2),
-    "fsdp": ("fsdp", "data:2", 2),
-}  # fmt: skip
 Slices = Any
 
 
