@@ -152,8 +152,10 @@ class _Senders:
                     if self.micro not in self.unlike[one]:
                         yield one, count, at
                         continue
-                    for number in range(self.count):
-                        yield one, count // self.count, {**at, self.micro: number}
+                    of = node.known.device_of
+                    taken = [m for m in range(self.count) if of[m, stage] == device]
+                    for micro in taken:
+                        yield one, count // len(taken), {**at, self.micro: micro}
 
     def _outside(self, node: Collective, device: int) -> Coordinates:
         """Whose block a collective is on outside of passes."""

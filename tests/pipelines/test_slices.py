@@ -87,6 +87,12 @@ def test_the_numbers_of_one_device(case: str) -> None:
         hold_text(made)
 
 
+def test_unequal_parts_of_a_batch_both_ways() -> None:
+    """A device that has some of the micro-batches of a stage sends those, each of its size."""
+    text = TEXT.replace("dim batch = 2", "dim batch = 3")
+    hold(compiled(text, "pipe:2", "layers -> pipe", 'with chimera[batch](2, slices="2 1")'), text)
+
+
 def test_narrow_numbers() -> None:
     """Gradients of keys and values are added up in f32, as those of parameters are."""
     found = []
