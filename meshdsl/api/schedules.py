@@ -233,6 +233,13 @@ def _which(
         call = which.call
         arguments = {"micro": call.args[0]} if call.args else {}
         arguments |= {each.name.text: each.value for each in call.keywords}
+        for sizes in ("layers", "slices"):
+            if sizes in arguments:
+                help = (
+                    f"leave `{sizes}` out of `md.scheduled`; `times=` may have one for each stage"
+                )
+                message = f"`{sizes}` is of a program, and a schedule alone has equal parts"
+                fail("MD0532", message, span, help=help)
         counts = {
             name: value.value
             for name, value in arguments.items()

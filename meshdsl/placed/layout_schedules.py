@@ -120,7 +120,9 @@ def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | Non
         return None
     if table is not None:
         return table.schedule.micro
-    help = f"write the number: `{name}[{dim}](8{options})`"
+    sizes = (k.value.span.text for k in call.keywords if k.name.text == "slices")
+    count = next((len(text.split()) for text in sizes), 8)
+    help = f"write the number: `{name}[{dim}]({count}{options})`"
     message = f"into how many micro-batches `{dim}` is cut is not said"
     fail("MD0535", message, call.span, help=help)
 

@@ -22,6 +22,7 @@ __all__ = ["cli"]
 batch = md.dim("batch", 8)
 ROWS = ["F0 F1 B0 B1", "F0 B0 F1 B1"]
 mine = md.scheduled(ROWS, batch)
+uneven = md.scheduled("gpipe", "batch", micro=2, slices="3 1")
 GPIPE: dict[str, Any] = {"stages": 4, "micro": 8}
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -134,6 +135,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no rule": (lambda: md.schedule(["F0 B0"], weights=2), "MD0533", "2"),  # type: ignore[call-overload]
     "no update": (lambda: md.schedule(["F0 B0"], weights="stashed"), "MD0532", '["F0 B0"]'),
     "two sizes": (lambda: md.schedule(["F0 B0"], stages=1), "MD0532", '["F0 B0"]'),
+    "unequal": (lambda: md.schedule(uneven, stages=2), "MD0532", "uneven"),
     "two rules": (lambda: md.schedule(mine, weights="latest"), "MD0532", "mine"),
     "action": (lambda: md.schedule(["F0 X0"]), "MD0520", '["F0 X0"]'),
     "deadlock": (lambda: md.schedule(ROWS[::-1]), "MD0525", "ROWS[::-1]"),
