@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 from meshdsl.api.errors import told
 from meshdsl.backends.runtime.user_files import write_file
-from meshdsl.report.document import Block, Document, Gap, Grid, Listing, Picture, line
+from meshdsl.report.document import Block, Document, Gap, Grid, Picture, line
 from meshdsl.report.schedule_charts import (
     chart,
     described,
@@ -109,7 +109,7 @@ class ScheduleTimeline(View):
     def text(self, width: int | None = None) -> str:
         """The schedule with a chart of text, of at most `width` columns."""
         width = width or self.width
-        drawn: Block = Listing(chart(self._timed, width, IN_PYTHON))
+        drawn: Block = chart(self._timed, width, IN_PYTHON)
         return written(shown(self._timed, drawn), width)
 
     def svg(self, path: str) -> None:
@@ -170,7 +170,7 @@ class TimelineComparison(View):
             drawn = chart(each._timed, width, IN_PYTHON)
             head = sentence(each.json)
             title = head if head.startswith(f"{name}: ") else f"{name}. {head}"
-            blocks += [line(title, "strong"), Listing(drawn), Gap()]
+            blocks += [line(title, "strong"), drawn, Gap()]
         return written((*blocks, self._table), width)
 
 
@@ -194,5 +194,5 @@ class SlicedTimeline(View):
     def text(self, width: int | None = None) -> str:
         """The table, and a chart of text."""
         width = width or self.width
-        drawn = Listing(chart(self._found.drawn, width, IN_PYTHON))
+        drawn = chart(self._found.drawn, width, IN_PYTHON)
         return written((*slicing_shown(self.json), Gap(), drawn), width)

@@ -153,7 +153,7 @@ def request_of(given: Draw) -> ScheduleRequest:
 
 def _slices(name: str, tokens: int, given: Draw) -> None:
     """Print the best slices of a sequence, which are the micro-batches of a schedule."""
-    from meshdsl.report.document import Gap, Listing
+    from meshdsl.report.document import Gap
     from meshdsl.report.schedule_charts import chart
     from meshdsl.report.slicing_table import described, shown
     from meshdsl.schedule.requested import sliced
@@ -164,7 +164,7 @@ def _slices(name: str, tokens: int, given: Draw) -> None:
     if given.json:
         common.print_json(facts)
         return
-    _print(lambda width: (*shown(facts), Gap(), Listing(chart(slicings.drawn, width))))
+    _print(lambda width: (*shown(facts), Gap(), chart(slicings.drawn, width)))
 
 
 def _list(name: str | None, given: Draw) -> None:
@@ -203,10 +203,9 @@ def _write(made: TimedSchedule, given: Draw) -> None:
 
 
 def _show(made: TimedSchedule) -> None:
-    from meshdsl.report.document import Listing
     from meshdsl.report.schedule_charts import chart, shown
 
-    _print(lambda width: shown(made, Listing(chart(made, width))))
+    _print(lambda width: shown(made, chart(made, width)))
 
 
 def _print(document: Callable[[int], Document]) -> None:

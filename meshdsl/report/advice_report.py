@@ -310,7 +310,7 @@ def _blocks(facts: AdviceFacts) -> Iterator[Block]:
     yield Gap()
     yield Grid("", ("plan", "step", "memory", "sent", "layout"), tuple(map(_row, facts["plans"])))
     yield Gap()
-    yield Listing("\n".join(facts["commands"]))
+    yield Listing.of("\n".join(facts["commands"]))
 
 
 def _proof(facts: AdviceFacts) -> str:

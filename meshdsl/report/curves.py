@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.report.html import Markup, tag
-from meshdsl.report.pictures import EDGE, SOFT, card, width_of, words
+from meshdsl.report.palette import CURVE, EDGE, SOFT
+from meshdsl.report.pictures import card, width_of, words
 
 WIDTH, HEIGHT = 420.0, 140.0
 """The size of the curve in pixels, without its labels."""
 
-LINE = "#1f5fbf"
 MOST = 400
 """The number of points that are drawn: of longer runs, evenly chosen steps."""
 
@@ -37,7 +37,7 @@ def curve_picture(name: str, values: Sequence[float], first: int = 1) -> Markup:
         top + HEIGHT + 18,
         words(left, 11, f"{name} over the steps"),
         tag("rect", x=left, y=top, width=WIDTH, height=HEIGHT, fill="none", stroke=EDGE),
-        tag("polyline", points=drawn, fill="none", stroke=LINE, stroke_width=1.5),
+        tag("polyline", points=drawn, fill="none", stroke=CURVE, stroke_width=1.5),
         *(words(0, top + y, text, **small) for y, text in zip((8, HEIGHT), labels, strict=True)),
         words(left, top + HEIGHT + 14, str(first), **small),
         words(left + WIDTH - width_of(last, 11), top + HEIGHT + 14, last, **small),

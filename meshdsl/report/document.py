@@ -17,8 +17,10 @@ from meshdsl.records import dataclass
 # --- text ------------------------------------------------------------------------------------
 
 Style = Literal[
-    "", "strong", "muted", "code", "name", "number", "arrow", "sent", "amount", "differs", "title"
-]
+    "", "strong", "muted", "code", "name", "number", "arrow", "sent", "amount", "differs", "title",
+    "forward", "backward", "weights", "update",
+]  # fmt: skip
+"""The last four are work on a time axis, as `palette.Work` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +166,19 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Lines of a text, as they stand: nothing is wrapped."""
+    """Lines as they stand: nothing is wrapped."""
 
-    text: str
+    lines: tuple[Text, ...]
+
+    @staticmethod
+    def of(text: str) -> Listing:
+        """The lines of a text in one style."""
+        return Listing(tuple((Piece(each, "code"),) for each in text.splitlines()))
+
+    @property
+    def text(self) -> str:
+        """The lines without their styles."""
+        return "\n".join(map(plain, self.lines))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from meshdsl.records import dataclass
 from meshdsl.report.document import duration, human
 from meshdsl.report.html import Markup, join, tag
-from meshdsl.report.pictures import BLOCKS, EDGE, INK, SOFT, card, centred, width_of, words
+from meshdsl.report.palette import EDGE, INK, MEMORY, SOFT, WORK, Work
+from meshdsl.report.pictures import card, centred, legend, width_of, words
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Timeline
 
 WIDTH, ROW, LANE = 640.0, 24.0, 32.0
 """Pixels: the whole time, the height of a stream's work, and from one stream to the next."""
 
-MEMORY = 70.0
+BELOW = 70.0
+"""The height of the picture of memory."""
+
 FOLD = 44.0
 """The width of iterations that are left out, however long they take."""
 
 LEAST = 0.8
 """Work narrower than this is drawn together with what is beside it."""
 
-FILLS = {
-    "forward": BLOCKS[0],
-    "backward": BLOCKS[1],
-    "update": BLOCKS[2],
-    "sending": BLOCKS[3],
-    "waiting": "#ffffff",
-    "more iterations": "#e6e9ee",
-}
 SMALL: Mapping[str, Any] = {"fill": SOFT, "font_size": 11}
 
 
@@ -37,7 +32,7 @@ SMALL: Mapping[str, Any] = {"fill": SOFT, "font_size": 11}
 class _Bar:
     """Work on one stream, in pixels."""
 
-    kind: str
+    kind: Work
     start: float
     end: float
     label: str
@@ -57,11 +52,11 @@ def gantt_picture(timeline: Timeline) -> Markup:
         parts += [_drawn(bar, left, y) for bar in _bars(timeline, stream, at)]
     below = top + lanes + 6
     parts.append(tag("g", _memory(timeline, at), transform=f"translate({left:g} {below:g})"))
-    parts += [words(0, below + y, t, **SMALL) for y, t in zip((9, MEMORY), sizes, strict=True)]
+    parts += [words(0, below + y, t, **SMALL) for y, t in zip((9, BELOW), sizes, strict=True)]
     took = duration(timeline.seconds)
-    parts.append(words(left, below + MEMORY + 15, "0 s", **SMALL))
-    parts.append(words(left + WIDTH - width_of(took, 11), below + MEMORY + 15, took, **SMALL))
-    return card(left + WIDTH + 4, below + MEMORY + 18, *parts)
+    parts.append(words(left, below + BELOW + 15, "0 s", **SMALL))
+    parts.append(words(left + WIDTH - width_of(took, 11), below + BELOW + 15, took, **SMALL))
+    return card(left + WIDTH + 4, below + BELOW + 18, *parts)
 
 
 def _scale(timeline: Timeline) -> Callable[[int], float]:
@@ -89,7 +84,7 @@ def _bars(timeline: Timeline, stream: str, at: Callable[[int], float]) -> Iterat
         if stream in e.streams
     ]
     if stream == COMPUTE:
-        more = "more iterations"
+        more: Work = "more iterations"
         bars += [_Bar(more, at(f.start), at(f.end), f"+{f.trips:,}") for f in timeline.folded]
     last: _Bar | None = None
     for bar in sorted(bars, key=lambda b: b.start):
@@ -104,10 +99,10 @@ def _bars(timeline: Timeline, stream: str, at: Callable[[int], float]) -> Iterat
         yield last
 
 
-def _kind(event: Event) -> str:
+def _kind(event: Event) -> Work:
     if event.kind == "wait":
         return "waiting"
-    return event.node.phase if COMPUTE in event.streams else "sending"
+    return cast("Work", event.node.phase) if COMPUTE in event.streams else "sending"
 
 
 def _name(event: Event) -> str:
@@ -123,7 +118,7 @@ def _drawn(bar: _Bar, left: float, y: float) -> Markup:
         y=y,
         width=width,
         height=ROW,
-        fill=FILLS.get(bar.kind, FILLS["update"]),
+        fill=WORK[bar.kind],
         stroke=INK if width > 3 else None,
         stroke_width=0.4,
     )
@@ -136,14 +131,14 @@ def _drawn(bar: _Bar, left: float, y: float) -> Markup:
 def _memory(timeline: Timeline, at: Callable[[int], float]) -> Markup:
     """The bytes held over time, as steps, and a mark where they are most."""
     most, when = timeline.peak
-    up = MEMORY / max(1, most)
-    corners = [(at(time), MEMORY - size * up) for time, size in _steps(timeline)]
+    up = BELOW / max(1, most)
+    corners = [(at(time), BELOW - size * up) for time, size in _steps(timeline)]
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in _thinned(corners))
-    filled = f"M0 {MEMORY} L{drawn} L{WIDTH:.1f} {MEMORY} Z"
+    filled = f"M0 {BELOW} L{drawn} L{WIDTH:.1f} {BELOW} Z"
     x = at(round(when * PER_SECOND))
     return join(
-        tag("path", d=filled, fill=BLOCKS[0], stroke=INK, stroke_width=0.6),
-        tag("rect", x=0, y=0, width=WIDTH, height=MEMORY, fill="none", stroke=EDGE),
+        tag("path", d=filled, fill=MEMORY["activations"], stroke=INK, stroke_width=0.6),
+        tag("rect", x=0, y=0, width=WIDTH, height=BELOW, fill="none", stroke=EDGE),
         tag("circle", cx=x, cy=0, r=3, fill=INK),
     )
 
@@ -171,13 +166,7 @@ def _legend(timeline: Timeline) -> Markup:
     there = {_kind(e) for e in timeline.events}
     if timeline.folded:
         there.add("more iterations")
-    entries, x = [], 0.0
-    for kind in (kind for kind in FILLS if kind in there):
-        entries.append(tag("rect", x=x, y=1, width=11, height=11, fill=FILLS[kind], stroke=INK,
-                         stroke_width=0.6))  # fmt: skip
-        entries.append(words(x + 16, 11, kind, font_size=11))
-        x += 16 + width_of(kind, 11) + 14
-    return join(*entries)
+    return legend({kind: fill for kind, fill in WORK.items() if kind in there})[0]
 
 
 def gantt_text(timeline: Timeline) -> str:

@@ -14,22 +14,10 @@ from meshdsl.records import dataclass
 from meshdsl.report.document import aligned, human
 from meshdsl.report.html import Attribute, Child, Markup, drawing, join, tag
 from meshdsl.report.memory_kinds import KINDS, at_peak
+from meshdsl.report.palette import BACK, EDGE, INK, MEMORY, PARTS, SOFT, colour
 from meshdsl.report.shard_view import Holding
 
 # --- colours and measures --------------------------------------------------------------------
-
-BACK, EDGE, INK, SOFT = "#fbfbfc", "#c9ced6", "#1b1f24", "#57606a"
-BLOCKS = (
-    "#9ecae9",
-    "#ffd28f",
-    "#a8d8a0",
-    "#d7bde2",
-    "#f5b7b1",
-    "#cfd4da",
-    "#f0e68c",
-    "#9fdcd6",
-)
-"""Fills of blocks and groups; `INK` is legible on each of them."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MARGIN = 12.0
@@ -38,15 +26,6 @@ LETTER = 7.0
 
 MOST = 8
 """The number of parts drawn along one direction: the first ones and the last."""
-
-
-def colour(number: int) -> str:
-    """The fill of a device or a block. Numbers that are 8 or 64 apart differ as well."""
-    total = 0
-    while number:
-        number, digit = divmod(number, len(BLOCKS))
-        total += digit
-    return BLOCKS[total % len(BLOCKS)]
 
 
 def card(width: float, height: float, *children: Child) -> Markup:
@@ -96,6 +75,17 @@ def wrapped(texts: tuple[str, ...], width: float) -> tuple[str, ...]:
 def width_of(text: str, size: float = 12.0) -> float:
     """The approximate width of a text, in pixels."""
     return len(text) * LETTER * size / 12
+
+
+def legend(fills: Mapping[str, str]) -> tuple[Markup, float]:
+    """What each fill means, in one line, and where the line ends."""
+    entries, x = [], 0.0
+    for meaning, fill in fills.items():
+        square = {"x": x, "y": 1, "width": 11, "height": 11}
+        entries.append(tag("rect", fill=fill, stroke=INK, stroke_width=0.6, **square))
+        entries.append(words(x + 16, 11, meaning, font_size=11))
+        x += 16 + width_of(meaning, 11) + 14
+    return join(*entries), x
 
 
 def shown(count: int) -> tuple[int | None, ...]:
@@ -504,7 +494,7 @@ def _devices(mesh: Mesh, grid: PanelGrid) -> Iterator[Markup]:
         if rank is None:
             yield centred(*cell.centre, "…")
             continue
-        yield _device(cell, rank, BLOCKS[5])
+        yield _device(cell, rank, PARTS[5])
 
 
 def _device(cell: BlockCell, rank: int, fill: str) -> Markup:
@@ -642,9 +632,6 @@ def _bent(x0: float, y0: float, x1: float, y1: float, right: float, below: float
 
 # --- memory ----------------------------------------------------------------------------------
 
-FILLS = dict(
-    zip(KINDS, (*(BLOCKS[n] for n in (0, 1, 2, 5, 7, 6, 4)), BACK, BLOCKS[3]), strict=True)
-)
 WIDTH, HEIGHT, STEP = 380.0, 20.0, 30.0
 
 
@@ -669,8 +656,8 @@ def memory_picture(rows: Mapping[str, Mapping[str, int]]) -> Markup:
     left = max(width_of(title) for title in rows) + 10
     most = max(1, *(row["peak"] for row in rows.values()))
     top = 24.0
-    legend, right = _legend(kinds)
-    parts = [legend]
+    entries, right = legend({KINDS[kind]: MEMORY[kind] for kind in kinds})
+    parts = [entries]
     for number, (title, row) in enumerate(rows.items()):
         y = top + number * STEP
         parts.append(words(0, y + 14, title))
@@ -691,15 +678,5 @@ def _bar(
     return join(*parts)
 
 
-def _legend(kinds: Sequence[str]) -> tuple[Markup, float]:
-    """The colours of kinds in a line, and where it ends."""
-    entries, x = [], 0.0
-    for kind in kinds:
-        entries.append(_filled(kind, x=x, y=1, width=11, height=11))
-        entries.append(words(x + 16, 11, KINDS[kind], font_size=11))
-        x += 16 + width_of(KINDS[kind], 11) + 14
-    return join(*entries), x
-
-
 def _filled(kind: str, **place: Attribute) -> Markup:
-    return tag("rect", fill=FILLS[kind], stroke=INK, stroke_width=0.6, **place)
+    return tag("rect", fill=MEMORY[kind], stroke=INK, stroke_width=0.6, **place)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
-from meshdsl.report.document import Block, Document, Gap, Grid, counted, line
+from meshdsl.report.document import Block, Document, Gap, Grid, Listing, Piece, Text, counted, line
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
-from meshdsl.report.pictures import BLOCKS, INK, card, centred, width_of, words
+from meshdsl.report.palette import INK, WORK, Pass
+from meshdsl.report.pictures import card, centred, legend, width_of, words
 from meshdsl.report.schedule_schema import (
     ActionTimes,
     DeviceRow,
@@ -25,12 +27,12 @@ from meshdsl.schedule.verification import Verified
 
 VERSION = 1
 
-FILLS: dict[Kind, str] = {
-    "F": BLOCKS[0],
-    "B": BLOCKS[1],
-    "I": BLOCKS[1],
-    "W": BLOCKS[2],
-    "U": BLOCKS[3],
+DOES: dict[Kind, Pass] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward",
+    "W": "weights",
+    "U": "update",
 }
 MEANINGS: dict[Kind, str] = {
     "F": "forward",
@@ -279,7 +281,7 @@ def _behind(versions: VersionFacts) -> str:
 # --- a chart of text -----------------------------------------------------------------------------
 
 
-def chart(timed: TimedSchedule, width: int, instead: str = "`--svg FILE`") -> str:
+def chart(timed: TimedSchedule, width: int, instead: str = "`--svg FILE`") -> Listing:
     """A line for each device: each action as wide as it is long, cut to the width of a screen.
 
     `instead` is named where it would have too many lines.
@@ -296,26 +298,42 @@ def chart(timed: TimedSchedule, width: int, instead: str = "`--svg FILE`") -> st
     total = int(timed.makespan * scale)
     panels = -(-total // panel)
     if panels * (len(timed.rows) + 2) > MOST_LINES:
-        return f"The chart is too large for a screen: {instead} draws it."
-    ruler = _ruler(timed.makespan, scale, cell)
-    drawn = [("time", ruler)]
+        return Listing.of(f"The chart is too large for a screen: {instead} draws it.")
+    drawn = [("time", [Piece(_ruler(timed.makespan, scale, cell))])]
     drawn += [(f"device {n}", _drawn(timed, n, scale)) for n in range(len(timed.rows))]
-    parts = (
-        "\n".join(f"{title:<{left}}{text[start : start + panel]}".rstrip() for title, text in drawn)
-        for start in range(0, max(total, 1), panel)
-    )
-    return "\n\n".join(parts) + _legend_text(timed.verified)
+    lines: list[Text] = []
+    for start in range(0, max(total, 1), panel):
+        lines += [()] if lines else []
+        for title, row in drawn:
+            shown = _columns(row, start, start + panel)
+            lines.append((Piece(f"{title:<{left}}" if shown else title), *shown))
+    return Listing((*lines, *_legend_text(timed.verified)))
 
 
-def _drawn(timed: TimedSchedule, device: int, scale: Fraction) -> str:
+def _drawn(timed: TimedSchedule, device: int, scale: Fraction) -> list[Piece]:
     """The row of a device: a label and as many dashes as its action takes."""
-    text = ""
+    row, ends = [], 0
     for slot in timed.rows[device]:
         start, end = int(slot.start * scale), int(slot.end * scale)
         if end > start:
+            row.append(Piece(" " * (start - ends)))
             label = _label(timed.verified, device, slot)
-            text = f"{text:<{start}}{label:-<{end - start - 1}} "
-    return text
+            row.append(Piece(f"{label:-<{end - start - 1}}", DOES[slot.action.kind]))
+            ends = start + len(row[-1].text)
+    return row
+
+
+def _columns(row: Sequence[Piece], start: int, end: int) -> Text:
+    """The characters `start` to `end` of a row, without spaces at the end."""
+    shown, at = [], 0
+    for piece in row:
+        text = piece.text[max(start - at, 0) : max(end - at, 0)]
+        at += len(piece.text)
+        if text:
+            shown.append(replace(piece, text=text))
+    while shown and shown[-1].text.isspace():
+        shown.pop()
+    return (*shown[:-1], replace(shown[-1], text=shown[-1].text.rstrip())) if shown else ()
 
 
 def _label(found: Verified, device: int, slot: Slot) -> str:
@@ -327,10 +345,10 @@ def _label(found: Verified, device: int, slot: Slot) -> str:
     return label.lower() if action.stage != held[0] and len(held) == 2 else label
 
 
-def _legend_text(found: Verified) -> str:
+def _legend_text(found: Verified) -> tuple[Text, ...]:
     if not any(len(held) == 2 for held in found.held):
-        return ""
-    return "\n\nSmall letters: on the second stage of a device."
+        return ()
+    return ((), (Piece("Small letters: on the second stage of a device."),))
 
 
 def _ruler(makespan: Fraction, scale: Fraction, cell: int) -> str:
@@ -393,7 +411,7 @@ def _slot(slot: Slot, left: float, y: float, unit: float, later: float) -> Marku
         y=y,
         width=width,
         height=ROW,
-        fill=FILLS[slot.action.kind],
+        fill=WORK[DOES[slot.action.kind]],
         fill_opacity=None if not later else f"{1 - 0.8 * later:.2f}",
         stroke=INK if width > 3 else None,
         stroke_width=0.4,
@@ -407,13 +425,7 @@ def _slot(slot: Slot, left: float, y: float, unit: float, later: float) -> Marku
 def _legend(timed: TimedSchedule) -> Markup:
     """The kinds of actions that there are, with their fills."""
     there = {action.kind for row in timed.verified.schedule.rows for action in row}
-    entries, x = [], 0.0
-    for kind in (kind for kind in FILLS if kind in there):
-        entries.append(tag("rect", x=x, y=1, width=11, height=11, fill=FILLS[kind], stroke=INK,
-                         stroke_width=0.6))  # fmt: skip
-        entries.append(words(x + 16, 11, MEANINGS[kind], font_size=11))
-        x += 16 + width_of(MEANINGS[kind], 11) + 14
-    return join(*entries)
+    return legend({MEANINGS[kind]: WORK[DOES[kind]] for kind in DOES if kind in there})[0]
 
 
 def in_words(timed: TimedSchedule) -> str:

@@ -211,7 +211,7 @@ def _blocks(found: SearchResult) -> Iterator[Block]:
         yield line(f"The layout to begin from: {figures(started(found.problem))}.")
     yield Gap()
     mesh = f"{written(best.mesh)}\n\n" if found.others else ""
-    yield Listing(mesh + block_of(found, best))
+    yield Listing.of(mesh + block_of(found, best))
     yield Gap()
     if found.problem.start is not None:
         yield _changed(found)

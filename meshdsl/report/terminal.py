@@ -34,6 +34,7 @@ from meshdsl.report.document import (
     Text,
     plain,
 )
+from meshdsl.report.palette import ON_A_TERMINAL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +59,7 @@ STYLES: dict[Style, str] = {
     "arrow": "bold yellow",
     "differs": "bold yellow",
     "title": "italic",
+    **ON_A_TERMINAL,
 }
 RICH: dict[str, Style] = {"bold": "strong", "italic": "title"}
 """The names in rich of the styles of headings and titles."""
@@ -109,7 +111,7 @@ def _block(block: object, width: int) -> Iterator[Text]:
         case Grid():
             yield from _grid(block, width)
         case Listing():
-            yield from ((Piece(line, "code"),) for line in block.text.splitlines())
+            yield from block.lines
         case Picture() if not block.extra:
             yield from ((Piece(line),) for line in block.described.split("\n"))
         case Beside():

@@ -15,8 +15,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.api.programs import Program, read
-from meshdsl.report import pictures as look
+from meshdsl.report import palette as look
 from meshdsl.report.html import TINTS, join, tag
+from meshdsl.report.memory_kinds import KINDS
 from meshdsl.report.views.parts import Code
 from tests.notebook.markup import drawing, parsed, pictures, plain, texts
 from tests.project import ROOT
@@ -224,10 +225,22 @@ def contrast(one: tuple[float, float, float], other: tuple[float, float, float])
     return (lighter + 0.05) / (darker + 0.05)
 
 
-@pytest.mark.parametrize("fill", [*look.BLOCKS, look.BACK])
+FILLS = dict.fromkeys([*look.PARTS, *look.WORK.values(), *look.MEMORY.values(), look.BACK])
+
+
+@pytest.mark.parametrize("fill", FILLS)
 def test_labels_can_be_read(fill: str) -> None:
     assert contrast(rgb(look.INK), rgb(fill)) >= 7
     assert colorsys.rgb_to_hls(*rgb(fill))[1] > 0.6
+
+
+def test_a_fill_has_one_meaning() -> None:
+    parts, work, memory = set(look.PARTS), set(look.WORK.values()), set(look.MEMORY.values())
+    assert not parts & (work | memory)
+    assert (len(parts), len(work), len(memory)) == (
+        len(look.PARTS), len(look.WORK), len(look.MEMORY),
+    )  # fmt: skip
+    assert set(look.MEMORY) == set(KINDS)
 
 
 def test_soft_text_can_be_read() -> None:

@@ -40,7 +40,7 @@ def test_every_schedule_is_drawn_and_told(name: str, cli: Cli) -> None:
 @pytest.mark.parametrize("width", [40, 80, 1000])
 def test_the_chart_has_every_action_where_it_is(name: str, width: int) -> None:
     made = timed(verify(generate(name, 4, 8)))
-    lines = chart(made, width).splitlines()
+    lines = chart(made, width).text.splitlines()
     assert all(len(line) <= width for line in lines if line[:6] in ("time  ", "device"))
     for device, row in enumerate(made.rows):
         text = "".join(
@@ -54,7 +54,7 @@ def test_the_chart_has_every_action_where_it_is(name: str, width: int) -> None:
 
 def test_the_chart_of_a_schedule() -> None:
     made = timed(verify(generate("one_f_one_b", 2, 3)), Times(send=(Fraction(1),)))
-    assert chart(made, 80) == (
+    assert chart(made, 80).text == (
         "time      0           4           8           12\n"
         "device 0  F0 F1          B0--- F2 B1---       B2---\n"
         "device 1        F0 B0--- F1 B1---    F2 B2---"
@@ -62,7 +62,7 @@ def test_the_chart_of_a_schedule() -> None:
 
 
 def test_a_chart_that_is_too_large_is_not_printed() -> None:
-    assert "`--svg FILE`" in chart(timed(verify(generate("gpipe", 16, 128))), 80)
+    assert "`--svg FILE`" in chart(timed(verify(generate("gpipe", 16, 128))), 80).text
 
 
 @pytest.mark.parametrize("name", schedules())

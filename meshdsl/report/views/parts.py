@@ -474,7 +474,7 @@ def highlighted(text: str, language: str) -> Markup:
     from pygments.formatters import HtmlFormatter
 
     from meshdsl.report.html import MONO, Markup, tag
-    from meshdsl.report.pictures import BACK, EDGE, INK
+    from meshdsl.report.palette import BACK, EDGE, INK
 
     card = (
         f"background:{BACK};color:{INK};border:1px solid {EDGE};border-radius:6px;"
