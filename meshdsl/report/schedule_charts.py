@@ -6,7 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from meshdsl.report.document import Block, Document, Gap, Grid, Listing, Piece, Text, counted, line
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Gap,
+    Grid,
+    Listing,
+    Paragraph,
+    Piece,
+    Text,
+    counted,
+    line,
+)
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.palette import INK, WORK, Pass
@@ -14,6 +25,7 @@ from meshdsl.report.pictures import card, centred, legend, width_of, words
 from meshdsl.report.schedule_schema import (
     ActionTimes,
     DeviceRow,
+    KnownSchedule,
     KnownSchedules,
     LawFacts,
     ScheduleFacts,
@@ -160,32 +172,40 @@ def listed() -> KnownSchedules:
 
 
 def list_shown(facts: KnownSchedules) -> Document:
-    """A row for each schedule: its options, its laws, and where it comes from."""
-    head = ("schedule", "options", "idle", "in flight", "source")
-    rows = tuple(
-        (
-            each["name"],
-            # A default of 0 is as many as there are devices.
-            ", ".join(f"{name}={value or 'D'}" for name, value in each["options"].items()),
-            "\n".join(
-                f"{law['formula']} if {law['where']}" if law["where"] else law["formula"]
-                for law in each["idle"]
-            ),
-            each["in_flight"] or "",
-            each["source"].partition(",")[0],
-        )
-        for each in facts["schedules"]
+    """Each schedule with its options: what it does, its laws, and where it comes from."""
+    return (
+        *(block for each in facts["schedules"] for block in _entry(each)),
+        line("D devices, N micro-batches, device s. When the share of idle time holds:"),
+        *(
+            Paragraph((Piece(f"{text}: {', '.join(names)}."),), indent=4, hang=2)
+            for text, names in _conditions(facts).items()
+        ),
     )
+
+
+def _entry(known: KnownSchedule) -> Iterator[Paragraph | Gap]:
+    # A default of 0 is as many as there are devices.
+    options = "".join(f" {name}={value or 'D'}" for name, value in known["options"].items())
+    yield Paragraph((Piece(known["name"], "name"), Piece(options, "muted")))
+    laws = [
+        f"idle {law['formula']}" + (f" if {law['where']}" if law["where"] else "")
+        for law in known["idle"]
+    ]
+    if known["in_flight"]:
+        laws.append(f"in flight {known['in_flight']}")
+    yield Paragraph((Piece(known["meaning"]),), indent=4)
+    yield from (Paragraph((Piece(law),), indent=4, hang=2) for law in laws)
+    yield Paragraph((Piece(known["source"].partition(",")[0], "muted"),), indent=4)
+    yield Gap()
+
+
+def _conditions(facts: KnownSchedules) -> dict[str, list[str]]:
+    """The schedules whose share of idle time holds under each condition."""
     conditions: dict[str, dict[str, None]] = {}
     for each in facts["schedules"]:
         for law in each["idle"]:
             conditions.setdefault(law["condition"], {})[each["name"]] = None
-    return (
-        Grid("", head, rows),
-        Gap(),
-        line("Laws are of D devices and N micro-batches; what is in flight, of device s."),
-        *(line(f"Idle {text}: {', '.join(names)}.") for text, names in conditions.items()),
-    )
+    return {text: list(names) for text, names in conditions.items()}
 
 
 def shown(timed: TimedSchedule, chart: Block) -> Document:

@@ -21,7 +21,7 @@ from meshdsl.schedule.times import Times
     also=("interleaved_1f1b", "virtual_stages", "virtual_pipeline", "vpp"),
 )
 def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
-    """1F1B of `chunks` stages a device, stage s on device s mod D: smaller stages, less idle time.
+    """1F1B with `chunks` stages a device, stage s on device s mod D: less idle time.
 
     Micro-batches go through in rounds of D, or a few more: N / max(1, N // D), which has to be a
     whole number.
@@ -147,7 +147,7 @@ def _unit(device: int, devices: int, first: int, half: int) -> Iterator[tuple[in
     also=("zero_bubble", "zero_bubble_v", "zbv"),
 )
 def zb_v(devices: int, micro: int) -> Rows:
-    """Device p has the stages p and 2D - 1 - p, and no device waits within its own window.
+    """Stages in a V (p and 2D - 1 - p): no device waits between its first and last action.
 
     From 2D - 1 micro-batches on, where F, I and W take equally long, in the memory of 1F1B: chunks
     are half a stage.
@@ -188,7 +188,7 @@ DUAL = "(F&B + B - 3*W)"
     also=("dual_pipe_v",),
 )
 def dualpipe_v(devices: int, micro: int) -> Rows:
-    """Device p has the stages p and 2D - 1 - p; forward and backward passes stand in pairs.
+    """Stages in a V (p and 2D - 1 - p); forward and backward passes run in pairs.
 
     A pair is a forward pass of one micro-batch and a backward pass of another, so that the messages
     of one are hidden behind the other. It takes 2D micro-batches at least.
@@ -206,7 +206,7 @@ def dualpipe_v(devices: int, micro: int) -> Rows:
     also=("dual_pipe",),
 )
 def dualpipe(devices: int, micro: int) -> Rows:
-    """Two pipelines in opposite directions; forward and backward passes stand in pairs.
+    """Two pipelines in opposite directions; forward and backward passes run in pairs.
 
     As in Chimera device p has the stages p and D - 1 - p, and each stage is on two devices: twice
     the parameters. As in DualPipeV the messages of one pass of a pair are hidden behind the other.
@@ -264,7 +264,7 @@ def _dual_row(device: int, devices: int, micro: int) -> Iterator[Step]:
     also=("wave", "wave_pipeline"),
 )
 def hanayo(devices: int, micro: int, waves: int = 1) -> Rows:
-    """Stages go down the devices and up again, `waves` times: no message where they turn.
+    """Stages run down the devices and back up, `waves` times: no message where they turn.
 
     No stage is on two devices as in Chimera, and D micro-batches are in flight at most, each in
     2 * `waves` chunks. The order is that of passes with B = F, the most advanced ones first.

@@ -25,7 +25,7 @@ HELD_1F1B = Law("min(N, D - s)")
     also=("sequential", "model_parallel"),
 )
 def naive(devices: int, micro: int) -> Rows:
-    """One micro-batch after the other: one device works, the others wait."""
+    """One micro-batch after the other: one device works while the others wait."""
     for stage in range(devices):
         yield [(kind, m, stage) for m in range(micro) for kind in _FB]
 
@@ -65,7 +65,7 @@ def terapipe(devices: int, micro: int) -> Rows:
     also=("1f1b", "pipedream_flush", "dapple", "onefoneb"),
 )
 def one_f_one_b(devices: int, micro: int) -> Rows:
-    """One forward pass, one backward pass in turn, after as many forward passes as stages follow.
+    """A warm-up of forward passes, then one forward and one backward pass in turn (1F1B).
 
     As idle as gpipe, in less memory.
     """
@@ -80,7 +80,7 @@ def one_f_one_b(devices: int, micro: int) -> Rows:
     also=("eager_1f1b",),
 )
 def eager(devices: int, micro: int) -> Rows:
-    """1F1B that begins with twice as many forward passes, for links that take time."""
+    """1F1B with about twice the warm-up, so that messages overlap with computation."""
     for stage in range(devices):
         yield alternating(stage, micro, 2 * (devices - 1 - stage))
 
@@ -92,7 +92,7 @@ def eager(devices: int, micro: int) -> Rows:
     also=("zero_bubble", "zb1p", "zbh1"),
 )
 def zb_h1(devices: int, micro: int) -> Rows:
-    """1F1B with the gradients of parameters moved into the bubble, in the memory of 1F1B.
+    """1F1B with weight gradients moved into the bubble; memory as for 1F1B.
 
     A third as idle as 1F1B with whole backward passes.
     """
@@ -107,7 +107,7 @@ def zb_h1(devices: int, micro: int) -> Rows:
     also=("zero_bubble", "zb2p", "zbh2"),
 )
 def zb_h2(devices: int, micro: int) -> Rows:
-    """Forward passes enough that no device waits between its first action and its last one.
+    """A longer warm-up than ZB-H1: no device waits between its first and its last action.
 
     From 2D - 1 micro-batches on, where F, I and W take equally long.
     """

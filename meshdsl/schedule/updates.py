@@ -19,7 +19,7 @@ from meshdsl.schedule.times import Times
     in_flight=Law("min(N, active or D, 2*(D - 1 - s) + 1)"),
 )
 def ampnet(devices: int, micro: int, active: int = 0, times: Times | None = None) -> Rows:
-    """A device that is free does what has arrived, with an update behind every backward pass.
+    """A free device does the work that has arrived; stages update after every backward pass.
 
     Every pass reads the newest parameters, so the two passes of a micro-batch read different ones.
     Backward passes go before forward passes; `active` micro-batches are on their way at most, as
@@ -40,7 +40,7 @@ def ampnet(devices: int, micro: int, active: int = 0, times: Times | None = None
     in_flight=HELD_1F1B,
 )
 def pipedream(devices: int, micro: int) -> Rows:
-    """1F1B with an update behind every backward pass, which reads what its forward pass read.
+    """1F1B with an update after every backward pass, which reads the weights of its forward pass.
 
     Stage s keeps D - s versions for that.
     """
@@ -56,7 +56,7 @@ def pipedream(devices: int, micro: int) -> Rows:
     also=("pipedream_2bw", "2bw"),
 )
 def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
-    """1F1B with an update behind every `batch` micro-batches (D), and two versions on every stage.
+    """1F1B with an update after every `batch` micro-batches (D), and two versions on each stage.
 
     A batch reads what was new when the one before it began, so every stage is one update behind.
     """
@@ -76,7 +76,7 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     in_flight=HELD_1F1B,
 )
 def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
-    """1F1B with updates as in AMPNet; backward passes estimate what their forward pass read.
+    """1F1B with updates as in AMPNet; backward passes estimate the weights of their forward pass.
 
     The estimate is the newest version, less the version's distance times an average of updates.
     Steps of a stage are divided by its staleness, less and less so in the first `anneal` updates.
@@ -85,7 +85,7 @@ def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
 
 
 def _updating(devices: int, micro: int, size: int) -> Rows:
-    """1F1B, and an update behind the last of every `size` backward passes."""
+    """1F1B, with an update after the last of every `size` backward passes."""
     for stage in range(devices):
         yield _behind(alternating(stage, micro, devices - 1 - stage), size)
 
