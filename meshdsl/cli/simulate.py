@@ -41,7 +41,7 @@ class Simulate(PlacingOptions, Force, AsData):
     stage: int | None = opt(
         "--stage", "N", "The stage of a pipeline; else the one that ends last.", min=0
     )
-    top: int = opt("--top", "N", "The N dearest lines.", 8, min=1)
+    top: int = opt("--top", "N", "The N slowest lines.", 8, min=1)
 
 
 def command(file: File, given: Simulate) -> None:

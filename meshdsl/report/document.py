@@ -157,11 +157,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A title, names of columns, and lines of plain cells."""
+    """A title, names of columns, and lines of cells, some in a style."""
 
     title: str
     head: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
+    lines: tuple[tuple[str | Piece, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

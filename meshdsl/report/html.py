@@ -294,6 +294,7 @@ class HTMLWriter:
 
     def _grid(self, grid: Grid) -> Markup:
         names = (self._tag("th", "cell", tag("b", name)) for name in grid.head)
-        lines = (self._row(*(self._tag("td", "cell", c) for c in cells)) for cells in grid.lines)
+        pieces = ((c if isinstance(c, Piece) else Piece(c) for c in cells) for cells in grid.lines)
+        lines = (self._row(*(self._tag("td", "cell", self.text((p,))) for p in r)) for r in pieces)
         inside = (tag("thead", self._row(*names)), tag("tbody", *lines))
         return tag("div", tag("b", grid.title), self._tag("table", "table", *inside))

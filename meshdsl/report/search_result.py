@@ -193,8 +193,8 @@ def shown(found: SearchResult) -> Document:
     return tuple(_blocks(found))
 
 
-UNDER_OPTIMAL = "Under `optimal`, the default of `explain`, a layout may send or hold less."
-"""Layouts are compared as walks place them, and `explain` need not place them so."""
+UNDER_OPTIMAL = "`explain` places with `optimal` reduction, which may send or hold less."
+"""Layouts are compared as walks place them; `explain` may place them with less."""
 
 
 def _blocks(found: SearchResult) -> Iterator[Block]:
@@ -231,40 +231,40 @@ def _scope(found: SearchResult) -> str:
         f" ({problem.mesh.devices:,} x {problem.timing.cluster.name})" if problem.timing else ""
     )
     left = count.valid - count.evaluated - count.bounded
-    words = [f"{count.evaluated:,} placed"]
-    words += [f"{count.bounded:,} proven worse"] if count.bounded else []
+    words = [f"{count.evaluated:,} evaluated"]
+    words += [f"{count.bounded:,} ruled out by bounds"] if count.bounded else []
     if left or count.cut:
-        words.append(f"{'others' if count.cut else f'{left:,}'} not looked at")
+        words.append(f"{'others' if count.cut else f'{left:,}'} not evaluated")
     of = "tensors" if count.level == "L3" else "functions and parameters"
     words += [f"{count.steps:,} with rules for {of}"] if count.steps else []
-    words += [f"{counted(count.pipelines, 'pipeline')} placed"] if count.pipelines else []
+    words += [f"{counted(count.pipelines, 'pipeline')} evaluated"] if count.pipelines else []
     mesh = str(problem.mesh).replace(",", ", ") or "one device"
     layouts = ("at least " if count.cut else "") + counted(count.valid, "layout")
     return (
-        f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}), {', '.join(words)}"
+        f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}): {', '.join(words)}"
     )
 
 
 def _proof(found: SearchResult) -> str:
     if found.proven:
         walks = " or ".join(found.problem.policies)
-        return f"and no other layout of this space is better by {walks} reduction"
+        return f"proven the best of this space under {walks} reduction"
     if found.count.further:
         return f"not proven: {found.count.further}"
     if found.count.pipelines:
-        return "not proven: pipelines are tried by steps"
+        return "not proven: pipelines are searched step by step"
     if found.count.steps and not found.problem.expired():
-        return "and no single rule more or less is better"
-    return "not proven: not all were looked at"
+        return "not proven, but adding or removing any one rule is worse"
+    return "not proven: some were not evaluated"
 
 
 def _budget(found: SearchResult) -> str:
     """What the budget was, and whether all of it was needed."""
     most = operators(found.problem.request.budget)
-    counts = f"The budget counts as {most:,.0f} operators placed, {PER_SECOND:,} for a second"
+    counts = f"The budget is {most:,.0f} placed operators, {PER_SECOND:,} per second"
     if found.problem.budget.is_over:
-        return f"{counts}: it was over before all had been tried."
-    return f"{counts}, and was enough."
+        return f"{counts}: it ended before all were tried."
+    return f"{counts}: it was enough."
 
 
 CLOSE, FAR = 1e-3, 0.99
@@ -279,14 +279,14 @@ def _certified(found: SearchResult) -> str:
     """What is known of plans that decide for every tensor alone."""
     problem, certificate = found.problem, found.certificate
     if certificate is None:
-        return "Per-tensor plans are too many to be bounded here."
+        return "There are too many per-tensor plans to bound here."
     gap = certificate.gap(problem.value(found.plans[0]))
     timed = problem.objective == "time"
     plans = "No per-tensor plan on this mesh" if found.others else "No per-tensor plan"
     if gap < CLOSE:
         return f"{plans} {'is faster' if timed else 'sends less'}."
     if gap > FAR:
-        return "Nothing is known of per-tensor plans: their bound is far below."
+        return "No useful bound on per-tensor plans: it is far below."
     least = duration(certificate.least) if timed else human(int(certificate.least))
     verb = "is faster than" if timed else "sends less than"
     return f"{plans} {verb} {least}: at most {_percent(gap)} could still be saved."
@@ -334,7 +334,7 @@ def _listed(title: str, plans: tuple[Candidate, ...], found: SearchResult) -> Gr
         (
             str(plan),
             *((duration(plan.seconds),) if timed else ()),
-            human(plan.sent),
+            Piece(human(plan.sent), "sent"),
             human(plan.peak),
             scaled(plan.compiled_flops),
             plan.policy,

@@ -11,6 +11,7 @@ from meshdsl.report.document import (
     Block,
     Document,
     Grid,
+    Piece,
     counted,
     duration,
     human,
@@ -107,8 +108,8 @@ def _lines(timeline: Timeline) -> Iterator[LineSeconds]:
 
 
 def simulated(facts: SimulationFacts, sources: Mapping[str, Source], top: int = TOP) -> Document:
-    """The step, where its time goes, its memory, and the dearest lines."""
-    return (line(sentence(facts), "strong"), *_figures(facts), _dearest(facts, sources, top))
+    """The step, where its time goes, its memory, and the slowest lines."""
+    return (line(sentence(facts), "strong"), *_figures(facts), _slowest(facts, sources, top))
 
 
 def sentence(facts: SimulationFacts) -> str:
@@ -122,28 +123,31 @@ def sentence(facts: SimulationFacts) -> str:
 
 def _figures(facts: SimulationFacts) -> Iterator[Block]:
     seconds = facts["seconds"]
-    rows = [("compute", duration(facts["compute"]), share(facts["compute"], seconds), "")]
+    rows: list[tuple[str | Piece, ...]] = [
+        ("compute", duration(facts["compute"]), share(facts["compute"], seconds), "")
+    ]
     if "idle" in facts:
         where = f"a device of stage {facts['stage']} waits for other stages"
         rows.append(("idle", duration(facts["idle"]), share(facts["idle"], seconds), where))
     for axes, sent in facts["sending"].items():
         bare = facts["exposed"].get(axes, 0.0)
         hidden = f"of {duration(sent)} of collectives"
-        rows.append((f"exposed, {axes}", duration(bare), share(bare, seconds), hidden))
-    yield Grid("where the time goes", ("", "time", "share", ""), tuple(rows))
+        cells = (f"exposed, {axes}", duration(bare), share(bare, seconds))
+        rows.append((*(Piece(cell, "sent" if bare else "") for cell in cells), hidden))
+    yield Grid("Where the time goes", ("", "time", "share", ""), tuple(rows))
     needed = scaled(facts["model_flops"])
     yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: a step needs {needed}.")
     if f"{facts['hfu']:.3g}" != f"{facts['mfu']:.3g}":
-        more = "with what is recomputed, and what several devices compute alike"
+        more = "recomputation and replicated work counted"
         yield line(f"Hardware FLOPs utilisation {100 * facts['hfu']:.3g} %: {more}.")
     peak = facts["peak"]
-    fits = "" if peak["bytes"] <= peak["limit"] else ", which is MORE than there is"
+    fits = "" if peak["bytes"] <= peak["limit"] else ": IT DOES NOT FIT"
     limit = human(int(peak["limit"]))
-    held = f"{human(peak['bytes'])} at {duration(peak['seconds'])}, of {limit}{fits}"
-    yield line(f"Most memory of a device: {held}.")
+    at = f"{human(peak['bytes'])} of {limit}, at {duration(peak['seconds'])}"
+    yield line(f"Peak memory per device: {at}{fits}.")
 
 
-def _dearest(facts: SimulationFacts, sources: Mapping[str, Source], top: int) -> Grid:
+def _slowest(facts: SimulationFacts, sources: Mapping[str, Source], top: int) -> Grid:
     rows = []
     for entry in facts["lines"][:top]:
         source = sources.get(entry["file"])
@@ -153,7 +157,7 @@ def _dearest(facts: SimulationFacts, sources: Mapping[str, Source], top: int) ->
         place = str(entry["line"]) if is_of_file else f"{entry['file']}:{entry['line']}"
         took = duration(entry["seconds"])
         rows.append((place, took, share(entry["seconds"], facts["seconds"]), entry["bound"], text))
-    title = f"the {len(rows)} dearest of {counted(len(facts['lines']), 'line')}"
+    title = f"The {len(rows)} slowest of {counted(len(facts['lines']), 'line')}"
     return Grid(title, ("line", "time", "share", "bound by", ""), tuple(rows))
 
 

@@ -61,8 +61,8 @@ STYLES: dict[Style, str] = {
     "title": "italic",
     **ON_A_TERMINAL,
 }
-RICH: dict[str, Style] = {"bold": "strong", "italic": "title"}
-"""The names in rich of the styles of headings and titles."""
+STYLE_OF: dict[str, Style] = {look: style for style, look in STYLES.items()}
+"""A style by its name in rich; those that look alike are one."""
 
 IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-", "≠": "!"})
 
@@ -276,6 +276,7 @@ def _grid(grid: Grid, width: int) -> Iterator[Text]:
     for heading in grid.head:
         rich_table.add_column(heading, overflow="fold")
     for cells in grid.lines:
-        rich_table.add_row(*map(RichText, cells))
+        pieces = (c if isinstance(c, Piece) else Piece(c) for c in cells)
+        rich_table.add_row(*(RichText(p.text, STYLES.get(p.style, "")) for p in pieces))
     for line in Console(width=width, force_jupyter=False).render_lines(rich_table, pad=False):
-        yield tuple(Piece(p.text, RICH.get(str(p.style), "")) for p in line)
+        yield tuple(Piece(p.text, STYLE_OF.get(str(p.style), "")) for p in line)

@@ -188,7 +188,7 @@ def test_simulate_draws_the_step(defined: Notebook, tmp_path: Path) -> None:
     plan = defined.shell.user_ns["mlp"].compile("square", "hybrid")
     assert found.json == plan.simulate("h100").json
     assert len(pictures(found.html())) == 1
-    assert "the dearest of 2 lines" in str(found) or "the 1 dearest of 2 lines" in str(found)
+    assert "The 1 slowest of 2 lines" in str(found)
     with pytest.raises(md.ProgramError) as told:
         defined.line(f"simulate --layout hybrid --cluster h100 --against {tmp_path}/none.json")
     assert told.value.diagnostics[0].code == "MD0631"

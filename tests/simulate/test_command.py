@@ -55,7 +55,7 @@ def test_the_table_and_the_facts_agree(layout: str, program: str, cli: Cli) -> N
     assert found["peak"]["bytes"] < found["peak"]["limit"]
     told = cli("simulate", *where, "--top", "2").out
     assert f"p under layout {layout} on mesh" in told
-    assert "the 2 dearest of" in told
+    assert "The 2 slowest of" in told
     for figure in found["sending"]:
         assert f"exposed, {figure} " in told
     unrolled = json.loads(cli("simulate", *where, "--json", "--unroll").out)

@@ -157,7 +157,7 @@ class Simulation(View):
 
     @property
     def document(self) -> Document:
-        """The step, its streams and its memory over time, and the dearest lines."""
+        """The step, its streams and its memory over time, and the slowest lines."""
         drawn = Picture(
             partial(gantt_picture, self.timeline), gantt_text(self.timeline), extra=True
         )
