@@ -194,10 +194,12 @@ class WarningFacts(TypedDict):
 class StageFacts(TypedDict, total=False):
     """The stage that is simulated, its idle seconds, and seconds of each stage's passes.
 
-    `bubble` is the share of all stages' time between the first pass and the last that is idle.
+    `bubble` is the share of all stages' time between the first pass and the last that is idle. The
+    stage that `ends_last` ends the step.
     """
 
     stage: int
+    ends_last: bool
     idle: float
     bubble: float
     passes: dict[str, list[float]]

@@ -75,6 +75,7 @@ def of_stage(timeline: Timeline) -> StageFacts:
     seconds = {name: [float(t) / PER_SECOND for t in ticks] for name, ticks in each.items()}
     return {
         "stage": timeline.stage,
+        "ends_last": timeline.ends_last,
         "idle": timeline.idle,
         "bubble": timeline.bubble,
         "passes": seconds,
@@ -118,7 +119,8 @@ def sentence(facts: SimulationFacts) -> str:
     devices = f"{counted(facts['devices'], 'device')} of {facts['cluster']}"
     where = f"mesh {axes} ({devices})" if axes else devices
     took = duration(facts["seconds"])
-    return f"{facts['program']} under layout {facts['layout']} on {where}: a step takes {took}."
+    what = "a step takes" if facts.get("ends_last", True) else f"stage {facts['stage']} ends after"
+    return f"{facts['program']} under layout {facts['layout']} on {where}: {what} {took}."
 
 
 def _figures(facts: SimulationFacts) -> Iterator[Block]:
@@ -135,16 +137,22 @@ def _figures(facts: SimulationFacts) -> Iterator[Block]:
         cells = (f"exposed, {axes}", duration(bare), share(bare, seconds))
         rows.append((*(Piece(cell, "sent" if bare else "") for cell in cells), hidden))
     yield Grid("Where the time goes", ("", "time", "share", ""), tuple(rows))
-    needed = scaled(facts["model_flops"])
-    yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: a step needs {needed}.")
-    if f"{facts['hfu']:.3g}" != f"{facts['mfu']:.3g}":
-        more = "recomputation and replicated work counted"
-        yield line(f"Hardware FLOPs utilisation {100 * facts['hfu']:.3g} %: {more}.")
+    if facts.get("ends_last", True):
+        yield from _utilisation(facts)
     peak = facts["peak"]
     fits = "" if peak["bytes"] <= peak["limit"] else ": IT DOES NOT FIT"
     limit = human(int(peak["limit"]))
     at = f"{human(peak['bytes'])} of {limit}, at {duration(peak['seconds'])}"
     yield line(f"Peak memory per device: {at}{fits}.")
+
+
+def _utilisation(facts: SimulationFacts) -> Iterator[Block]:
+    """How much of the devices' peak a whole step uses."""
+    needed = scaled(facts["model_flops"])
+    yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: a step needs {needed}.")
+    if f"{facts['hfu']:.3g}" != f"{facts['mfu']:.3g}":
+        more = "recomputation and replicated work counted"
+        yield line(f"Hardware FLOPs utilisation {100 * facts['hfu']:.3g} %: {more}.")
 
 
 def _slowest(facts: SimulationFacts, sources: Mapping[str, Source], top: int) -> Grid:

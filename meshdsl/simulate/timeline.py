@@ -126,8 +126,14 @@ class Timeline:
         return 0.0 if self.passes is None else float(self.passes.bubble)
 
     @property
+    def ends_last(self) -> bool:
+        """Whether no stage of a pipeline ends later: its end is that of the step."""
+        ends = [row[-1] for row in self.passes.ends] if self.passes else []
+        return self.stage is None or ends[self.stage] == max(ends)
+
+    @property
     def seconds(self) -> float:
-        """The length of the step."""
+        """The length of the step; of a pipeline, the time until the stage has ended its own."""
         return self.ticks / PER_SECOND
 
     @property

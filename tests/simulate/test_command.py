@@ -94,7 +94,10 @@ def test_bad_options(options: str, program: str, cli: Cli) -> None:
 def test_a_pipeline_is_that_of_a_stage(cli: Cli) -> None:
     path = write(source(PIPELINE.example).text)
     where = ("simulate", path, "--layout", PIPELINE.layout, "--cluster", "h100")
-    assert "a device of stage 0 waits for other stages" in cli(*where).out
+    step = " ".join(cli(*where).out.split())
+    assert "a device of stage 0 waits for other stages" in step
+    assert "a step takes" in step
+    assert "stage 1 ends after" in " ".join(cli(*where, "--stage", "1").out.split())
     facts = json.loads(cli(*where, "--stage", "2", "--json", "--trace", "t.json").out)
     assert facts["stage"] == 2
     assert 0 < facts["bubble"] < 1
