@@ -1,6 +1,6 @@
 """Profiles of clusters: what one device computes, and the levels of links between devices.
 
-A profile is a TOML file, one of `profiles/` or the user's own. `docs/search.md` has its fields.
+A profile is a TOML file, one of `profiles/` or the user's own. `docs/simulate.md` has its fields.
 """
 
 from __future__ import annotations
