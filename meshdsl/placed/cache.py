@@ -23,8 +23,8 @@ from meshdsl.placed.placements import Placement, Window, placement
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.sharding_rules import call_of
+from meshdsl.placed.solver import SOLVER
 from meshdsl.placed.strategies import Choice, flops, is_legal
-from meshdsl.placed.zero_one import SOLVER
 from meshdsl.records import dataclass
 from meshdsl.version import __version__
 

@@ -6,18 +6,12 @@ HiGHS (Huangfu and Hall, 2018) solves the relaxation first, and branches on the 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
 
+from meshdsl.placed.solver import LinearProgram, Status, solving
 from meshdsl.records import dataclass
-
-if TYPE_CHECKING:
-    import highspy
 
 Terms = dict[int, float]
 """A quantity: coefficients by variable; the coefficient of `ONE` is a constant."""
@@ -25,18 +19,8 @@ Terms = dict[int, float]
 ONE = -1
 ALWAYS: Terms = {ONE: 1.0}
 
-MOST_NODES = 200
-"""Nodes of the branch and bound tree: nearly every program is solved without one."""
-
-MOST_ITERATIONS = 50_000
-"""Iterations of the simplex method on the relaxation."""
-
 TOLERANCE = 1e-6
 """The tolerance for values that count as 0 or 1."""
-
-
-SOLVER = "highspy 1.15"
-"""The solver and its version: another one may find another plan of the same cost."""
 
 
 class NoPlan(Exception):
@@ -124,127 +108,36 @@ class ZeroOne:
         """
         if not self.costs:
             return Answer((), self.paid, proven=True)
-        import highspy
-        import numpy as np
-
-        solver = _solver()
-        for option, value in _OPTIONS.items():
-            solver.setOptionValue(option, value)
-        solver.passModel(self._model())
-        solver.run()
-        optimal = highspy.HighsModelStatus.kOptimal
-        _refuse_infeasible(solver)
-        if solver.getModelStatus() != optimal:
-            return None
-        if not self._is_whole(solver.getSolution().col_value):
-            solver.changeColsIntegrality(
-                len(self.whole), np.arange(len(self.whole)), np.array(self.whole, np.uint8)
-            )
-            solver.run()
-            _refuse_infeasible(solver)
-        values = solver.getSolution().col_value
-        proven = solver.getModelStatus() == optimal
+        with solving(self._program()) as solver:
+            status, values = solver.run()
+            _refuse_infeasible(status)
+            if status != "optimal":
+                return None
+            if not self._is_whole(values):
+                solver.restrict(self.whole)
+                status, values = solver.run()
+                _refuse_infeasible(status)
         cost = self.paid + sum(c * v for c, v in zip(self.costs, values, strict=True))
-        return Answer(tuple(values), cost, proven) if self._is_whole(values) else None
+        return Answer(tuple(values), cost, status == "optimal") if self._is_whole(values) else None
 
     def _is_whole(self, values: Sequence[float]) -> bool:
         pairs = zip(values, self.whole, strict=True)
         return all(min(value, 1 - value) < TOLERANCE for value, whole in pairs if whole)
 
-    def _model(self) -> highspy.HighsLp:
-        import highspy
-        import numpy as np
-
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = len(self.costs), len(self.rows)
-        model.col_cost_ = np.array(self.costs)
-        model.col_lower_, model.col_upper_ = np.zeros(len(self.costs)), np.ones(len(self.costs))
-        model.row_lower_, model.row_upper_ = np.array(self.lows), np.array(self.highs)
-        matrix = model.a_matrix_
-        matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.start_ = np.cumsum([0, *map(len, self.rows)])
-        matrix.index_ = np.array([i for row in self.rows for i in row])
-        matrix.value_ = np.array([c for row in self.rows for c in row.values()])
-        return model
+    def _program(self) -> LinearProgram:
+        return LinearProgram(
+            self.costs,
+            self.lows,
+            self.highs,
+            starts=list(itertools.accumulate(map(len, self.rows), initial=0)),
+            indices=[i for row in self.rows for i in row],
+            values=[c for row in self.rows for c in row.values()],
+        )
 
 
-_OPTIONS: dict[str, bool | int | float | str] = {
-    "output_flag": False,
-    "threads": 1,
-    "parallel": "off",
-    "random_seed": 0,
-    "presolve": "off",  # choices of one option are constants already
-    "simplex_iteration_limit": MOST_ITERATIONS,
-    "mip_rel_gap": 0.0,
-    "mip_abs_gap": 1e-6,
-    "mip_max_nodes": MOST_NODES,
-}
-
-
-_FIRST = threading.Lock()
-_first_is_made = False
-
-
-def _solver() -> highspy.Highs:
-    """A new solver.
-
-    The first one of a process announces itself on the standard output, in some versions, before any
-    option can be set that says not to.
-    """
-    global _first_is_made
-    import highspy
-
-    with _FIRST:
-        if not _first_is_made:
-            with _silenced():
-                highspy.Highs()  # type: ignore[no-untyped-call]
-            _first_is_made = True
-    return highspy.Highs()  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Whatever is written to the descriptors 1 and 2, by C code too, is lost.
-
-    Those that are closed are closed again. It holds for all threads: what is inside is short.
-    """
-    import ctypes
-
-    def flush() -> None:
-        ctypes.CDLL(None).fflush(None)  # what C code has yet to write
-
-    flush()
-    copies = {number: _copied(number) for number in (1, 2)}
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # it may get a number that is closed
-    try:
-        for number in copies:
-            os.dup2(nowhere, number)
-        yield
-        flush()
-    finally:
-        if copies.get(nowhere, 0) is not None:
-            os.close(nowhere)
-        for number, copy in copies.items():
-            if copy is None:
-                os.close(number)
-            else:
-                os.dup2(copy, number)
-                os.close(copy)
-
-
-def _copied(number: int) -> int | None:
-    """A copy of a descriptor that is no standard stream; None where it is closed."""
-    try:
-        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
-    except OSError:
-        return None
-
-
-def _refuse_infeasible(solver: highspy.Highs) -> None:
+def _refuse_infeasible(status: Status) -> None:
     """Raise NoPlan where the solver has found that nothing satisfies the constraints."""
-    import highspy
-
-    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+    if status == "infeasible":
         raise NoPlan
 
 

@@ -180,7 +180,7 @@ OTHERS = {
     "meshdsl/cli/__init__.py": "the null device",
     "meshdsl/disk_cache.py": "entries of the cache, which the cache itself replaces",
     "meshdsl/cli/streams.py": "the null device, and the standard streams by their descriptors",
-    "meshdsl/placed/zero_one.py": "the null device",
+    "meshdsl/placed/solver.py": "the null device",
     "meshdsl/play/compile_queue.py": "a copy of the standard output",
     "meshdsl/search/speculative.py": "pipes to the second process of a search",
 }

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import highspy
 import pytest
 
-from meshdsl.placed import zero_one
+from meshdsl.placed import solver
 from meshdsl.placed.zero_one import ZeroOne
 
 C = ctypes.CDLL(None)
@@ -35,7 +35,7 @@ class Announced(highspy.Highs):
 def announced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Announced, "made", 0)
     monkeypatch.setattr(highspy, "Highs", Announced)
-    monkeypatch.setattr(zero_one, "_first_is_made", False)
+    monkeypatch.setattr(solver, "_first_is_made", False)
     yield
     C.fflush(None)
 
