@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.device.alike import alike_devices
 from meshdsl.device.ir import (
     Bucket,
@@ -89,9 +88,9 @@ class _Senders:
         if not axes:
             return max((self._sender(group, {}) for group in groups), key=lambda s: s.bytes)
         every = [self._bytes(group[0], axes) for group in groups]
-        group, sent = max(zip(groups, every, strict=True), key=lambda pair: int(pair[1].max()))
-        at = np.unravel_index(int(sent.argmax()), sent.shape)
-        return self._sender(group, dict(zip(axes, map(int, at), strict=True)))
+        group, sent = max(zip(groups, every, strict=True), key=lambda pair: max(pair[1]))
+        number = sent.index(max(sent))
+        return self._sender(group, next(itertools.islice(self.mesh.places(axes), number, None)))
 
     @cached_property
     def _groups(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
@@ -106,15 +105,16 @@ class _Senders:
         along = self.mesh.size(*axes) * sum(map(len, groups))
         return Sender(self.mesh.devices // along * len(group), group, self._sent(group[0], at))
 
-    def _bytes(self, device: int, axes: tuple[str, ...]) -> np.typing.NDArray[np.int64]:
-        """What the devices with all coordinates on `axes` send in all."""
-        sent = np.zeros([self.mesh.size(axis) for axis in axes], np.int64)
+    def _bytes(self, device: int, axes: tuple[str, ...]) -> list[int]:
+        """All that each device along `axes` sends, row-major."""
+        sent, alike = [0] * self.mesh.size(*axes), 0
         for node, count, home in self._done(device):
             if isinstance(node, Move) and self.unlike[node]:
-                sent += count * node.step.sent_along(node.source.type, self.mesh, axes, home)
+                each = node.step.sent_along(node.source.type, self.mesh, axes, home)
+                sent = [before + count * more for before, more in zip(sent, each, strict=True)]
             else:
-                sent += count * node.wire
-        return sent
+                alike += count * node.wire
+        return [bytes_ + alike for bytes_ in sent]
 
     def _unlike(self, node: Collective) -> tuple[str, ...]:
         """The axes along which devices send other numbers of bytes; a bucket has equal blocks."""
@@ -133,7 +133,7 @@ class _Senders:
             each = node.wire
             if isinstance(node, Move) and self.unlike[node]:
                 on = {**at, **home}
-                each = int(node.step.sent_along(node.source.type, self.mesh, (), on))
+                (each,) = node.step.sent_along(node.source.type, self.mesh, (), on)
             before = sent.get(node, Done())
             sent[node] = Done(before.count + count, before.bytes + count * each)
         return {node: sent[node] for node in self.order if node in sent}

@@ -8,6 +8,7 @@ position o is element o * stride - before + t * dilation. What lies outside is f
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -261,7 +262,7 @@ def number_of(call: kit.TorchCall, names: kit.Names) -> str:
     """The text of the number of local elements of dims."""
     sizes = [call.extent(n) for n in names]
     if all(s.isdigit() for s in sizes):
-        return str(int(np.prod([int(s) for s in sizes], dtype=int)))
+        return str(math.prod(map(int, sizes)))
     return " * ".join(sizes) or "1"
 
 

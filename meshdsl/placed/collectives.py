@@ -9,12 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
 
-from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.values import (
     Way,
     block,
@@ -27,8 +24,6 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.placements import Mesh, Placement, Window, placement
 from meshdsl.records import dataclass
-
-Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +132,17 @@ class Step:
 
     def sent_along(
         self, type_: TensorType, mesh: Mesh, axes: tuple[str, ...], at: Mapping[str, int]
-    ) -> Numbers:
-        """Bytes that the devices along `axes` send, which have the coordinates `at` on others.
+    ) -> tuple[int, ...]:
+        """Bytes that each device along `axes` sends, row-major, at the coordinates `at` on others.
 
-        An axis along which all send as many has the size 1.
+        Along an axis that `at` has, too, all send what the one at that coordinate does.
         """
         unlike = self._unlike(type_, mesh)
-        sent = np.reshape(_sent_by(self, type_, mesh, unlike), [mesh.size(axis) for axis in unlike])
-        varying = tuple(axis for axis in unlike if axis in axes and axis not in at)
-        sent = sent[tuple(slice(None) if a in varying else at.get(a, 0) for a in unlike)]
-        order = sorted(range(len(varying)), key=lambda i: axes.index(varying[i]))
-        sent = np.transpose(sent, order)
-        return np.reshape(sent, [mesh.size(a) if a in varying else 1 for a in axes])
+        sent = _sent_by(self, type_, mesh, unlike)
+        steps = _strides(mesh, unlike)
+        first = sum(at.get(axis, 0) * step for axis, step in steps.items())
+        varying = tuple(0 if axis in at else steps.get(axis, 0) for axis in axes)
+        return tuple(sent[first + number] for number in _numbers(mesh, axes, varying))
 
     def unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
         """The axes of devices along which some may send more than others."""
@@ -160,9 +154,7 @@ class Step:
 
     def by_device(self, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
         """Bytes that each device sends, in the order of ranks."""
-        sizes = [mesh.size(axis) for axis in mesh.names]
-        sent = np.broadcast_to(self.sent_along(type_, mesh, mesh.names, {}), sizes)
-        return tuple(sent.ravel().tolist())
+        return self.sent_along(type_, mesh, mesh.names, {})
 
     def _unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
         """As `unlike`, with the axes in time."""
@@ -197,9 +189,7 @@ class Step:
 def _sent_by(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Bytes sent by the devices along `axes`; where others split evenly, all are like the first."""
     if step.kind not in ("halo", "permute"):
-        shape = [mesh.size(axis) for axis in axes]
-        sent = np.broadcast_to(_sent_along(step, type_, mesh, axes), shape)
-        return tuple(sent.ravel().tolist())
+        return tuple(_sent_along(step, type_, mesh, axes))
     first = dict.fromkeys(mesh.every, 0)
     sent_at = _halo_bytes if step.kind == "halo" else _permuted
     return tuple(sent_at(step, type_, mesh, first | at) for at in mesh.places(axes))
@@ -219,57 +209,69 @@ def _permuted(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) 
     return math.prod(dict(_extents(step.before, type_, mesh, at)).values()) * step.bytes(type_)
 
 
-def _sent_along(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Numbers:
-    """Bytes that the devices along `axes` send; where all send as many, an axis has the size 1."""
-    before, after = (_extents_along(p, type_, mesh, axes) for p in (step.before, step.after))
-    local, members = _product(before.values()), mesh.size(*step.axes)
-    match step.kind:
-        case "all_gather":  # of blocks that are padded to the largest of the group
-            assert step.dim is not None
-            others = _product(n for d, n in before.items() if d != step.dim)
-            ways, joined = _gathered(step, type_, mesh), after[step.dim]
-            largest = [_largest(size, ways) for size in joined.ravel().tolist()]
-            sent = (members - 1) * np.reshape(largest, joined.shape) * others
-        case "reduce_scatter":
-            sent = local - _product(after.values())
-        case "all_to_all":
-            assert step.to_dim is not None
-            remaining = after[step.to_dim]
-            extent = before[step.to_dim]
-            sent = local // np.maximum(extent, 1) * (extent - remaining)
-        case _:
-            wire: Any = COLLECTIVES[step.kind].wire  # of arrays, too
-            return np.asarray(wire(members, local * step.bytes(type_)), np.int64)
-    return sent * step.bytes(type_)
-
-
-def _product(numbers: Iterable[Numbers]) -> Numbers:
-    return functools.reduce(operator.mul, numbers, np.ones((), np.int64))
+def _sent_along(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Iterator[int]:
+    """Bytes that each device along `axes` sends, row-major."""
+    names = [dim.name for dim in type_.dims]
+    ends = (_extents_along(p, type_, mesh, axes) for p in (step.before, step.after))
+    of, members = step.bytes(type_), mesh.size(*step.axes)
+    gathered = _gathered(step, type_, mesh) if step.kind == "all_gather" else ()
+    for before, after in zip(*ends, strict=True):
+        local = math.prod(before)
+        match step.kind:
+            case "all_gather":  # of blocks that are padded to the largest of the group
+                assert step.dim is not None
+                at = names.index(step.dim)
+                others = math.prod(n for i, n in enumerate(before) if i != at)
+                yield (members - 1) * _largest(after[at], gathered) * others * of
+            case "reduce_scatter":
+                yield (local - math.prod(after)) * of
+            case "all_to_all":
+                assert step.to_dim is not None
+                at = names.index(step.to_dim)
+                extent, remaining = before[at], after[at]
+                yield local // max(extent, 1) * (extent - remaining) * of
+            case _:
+                yield COLLECTIVES[step.kind].wire(members, local * of)
 
 
 def _extents_along(
     p: Placement, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]
-) -> dict[str, Numbers]:
-    """The local size of each dim on the devices along `axes`, the first ones along all others."""
-    return {
-        dim.name: _extent_along(mesh, dim.name, dim.size, p.axes_of(dim.name), axes)
-        for dim in type_.dims
-    }
+) -> Iterator[tuple[int, ...]]:
+    """The local sizes of the dims on each device along `axes`, the first ones along all others."""
+    sizes = (
+        _extent_along(mesh, dim.name, dim.size, p.axes_of(dim.name), axes) for dim in type_.dims
+    )
+    return zip(*sizes, strict=True) if type_.dims else itertools.repeat((), mesh.size(*axes))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _extent_along(
     mesh: Mesh, dim: str, size: int, over: tuple[str, ...], axes: tuple[str, ...]
-) -> Numbers:
-    """The sizes of the blocks of a dim over some axes, along `axes`."""
+) -> tuple[int, ...]:
+    """The sizes of the blocks of a dim over some axes, on each device along `axes`."""
     ways = mesh.ways(dim, size, over)
     common = tuple(axis for axis in axes if axis in over)
     first = dict.fromkeys(over, 0)
     places = ([(first | at)[a] for a in over] for at in mesh.places(common))
     sizes = [block(size, ways, mesh.numbers(ways, over, at))[1] for at in places]
-    return np.reshape(
-        np.asarray(sizes, np.int64), [mesh.size(a) if a in common else 1 for a in axes]
-    )
+    strides = _strides(mesh, common)
+    numbers = _numbers(mesh, axes, tuple(strides.get(axis, 0) for axis in axes))
+    return tuple(sizes[number] for number in numbers)
+
+
+def _strides(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, int]:
+    """How far apart neighbours along each axis are among the devices along `axes`, row-major."""
+    return {axis: mesh.size(*axes[i + 1 :]) for i, axis in enumerate(axes)}
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _numbers(mesh: Mesh, axes: tuple[str, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """For each device along `axes`, the sum of its coordinates times the strides."""
+    numbers = [0]
+    for axis, stride in zip(axes, strides, strict=True):
+        steps = [i * stride for i in range(mesh.size(axis))]
+        numbers = [number + step for number in numbers for step in steps]
+    return tuple(numbers)
 
 
 def _gathered(step: Step, type_: TensorType, mesh: Mesh) -> tuple[Way, ...]:

@@ -124,7 +124,7 @@ class Route:
 
     def sent_at(self, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
         """Bytes that the device with the coordinates `at` sends."""
-        return sum(int(step.sent_along(type_, mesh, (), at)) for step in self.steps)
+        return sum(sum(step.sent_along(type_, mesh, (), at)) for step in self.steps)
 
     @property
     def kernels(self) -> int:
